@@ -212,8 +212,14 @@ class Workplace:
         return sorted(path.name for path in (self.last / "checkpoints").glob("step-*"))
 
     def log(self, name: str) -> str:
-        """A log of the newest run."""
-        return (self.last / "logs" / f"{name}.log").read_text()
+        """The messages of a log of the newest run, a line each."""
+        return "".join(f"{record['message']}\n" for record in self.log_records(name))
+
+    def log_records(self, name: str) -> list[dict[str, Any]]:
+        """A log of the newest run; whole lines only."""
+        file = self.last / "logs" / f"{name}.jsonl"
+        text = file.read_text() if file.exists() else ""
+        return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def pids(self, word: str = "") -> list[int]:
         """Processes that stand in this folder, as every process of a job does, with a word in their command line."""

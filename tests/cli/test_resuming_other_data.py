@@ -41,7 +41,7 @@ def test_a_branch_and_an_evaluation_may_read_other_data_and_put_back_the_run_goe
     assert branched.code == 0, branched.stderr
     assert (branched.document["run"], branched.document["from_step"]) == ("tiny-0002", 4)
     others = "the data are others than those that the checkpoint was trained on (dataset layout "
-    assert others in (streamed.last / "logs" / "worker-0.log").read_text()
+    assert others in streamed.log("worker-0")
     assert others in branched.stderr
     assert [others in event["message"] for event in streamed.events() if event["kind"] == "log"] == [True]
     evaluated = streamed.run("eval", "tiny-0001", "--json")

@@ -48,7 +48,9 @@ def test_a_run_explains_itself_and_keeps_its_secret(workplace: Workplace, undist
         assert "a word from the task" in workplace.log(f"worker-{worker}")
     forked = re.findall(r"worker \d is process \d+, forked$", workplace.log("fork_server"), re.MULTILINE)
     assert len(forked) == 3, "a task without threads of its own is forked"
-    assert {"coordinator.log", "fork_server.log"} <= {file.name for file in (run / "logs").iterdir()}
+    assert {"coordinator.jsonl", "fork_server.jsonl", "launcher.jsonl", "worker-0.jsonl"} <= {
+        file.name for file in (run / "logs").iterdir()
+    }
     for file in (file for file in run.rglob("*") if file.is_file()):
         assert token.encode() not in file.read_bytes(), f"the token stands in {file}"
     assert len(commands) >= 3

@@ -226,7 +226,7 @@ def test_a_running_run_tells_where_it_is_and_keeps_its_secret(runs: Path, capsys
     pid = run.lock_file.read_text().strip()
     assert text.startswith("tiny-0001  running  4/8 steps\n")
     assert rows(text)["launcher"] == f"process {pid}; its coordinator listens on 127.0.0.1:4000"
-    assert rows(text)["next"] == f"kill -INT {pid}"
+    assert rows(text)["next"] == "quorate stop tiny-0001"
     validate("show", document)
     assert (document["launcher_pid"], document["coordinator"]) == (int(pid), "127.0.0.1:4000")
     assert SECRET not in text + json.dumps(document)

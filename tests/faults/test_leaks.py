@@ -88,7 +88,9 @@ def test_fifty_recoveries_leave_nothing_behind(place: Workplace) -> None:
     running.await_event("step", at_least=5)
     survivor = pid_of(place, 0)
     keepers = {"worker 0": survivor, "launcher": running.process.pid}
-    keepers |= {"coordinator": place.pids("quorate.coordinator")[0], "fork_server": place.pids("quorate.engines")[0]}
+    modules = {"coordinator": "quorate.coordinator", "fork_server": "quorate.engines.fork_server"}
+    modules["output pump"] = "quorate.engines.output_pump"
+    keepers |= {name: place.pids(module)[0] for name, module in modules.items()}
     for turn in range(BEFORE):
         lose_one(place, running, 1 + turn % 2)
     before = {name: Holdings.of(pid) for name, pid in keepers.items()}

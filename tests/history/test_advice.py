@@ -60,9 +60,9 @@ def test_one_that_stopped_early_goes_on_as_a_branch() -> None:
     assert asked == "quorate resume tiny-0001 --branch --set early_stop=null"
 
 
-def test_a_running_one_can_be_stopped_by_its_launcher() -> None:
-    assert command(Status.RUNNING, WHOLE, launcher=Holder(123)) == "kill -INT 123"
-    assert command(Status.RUNNING, WHOLE, launcher=Holder(None)) is None
+def test_a_running_one_can_be_stopped() -> None:
+    assert command(Status.RUNNING, WHOLE, launcher=Holder(123)) == "quorate stop tiny-0001"
+    assert command(Status.RUNNING, WHOLE, launcher=Holder(None)) == "quorate stop tiny-0001"
 
 
 def test_nothing_is_known_to_help_a_damaged_one() -> None:

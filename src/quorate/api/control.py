@@ -2,19 +2,27 @@
 
 import contextlib
 import json
+import os
 import secrets
+import signal
 import time
 from pathlib import Path
 
 from quorate.checkpoint.listing import WRITING, CheckpointInfo, cursor_of, look_at
 from quorate.coordinator.client import SupervisorClient
-from quorate.core.errors import LinkError, RequestError, RunError
+from quorate.core.errors import JobError, LinkError, RequestError, RunError
+from quorate.core.failure import Failure
 from quorate.core.generation import Cursor
 from quorate.core.regular_file import read_regular
+from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
 
 PATIENCE = 10.0
 SAVE_PATIENCE = 300.0
+STOP_PATIENCE = 300.0
+_STOP_CALL = 5.0
+_SIGNAL_AFTER = 2.0
+"""Seconds after which a job whose coordinator does not listen is told by a signal to its launcher."""
 _ASK_EVERY = 3.0
 _LOOK_EVERY = 0.05
 _STALE_AFTER = 30.0
@@ -38,6 +46,71 @@ def save(runs: Path, name: str, patience: float = SAVE_PATIENCE) -> CheckpointIn
     It is one that was begun after this was called, so it is of no earlier step than the job was at then.
     """
     return _SaveRequest(RunFolder.find(runs, name), patience).wait()
+
+
+def stop(runs: Path, name: str, *, now: bool = False, patience: float = STOP_PATIENCE) -> RunFolder:
+    """End a running job: it completes its step, saves, and is interrupted; returns when it has ended.
+
+    With `now` nothing more is saved. Raises RunError if it is not running, and JobError if it does not end in time.
+    """
+    run = RunFolder.find(runs, name)
+    launcher = run.holder()
+    if launcher is None:
+        ending = (run.whole_result() or {}).get("status", "lost")
+        raise RunError(f"run {run.name} is not running ({ending}), so there is nothing to stop.")
+    over = time.monotonic() + patience
+    is_asked = False
+    while run.holder() is not None:
+        if not is_asked:
+            is_asked = _ask_to_end(run, now) or (
+                time.monotonic() > over - patience + _SIGNAL_AFTER and _signal(run, now)
+            )
+        if time.monotonic() >= over:
+            raise _does_not_end(run, launcher, now, patience)
+        time.sleep(_LOOK_EVERY)
+    return run
+
+
+def _ask_to_end(run: RunFolder, now: bool) -> bool:
+    """Have the coordinator end the job; whether there is one that was told."""
+    try:
+        with _coordinator_of(run, _STOP_CALL) as client:
+            if now:
+                message = "stopped at once, by quorate stop --now; the checkpoints so far are kept."
+                client.report_failure(Failure("Interrupted", message, exit_code=130))
+            else:
+                client.stop("interrupted")
+    except (RunError, LinkError):
+        return False
+    return True
+
+
+def _signal(run: RunFolder, now: bool) -> bool:
+    """Tell the launcher itself: no coordinator listens while a job begins, or waits for its copies."""
+    launcher = run.holder()
+    if launcher is None or launcher.pid is None:
+        return launcher is None
+    try:
+        os.kill(launcher.pid, signal.SIGINT)
+        if now:
+            os.kill(launcher.pid, signal.SIGTERM)  # another one: two of a kind may arrive as one
+    except ProcessLookupError:
+        pass  # it has just ended, which the next look sees; or it is on another machine
+    except PermissionError:
+        raise RunError(f"run {run.name} belongs to somebody else: only its owner may stop it.") from None
+    return True
+
+
+def _does_not_end(run: RunFolder, launcher: Holder, now: bool, patience: float) -> JobError:
+    number = f" {launcher.pid}" if launcher.pid is not None else ""
+    more = (
+        f"Its launcher (process{number}) hangs, or was stopped: `kill -CONT{number}` lets it go on, "
+        f"`kill -KILL{number}` ends it with every process of the job; the checkpoints so far are kept."
+        if now
+        else "It still completes a step, or saves: `quorate show` tells which. Wait longer with --timeout, "
+        f"or end it without a save: quorate stop {run.name} --now"
+    )
+    return JobError(f"run {run.name} was asked to end, and has not in {patience:g} s. {more}")
 
 
 class _SaveRequest:

@@ -50,6 +50,10 @@ def _switched_on(run: RunFolder, spec: JobSpec, tell: Callable[[str], None]) -> 
             log.warning("the run is not tracked: %s. quorate track does that later", error)
         else:
             yield process
+    if spec.notify is not None:
+        from quorate.tracking.notify import Notifier
+
+        yield Notifier(run, spec.name, spec.notify)
 
 
 def refuse_missing_libraries(track: TrackSpec | None) -> None:

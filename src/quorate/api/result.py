@@ -109,6 +109,19 @@ class Result:
         model = model_of(RunFolder(self.folder), checkpoint, named, averaged=averaged).model
         return model if map_location is None else model.to(map_location)
 
+    def stop(self, *, now: bool = False, timeout: float = 300.0) -> "Result":
+        """End a run that is running, as Ctrl-C does: it completes its step, saves, and is interrupted. Returns what it
+        has come to, when it has ended; `now` ends it without a save.
+
+        ::
+
+            quorate.open_run("last").stop()
+        """
+        from quorate.api import control
+
+        control.stop(self.folder.parent, str(self.folder), now=now, patience=timeout)
+        return open_run(self.folder)
+
     def __repr__(self) -> str:
         metrics = [f"{name} {measure(value)}" for name, value in self.metrics.items()]
         weights = [f"weights {self.weights_digest[:SHORT_DIGEST]}…"] if self.weights_digest else []

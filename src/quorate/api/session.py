@@ -42,7 +42,9 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.news import Outcome
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
+from quorate.core.log_records import Place, RecordHandler, also_logging
 from quorate.core.machine import usable_cores
+from quorate.core.masking import mask_all, register_secrets, secrets_in
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
@@ -55,6 +57,8 @@ from quorate.observe.waiting import DataWaitLog
 from quorate.spec.job import JobSpec
 from quorate.spec.override import ENVIRONMENT, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
+from quorate.spec.secrets import job_secrets
+from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch, Supervisor
@@ -184,13 +188,19 @@ def _train_in_new_run(
 
         with run.lock():
             try:
-                run.write_job(text)
+                run.write_job(text, is_private=_is_private(resolved.spec))
                 return _Part(run, resolved, record, checkpoint, runner, place, watch).train(signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
                 if not CheckpointFolder(run.checkpoints).list():
                     shutil.rmtree(run.path, ignore_errors=True)
                 raise
+
+
+def _is_private(spec: JobSpec) -> bool:
+    """Whether the job itself has a secret in it, which a resume needs: so it is kept, for its owner only."""
+    values = spec.model_dump(mode="json")
+    return any(job_secrets(spec)) or any(secrets_in(values)) or mask_all(values) != values
 
 
 def _refuse_without_key(spec: JobSpec) -> None:
@@ -213,7 +223,7 @@ def _restored_if_refused(run: RunFolder) -> Iterator[None]:
         if job is None:
             run.job_file.unlink(missing_ok=True)
         else:
-            run.write_job(job)
+            run.write_job(job, is_private=not run.job_file.stat().st_mode & 0o077)
         if result is not None:
             run.write_result(result)
         raise
@@ -229,7 +239,7 @@ def _adopt(
         if name != SOURCE and recorded.get(name, value) != value:
             log.warning("%s was %s when the run began and is %s now: the bits may differ", name, recorded[name], value)
     set_foreign_aside(run, resolved.spec)
-    run.write_job(dump_job(resolved))
+    run.write_job(dump_job(resolved), is_private=_is_private(resolved.spec))
     restore_environment(run, recorded, now.facts)
     keep_task(run, resolved.spec.task, now.source, place)
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
@@ -254,16 +264,23 @@ class _Part:
 
     def __post_init__(self) -> None:
         self._spec = self.resolved.spec
+        register_secrets(job_secrets(self._spec))
         self._workers = self._spec.worker_count(usable_cores())
         # First: what is switched on may be refused, and a display would be left open.
         self._observers = Observers(self.run, self._spec)
         self._display = Guarded(self.watch(RunStart(self.run, self._spec, self._workers)))
-        self._has_trained = self._has_finished = False
+        self._has_trained = self._has_finished = self._has_ended = False
         self._recoveries = RecoveryLog()
         self._waiting = DataWaitLog()
 
     def train(self, signals: Signals) -> Result:
         """Launch its processes, show it, write down what it comes to, and wait for copies of its checkpoints."""
+        place = Place("launcher", self.run.name)
+        log_file = LogFile(self.run.logs / "launcher.jsonl", {"process": place.process})
+        with contextlib.closing(log_file), also_logging(RecordHandler(place, log_file.append), self._spec.log_level):
+            return self._train(signals)
+
+    def _train(self, signals: Signals) -> Result:
         copied: list[dict[str, Any]] = []
         started = time.perf_counter()
         for notice in self._observers.notices:
@@ -275,6 +292,10 @@ class _Part:
             try:
                 outcome = self._launch(events_from, copies.handle, signals)
                 fields = self._conclude(outcome, time.perf_counter() - started)
+                self._tell_end(RunFinished(weights_digest=str(fields.get("weights_digest", "")), result=fields))
+            except QuorateError as error:
+                self._tell_end(RunFailed.of(Failure.of(error)))
+                raise
             finally:
                 copied = copies.conclude(signals) if self._has_trained else copies.abandon()
         finally:
@@ -289,14 +310,21 @@ class _Part:
         """Show an event. Not a failure: what ended the job is told once, by the error that is raised for it."""
         self._has_trained = self._has_trained or isinstance(event, StepCompleted)
         self._has_finished = self._has_finished or isinstance(event, RunFinished)
+        self._has_ended = self._has_ended or isinstance(event, RunFinished | RunFailed)
         self._recoveries.handle(event)
         self._waiting.handle(event)
         if not isinstance(event, RunFailed):
             self._display.handle(event)
         self._observers.handle(event)
 
+    def _tell_end(self, event: RunFinished | RunFailed) -> None:
+        """Have observers hear of an end that no event of the run tells: before the first step, or on a full disk."""
+        if not self._has_ended:
+            self._observers.handle(event)
+
     def _launch(self, events_from: int, show: Callable[[Event], None], signals: Signals) -> Outcome:
         """Raises a refusal that comes before the first step; the rest is an outcome."""
+        log.info("%d workers, lanes %d, task %s", self._workers, self._spec.lanes, self.place.reference)
         launch = Launch(
             self.run,
             self._spec,
@@ -317,6 +345,7 @@ class _Part:
     def _conclude(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         """Write down what the run comes to, before anybody waits for copies; a failure is raised as well."""
         run, result = self.run, outcome.result
+        log.info("the job ends: %s", outcome.failure.message if outcome.failure else result["ending"])
         about: dict[str, Any] = {"run": run.name, "folder": str(run.path)}
         recoveries = [recovery.to_dict() for recovery in self._recoveries.recoveries]
         if outcome.failure is not None:
@@ -344,6 +373,7 @@ class _Part:
 
         Even where the request was to blame, a run that has trained tells of it and is kept.
         """
+        failure = failure.masked()
         if self._has_trained and failure.exit_code == RequestError.exit_code:
             failure = failure.at(exit_code=JobError.exit_code)
         if failure.is_refusal:

@@ -10,8 +10,8 @@ import typer
 
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
-from quorate.cli.history import diff, runs, show, trace
-from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, train
+from quorate.cli.history import diff, logs, runs, show, trace
+from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, stop, train
 from quorate.cli.models import app as models
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
@@ -91,10 +91,12 @@ VERBS: list[Callable[..., None]] = [
     evaluate,
     runs,
     show,
+    logs,
     diff,
     trace,
     resize,
     checkpoint,
+    stop,
     chaos,
     track,
     doctor,

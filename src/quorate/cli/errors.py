@@ -17,6 +17,7 @@ from rich.text import Text
 from quorate.cli.output import print_document
 from quorate.core.errors import JobFileError, OutputError, QuorateError
 from quorate.core.failure import JobFailed, Remains
+from quorate.core.masking import mask, mask_all
 from quorate.core.user_code import describe
 from quorate.observe.screen import Screen
 
@@ -40,10 +41,11 @@ def show_error(error: Exception, as_json: bool) -> int:
                 fields["problems"] = [asdict(problem) | {"keys": list(problem.keys)} for problem in error.problems]
         case _:  # nobody foresaw it: the traceback is for us
             code, fields["error"] = 1, f"Quorate itself has failed: {describe(error)}"
-            traceback.print_exception(error)
+            print(mask("".join(traceback.format_exception(error))), end="", file=sys.stderr)
             _print_labelled("error", "Quorate itself has failed, by the traceback above; please report it.")
     # Not to where nothing can be written.
     if as_json and not isinstance(error, OutputError):
+        fields = mask_all(fields)
         status = STOPPED.get(code) or ("failed" if code == 1 or "failure" in fields else "refused")
         print_document({"status": status, "exit_code": code, **fields})
     return code
@@ -84,7 +86,7 @@ def _show_failed_job(error: JobFailed) -> dict[str, Any]:
     failure, remains = error.failure, error.remains
     _print_labelled("error", failure.message)
     if failure.traceback:
-        print(f"\n{failure.traceback}\n", file=sys.stderr)
+        print(f"\n{mask(failure.traceback)}\n", file=sys.stderr)
     fields: dict[str, Any] = {"error": failure.message, "failure": failure.to_dict()}
     if remains is not None:
         show_next(remains)
@@ -95,7 +97,7 @@ def _show_failed_job(error: JobFailed) -> dict[str, Any]:
 def _print_labelled(label: str, text: str) -> None:
     """One labelled text: folded on a terminal, and as it is in a file, where a line can be searched for."""
     screen = Screen(sys.stderr)
-    whole = f"{label}: {text}"
+    whole = mask(f"{label}: {text}")
     line = Text(fold(whole, screen.width) if screen.is_terminal else whole)
     line.stylize("bold red" if label == "error" else "bold", 0, len(label) + 1)
     screen.print(line, soft_wrap=True)

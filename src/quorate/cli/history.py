@@ -1,4 +1,4 @@
-"""The verbs that read runs: `quorate runs`, `quorate show`, `quorate diff` and `quorate trace`."""
+"""The verbs that read runs: `quorate runs`, `show`, `logs`, `diff` and `trace`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -100,6 +100,38 @@ def show(
             raise typer.Exit(code)
     show_run(folder, samples, as_json)
     raise typer.Exit(code)
+
+
+def logs(
+    run: Run,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written, until the job has ended.")
+    ] = False,
+    worker: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only of this worker.")] = None,
+    level: Annotated[str, typer.Option(help="From this level on: debug, info, warning or error.")] = "",
+    grep: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only with this text in them, in small letters or not.")
+    ] = "",
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Show what all processes of a run have logged and printed, in the order of time.
+
+    What a task prints has the level info, and the name of its worker. Secrets are masked. With --json each record has
+    all its fields: time, level, logger, process, pid, worker, generation and step.
+
+    \b
+    Examples:
+      quorate logs last
+      quorate logs last -f --worker 1
+      quorate logs digits-0001 --level warning
+      quorate logs last --grep "out of memory" --json
+    """
+    from quorate.cli.logs_view import Severity, show_logs
+    from quorate.history.logs import Filter
+
+    wanted = Filter(worker, choose(level, Severity, "--level") if level else "", grep)
+    show_logs(RunFolder.find(runs, run), wanted, follow, as_json)
 
 
 def diff(

@@ -235,6 +235,36 @@ def checkpoint(
     print_answer(as_json, fields, sentence)
 
 
+def stop(
+    run: Run,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for the step and for the save.")] = False,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait until it has ended.")
+    ] = 300.0,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """End a running job cleanly: it completes its step and saves, as with Ctrl-C.
+
+    The command ends when the job has. With --now nothing more is saved; the checkpoints so far are kept. The exit code
+    is 0 when the job has ended, 1 if it does not in time, and 2 if it was not running.
+
+    \b
+    Examples:
+      quorate stop last
+      quorate stop digits-0001 --now
+    """
+    from quorate.api import control
+    from quorate.api.result import open_run
+
+    folder = control.stop(runs, run, now=now, patience=min(timeout, 30.0) if now else timeout)
+    result = open_run(folder.path)
+    sentence = f"{result.run} is {result.status}, with its newest checkpoint at step {result.steps:,}."
+    if result.status == "complete":
+        sentence = f"{result.run} was complete before it could be stopped, after {result.steps:,} steps."
+    print_answer(as_json, {"run": result.run, "status": result.status, "steps": result.steps}, sentence)
+
+
 def chaos(
     job_file: JobFile,
     fault: Faults = None,

@@ -50,7 +50,8 @@ def _run_verb(load: Callable[[], Any] | None, as_json: bool) -> int:
     from quorate.core.errors import OutputError
 
     guard_output()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    logging.getLogger().handlers[0].setFormatter(_formatter())
     try:
         if load is None:
             from quorate.cli.app import app
@@ -70,6 +71,19 @@ def _run_verb(load: Callable[[], Any] | None, as_json: bool) -> int:
 
         code = max(code, show_error(error, as_json))
     return code
+
+
+def _formatter() -> Any:
+    import logging
+
+    class Masked(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            # Only now: most commands have nothing to warn of.
+            from quorate.core.masking import mask
+
+            return mask(super().format(record))
+
+    return Masked("%(levelname)s: %(message)s")
 
 
 def _report_stop(number: int, as_json: bool) -> int:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 from weakref import WeakSet
 
@@ -74,3 +75,18 @@ def print_document(document: dict[str, Any]) -> None:
     # Noted first: after a signal in between, none is better than two.
     _printed_on.add(sys.stdout)
     sys.stdout.write(f"{text}\n")
+
+
+def print_growing_document(document: dict[str, Any], name: str, items: Iterable[Any]) -> None:
+    """Print a verb's document whose last field is a list, item by item, one a line: there may be gigabytes of them, or
+    the last may come in an hour. It is whole also where Ctrl-C ends the command."""
+    _printed_on.add(sys.stdout)
+    sys.stdout.write(f"{json.dumps(finite(document), allow_nan=False)[:-1]}, {json.dumps(name)}: [")
+    between = ""
+    try:
+        for item in items:
+            sys.stdout.write(f"{between}\n{json.dumps(finite(item), allow_nan=False)}")
+            between = ","
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("]}\n")

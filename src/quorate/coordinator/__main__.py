@@ -1,7 +1,7 @@
 """The coordinator's process: ``python -m quorate.coordinator``.
 
 It is told its job by one line of JSON on standard input, since a command line can be read by every user of the
-machine and the line holds the token. It answers with one line on standard output, logs to standard error, and ends
+machine and the line holds the token. It answers with one line on standard output, logs to a file of the run, and ends
 when standard input does: the launcher holds the other end, and a launcher that dies lets go of it.
 """
 
@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,13 @@ from quorate.coordinator.service import CoordinatorService, open_server
 from quorate.coordinator.states import Ended, Handover, JobSettings, State
 from quorate.coordinator.succession import take_over
 from quorate.core.errors import CheckpointError, QuorateError, RequestError
+from quorate.core.log_records import Place, RecordHandler, current_place
+from quorate.core.masking import register_secrets
 from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
 from quorate.observe.events import CoordinatorReplaced
 from quorate.observe.jsonl import JsonlSink
+from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -57,6 +61,8 @@ class Appointment:
     roster: dict[str, Any] | None = None
     # The namespace that it lives in, if it is another than that of its launcher.
     network: str = ""
+    # What must not be written down, besides the token.
+    secrets: Sequence[str] = ()
 
     @classmethod
     def from_json(cls, line: bytes) -> "Appointment":
@@ -75,18 +81,25 @@ def main() -> int:
         signal.signal(interruption, signal.SIG_IGN)
     try:
         appointment = Appointment.from_json(_read_line())
-        logging.basicConfig(
-            level=appointment.log_level.upper(),
-            stream=sys.stderr,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        )
+        _start_log(appointment)
         if appointment.network:
             enter_network(appointment.network)
         asyncio.run(_serve(appointment))
     except QuorateError as error:
         _answer({"error": error.message, "exit_code": error.exit_code})
         return error.exit_code
+    except Exception:
+        log.exception("the coordinator itself has failed")
+        return 1
     return 0
+
+
+def _start_log(appointment: Appointment) -> None:
+    register_secrets([appointment.token, *appointment.secrets])
+    run = RunFolder(Path(appointment.run))
+    place = Place("coordinator", run.name)
+    handler = RecordHandler(place, LogFile(run.logs / "coordinator.jsonl", {"process": place.process}).append)
+    logging.basicConfig(level=appointment.log_level.upper(), handlers=[handler])
 
 
 async def _serve(appointment: Appointment) -> None:
@@ -105,6 +118,8 @@ async def _serve(appointment: Appointment) -> None:
     )
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
         service = CoordinatorService(settings, event_log, _begin(settings, event_log, appointment.roster))
+        if (place := current_place()) is not None:
+            place.moving = lambda: {"generation": service.generation}
         server, address = open_server(service, appointment.token, appointment.host, appointment.port)
         await server.start()
         run.write_address(address, appointment.token)

@@ -93,6 +93,11 @@ class CoordinatorService(CoordinatorServicer):
             self._directives.add(end_directive(self._state.failure))
             self.ended.set()
 
+    @property
+    def generation(self) -> str | None:
+        """The generation that is at work, for the log."""
+        return str(self._state.generation.id) if isinstance(self._state, Training) else None
+
     # --- the calls, in the order of the .proto file
 
     async def Register(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002

@@ -15,6 +15,7 @@ from quorate.core.errors import (
     UnsupportedModelError,
     UserCodeError,
 )
+from quorate.core.masking import mask
 
 _NAMED = 8
 
@@ -66,6 +67,10 @@ class Failure:
     def at(self, **place: Any) -> "Failure":
         """The same failure with its place filled in (worker, lane, step, phase)."""
         return replace(self, **place)
+
+    def masked(self) -> "Failure":
+        """The same without secrets in what it says."""
+        return replace(self, message=mask(self.message), traceback=mask(self.traceback))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON. Few failures are about a link, samples or replicas: these are told only where there are any."""

@@ -16,6 +16,7 @@ from typing import NoReturn
 import torch
 
 from quorate.core.errors import HelperLost, JobError, OutOfMemory
+from quorate.core.log_records import current_place
 from quorate.core.processes import close_in_children, describe_departure, die_with_parent, likely_cause
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
@@ -160,6 +161,8 @@ def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
     try:
         # What the worker has left to be collected may wait, when it is, for threads that a loader does not have.
         gc.freeze()
+        if (place := current_place()) is not None:
+            place.process = f"{place.process} loader"
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(worker)
         # One: those of the worker are not in this process, and waiting for them would take for ever.

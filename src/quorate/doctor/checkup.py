@@ -174,8 +174,10 @@ def running(runs: Path) -> Sequence[RunFolder]:
 def check_coordinator(run: RunFolder, call: Call) -> Finding:
     """Whether the coordinator of a run answers."""
     name = f"run {run.name}"
-    log = run.logs / "coordinator.log"
-    remedy = f"Look into {log}; if the job does not go on, stop it, and then: quorate resume {run.name}"
+    remedy = (
+        f"Look at quorate logs {run.name}; if the job does not go on, quorate stop {run.name} --now, and then: "
+        f"quorate resume {run.name}"
+    )
     try:
         address, token = _read_address(run.address_file)
     except FileNotFoundError:

@@ -27,17 +27,20 @@ from typing import Any
 
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
+from quorate.core.log_records import Place, log_by_stderr
 from quorate.core.networks import enter_network
 from quorate.core.processes import adopt_orphans, children_of, die_with_parent
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE
-from quorate.storage.run_folder import RunFolder
+from quorate.engines.output_pump import OutputPipes, Speaker
 from quorate.worker.assignment import Assignment
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("quorate.engines.fork_server")  # it is __main__ to itself
 
 PREPARE, READY, FAILED = "prepare", "ready", "failed"
 START, STARTED, EXITED = "start", "started", "exited"
+RESEND = "resend"
+"""There is another output pump, which has not been given the workers' pipes."""
 REAP_EVERY = 5.0
 """Seconds between two looks at what workers that live have left, and has ended."""
 
@@ -82,17 +85,20 @@ class Messages:
 
 @dataclass(frozen=True)
 class _Child:
-    """A worker, or without a slot something that a worker has left."""
+    """A worker, or without a slot something that a worker has left. The pipes are those of what it prints."""
 
     slot: int | None
     pid: int
+    pipes: OutputPipes | None = None
+    speaker: Speaker | None = None
 
 
 class ForkServer:
     """Serves the launcher until the launcher closes the conversation or dies, which is the same to the fork server."""
 
-    def __init__(self, messages: Messages) -> None:
+    def __init__(self, messages: Messages, pump: socket.socket) -> None:
         self._messages = messages
+        self._pump = pump
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Child] = {}
         # What importing the task has started is its own business, and ends as it likes.
@@ -116,6 +122,8 @@ class ForkServer:
                             self._prepare(message)
                         elif message["what"] == START:
                             self._start(Assignment.from_json(message["assignment"]))
+                        elif message["what"] == RESEND:
+                            self._resend()
                 if time.monotonic() >= reap_at:
                     self._reap_left()
                     reap_at = time.monotonic() + REAP_EVERY
@@ -153,23 +161,32 @@ class ForkServer:
         if not self._children and not self._gone:
             self._own = frozenset(children_of(os.getpid()))
         threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+        pipes = OutputPipes()
         if threads == 1:
-            pid, how, reason = self._fork(assignment), "forked", ""
+            pid, how, reason = self._fork(assignment, pipes), "forked", ""
         else:
-            pid, how = self._spawn(assignment), "spawned"
+            pid, how = self._spawn(assignment, pipes), "spawned"
             more = "a thread" if threads == 2 else f"{threads - 1} threads"
             reason = f"importing the task started {more}, which a fork would lose"
         log.info("worker %d is process %d, %s%s", assignment.slot, pid, how, f": {reason}" if reason else "")
+        pipes.close_write_ends()
+        speaker = Speaker.worker(assignment.slot, pid, assignment.token)
+        pipes.send(self._pump, speaker)
         self._gone.discard(pid)
-        self._watch(_Child(assignment.slot, pid))
+        self._watch(_Child(assignment.slot, pid, pipes, speaker))
         self._messages.send(STARTED, slot=assignment.slot, pid=pid, how=how, reason=reason)
+
+    def _resend(self) -> None:
+        for child in self._children.values():
+            if child.pipes is not None and child.speaker is not None:
+                child.pipes.send(self._pump, child.speaker)
 
     def _watch(self, child: _Child) -> None:
         descriptor = os.pidfd_open(child.pid)
         self._children[descriptor] = child
         self._selector.register(descriptor, selectors.EVENT_READ)
 
-    def _fork(self, assignment: Assignment) -> int:
+    def _fork(self, assignment: Assignment, pipes: OutputPipes) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         fork_server = os.getpid()
@@ -178,10 +195,16 @@ class ForkServer:
             return pid
         code = 1
         try:
+            for number, end in enumerate(pipes.write_ends, start=1):
+                os.dup2(end, number)
+            pipes.close()
             self._messages.close()
+            self._pump.close()
             self._selector.close()
-            for descriptor in self._children:
+            for descriptor, child in self._children.items():
                 os.close(descriptor)
+                if child.pipes is not None:
+                    child.pipes.close()
             die_with_parent(fork_server)
             os.setpgid(0, 0)  # by which the fork server knows whatever this worker leaves
             code = become_worker(assignment, self._task_type)
@@ -192,19 +215,18 @@ class ForkServer:
             sys.stderr.flush()
             os._exit(code)
 
-    def _spawn(self, assignment: Assignment) -> int:
+    def _spawn(self, assignment: Assignment, pipes: OutputPipes) -> int:
         # With -P and this path, imports are found where a forked worker finds them: the working directory does not
         # come first.
         path = os.pathsep.join(self._search_path)
-        with _open_log(assignment) as file:
-            child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "quorate.worker", str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=file,
-                env=os.environ | {"PYTHONPATH": path},
-                process_group=0,
-            )
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "quorate.worker", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=pipes.write_ends[0],
+            stderr=pipes.write_ends[1],
+            env=os.environ | {"PYTHONPATH": path},
+            process_group=0,
+        )
         assert child.stdin is not None
         child.stdin.write(assignment.to_json().encode() + b"\n")
         child.stdin.close()
@@ -216,6 +238,8 @@ class ForkServer:
         self._selector.unregister(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(child.pid, 0)
+        if child.pipes is not None:
+            child.pipes.close()
         if child.slot is not None:
             self._messages.send(EXITED, slot=child.slot, pid=child.pid, code=os.waitstatus_to_exitcode(status))
             self._gone.add(child.pid)
@@ -263,26 +287,21 @@ def become_worker(assignment: Assignment, task_type: Any) -> int:
     from quorate.worker.process import Worker, start_log
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with _open_log(assignment) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
     start_log(assignment)
     if assignment.network.namespace:
         enter_network(assignment.network.namespace)  # before anything opens a socket
     return Worker(assignment, task_type).live()
 
 
-def _open_log(assignment: Assignment) -> Any:
-    return (RunFolder(Path(assignment.run)).logs / f"worker-{assignment.slot}.log").open("ab")
-
-
 def main() -> None:
-    """Serve the launcher: the arguments are the number of the socket to it, and its pid."""
+    """Serve the launcher: the arguments are the number of the socket to it, its pid, the number of the socket to the
+    output pump, and the name of the run."""
     die_with_parent(int(sys.argv[2]))
     adopt_orphans()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_by_stderr(Place("fork server", sys.argv[4]), "info")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ForkServer(Messages(socket.socket(fileno=int(sys.argv[1])))).serve()
+    messages, pump = (socket.socket(fileno=int(number)) for number in (sys.argv[1], sys.argv[3]))
+    ForkServer(Messages(messages), pump).serve()
     sys.stdout.flush()
     sys.stderr.flush()
     # Python would take torch apart, module by module, for a second or two, while the launcher waits.

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from quorate.core.failure import Failure
@@ -31,7 +30,8 @@ from quorate.engines.engine import (
     Started,
     Unprepared,
 )
-from quorate.engines.fork_server import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
+from quorate.engines.fork_server import EXITED, FAILED, PREPARE, READY, RESEND, START, STARTED, Messages
+from quorate.engines.output_pump import OutputPipes, OutputPump, Speaker
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import read_status, status_file
@@ -61,10 +61,6 @@ ALLOCATOR = {
 }
 
 CLOSE_PATIENCE = 2.0
-LOG_LIMIT = 64 * 2**20
-"""Bytes from which a log is cut; how it began and what was written last stay."""
-LOGS_EVERY = 0.25
-"""Seconds between two looks at the logs."""
 
 COORDINATOR = -1
 """The coordinator's place, where the network of a worker's is asked for as well."""
@@ -88,13 +84,13 @@ class LocalEngine:
         if not network_of(COORDINATOR).namespace:
             # Without it a job would lose one coordinator after the other, and never say why.
             refuse_unreachable(network_of(COORDINATOR).address)
-        self._logs = LogTrimmer(run.logs)
         self._is_ready = False
         self._starting: dict[int, Assignment] = {}
         self._running: dict[int, int] = {}
         self._set_up: set[int] = set()
         self._is_closed = False
-        self._fork_server = ForkServerProcess(run.logs / "fork_server.log", preparation)
+        self._pump = OutputPump(run)
+        self._fork_server = ForkServerProcess(run, preparation, self._pump)
 
     def capacity(self) -> Capacity:
         return Capacity(usable_cores(), self._network_of(COORDINATOR))
@@ -106,7 +102,8 @@ class LocalEngine:
         self._fork_server.messages.send(START, assignment=placed.to_json())
 
     def poll(self, seconds: float) -> list[Notice]:
-        self._logs.trim(time.monotonic())
+        if self._pump.look():
+            self._fork_server.resend_pipes()
         notices = [notice for message in self._fork_server.read(seconds) for notice in self._noted(message)]
         if self._fork_server.messages.closed:
             notices += self._replace_fork_server()
@@ -119,6 +116,7 @@ class LocalEngine:
         if not self._is_closed:
             self._is_closed = True
             self._fork_server.close()
+            self._pump.close()
 
     def _noted(self, message: dict[str, Any]) -> Iterator[Notice]:
         if message["what"] == STARTED:
@@ -154,11 +152,11 @@ class LocalEngine:
     def _replace_fork_server(self) -> list[Notice]:
         departure = self._fork_server.departure()
         if not self._is_ready:
-            log_file = self._run.logs / "fork_server.log"
+            log_file = self._run.logs / "fork_server.jsonl"
             return [Interrupted(f"{departure} while it imported the task; its log is {log_file}.")]
         self._fork_server.close()
         exits = [self._gone(slot, pid, -signal.SIGKILL) for slot, pid in list(self._running.items())]
-        self._fork_server = ForkServerProcess(self._run.logs / "fork_server.log", self._preparation)
+        self._fork_server = ForkServerProcess(self._run, self._preparation, self._pump)
         for assignment in self._starting.values():
             self._fork_server.messages.send(START, assignment=assignment.to_json())
         return [Interrupted(f"{departure}, and the workers with it"), *exits]
@@ -167,26 +165,40 @@ class LocalEngine:
 class ForkServerProcess:
     """The fork server's process, as the launcher holds it. Ends with the launcher, and all workers with it."""
 
-    def __init__(self, log_file: Path, preparation: Preparation) -> None:
+    def __init__(self, run: RunFolder, preparation: Preparation, pump: OutputPump) -> None:
         self._is_ready = False
+        self._pump = pump
+        self._pipes = OutputPipes()
         self.workers = Pidfds()
         ours, theirs = socket.socketpair()
         inherited = {key: value for key, value in os.environ.items() if key != "OMP_THREAD_LIMIT"}
-        with log_file.open("ab") as log, theirs:
+        sockets = [theirs.fileno(), pump.control.fileno()]
+        arguments = [str(sockets[0]), str(os.getpid()), str(sockets[1]), run.name]
+        with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "quorate.engines.fork_server", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", "quorate.engines.fork_server", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno()],
+                stdout=self._pipes.write_ends[0],
+                stderr=self._pipes.write_ends[1],
+                pass_fds=sockets,
                 env=ALLOCATOR | inherited | ENVIRONMENT,
                 start_new_session=True,
             )
+        self._pipes.close_write_ends()
+        self._send_pipes()
         # The numbers of its workers, and so of the process groups of whatever they have started.
         self._groups: set[int] = set()
         self._end = os.pidfd_open(self._process.pid)
         self.messages = Messages(ours)
         self.messages.send(PREPARE, **vars(preparation))
+
+    def resend_pipes(self) -> None:
+        """Give another pump its pipes and those of its workers."""
+        self._send_pipes()
+        self.messages.send(RESEND)
+
+    def _send_pipes(self) -> None:
+        self._pipes.send(self._pump.control, Speaker.fork_server(self._process.pid))
 
     def read(self, seconds: float) -> list[dict[str, Any]]:
         """What it tells, of each worker that was asked for its start and its end; waits that long for something."""
@@ -224,6 +236,7 @@ class ForkServerProcess:
         self.messages.close()
         self._reap()
         os.close(self._end)
+        self._pipes.close()
         # Only the fork server can reap them. Whoever holds the run's lock must not let go of it while one still writes.
         left = self.workers.await_end(CLOSE_PATIENCE)
         if left:
@@ -290,44 +303,3 @@ class Pidfds:
     def close(self) -> None:
         for pid in list(self._descriptors):
             self.discard(pid)
-
-
-class LogTrimmer:
-    """Keeps the logs of a run from filling its disk: cuts a middle part out of every one that has grown too long.
-
-    By whoever looks after the processes, not by a pipe that all they print would go through: a process that writes to
-    a file never waits for anybody, and what it wrote last is there whoever dies. All of them append, so they go on at
-    the new end.
-    """
-
-    def __init__(self, folder: Path, limit: int = LOG_LIMIT, beginning: int = 2**20, end: int = 8 * 2**20) -> None:
-        self._folder = folder
-        self._limit = limit
-        self._beginning = beginning
-        self._end = end
-        self._due = 0.0
-
-    def trim(self, now: float) -> None:
-        """Look at the logs, a few times a second at most."""
-        if now < self._due:
-            return
-        self._due = now + LOGS_EVERY
-        for path in self._folder.glob("*.log"):
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_size > self._limit:
-                    self._cut(path)
-
-    def _cut(self, path: Path) -> None:
-        try:
-            with path.open("r+b") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(size - self._end)
-                kept = file.read(self._end)
-                file.truncate(self._beginning)
-            dropped = size - self._beginning - self._end
-            note = f"\n--- {dropped} bytes were cut out here: the log was longer than {self._limit} bytes ---\n"
-            # Appended as everybody does: what somebody writes just now is not overwritten.
-            with path.open("ab", buffering=0) as file:
-                file.write(note.encode() + kept)
-        except OSError as error:
-            log.warning("cannot cut %s, which grows large: %s", path, error.strerror)

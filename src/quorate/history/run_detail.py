@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from quorate.core.errors import QuorateError
 from quorate.core.machine import usable_cores
+from quorate.core.masking import shown_value
 from quorate.core.task_source import TaskSource
 from quorate.core.timing import Timing
 from quorate.history.checkpoint_list import CheckpointRecord, read_checkpoints
@@ -103,9 +104,9 @@ class JobValue:
 
 
 def job_values(job: ResolvedJob) -> tuple[JobValue, ...]:
-    """Every value of a job, in the order of the job file's keys."""
+    """Every value of a job, in the order of the job file's keys; what is secret is masked."""
     return tuple(
-        JobValue(key, value, job.origins.get(key, DEFAULT), mark_of(key))
+        JobValue(key, shown_value(key, value), job.origins.get(key, DEFAULT), mark_of(key))
         for key, value in _leaves("", job.spec.model_dump())
     )
 
@@ -124,8 +125,7 @@ def advise(
     """What to type next; `reference` names the run on a command line. None where nothing is known to help."""
     resume = f"quorate resume {reference}"
     if record.status is Status.RUNNING:
-        pid = None if record.launcher is None else record.launcher.pid
-        return None if pid is None else Advice(f"kill -INT {pid}", "stops it cleanly and leaves a checkpoint")
+        return Advice(f"quorate stop {reference}", "stops it cleanly and leaves a checkpoint")
     if record.status is Status.DAMAGED:
         return None
     if record.status is Status.COMPLETE:

@@ -1,6 +1,7 @@
 """The file of a run's events: how it is written, and how it is followed from another process."""
 
 import contextlib
+import json
 import logging
 import os
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from quorate.core.errors import RunError
+from quorate.core.masking import mask, mask_all
 from quorate.core.regular_file import open_regular, opened_regular
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage, read_event
@@ -43,6 +45,9 @@ class JsonlSink:
         self.append(event.to_json())
 
     def append(self, line: str) -> None:
+        # Seldom is there anything to mask, and then in texts alone: a number stays what it is.
+        if mask(line) != line:
+            line = json.dumps(mask_all(json.loads(line)))
         with self._turn:
             try:
                 self._append(self._note_of_missing() + line.encode() + b"\n")

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from quorate.core.errors import RunError
+from quorate.core.masking import shown_value
 from quorate.core.regular_file import read_regular
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark
@@ -103,9 +104,9 @@ class Change:
 
 
 def changes(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
-    """Every key that differs, in the order of the job file's keys."""
+    """Every key that differs, in the order of the job file's keys, for people to read: what is secret is masked."""
     found = _differences("", before.model_dump(), after.model_dump())
-    return tuple(Change(key, old, new, mark_of(key)) for key, old, new in found)
+    return tuple(Change(key, shown_value(key, old), shown_value(key, new), mark_of(key)) for key, old, new in found)
 
 
 def refused_on_resume(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:

@@ -111,7 +111,7 @@ class RunFolder:
                     stack.enter_context(hold(self.lock_file))
             except FolderInUse as in_use:
                 raise RunError(
-                    f"run {self.name} is in use by {in_use}; wait for it to end, or stop it with Ctrl-C or SIGTERM"
+                    f"run {self.name} is in use by {in_use}; wait for it to end, or: quorate stop {self.name}"
                 ) from None
             yield
 
@@ -152,12 +152,16 @@ class RunFolder:
         with _explaining(f"cannot remove {self.address_file}"):
             self.address_file.unlink(missing_ok=True)
 
-    def write_job(self, text: str) -> None:
+    def write_job(self, text: str, *, is_private: bool = False) -> None:
+        """Write down the job; for its owner only, if there is something secret in it."""
         with _explaining(f"cannot write {self.job_file}"):
-            write_atomically(self.job_file, text)
+            write_atomically(self.job_file, text, 0o600 if is_private else 0o644)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        self._write(self.result_file, result)
+        # Only now: every command imports this module, and few write a result.
+        from quorate.core.masking import mask_all
+
+        self._write(self.result_file, mask_all(result))
 
     def read_result(self) -> dict[str, Any] | None:
         """How the run ended, if it did. What was not finite is None."""

@@ -19,10 +19,18 @@ from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.news import Outcome
 from quorate.core.errors import LinkError, QuorateError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
+from quorate.core.masking import known_secrets, register_secrets
 from quorate.core.timing import Timing
 from quorate.engines.engine import Engine, Preparation, Prepared
 from quorate.observe.event import Event
-from quorate.observe.events import CheckpointSaved, GenerationFormed, LogMessage, RunFailed, StepCompleted
+from quorate.observe.events import (
+    CheckpointSaved,
+    GenerationFormed,
+    LogMessage,
+    RunFailed,
+    RunStopped,
+    StepCompleted,
+)
 from quorate.observe.jsonl import EventTail, JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -107,9 +115,13 @@ class Supervisor:
         self._hook = hook
         self._timing = Timing(launch.spec.failure_timeout)
         self._token = secrets.token_urlsafe(32)
+        register_secrets([self._token])
         self._has_formed = False
         self._step = 0
         self._saved: int | None = None
+        # What the events say of a stop, or of an end, that was asked for from elsewhere.
+        self._stop_told: str | None = None
+        self._failure_told: Failure | None = None
         self._spares = launch.spec.spares if launch.mode.is_training else 0
 
     def run(self) -> Outcome:
@@ -171,10 +183,9 @@ class Supervisor:
     ) -> Outcome:
         """Supervise, and see to it that the run's events tell what ended it, also when no worker can."""
         try:
-            prepared = workers.await_ready(give_up=lambda: self._signals.reason is not None)
+            prepared = workers.await_ready(give_up=lambda: self._is_to_end(follower))
             if prepared is None:
-                client.stop(self._signals.reason or "interrupted")
-                return Outcome(None, {"ending": self._signals.reason})
+                return self._ended_early(client)
             self._accept(prepared)
             patience = self._timing.failure_timeout / 4
             with contextlib.closing(OutcomeWatch(client, patience, workers.processes)) as watch:
@@ -182,6 +193,19 @@ class Supervisor:
         except QuorateError as error:
             self._record_failure(Failure.of(error), coordinator, client)
             raise
+
+    def _is_to_end(self, follower: EventFollower) -> bool:
+        """Whether somebody wants the end of a job that has not begun: by a signal, or by its coordinator."""
+        self._handle_events(follower)
+        return self._signals.reason is not None or self._stop_told is not None or self._failure_told is not None
+
+    def _ended_early(self, client: SupervisorClient) -> Outcome:
+        if self._failure_told is not None:
+            return Outcome(self._failure_told, {})
+        reason = self._stop_told or self._signals.reason or "interrupted"
+        with contextlib.suppress(LinkError):
+            client.stop(reason)
+        return Outcome(None, {"ending": reason})
 
     def _record_failure(self, failure: Failure, coordinator: CoordinatorProcess, client: SupervisorClient) -> None:
         with contextlib.suppress(LinkError):
@@ -225,12 +249,13 @@ class Supervisor:
                 coordinator.note_step()
                 workers.note_step()
             self._end_if_ordered()
-            if self._signals.reason and not asked:
+            stop = self._stop_told or self._signals.reason
+            if stop and not asked:
                 with contextlib.suppress(LinkError):  # asked again in the next round, of the next coordinator perhaps
-                    client.stop(self._signals.reason)
+                    client.stop(stop)
                     asked = True
-                if not self._has_formed:  # nothing is trained yet that would have to be saved
-                    return Outcome(None, {"ending": self._signals.reason})
+            if stop and not self._has_formed:  # nothing is trained yet that would have to be saved
+                return Outcome(None, {"ending": stop})
         # They have been told of the end; whoever does not leave in time is killed with the engine.
         is_complete = watch.outcome.failure is None and watch.outcome.result.get("steps")
         patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
@@ -272,6 +297,8 @@ class Supervisor:
         for event in follower.new():
             self._has_formed = self._has_formed or isinstance(event, GenerationFormed)
             self._saved = event.step if isinstance(event, CheckpointSaved) else self._saved
+            self._stop_told = event.reason if isinstance(event, RunStopped) else self._stop_told
+            self._failure_told = event.failure if isinstance(event, RunFailed) else self._failure_told
             if isinstance(event, StepCompleted):
                 self._step, has_stepped = event.step or 0, True
             self._handle(event)
@@ -294,6 +321,7 @@ class Supervisor:
             "network": network.namespace,
             "port": spec.port,
             "log_level": spec.log_level,
+            "secrets": known_secrets(),
         }
 
     def _assignment(

@@ -75,6 +75,11 @@ class MembershipView:
             return Position(self._generation, self._left_at or Cursor(), self._left_at is not None, self._has_trained)
 
     @property
+    def generation_name(self) -> str | None:
+        """The same for people; None while it has none."""
+        return str(self._generation.id) if self._generation else None
+
+    @property
     def generation_id(self) -> GenerationId:
         """Its latest generation; below every other while it has none."""
         return self._generation.id if self._generation else GenerationId(0, 0)

@@ -5,13 +5,11 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from io import TextIOWrapper
 from pathlib import Path
 
 from quorate.checkpoint.listing import CheckpointInfo
@@ -28,7 +26,9 @@ from quorate.core.errors import (
     WorkerUnfit,
 )
 from quorate.core.failure import Failure
+from quorate.core.log_records import Place, current_place, log_by_stderr
 from quorate.core.machine import is_shortage
+from quorate.core.masking import register_secrets, secrets_in
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
@@ -66,13 +66,10 @@ GLANCE = 0.05
 
 
 def start_log(assignment: Assignment) -> None:
-    """Log to standard error, which is the worker's file in the run folder."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            # What a task prints is there when it is printed, not when a buffer is full or lost with the process.
-            stream.reconfigure(line_buffering=True)
-    level = assignment.job["log_level"].upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    """Log to standard error, which goes the way of what the worker prints to the logs of the run."""
+    register_secrets([assignment.token, *secrets_in(assignment.job)])
+    place = Place(f"worker {assignment.slot}", Path(assignment.run).name, assignment.slot)
+    log_by_stderr(place, assignment.job["log_level"])
 
 
 class Worker:
@@ -92,6 +89,7 @@ class Worker:
         self._membership = Membership(link, self._timing, self._status, self._pace.take)
         self._backlog = Backlog(self._membership.publish, self._timing)
         self._hook = assignment.make_hook(self._page.write)
+        self._tell_place()
         self._write_status = self._page.write if self._hook is None else self._tell_hook
         stretch = None if self._hook is None else self._hook.stretch
         self._activity = Activity(self._write_status, self._page.write_samples, self._pace.add_step, stretch)
@@ -184,6 +182,13 @@ class Worker:
                 break
             time.sleep(GLANCE)
         return found
+
+    def _tell_place(self) -> None:
+        """Have what is logged say where the worker is."""
+        place = current_place()
+        if place is not None:
+            view, page = self._membership.view, self._page
+            place.moving = lambda: {"generation": view.generation_name, "step": page.status.step}
 
     def _status(self) -> WorkerStatus:
         status = self._page.status

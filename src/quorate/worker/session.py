@@ -97,6 +97,7 @@ class WorkerSession(Generic[L]):
         generation, is_complete = None, False
         while not is_complete:
             generation = self.membership.await_generation(after=generation)
+            log.info("takes part in generation %s", generation.id)
             symptom = None
             try:
                 is_complete = self._take_part(generation)

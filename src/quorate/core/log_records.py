@@ -1,0 +1,142 @@
+"""What a process logs, as records of JSON: one a line, with its time, its place in the job, and no secrets in it."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from io import TextIOWrapper
+from typing import Any
+
+from quorate.core.masking import mask_all
+
+RECORD = "\x1e"
+"""Leads a record that goes the way of what a process prints: to standard error, in one piece. Control character
+"record separator", which no text begins with."""
+
+STDOUT, STDERR = "stdout", "stderr"
+
+_LONGEST = 2**16
+"""Characters of a message that are kept, and of a traceback the last ones."""
+
+
+@dataclass
+class Place:
+    """Which process of which run this is; `moving` tells what changes: generation and step. It is asked at each record,
+    so it must be cheap."""
+
+    process: str
+    run: str
+    worker: int | None = None
+    moving: Callable[[], Mapping[str, Any]] = field(default=dict)
+
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"process": self.process, "pid": os.getpid(), "run": self.run}
+        if self.worker is not None:
+            fields["worker"] = self.worker
+        return fields | {name: value for name, value in self.moving().items() if value is not None}
+
+
+class RecordHandler(logging.Handler):
+    """Gives each record of the logs, as one line of JSON, to `write`. Never raises into whoever logs."""
+
+    def __init__(self, place: Place, write: Callable[[str], None]) -> None:
+        super().__init__()
+        self.place = place
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Also where a message does not fit its arguments: a mistake in a log must not become one of the job.
+        with suppress(Exception):
+            self._write(encoded(self._fields(record)))
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        try:
+            message = record.getMessage()
+        except Exception as error:
+            message = f"{record.msg!r} with {record.args!r} ({error!r})"
+        fields: dict[str, Any] = {
+            "time": round(record.created, 6),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": message[:_LONGEST],
+            **self.place.fields(),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            fields["exception"] = logging.Formatter().formatException(record.exc_info)[-_LONGEST:]
+        return mask_all(fields)  # type: ignore[no-any-return]
+
+
+def encoded(fields: Mapping[str, Any]) -> str:
+    """A record as a line of JSON, without the line's end. What is no text is written as one."""
+    return json.dumps(fields, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
+
+
+def log_by_stderr(place: Place, level: str) -> None:
+    """Log by standard error, where whoever reads it tells records from what is printed.
+
+    By a descriptor of its own: code of the task may close or redirect standard error.
+    """
+    _show_prints_at_once()
+    descriptor = os.dup(2)
+
+    def write(record: str) -> None:
+        data = f"{RECORD}{record}\n".encode()
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+    logging.basicConfig(level=level.upper(), handlers=[RecordHandler(place, write)], force=True)
+
+
+@contextmanager
+def also_logging(handler: RecordHandler, level: str) -> Iterator[None]:
+    """Have what Quorate logs handled here as well, from this level on, while the block runs.
+
+    Whoever else listens in this process, such as a terminal or a notebook, hears of what they heard of before.
+    """
+    ours = logging.getLogger("quorate")
+    before = ours.level, ours.propagate
+    forward = _Forward(before[0])
+    ours.setLevel(min(level_number(level), ours.getEffectiveLevel()))
+    ours.propagate = False
+    ours.addHandler(handler)
+    ours.addHandler(forward)
+    try:
+        yield
+    finally:
+        ours.removeHandler(forward)
+        ours.removeHandler(handler)
+        ours.propagate = before[1]
+        ours.setLevel(before[0])
+
+
+class _Forward(logging.Handler):
+    """To the handlers of all loggers, what would have reached them."""
+
+    def __init__(self, own_level: int) -> None:
+        super().__init__()
+        self._own_level = own_level
+
+    def emit(self, record: logging.LogRecord) -> None:
+        root = logging.getLogger()
+        if record.levelno >= (self._own_level or root.level):
+            root.handle(record)
+
+
+def level_number(level: str) -> int:
+    """The number by which the library compares a level."""
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
+def current_place() -> Place | None:
+    """The place of this process, where it logs records."""
+    return next((one.place for one in logging.getLogger().handlers if isinstance(one, RecordHandler)), None)
+
+
+def _show_prints_at_once() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # What a task prints is there when it is printed, not when a buffer is full or lost with the process.
+            stream.reconfigure(line_buffering=True)

@@ -1,0 +1,208 @@
+"""The logs of a run, read back: what all its processes have logged and printed, in the order of time."""
+
+import contextlib
+import heapq
+import io
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from quorate.core.log_records import level_number
+from quorate.core.masking import mask
+from quorate.core.regular_file import opened_regular
+from quorate.storage.log_file import parts_of
+from quorate.storage.run_folder import RunFolder
+
+LOOK_EVERY = 0.2
+LAST_LOOKS = 2
+"""How often logs are looked at once more when the job has ended: what was printed last may still be on its way."""
+
+_LONGEST = 2**23
+"""Bytes of a line that are read at a time: a file may be of anybody's making."""
+
+_ATTEMPTS = 10
+
+# Logs of earlier versions are text.
+_STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) ([\w.]+): (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """One line of a log. `order` is its time, but never before that of a line which stands before it in its file."""
+
+    order: float
+    fields: Mapping[str, Any]
+
+    @property
+    def time(self) -> float:
+        return _number(self.fields.get("time"))
+
+    @property
+    def level(self) -> str:
+        return str(self.fields.get("level", "info"))
+
+    @property
+    def process(self) -> str:
+        return str(self.fields.get("process", ""))
+
+    @property
+    def message(self) -> str:
+        return str(self.fields.get("message", ""))
+
+    @property
+    def exception(self) -> str:
+        return str(self.fields.get("exception", ""))
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which lines are wanted: all of them, unless something is said."""
+
+    worker: int | None = None
+    level: str = ""
+    text: str = ""
+
+    def takes(self, record: LogRecord) -> bool:
+        if self.worker is not None and record.fields.get("worker") != self.worker:
+            return False
+        if self.level and _severity(record.level) < _severity(self.level):
+            return False
+        wanted = self.text.lower()
+        return not wanted or wanted in record.message.lower() or wanted in record.exception.lower()
+
+
+class RunLogs:
+    """The logs of a run. `new` gives what was written since the last call, in the order of time."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._logs: dict[Path, _Log] = {}
+
+    def new(self) -> Iterator[LogRecord]:
+        for path in self._run.logs.glob("*"):
+            # The one that is written may not be there: it was full, and the next begins with the next line.
+            if (name := re.fullmatch(r"(.+\.(?:jsonl|log))(?:\.\d+)?", path.name)) is not None:
+                log = path.with_name(name[1])
+                self._logs.setdefault(log, _Log(log))
+        # What was asked for later cannot go before what was shown already: each call is merged by itself.
+        yield from heapq.merge(*(log.new() for log in self._logs.values()), key=lambda record: record.order)
+
+    def follow(self, is_running: Callable[[], bool], wait: Callable[[float], None] = time.sleep) -> Iterator[LogRecord]:
+        """All there is and all that comes, until the job has ended."""
+        remaining = LAST_LOOKS
+        while True:
+            if not is_running():
+                remaining -= 1
+            yield from self.new()
+            if remaining <= 0:
+                return
+            wait(LOOK_EVERY)
+
+
+class _Log:
+    """One log, which may have several files: where its reader is, by the file's number and the place in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode: int | None = None
+        self._beginning = b""
+        self._offset = 0
+        self._order = 0.0
+        self._is_text = path.suffix == ".log"
+        stem = path.stem
+        self._process = re.sub(r"-(?=\d+$)|_", " ", stem)
+        worker = re.fullmatch(r"worker-(\d+)", stem)
+        self._worker = None if worker is None else int(worker[1])
+
+    def new(self) -> Iterator[LogRecord]:
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(file) for file in self._open_all()]
+            known = next((at for at, file in enumerate(files) if self._is_known(file)), None)
+            for at, file in list(enumerate(files))[known or 0 :]:
+                if at != known:
+                    self._inode, self._beginning, self._offset = os.fstat(file.fileno()).st_ino, b"", 0
+                yield from self._read(file, is_last=at == len(files) - 1)
+                self._beginning = _beginning(file)[: self._offset]
+
+    def _is_known(self, file: io.BufferedReader) -> bool:
+        """Whether this is the file that was read last: a new one may have the number of one that was removed."""
+        return os.fstat(file.fileno()).st_ino == self._inode and _beginning(file).startswith(self._beginning)
+
+    def _open_all(self) -> list[io.BufferedReader]:
+        """All its files, the oldest first. Again if they were renamed meanwhile: one might have been missed."""
+        opened: list[tuple[Path, io.BufferedReader]] = []
+        for _ in range(_ATTEMPTS):
+            for _, file in opened:
+                file.close()
+            opened = []
+            parts = list(parts_of(self._path))
+            for part in parts:
+                with contextlib.suppress(OSError):  # it is gone, or somebody else's
+                    opened.append((part, opened_regular(part)))
+            if parts == list(parts_of(self._path)) and all(_is_at(file, part) for part, file in opened):
+                break
+        return [file for _, file in opened]
+
+    def _read(self, file: io.BufferedReader, is_last: bool) -> Iterator[LogRecord]:
+        if os.fstat(file.fileno()).st_size < self._offset:
+            self._offset = 0  # it was written anew
+        file.seek(self._offset)
+        while line := file.readline(_LONGEST):
+            if is_last and not line.endswith(b"\n") and len(line) < _LONGEST:
+                return  # it is being written
+            yield self._record(line, file)
+            self._offset += len(line)
+
+    def _record(self, line: bytes, file: io.BufferedReader) -> LogRecord:
+        text = line.rstrip(b"\r\n").decode(errors="backslashreplace")
+        fields = self._of_text(text, file) if self._is_text else _of_json(text)
+        if fields is None:  # a crash has left half a record
+            fields = {"time": self._order, "level": "info", "message": mask(text), "process": self._process}
+        self._order = max(self._order, _number(fields.get("time")))
+        return LogRecord(self._order, fields)
+
+    def _of_text(self, text: str, file: io.BufferedReader) -> dict[str, Any]:
+        about: dict[str, Any] = {"process": self._process}
+        if self._worker is not None:
+            about["worker"] = self._worker
+        stamped = _STAMPED.fullmatch(text)
+        if stamped is None:  # printed: at about the time of the line before
+            moment = self._order or os.fstat(file.fileno()).st_mtime
+            return {"time": moment, "level": "info", "message": mask(text), **about, "source": "text"}
+        when, milliseconds, level, logger, message = stamped.groups()
+        moment = datetime.fromisoformat(when).astimezone().timestamp() + int(milliseconds) / 1000
+        return {"time": moment, "level": level.lower(), "logger": logger, "message": mask(message), **about}
+
+
+def _of_json(text: str) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _beginning(file: io.BufferedReader) -> bytes:
+    return os.pread(file.fileno(), 64, 0)
+
+
+def _is_at(file: io.BufferedReader, path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return os.fstat(file.fileno()).st_ino == path.stat().st_ino
+    return False
+
+
+def _severity(level: str) -> int:
+    with contextlib.suppress(KeyError):
+        return level_number(level)
+    return 0
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,194 @@
+"""A real pump, and real processes that print into it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import await_condition
+from quorate.core.masking import register_secrets
+from quorate.engines import output_pump
+from quorate.engines.output_pump import OutputPipes, OutputPump, Speaker
+from quorate.storage.log_file import parts_of
+from quorate.storage.run_folder import RunFolder
+
+SECRET = "a-very-secret-word"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path / "tiny-0001")
+    run.logs.mkdir(parents=True)
+    return run
+
+
+@pytest.fixture
+def pump(run: RunFolder) -> Iterator[OutputPump]:
+    register_secrets([SECRET])
+    pump = OutputPump(run)
+    yield pump
+    pump.close()
+
+
+def start(pump: OutputPump, code: str, slot: int = 0) -> tuple[subprocess.Popen[bytes], OutputPipes]:
+    """A process as a worker, whose output the pump reads."""
+    pipes = OutputPipes()
+    stdout, stderr = pipes.write_ends
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=stdout, stderr=stderr)
+    pipes.close_write_ends()
+    pipes.send(pump.control, Speaker.worker(slot, process.pid, "token-of-the-job"))
+    return process, pipes
+
+
+def records(run: RunFolder, log: str = "worker-0") -> list[dict[str, Any]]:
+    lines = [line for part in parts_of(run.logs / f"{log}.jsonl") for line in part.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def messages(run: RunFolder, source: str, log: str = "worker-0") -> list[str]:
+    return [record["message"] for record in records(run, log) if record.get("source") == source]
+
+
+def test_what_was_printed_before_a_sigkill_is_in_the_log(run: RunFolder, pump: OutputPump) -> None:
+    code = "import os, signal, sys\nfor n in range(2000): print('line', n, flush=True)\n"
+    code += "os.write(2, b'no end of line'); os.kill(os.getpid(), signal.SIGKILL)"
+    process, pipes = start(pump, code)
+    assert process.wait(60) == -signal.SIGKILL
+    pipes.close()
+    pump.close()
+    assert messages(run, "stdout") == [f"line {number}" for number in range(2000)]
+    assert messages(run, "stderr") == ["no end of line"]
+    record = records(run)[0]
+    assert (record["process"], record["worker"], record["pid"]) == ("worker 0", 0, process.pid)
+    assert (record["level"], record["run"]) == ("info", "tiny-0001")
+
+
+def test_a_segfault_loses_nothing_and_c_code_and_children_are_heard(run: RunFolder, pump: OutputPump) -> None:
+    code = (
+        "import ctypes, os, sys; print('python', flush=True); os.system('echo child; echo worse >&2');"
+        "libc = ctypes.CDLL(None); libc.puts(b'from C'); libc.fflush(None); ctypes.string_at(0)"
+    )
+    process, pipes = start(pump, code)
+    assert process.wait(60) == -signal.SIGSEGV
+    pipes.close()
+    pump.close()
+    assert messages(run, "stdout") == ["python", "child", "from C"]
+    assert messages(run, "stderr") == ["worse"]
+
+
+def test_secrets_never_reach_a_file_however_they_are_written(run: RunFolder, pump: OutputPump) -> None:
+    halves = [SECRET[:5], SECRET[5:]]
+    code = (
+        f"import os, sys, time\nfor piece in {[*halves, ' and ', *'token-of-the-job']!r}:\n"
+        "    os.write(1, piece.encode()); time.sleep(0.005)\n"  # so that they are read one by one
+    )
+    process, pipes = start(pump, code)
+    process.wait(60)
+    pipes.close()
+    pump.close()
+    assert messages(run, "stdout") == ["*** and ***"]
+    everything = b"".join(file.read_bytes() for file in run.logs.iterdir())
+    assert SECRET.encode() not in everything
+
+
+def test_another_pump_takes_over_and_whoever_prints_does_not_notice(
+    run: RunFolder, pump: OutputPump, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_pump, "RESTART_AFTER", 0.0)
+    code = "import sys\nprint('before', flush=True); sys.stdin.readline()\nfor n in range(20000): print('after', n)"
+    pipes = OutputPipes()
+    stdout, stderr = pipes.write_ends
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
+    pipes.close_write_ends()
+    speaker = Speaker.worker(0, process.pid, "token-of-the-job")
+    pipes.send(pump.control, speaker)
+    await_condition("the first line", lambda: (run.logs / "worker-0.jsonl").exists() and records(run))
+    pump._process.kill()
+    pump._process.wait()
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.close()
+    assert pump.look()
+    pipes.send(pump.control, speaker)
+    assert process.wait(60) == 0
+    pipes.close()
+    pump.close()
+    assert messages(run, "stdout") == ["before", *(f"after {number}" for number in range(20000))]
+
+
+def test_the_log_of_one_that_prints_without_end_is_bounded_and_has_its_last_words(
+    run: RunFolder, pump: OutputPump
+) -> None:
+    code = (
+        "import os\nblock = (b'x' * 99 + b'\\n') * 10000\n"
+        "for _ in range(60): os.write(1, block)\n"
+        "os.write(1, b'the last words\\n')"
+    )
+    process, pipes = start(pump, code)
+    assert process.wait(100) == 0
+    pipes.close()
+    pump.close()
+    parts = list(parts_of(run.logs / "worker-0.jsonl"))
+    assert len(parts) <= 4
+    assert sum(part.stat().st_size for part in parts) < 80 * 2**20
+    last = json.loads(parts[-1].read_bytes().rpartition(b"\n{")[2].join([b"{", b""]))
+    assert last["message"] == "the last words"
+
+
+def test_records_go_as_they_are_and_say_where_prints_belong(run: RunFolder, pump: OutputPump) -> None:
+    code = (
+        "from quorate.core.log_records import Place, log_by_stderr\nimport logging, os, sys\n"
+        "log_by_stderr(Place('worker 3', 'tiny-0001', 3, lambda: {'generation': '1.2', 'step': 7}), 'info')\n"
+        f"logging.getLogger('mine').warning('mind the %s', {SECRET!r})\n"
+        "os.close(2)\n"
+        "try: 1 / 0\n"
+        "except ZeroDivisionError: logging.exception('no good')\n"
+        "print('printed')\n"
+    )
+    process, pipes = start(pump, code, slot=3)
+    process.wait(60)
+    pipes.close()
+    pump.close()
+    warning, error, printed = sorted(records(run, "worker-3"), key=order_of)
+    assert warning["message"] == "mind the ***"
+    fields: Mapping[str, Any] = {"level": "warning", "logger": "mine", "process": "worker 3", "generation": "1.2"}
+    assert warning.items() >= fields.items()
+    assert error["exception"].endswith("ZeroDivisionError: division by zero")
+    assert (printed["message"], printed["worker"]) == ("printed", 3)
+
+
+def order_of(record: dict[str, Any]) -> tuple[bool, float]:
+    return "source" in record, record["time"]
+
+
+def test_a_process_in_the_background_that_keeps_its_pipe_does_not_keep_the_pump(
+    run: RunFolder, pump: OutputPump
+) -> None:
+    process, pipes = start(pump, "import os, time; print('there', flush=True); time.sleep(600)")
+    await_condition("it", lambda: (run.logs / "worker-0.jsonl").exists())
+    pump.control.close()
+    pump._theirs.close()
+    assert pump._process.wait(30) == 0
+    process.kill()
+    process.wait()
+    pipes.close()
+    assert messages(run, "stdout") == ["there"]
+
+
+def test_pipes_of_a_process_are_not_left_open(run: RunFolder, pump: OutputPump) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = descriptors()
+    for _ in range(5):
+        process, pipes = start(pump, "print('hello')")
+        process.wait(60)
+        pipes.close()
+    assert descriptors() == before
+    await_condition("the pump's own", lambda: len(os.listdir(f"/proc/{pump._process.pid}/fd")) < 12)  # noqa: PTH208
