@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from quorate.history.event_index import IndexSink
 from quorate.observe.event import Event
 from quorate.observe.sinks import Guarded, Sink
 from quorate.spec.job import JobSpec
@@ -25,4 +26,4 @@ class Observers:
 
 def _switched_on(run: RunFolder, spec: JobSpec) -> Iterator[Sink]:  # noqa: ARG001
     """Each is imported only where it is switched on: nobody waits for a library that is not used."""
-    yield from ()
+    yield IndexSink(run.events_file)

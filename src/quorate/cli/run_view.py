@@ -164,7 +164,7 @@ def _duration(detail: RunDetail, now: datetime) -> tuple[str, str] | None:
 
 
 def _print_curve(page: Page, curve: Curve) -> None:
-    if len(curve.points) == 1:
+    if len(curve.steps) == 1:
         page.row(curve.name, measure(curve.first))
         return
     numbers = {"first": curve.first, "last": curve.last, "least": curve.least[1], "greatest": curve.greatest[1]}
