@@ -10,7 +10,7 @@ import typer
 
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
-from quorate.cli.history import diff, runs, show
+from quorate.cli.history import diff, report, runs, show
 from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, train
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
@@ -82,7 +82,11 @@ def doctor(
 
 
 app = group_of_verbs("quorate", add_completion=True)
-VERBS: list[Callable[..., None]] = [init, train, resume, evaluate, runs, show, diff, resize, checkpoint, chaos, doctor]
+VERBS: list[Callable[..., None]] = [
+    *(init, train, resume, evaluate),
+    *(runs, show, report, diff),
+    *(resize, checkpoint, chaos, doctor),
+]
 for verb in VERBS:
     app.command("eval" if verb is evaluate else verb.__name__)(verb)
 app.add_typer(checkpoints, name="checkpoints")

@@ -1,5 +1,6 @@
-"""The verbs that read runs: `quorate runs`, `quorate show` and `quorate diff`."""
+"""The verbs that read runs: `quorate runs`, `quorate show`, `quorate report` and `quorate diff`."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -99,6 +100,30 @@ def show(
             raise typer.Exit(code)
     show_run(folder, samples, as_json)
     raise typer.Exit(code)
+
+
+def report(
+    run: Run,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write it. By default RUN.html in this folder."),
+    ] = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Write a run as one HTML page: curves, where the time goes, recoveries, its job.
+
+    The page needs nothing but itself: it can be opened from a disk, sent and printed. A run that is still running is
+    shown as it is now.
+
+    \b
+    Examples:
+      quorate report last
+      quorate report digits-0001 -o digits.html
+    """
+    from quorate.cli.run_view import write_report
+
+    write_report(RunFolder.find(runs, run), output, as_json)
 
 
 def diff(
