@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from quorate.checkpoint.listing import WRITING, CheckpointInfo, cursor_of, look_at
-from quorate.coordinator.client import SupervisorClient
+from quorate.coordinator.client import JobStatus, SupervisorClient
 from quorate.core.errors import LinkError, RequestError, RunError
 from quorate.core.generation import Cursor
 from quorate.core.regular_file import read_regular
@@ -38,6 +38,24 @@ def save(runs: Path, name: str, patience: float = SAVE_PATIENCE) -> CheckpointIn
     It is one that was begun after this was called, so it is of no earlier step than the job was at then.
     """
     return _SaveRequest(RunFolder.find(runs, name), patience).wait()
+
+
+def stop_running(run: RunFolder) -> None:
+    """Have a running job stop after the step it is at, with a checkpoint; returns when it knows."""
+    try:
+        with _coordinator_of(run, PATIENCE) as client:
+            client.stop("interrupted")
+    except LinkError as error:
+        raise _cannot_be_asked(run, error) from None
+
+
+def status(run: RunFolder, patience: float = PATIENCE) -> JobStatus | None:
+    """Who is at work on a running job, and at what; None where nobody answers."""
+    try:
+        with _coordinator_of(run, patience) as client:
+            return client.status()
+    except (LinkError, RunError):
+        return None
 
 
 class _SaveRequest:

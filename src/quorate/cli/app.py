@@ -14,6 +14,7 @@ from quorate.cli.history import diff, report, runs, show
 from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, train
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
+from quorate.cli.top import top
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import RunFolder
 
@@ -84,7 +85,7 @@ def doctor(
 app = group_of_verbs("quorate", add_completion=True)
 VERBS: list[Callable[..., None]] = [
     *(init, train, resume, evaluate),
-    *(runs, show, report, diff),
+    *(runs, show, report, top, diff),
     *(resize, checkpoint, chaos, doctor),
 ]
 for verb in VERBS:

@@ -78,7 +78,8 @@ class Axis:
         least, greatest = float(min(ends)), float(max(ends))
         if may_be_log and least > 0 and greatest > STEEP * least:
             return cls(least, greatest, True)
-        margin = 0.04 * (greatest - least) or abs(least) * 0.1 or 1.0
+        span = greatest - least
+        margin = (0.04 * span or abs(least) * 0.1 or 1.0) if span < math.inf else 0.0
         # From zero where that is near: a curve that ends at it should be seen to.
         floor = 0.0 if 0 <= least < 0.4 * greatest else least - margin
         return cls(floor, greatest + margin)
