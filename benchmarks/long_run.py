@@ -94,14 +94,14 @@ def write_run(runs: Path, steps: int, seed: int = 1) -> RunFolder:
     return run
 
 
-def measure(folder: Path, *arguments: str) -> tuple[float, float, int]:
-    """Seconds, megabytes and exit code of one command."""
+def measure(folder: Path, *arguments: str) -> tuple[float, float, float, int]:
+    """Seconds, seconds of processor time, megabytes and exit code of one command."""
     began = time.perf_counter()
-    with open(os.devnull, "w") as nowhere:
-        process = subprocess.Popen([sys.executable, "-m", "quorate", *arguments], cwd=folder, stdout=nowhere)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return time.perf_counter() - began, usage.ru_maxrss / 1000, process.returncode
+    process = subprocess.Popen([sys.executable, "-m", "quorate", *arguments], cwd=folder, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    taken = time.perf_counter() - began
+    return taken, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000, process.returncode
 
 
 def main() -> None:
@@ -126,8 +126,9 @@ def main() -> None:
         for command in COMMANDS:
             if not given.only or command[0] == given.only:
                 arguments = [run.name if word == "RUN" else word for word in command]
-                seconds, megabytes, code = measure(folder, *arguments)
-                print(f"quorate {' '.join(arguments):32} {seconds:6.2f} s {megabytes:6.0f} MB   exit code {code}")
+                taken, busy, megabytes, code = measure(folder, *arguments)
+                times = f"{taken:6.2f} s ({busy:.2f} s of processor time)"
+                print(f"quorate {' '.join(arguments):28} {times} {megabytes:6.0f} MB   exit code {code}")
 
 
 if __name__ == "__main__":

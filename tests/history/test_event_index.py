@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from quorate.history.event_index import IndexedReader, IndexSink, glance, index_
 from quorate.history.run_detail import RunDetail
 from quorate.history.run_record import Listing, RunQuery
 from quorate.history.step_rows import StepRow, plain_row
-from quorate.history.timeline import Timeline, loss_curves, step_curves
+from quorate.history.timeline import EventFold, Timeline, loss_curves, step_curves
 from quorate.observe.events import StepCompleted, read_event
 from quorate.storage.run_folder import RunFolder
 
@@ -196,7 +197,7 @@ class TestAnIndexThatIsOfNoUse:
         assert index.read_bytes() == whole
 
     def test_a_state_of_another_version(self, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(event_index.EventFold, "restore", lambda *_: {}["missing"])
+        monkeypatch.setattr(EventFold, "restore", Mock(side_effect=KeyError("missing")))
         assert read_timeline(run.events_file).counts["step"] == 400
 
     def test_a_folder_where_it_cannot_be_written(self, run: RunFolder) -> None:

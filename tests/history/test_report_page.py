@@ -56,7 +56,8 @@ class Checked(HTMLParser):
 
 def page_of(run: RunFolder) -> Checked:
     detail = RunDetail.read(run, as_rows=True)
-    advice = advise(detail.record, detail.job and detail.job.spec, detail.checkpoints, run.name)
+    spec = None if detail.job is None else detail.job.spec
+    advice = advise(detail.record, spec, detail.checkpoints, run.name)
     page = report_page(detail, advice, NOW)
     checked = Checked(page)
     names = {name for name, _ in checked.elements}

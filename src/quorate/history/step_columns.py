@@ -59,7 +59,8 @@ def _unpacked(how: Mapping[str, Any], part: bytes, count: int) -> NDArray[np.flo
         case "constant":
             return np.full(count, how["value"], dtype=np.float64)
         case "decimals":
-            return (np.frombuffer(part, np.int32).astype(np.int64) + how["base"]) / how["scale"]
+            whole: NDArray[np.int64] = np.frombuffer(part, np.int32).astype(np.int64) + how["base"]
+            return whole / float(how["scale"])
         case "whole":
             return np.frombuffer(part, np.int64).astype(np.float64)
     return np.frombuffer(part, np.float64)

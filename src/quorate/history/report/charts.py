@@ -7,6 +7,7 @@ page in black and white tells the same. Very many points are drawn as their mean
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +41,9 @@ class Line:
     is_thinned: bool
 
     @classmethod
-    def of(cls, name: str, xs: Sequence[int], ys: Sequence[float], most: int = MOST_POINTS) -> "Line":
+    def of(
+        cls, name: str, xs: Sequence[int] | NDArray[Any], ys: Sequence[float] | Numbers, most: int = MOST_POINTS
+    ) -> "Line":
         """From at least one point; all are finite."""
         steps, values = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
         if len(steps) <= 2 * most:

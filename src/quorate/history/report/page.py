@@ -15,7 +15,7 @@ from quorate.history.report.markup import Content, Html, tag
 from quorate.history.run_detail import Advice, RunDetail
 from quorate.history.run_record import Status
 from quorate.history.step_rows import LOGGED, PHASES, SAMPLES, SPEED
-from quorate.history.timeline import RunPace, Timeline, metric_curves, step_curves
+from quorate.history.timeline import RunPace, Timeline, metric_curves
 from quorate.observe.events import RunBegan, WorkerLost
 from quorate.observe.quantities import count, duration, measure, plural
 
@@ -110,31 +110,35 @@ def _progress(detail: RunDetail) -> Html | None:
 
 
 def _tiles(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str, str]]:
-    record, timeline = detail.record, detail.timeline
-    losses = step_curves(timeline, "loss")
-    for curve in losses[:2]:
-        yield curve.name, measure(curve.last), f"least {measure(curve.least[1])}"
+    """What somebody wants to know first: name, value, and what more there is to it."""
+    yield from _results(detail)
+    record, timeline, pace = detail.record, detail.timeline, RunPace.of(detail.timeline)
+    if pace is not None:
+        speed = record.samples_per_second or pace.samples_per_second
+        yield "speed", f"{count(speed)}/s", f"samples; {duration(pace.step_seconds)} a step"
+    if timeline.active_seconds:
+        parts = timeline.counts.get("run", 0)
+        yield "training time", duration(timeline.active_seconds), f"in {parts} parts" if parts > 1 else ""
+    if timeline.recoveries:
+        still = sum(each.detect_s + each.reform_s + (each.first_step_s or 0.0) for each in timeline.recoveries)
+        yield "recoveries", f"{len(timeline.recoveries):,}", f"stood still for {duration(still)}"
+    if record.status is Status.RUNNING:
+        if pace is not None and record.total_steps:
+            yield "left", duration((record.total_steps - record.steps) * pace.step_seconds), "at this speed"
+        yield "age", duration(record.age(now)), "and still running"
+
+
+def _results(detail: RunDetail) -> Iterator[tuple[str, str, str]]:
+    record, columns = detail.record, detail.timeline.columns
+    for name in list(columns.family("loss"))[:2]:
+        _, values = columns.series(name)
+        if len(values):
+            yield name, measure(float(values[-1])), f"least {measure(float(values.min()))}"
     if record.best is not None:
         yield f"best {record.best.watched.metric}", measure(record.best.value), f"at step {record.best.step:,}"
     for name, value in list(record.metrics.items())[:3]:
         if record.best is None or name != record.best.watched.metric:
             yield name, measure(value), "last evaluation"
-    pace = RunPace.of(timeline)
-    if pace is not None:
-        speed = record.samples_per_second or pace.samples_per_second
-        yield "speed", f"{count(speed)}/s", f"samples; {duration(pace.step_seconds)} a step"
-    active = timeline.active_seconds
-    if active:
-        parts = timeline.counts.get("run", 0)
-        yield "training time", duration(active), f"in {parts} parts" if parts > 1 else ""
-    if record.status is Status.RUNNING and pace is not None and record.total_steps:
-        left = (record.total_steps - record.steps) * pace.step_seconds
-        yield "left", duration(left), "at this speed"
-    if timeline.recoveries:
-        still = sum(each.detect_s + each.reform_s + (each.first_step_s or 0.0) for each in timeline.recoveries)
-        yield "recoveries", f"{len(timeline.recoveries):,}", f"stood still for {duration(still)}"
-    if record.status is Status.RUNNING:
-        yield "age", duration(record.age(now)), "and still running"
 
 
 def _failure(detail: RunDetail) -> Html | None:
@@ -173,14 +177,14 @@ def _curves(detail: RunDetail) -> Iterator[Html]:
     steps, speeds = timeline.columns.series(SPEED)
     timed = speeds > 0
     if timed.any():
-        line = Line.of("samples/s", steps[timed].tolist(), speeds[timed].tolist())
+        line = Line.of("samples/s", steps[timed], speeds[timed])
         yield line_chart("Throughput, samples per second", [line], Marks(at), tell=count)
     logged = list(timeline.columns.family(LOGGED.rstrip(".")))
     for name in logged[:MOST_LOGGED]:
         steps, values = timeline.columns.series(name)
         if len(steps):
             own = name.removeprefix(LOGGED)
-            yield line_chart(own, [Line.of(own, steps.tolist(), values.tolist())], note="logged by the task")
+            yield line_chart(own, [Line.of(own, steps, values)], note="logged by the task")
 
 
 def _metrics(detail: RunDetail, at: Sequence[int]) -> Iterator[Html]:
@@ -194,10 +198,8 @@ def _metrics(detail: RunDetail, at: Sequence[int]) -> Iterator[Html]:
 
 
 def _lines(timeline: Timeline, family: str) -> list[Line]:
-    return [
-        Line.of(curve.name.removeprefix(f"{family}."), curve.steps, curve.values)
-        for curve in step_curves(timeline, family)
-    ]
+    found = ((name, *timeline.columns.series(name)) for name in timeline.columns.family(family))
+    return [Line.of(name.removeprefix(f"{family}."), steps, values) for name, steps, values in found if len(steps)]
 
 
 def _gaps(timeline: Timeline) -> list[int]:
