@@ -82,6 +82,10 @@ class TerminalCommand:
         """What is on the screen now."""
         return screen_after(self.text, self.width)
 
+    def type(self, keys: str) -> None:
+        """Press keys, one after the other."""
+        os.write(self._master, keys.encode())
+
     def interrupt(self) -> None:
         """Ctrl-C, which a terminal sends to the whole process group."""
         os.killpg(self.process.pid, signal.SIGINT)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from quorate.checkpoint.listing import WRITING, CheckpointInfo, cursor_of, look_at
-from quorate.coordinator.client import SupervisorClient
+from quorate.coordinator.client import JobStatus, SupervisorClient
 from quorate.core.errors import JobError, LinkError, RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor
@@ -62,7 +62,7 @@ def stop(runs: Path, name: str, *, now: bool = False, patience: float = STOP_PAT
     is_asked = False
     while run.holder() is not None:
         if not is_asked:
-            is_asked = _ask_to_end(run, now) or (
+            is_asked = ask_to_end(run, now) or (
                 time.monotonic() > over - patience + _SIGNAL_AFTER and _signal(run, now)
             )
         if time.monotonic() >= over:
@@ -71,7 +71,7 @@ def stop(runs: Path, name: str, *, now: bool = False, patience: float = STOP_PAT
     return run
 
 
-def _ask_to_end(run: RunFolder, now: bool) -> bool:
+def ask_to_end(run: RunFolder, now: bool = False) -> bool:
     """Have the coordinator end the job; whether there is one that was told."""
     try:
         with _coordinator_of(run, _STOP_CALL) as client:
@@ -111,6 +111,15 @@ def _does_not_end(run: RunFolder, launcher: Holder, now: bool, patience: float) 
         f"or end it without a save: quorate stop {run.name} --now"
     )
     return JobError(f"run {run.name} was asked to end, and has not in {patience:g} s. {more}")
+
+
+def status(run: RunFolder, patience: float = PATIENCE) -> JobStatus | None:
+    """Who is at work on a running job, and at what; None where nobody answers."""
+    try:
+        with _coordinator_of(run, patience) as client:
+            return client.status()
+    except (LinkError, RunError):
+        return None
 
 
 class _SaveRequest:

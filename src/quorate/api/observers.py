@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from quorate.core.errors import RequestError
 from quorate.core.machine import usable_cores
+from quorate.history.event_index import IndexSink
 from quorate.observe.event import Event
 from quorate.observe.sinks import Guarded, Sink
 from quorate.spec.job import JobSpec
@@ -34,6 +35,7 @@ class Observers:
 
 def _switched_on(run: RunFolder, spec: JobSpec, tell: Callable[[str], None]) -> Iterator[Sink]:
     """Each is imported only where it is switched on: nobody waits for a library that is not used."""
+    yield IndexSink(run.events_file)
     # The first, since it may refuse the request: nothing else is started then.
     if spec.track is not None and spec.track.prometheus is not None:
         from quorate.tracking.prometheus import PrometheusView

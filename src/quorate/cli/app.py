@@ -10,11 +10,12 @@ import typer
 
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
-from quorate.cli.history import diff, logs, runs, show, trace
+from quorate.cli.history import diff, logs, report, runs, show, trace
 from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, stop, train
 from quorate.cli.models import app as models
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
+from quorate.cli.top import top
 from quorate.cli.tracking import track
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import RunFolder
@@ -85,21 +86,9 @@ def doctor(
 
 app = group_of_verbs("quorate", add_completion=True)
 VERBS: list[Callable[..., None]] = [
-    init,
-    train,
-    resume,
-    evaluate,
-    runs,
-    show,
-    logs,
-    diff,
-    trace,
-    resize,
-    checkpoint,
-    stop,
-    chaos,
-    track,
-    doctor,
+    *(init, train, resume, evaluate),
+    *(runs, show, logs, report, top, diff, trace),
+    *(resize, checkpoint, stop, chaos, track, doctor),
 ]
 for verb in VERBS:
     app.command("eval" if verb is evaluate else verb.__name__)(verb)

@@ -1,4 +1,4 @@
-"""The verbs that read runs: `quorate runs`, `show`, `logs`, `diff` and `trace`."""
+"""The verbs that read runs: `quorate runs`, `show`, `logs`, `report`, `diff` and `trace`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,6 +132,30 @@ def logs(
 
     wanted = Filter(worker, choose(level, Severity, "--level") if level else "", grep)
     show_logs(RunFolder.find(runs, run), wanted, follow, as_json)
+
+
+def report(
+    run: Run,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to write it. By default RUN.html in this folder."),
+    ] = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Write a run as one HTML page: curves, where the time goes, recoveries, its job.
+
+    The page needs nothing but itself: it can be opened from a disk, sent and printed. A run that is still running is
+    shown as it is now.
+
+    \b
+    Examples:
+      quorate report last
+      quorate report digits-0001 -o digits.html
+    """
+    from quorate.cli.run_view import write_report
+
+    write_report(RunFolder.find(runs, run), output, as_json)
 
 
 def diff(

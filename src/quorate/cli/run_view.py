@@ -13,6 +13,7 @@ from rich.text import Text
 from quorate.cli.layout import Page
 from quorate.cli.output import print_document
 from quorate.cli.runs_view import STATUS_STYLES, ago, progress, short_task
+from quorate.core.errors import RunError
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
 from quorate.history.documents import detail_document
 from quorate.history.run_detail import Advice, RunDetail, advise, job_values
@@ -27,6 +28,7 @@ from quorate.observe.waiting import waiting_in_words
 from quorate.spec.keys import Mark
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_document import write_value
+from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder, runs_folder
 
 LONGEST_SPARKLINE = 40
@@ -53,6 +55,28 @@ def show_run(folder: RunFolder, samples: dict[str, Any], as_json: bool) -> None:
         print_document(detail_document(detail, advice, now) | samples)
     else:
         print_run(Page(), detail, advice, now)
+
+
+def write_report(folder: RunFolder, output: Path | None, as_json: bool) -> None:
+    """Write a run as a page of HTML, and say where."""
+    # Only here: it draws with numpy, which takes long to import.
+    from quorate.history.report.page import report_page
+
+    detail, now = RunDetail.read(folder, as_rows=True), datetime.now(UTC)
+    spec = None if detail.job is None else detail.job.spec
+    advice = advise(detail.record, spec, detail.checkpoints, as_typed(detail.record.path))
+    page = report_page(detail, advice, now).encode()
+    file = Path(f"{folder.name}.html") if output is None else output
+    try:
+        write_atomically(file, page)
+    except OSError as error:
+        raise RunError(
+            f"cannot write the report to {file}: {error.strerror or error}. Name a file that can be written with -o."
+        ) from None
+    if as_json:
+        print_document({"run": folder.name, "file": str(file.absolute()), "bytes": len(page)})
+    else:
+        Page().line(f"{file}: {size(len(page))}")
 
 
 def as_typed(path: Path) -> str:
@@ -164,7 +188,7 @@ def _duration(detail: RunDetail, now: datetime) -> tuple[str, str] | None:
 
 
 def _print_curve(page: Page, curve: Curve) -> None:
-    if len(curve.points) == 1:
+    if len(curve.steps) == 1:
         page.row(curve.name, measure(curve.first))
         return
     numbers = {"first": curve.first, "last": curve.last, "least": curve.least[1], "greatest": curve.greatest[1]}

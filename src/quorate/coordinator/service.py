@@ -220,6 +220,26 @@ class CoordinatorService(CoordinatorServicer):
             else:
                 return
 
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:  # noqa: N802, ARG002
+        """Tell who is there, and what each was last heard to be doing; changes nothing."""
+        if isinstance(self._state, Ended):
+            return pb.StatusReply()
+        members, now = self._state.members, time.monotonic()
+        workers = [
+            pb.WorkerState(
+                worker=known.worker,
+                pid=known.registration.pid,
+                host=known.registration.host,
+                step=known.status.step or 0,
+                phase=known.status.phase,
+                waits_for=known.status.waits_for,
+                silent_s=max(0.0, now - known.heard),
+                leaving=known.is_leaving,
+            )
+            for known in members.enrolled
+        ]
+        return pb.StatusReply(workers=workers, wanted=members.wanted)
+
     # --- the loop around the pure function
 
     def apply(self, event: MembershipEvent) -> Decision:

@@ -218,7 +218,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
     (least_step, least), (greatest_step, greatest) = curve.least, curve.greatest
     return {
         "name": curve.name,
-        "count": len(curve.points),
+        "count": len(curve.steps),
         "first": curve.first,
         "last": curve.last,
         "least": {"value": least, "step": least_step},

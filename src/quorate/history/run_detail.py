@@ -11,6 +11,7 @@ from quorate.core.masking import shown_value
 from quorate.core.task_source import TaskSource
 from quorate.core.timing import Timing
 from quorate.history.checkpoint_list import CheckpointRecord, read_checkpoints
+from quorate.history.event_index import read_timeline
 from quorate.history.run_record import RunRecord, Status
 from quorate.history.timeline import Timeline
 from quorate.observe.events import RunBegan
@@ -46,7 +47,8 @@ class RunDetail:
     source: TaskSource | None = None
 
     @classmethod
-    def read(cls, run: RunFolder) -> "RunDetail":
+    def read(cls, run: RunFolder, as_rows: bool = False) -> "RunDetail":
+        """From a run's folder; `as_rows` as in `read_timeline`."""
         problems: dict[Path, str] = {}
 
         def attempt(file: Path, read: Callable[[], Read]) -> Read | None:
@@ -56,7 +58,7 @@ class RunDetail:
                 problems[file] = error.message
                 return None
 
-        timeline = attempt(run.events_file, lambda: Timeline.read(run.events_file))
+        timeline = attempt(run.events_file, lambda: read_timeline(run.events_file, as_rows))
         job = attempt(run.job_file, lambda: load_recorded(run.job_file, {}, []))
         environment = attempt(run.environment_file, run.read_environment) or {}
         checkpoints = read_checkpoints(run.checkpoints)

@@ -15,6 +15,7 @@ from quorate.checkpoint.listing import newest_manifest
 from quorate.checkpoint.retention import BestEvaluation, Watched, best_of, better_of, is_number
 from quorate.core.errors import QuorateError, RunError
 from quorate.core.failure import Failure
+from quorate.history.event_index import glance
 from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, RunFailed, failure_in
 from quorate.spec.resolved import glance_at_recorded
@@ -90,7 +91,7 @@ class RunRecord:
                 problems.append(error.message)
                 return instead
 
-        told = timeline if timeline is not None else attempt(lambda: Timeline.glance(run.events_file), Timeline())
+        told = timeline if timeline is not None else attempt(lambda: glance(run.events_file), Timeline())
         job = attempt(lambda: glance_at_recorded(run.job_file), dict[str, Any]())
         # In this order: a launcher writes the result before it lets go. One that takes the run up in between removes
         # the result of an earlier part, so that without one the holder is asked about once more.

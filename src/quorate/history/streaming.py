@@ -14,6 +14,7 @@ from quorate.data.block_sampler import BlockSampler
 from quorate.data.indices import Ranges
 from quorate.data.sharding import LaneReading, Sharding, sharding_at
 from quorate.data.shards.index import ShardIndex, load_index
+from quorate.history.event_index import glance
 from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, TrainingBlocks
 from quorate.spec.load import load_recorded
@@ -106,7 +107,7 @@ def shown_place(place: str) -> str:
 
 def read_data_progress(run: RunFolder) -> DataProgress:
     """Where a run stands in its shards, by what its folder holds."""
-    timeline = Timeline.glance(run.events_file)
+    timeline = glance(run.events_file)
     begun = timeline.of_kind(RunBegan)
     if not begun:
         raise RunError(f"run {run.name} has not begun to train yet, so there is nothing to tell of its data.")

@@ -2,13 +2,16 @@
 
 import math
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quorate.checkpoint.retention import is_number
 from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
+from quorate.history.step_rows import PHASES, SAMPLES, SPEED, StepRow, StepRows, plain_row
 from quorate.observe.event import Event
 from quorate.observe.events import (
     CoordinatorReplaced,
@@ -26,7 +29,6 @@ _WHOLE_LINE = b"}\n"
 # The last steps may be torn; one of so many is not.
 _LOOKED_BACK = 8
 
-PHASES = ("data", "compute", "exchange", "apply")
 PACE_AND_LOSSES = ("losses", "samples", "samples_per_second", *(f"{phase}_s" for phase in PHASES))
 """The fields of a step that its curves and the pace of a run are made of."""
 
@@ -43,6 +45,9 @@ class Timeline:
     `began` and `ended` are the times of the first and the last event; `active_seconds` leaves out the time in which
     nobody worked on the run. `recoveries` are what it has recovered from, and `waiting` is how long its steps have
     waited for data; neither is known at a glance.
+
+    Of a long run, `rows` has the numbers of the steps, and `steps` is empty; `noted` are the steps that told more than
+    numbers: warnings, samples that were bad or skipped.
     """
 
     steps: dict[int, StepCompleted] = field(default_factory=dict)
@@ -55,6 +60,8 @@ class Timeline:
     unreadable_lines: int = 0
     recoveries: list[Recovery] = field(default_factory=list)
     waiting: DataWait = NO_WAIT
+    rows: StepRows | None = None
+    noted: list[StepCompleted] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path, keep: tuple[str, ...] = PACE_AND_LOSSES) -> "Timeline":
@@ -62,12 +69,12 @@ class Timeline:
 
         `keep` says which fields of a step are wanted: a million steps with all of theirs take a gigabyte.
         """
-        return _Reading(keep).through(path)
+        return EventFold(keep).through(path)
 
     @classmethod
     def glance(cls, path: Path) -> "Timeline":
         """The same without `steps`, which are counted and not looked into: ten times as fast, for a list of runs."""
-        return _Reading(None).through(path)
+        return EventFold(None).through(path)
 
     def of_kind(self, kind: type[Kind]) -> tuple[Kind, ...]:
         """All events of a kind other than steps, in the order in which they were told."""
@@ -90,10 +97,20 @@ class Timeline:
         said = (event.total_steps for event in reversed(self.of_kind(RunBegan)))
         return next((total for total in said if total is not None), None)
 
+    @cached_property
+    def columns(self) -> Any:
+        """The `StepColumns` of a long run, in numpy, which takes long to import; None of one that has its steps."""
+        if self.rows is None:
+            return None
+        from quorate.history.step_columns import StepColumns
+
+        return StepColumns(self.rows)
+
     @property
     def redone(self) -> int:
         """How many tellings of steps are repetitions; 0 at a glance."""
-        return self.counts.get("step", 0) - len(self.steps) if self.steps else 0
+        known = self.steps if self.columns is None else self.columns.steps
+        return self.counts.get("step", 0) - len(known) if len(known) else 0
 
 
 @dataclass(frozen=True)
@@ -101,28 +118,33 @@ class Curve:
     """A number by step, in order; at least one, and only finite ones."""
 
     name: str
-    points: tuple[tuple[int, float], ...]
+    steps: Sequence[int]
+    values: Sequence[float]
 
     @property
-    def values(self) -> tuple[float, ...]:
-        return tuple(value for _, value in self.points)
+    def points(self) -> tuple[tuple[int, float], ...]:
+        return tuple(zip(self.steps, self.values, strict=True))
 
     @property
     def first(self) -> float:
-        return self.points[0][1]
+        return self.values[0]
 
     @property
     def last(self) -> float:
-        return self.points[-1][1]
+        return self.values[-1]
 
     @property
     def least(self) -> tuple[int, float]:
         """The first step with the least number, and that number."""
-        return min(self.points, key=lambda point: point[1])
+        return self._at(min(self.values))
 
     @property
     def greatest(self) -> tuple[int, float]:
-        return max(self.points, key=lambda point: point[1])
+        return self._at(max(self.values))
+
+    def _at(self, value: float) -> tuple[int, float]:
+        place = self.values.index(value)
+        return self.steps[place], self.values[place]
 
 
 @dataclass(frozen=True)
@@ -136,6 +158,8 @@ class RunPace:
     @classmethod
     def of(cls, timeline: Timeline) -> "RunPace | None":
         """From the steps of a run; none where no step tells its speed."""
+        if timeline.columns is not None:
+            return _pace(timeline.columns)
         steps, seconds, samples = 0, 0.0, 0
         spent = dict.fromkeys(PHASES, 0.0)
         for step in timeline.steps.values():
@@ -150,9 +174,36 @@ class RunPace:
         return cls(seconds / steps, samples / seconds, shares)
 
 
+def _pace(columns: Any) -> RunPace | None:
+    """The same sums, added in the same order."""
+    speed, size = columns.column(SPEED), columns.column(SAMPLES)
+    timed = (speed > 0) & (speed < math.inf) & (size > 0)
+    steps = int(timed.sum())
+    if not steps:
+        return None
+    seconds = float((size[timed] / speed[timed]).cumsum()[-1])
+    spent = {phase: float(columns.column(f"{phase}_s")[timed].cumsum()[-1]) for phase in PHASES}
+    shares = {phase: spent[phase] / seconds for phase in PHASES if spent[phase]}
+    return RunPace(seconds / steps, int(size[timed].sum()) / seconds, shares)
+
+
 def loss_curves(timeline: Timeline) -> tuple[Curve, ...]:
     """Those of the training steps."""
-    return _curves({number: step.by_optimizer("loss") for number, step in timeline.steps.items()})
+    return step_curves(timeline, "loss")
+
+
+def step_curves(timeline: Timeline, family: str) -> tuple[Curve, ...]:
+    """Those of a family of the training steps' numbers: one, or one for each optimizer."""
+    columns = timeline.columns
+    if columns is None:
+        return _curves({number: step.by_optimizer(family) for number, step in timeline.steps.items()})
+    found = []
+    for name in columns.family(family):
+        steps, values = columns.series(name)
+        if len(steps):
+            found.append(Curve(name, steps.tolist(), values.tolist()))
+    # By where they begin, as those are that are made step by step.
+    return tuple(sorted(found, key=lambda curve: curve.steps[0]))
 
 
 def metric_curves(timeline: Timeline) -> tuple[Curve, ...]:
@@ -160,39 +211,104 @@ def metric_curves(timeline: Timeline) -> tuple[Curve, ...]:
     return _curves(timeline.evaluations)
 
 
-class _Reading:
-    """Takes in a file line by line: it may be larger than all that is kept of it."""
+class EventFold:
+    """Takes in a file line by line: it may be larger than all that is kept of it.
 
-    def __init__(self, keep: tuple[str, ...] | None) -> None:
+    What it is told to `keep` of a step is kept in `Timeline.steps`, nothing of any where that is None. Where it is
+    given `rows`, the numbers of the steps are put there instead.
+    """
+
+    def __init__(self, keep: tuple[str, ...] | None = None, rows: StepRows | None = None) -> None:
         self._keep = keep
-        self._told = Timeline()
+        self._rows = rows
+        self._is_glance = keep is None and rows is None
+        self._told = Timeline(rows=rows)
         self._part_began: float | None = None
         self._incarnation: str | None = None
         self._recoveries = RecoveryLog()
         self._waiting = DataWaitLog()
         self._passed: deque[bytes] = deque(maxlen=_LOOKED_BACK)
 
-    def through(self, path: Path) -> Timeline:
+    def through(self, path: Path, offset: int = 0) -> Timeline:
+        """Take in all lines of a file, from an offset on; what they tell. A file that is not there tells nothing."""
         try:
             with opened_regular(path) as file:
+                file.seek(offset)
                 for line in file:
-                    # The first of all is looked into, since it says when the run began.
-                    is_step = line.startswith(_STEP) and line.endswith(_WHOLE_LINE)
-                    if self._keep is None and is_step and self._told.began is not None:
-                        self._told.counts["step"] += 1
-                        self._passed.append(line)
-                    elif line != b"\n":
-                        self._take(line)
+                    self.take(line)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise RunError(f"cannot read {path}: {error.strerror or error}") from error
+        return self.timeline()
+
+    def take(self, line: bytes) -> bool:
+        """Take in a line; whether it tells more than the numbers of a step."""
+        if line == b"\n":
+            return False
+        if self._told.began is not None and line.startswith(_STEP) and line.endswith(_WHOLE_LINE):
+            # The first of all is looked into, since it says when the run began.
+            if self._is_glance:
+                self._told.counts["step"] += 1
+                self._passed.append(line)
+                return False
+            if self._rows is not None and (row := plain_row(line)) is not None:
+                self._told.counts["step"] += 1
+                self._take_time(row.time, begins_part=False)
+                self._take_row(row)
+                return False
+        return self._take(line)
+
+    def timeline(self) -> Timeline:
+        """What was told so far; more may follow."""
         self._look_back()
-        self._end_part()
-        self._told.steps = dict(sorted(self._told.steps.items()))
-        self._told.recoveries = self._recoveries.recoveries
-        self._told.waiting = self._waiting.wait
-        return self._told
+        told = self._told
+        return replace(
+            told,
+            steps=dict(sorted(told.steps.items())),
+            active_seconds=told.active_seconds + self._part_seconds,
+            recoveries=self._recoveries.recoveries,
+            waiting=self._waiting.wait,
+        )
+
+    # --- what an index keeps of it
+
+    def state(self) -> dict[str, Any]:
+        """All of it but events and rows, as JSON has it."""
+        told = self._told
+        return {
+            "counts": dict(told.counts),
+            "position": told.position,
+            "began": told.began,
+            "ended": told.ended,
+            "active_seconds": told.active_seconds,
+            "unreadable_lines": told.unreadable_lines,
+            "part_began": self._part_began,
+            "incarnation": self._incarnation,
+            "recoveries": self._recoveries.state(),
+            "waiting": self._waiting.state(),
+        }
+
+    def restore(self, state: dict[str, Any], noted: Iterable[bytes]) -> None:
+        """Be as another was that had this state and had taken in these lines beside those that are in the rows. Raises
+        ValueError, KeyError or TypeError where it is none."""
+        told = self._told
+        told.counts = Counter(state["counts"])
+        told.position, told.unreadable_lines = state["position"], state["unreadable_lines"]
+        told.began, told.ended, told.active_seconds = state["began"], state["ended"], state["active_seconds"]
+        self._part_began, self._incarnation = state["part_began"], state["incarnation"]
+        self._recoveries, self._waiting = RecoveryLog.of(state["recoveries"]), DataWaitLog.of(state["waiting"])
+        for line in noted:
+            self._note(read_event(line))
+        if self._is_glance:
+            self._recoveries, self._waiting = RecoveryLog(), DataWaitLog()
+
+    def forget(self) -> None:
+        """Keep the state only."""
+        self._told.others.clear()
+        self._told.noted.clear()
+
+    # --- line by line
 
     def _look_back(self) -> None:
         """Look into the last of the steps that were passed by: it says how far this part of the run has come."""
@@ -214,19 +330,47 @@ class _Reading:
             self._look_back()
         self._told.counts[event.kind] += 1
         self._take_time(event.time, begins_part)
+        is_noted = self._note(event)
+        if isinstance(event, StepCompleted):
+            self._take_step(event)
+        else:
+            if not self._is_glance:
+                self._recoveries.handle(event)
+                self._waiting.handle(event)
+            if isinstance(event, RunBegan) and event.from_step is not None:
+                self._told.position = event.from_step
+        return is_noted or self._is_glance
+
+    def _note(self, event: Event) -> bool:
+        """Keep an event, if it is to be kept whole."""
+        if not isinstance(event, StepCompleted):
+            self._told.others.append(event)
+        elif self._rows is not None and (event.warnings or event.bad_samples or event.skipped is not None):
+            self._told.noted.append(event)
+        else:
+            return False
+        return True
+
+    def _take_step(self, event: StepCompleted) -> None:
+        assert event.step is not None
+        if self._rows is not None:
+            self._take_row(StepRow.of(event))
+            return
+        self._told.position = event.step
         if self._keep is not None:
             self._recoveries.handle(event)
             self._waiting.handle(event)
-        if not isinstance(event, StepCompleted):
-            self._told.others.append(event)
-            if isinstance(event, RunBegan) and event.from_step is not None:
-                self._told.position = event.from_step
-        elif event.step is not None:
-            self._told.position = event.step
-            if self._keep is not None:
-                kept = {name: getattr(event, name) for name in self._keep}
-                self._told.steps[event.step] = StepCompleted(step=event.step, time=event.time, **kept)
-        return True
+            kept = {name: getattr(event, name) for name in self._keep}
+            self._told.steps[event.step] = StepCompleted(step=event.step, time=event.time, **kept)
+
+    def _take_row(self, row: StepRow) -> None:
+        assert self._rows is not None
+        self._told.position = row.step
+        self._recoveries.take_step(row.step, row.time)
+        get = row.numbers.get
+        seconds = (get("data_s", 0.0), get("compute_s", 0.0), get("exchange_s", 0.0), get("apply_s", 0.0))
+        self._waiting.take_step(seconds, get("longest_data_s", 0.0), row.draws)
+        self._rows.add(row)
 
     def _begins_part(self, event: Event) -> bool:
         """Whether a launcher takes the run up. It brings a coordinator of its own, whose generations are higher;
@@ -241,7 +385,7 @@ class _Reading:
     def _take_time(self, time: float, begins_part: bool) -> None:
         told = self._told
         if begins_part:
-            self._end_part()
+            told.active_seconds += self._part_seconds
             self._part_began = time
         if told.began is None:
             told.began = time
@@ -250,9 +394,12 @@ class _Reading:
         # A step that was passed by is looked into later than what followed it.
         told.ended = time if begins_part or told.ended is None else max(time, told.ended)
 
-    def _end_part(self) -> None:
-        if self._part_began is not None and self._told.ended is not None:
-            self._told.active_seconds += max(0.0, self._told.ended - self._part_began)
+    @property
+    def _part_seconds(self) -> float:
+        """How long the present part of the run has taken."""
+        if self._part_began is None or self._told.ended is None:
+            return 0.0
+        return max(0.0, self._told.ended - self._part_began)
 
 
 def _curves(told: dict[int, dict[str, Any]]) -> tuple[Curve, ...]:
@@ -261,4 +408,4 @@ def _curves(told: dict[int, dict[str, Any]]) -> tuple[Curve, ...]:
         for name, value in values.items():
             if is_number(value) and math.isfinite(value):
                 points.setdefault(name, []).append((step, value))
-    return tuple(Curve(name, tuple(pairs)) for name, pairs in points.items())
+    return tuple(Curve(name, *map(tuple, zip(*pairs, strict=True))) for name, pairs in points.items())

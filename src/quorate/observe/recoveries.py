@@ -111,6 +111,30 @@ class RecoveryLog:
         self._mended: dict[str, list[_Loss]] = {}
         self._position = 0
 
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "RecoveryLog":
+        """One that goes on where another was (`state`)."""
+        log = cls()
+        losses = [_Loss(**loss) for loss in state["losses"]]
+        log._closed, log._losses = losses[: state["closed"]], losses[state["closed"] :]
+        log._incarnation, log._position = state["incarnation"], state["position"]
+        log._members = frozenset(state["members"])
+        log._mended = {generation: [losses[each] for each in mended] for generation, mended in state["mended"].items()}
+        return log
+
+    def state(self) -> dict[str, Any]:
+        """All that it knows, as JSON has it."""
+        losses = [*self._closed, *self._losses]
+        place = {id(loss): number for number, loss in enumerate(losses)}
+        return {
+            "losses": [asdict(loss) for loss in losses],
+            "closed": len(self._closed),
+            "incarnation": self._incarnation,
+            "members": sorted(self._members),
+            "mended": {name: [place[id(loss)] for loss in mended] for name, mended in self._mended.items()},
+            "position": self._position,
+        }
+
     @property
     def recoveries(self) -> list[Recovery]:
         told = (loss.recovery() for loss in (*self._closed, *self._losses))
@@ -119,7 +143,7 @@ class RecoveryLog:
     def handle(self, event: Event) -> None:
         match event:
             case events.StepCompleted(step=int(step)):
-                self._take_step(step, event.time)
+                self.take_step(step, event.time)
             case events.RunBegan():
                 self._position = event.from_step or 0
             case events.CoordinatorReplaced():  # one that takes the place of another goes on with what it has begun
@@ -167,7 +191,8 @@ class RecoveryLog:
             if is_mended:
                 self._mended.setdefault(str(event.generation), []).append(loss)
 
-    def _take_step(self, step: int, time: float) -> None:
+    def take_step(self, step: int, time: float) -> None:
+        """A step was completed."""
         self._position = max(self._position, step)
         for loss in self._losses:
             if loss.formed is None or time <= loss.formed:

@@ -1,6 +1,8 @@
 """How much of its steps a run spends waiting for data, and which knob to turn where that is much."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, RunBegan, ShardReading, StepCompleted, TrainingBlocks
@@ -42,6 +44,18 @@ class DataWaitLog:
         self._workers: int | None = None
         self._draws = False
 
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "DataWaitLog":
+        """One that goes on where another was (`state`), as far as waiting is concerned."""
+        log = cls()
+        log._waited, log._taken, log._is_first = state["waited"], state["taken"], state["is_first"]
+        log._draws = state["draws"]
+        return log
+
+    def state(self) -> dict[str, Any]:
+        """What it has added up, as JSON has it."""
+        return {"waited": self._waited, "taken": self._taken, "is_first": self._is_first, "draws": self._draws}
+
     @property
     def wait(self) -> DataWait:
         return DataWait(round(self._waited, 6), round(self._taken, 6))
@@ -59,13 +73,15 @@ class DataWaitLog:
                 self._is_first = True
                 self._data = event.data or self._data
             case StepCompleted():
-                self._take_step(event)
+                phases = (event.data_s, event.compute_s, event.exchange_s, event.apply_s)
+                self.take_step([each or 0.0 for each in phases], event.longest_data_s or 0.0, event.draws)
 
-    def _take_step(self, step: StepCompleted) -> None:
-        self._draws = self._draws or step.draws
-        seconds = [max(0.0, phase or 0.0) for phase in (step.data_s, step.compute_s, step.exchange_s, step.apply_s)]
+    def take_step(self, phases: Sequence[float], longest_wait: float, draws: bool) -> None:
+        """A step took so long in data, compute, exchange and apply, and another worker waited so long for data."""
+        self._draws = self._draws or draws
+        seconds = [max(0.0, phase) for phase in phases]
         # A worker that waits for its data has the others wait for it.
-        longest = max(seconds[0], step.longest_data_s or 0.0)
+        longest = max(seconds[0], longest_wait)
         if not self._is_first:
             self._waited += min(longest, sum(seconds))
             self._taken += sum(seconds)

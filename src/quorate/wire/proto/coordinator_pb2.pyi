@@ -406,3 +406,35 @@ class EventsReply(_message.Message):
     lines: _containers.RepeatedScalarFieldContainer[str]
     offset: int
     def __init__(self, lines: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("workers", "wanted")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerState]
+    wanted: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., wanted: _Optional[int] = ...) -> None: ...
+
+class WorkerState(_message.Message):
+    __slots__ = ("worker", "pid", "host", "step", "phase", "waits_for", "silent_s", "leaving")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    pid: int
+    host: str
+    step: int
+    phase: str
+    waits_for: str
+    silent_s: float
+    leaving: bool
+    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waits_for: _Optional[str] = ..., silent_s: _Optional[float] = ..., leaving: _Optional[bool] = ...) -> None: ...

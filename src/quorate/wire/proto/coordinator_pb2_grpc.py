@@ -94,6 +94,11 @@ class CoordinatorStub:
                 request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsRequest.SerializeToString,
                 response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsReply.FromString,
                 _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/quorate.v1.Coordinator/Status',
+                request_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.StatusRequest.SerializeToString,
+                response_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.StatusReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -183,6 +188,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Status(self, request, context):
+        """Who is there, and what each was last heard to be doing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -245,6 +257,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsRequest.FromString,
                     response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsReply.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.StatusRequest.FromString,
+                    response_serializer=quorate_dot_wire_dot_proto_dot_coordinator__pb2.StatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -571,6 +588,33 @@ class Coordinator:
             '/quorate.v1.Coordinator/Events',
             quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsRequest.SerializeToString,
             quorate_dot_wire_dot_proto_dot_coordinator__pb2.EventsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quorate.v1.Coordinator/Status',
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.StatusRequest.SerializeToString,
+            quorate_dot_wire_dot_proto_dot_coordinator__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,128 @@
+"""Generations, lanes and what happened to a run, on one line of time for each worker."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from quorate.history.report.charts import round_numbers
+from quorate.history.report.markup import Content, Html, tag
+from quorate.history.timeline import Timeline
+from quorate.observe.events import CheckpointSaved, GenerationFormed, WorkerLost
+from quorate.observe.quantities import duration, plural
+
+MOST_WORKERS = 64
+_MOST_MARKS = 120
+_WIDE_ENOUGH = 9.0
+"""Per cent of the line: what is narrower has no room for its lanes' numbers."""
+_NARROWEST = 0.15
+
+
+@dataclass(frozen=True)
+class Span:
+    """A worker hosts the same lanes from one time to another, in a share of the whole line."""
+
+    worker: int
+    lanes: tuple[int, ...]
+    begin: float
+    end: float
+
+
+def spans_of(timeline: Timeline) -> list[Span]:
+    """Who hosted which lanes when. A part of a run ends with its last event, and the next begins with a generation."""
+    formed = timeline.of_kind(GenerationFormed)
+    ended = timeline.ended or 0.0
+    told = sorted(event.time for event in timeline.others)
+    spans: list[Span] = []
+    for number, event in enumerate(formed):
+        following = formed[number + 1] if number + 1 < len(formed) else None
+        end = ended if following is None else following.time
+        if following is not None and following.incarnation != event.incarnation:
+            # Another launcher: nobody was at work from the last event of the part until then.
+            end = max((time for time in told if event.time <= time < following.time), default=event.time)
+        for member in event.members or ():
+            spans.append(Span(member.worker, member.lanes, event.time, max(event.time, end)))
+    return list(_merged(spans))
+
+
+def _merged(spans: Sequence[Span]) -> Iterator[Span]:
+    """One instead of several that follow each other with the same lanes."""
+    for worker in sorted({span.worker for span in spans}):
+        last: Span | None = None
+        for span in (each for each in spans if each.worker == worker):
+            if last is not None and last.lanes == span.lanes and last.end == span.begin:
+                last = replace(last, end=span.end)
+                continue
+            if last is not None:
+                yield last
+            last = span
+        if last is not None:
+            yield last
+
+
+def lane_lines(timeline: Timeline) -> Html | None:
+    """A line of time for each worker, and one for checkpoints; None where no generation was formed."""
+    spans = spans_of(timeline)
+    if not spans:
+        return None
+    begin = min(timeline.began or spans[0].begin, min(span.begin for span in spans))
+    whole = max((timeline.ended or begin) - begin, max(span.end for span in spans) - begin, 1e-3)
+    workers = sorted({span.worker for span in spans})
+    lost = timeline.of_kind(WorkerLost)
+    rows: list[Content] = []
+    for worker in workers[:MOST_WORKERS]:
+        bars = [_bar(span, begin, whole) for span in spans if span.worker == worker]
+        crosses = [
+            tag("i", "✕", class_="lost", style=f"left:{100 * (event.time - begin) / whole:.2f}%", title=event.message)
+            for event in lost
+            if event.worker == worker
+        ]
+        rows.append(_row(f"worker {worker}", [*bars, *crosses[-_MOST_MARKS:]]))
+    if len(workers) > MOST_WORKERS:
+        rows.append(tag("p", f"and {plural(len(workers) - MOST_WORKERS, 'more worker')}"))
+    saved = timeline.of_kind(CheckpointSaved)
+    if saved:
+        shown = saved[:: 1 + len(saved) // _MOST_MARKS]
+        ticks = [tag("i", class_="saved", style=f"left:{100 * (each.time - begin) / whole:.2f}%") for each in shown]
+        rows.append(_row("saves", ticks))
+    axis = [
+        tag("span", _since(tick), class_="tick x", style=f"left:{100 * tick / whole:.1f}%") for tick in _times(whole)
+    ]
+    rows.append(_row("", axis))
+    return tag("div", rows, class_="lines")
+
+
+def _row(name: str, content: Sequence[Content]) -> Html:
+    return tag("div", tag("span", name, class_="who"), tag("div", content, class_="track"), class_="row")
+
+
+def _bar(span: Span, begin: float, whole: float) -> Html:
+    left, width = 100 * (span.begin - begin) / whole, max(_NARROWEST, 100 * (span.end - span.begin) / whole)
+    said = lanes_in_words(span.lanes)
+    return tag(
+        "i",
+        said if width >= _WIDE_ENOUGH else None,
+        class_=f"bar lanes-{min(4, len(span.lanes))}",
+        style=f"left:{left:.2f}%;width:{width:.2f}%",
+        title=f"{said}, {duration(span.end - span.begin)}",
+    )
+
+
+def lanes_in_words(lanes: Sequence[int]) -> str:
+    """A worker hosts lanes that follow each other."""
+    if not lanes:
+        return "no lane"
+    return f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {lanes[0]}–{lanes[-1]}"
+
+
+def _times(whole: float) -> list[float]:
+    """Round times up to the whole of it."""
+    for unit in (86400.0, 3600.0, 60.0):
+        if whole >= 2.5 * unit:
+            return [tick * unit for tick in round_numbers(0, whole / unit, 6)]
+    return round_numbers(0, whole, 6)
+
+
+def _since(seconds: float) -> str:
+    for unit, letter in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {letter}"
+    return f"{seconds:.3g} s"
