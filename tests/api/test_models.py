@@ -6,8 +6,8 @@ import pytest
 
 from command import Workplace
 from quorate.api.model_artifact import JOB, WEIGHTS, Lineage, job_digest
-from quorate.api.models import ModelRegistry, registry_uri
-from quorate.core.errors import RequestError
+from quorate.api.models import ModelRegistry, register_model, registry_uri
+from quorate.core.errors import QuorateError, RequestError
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 
@@ -60,15 +60,44 @@ def test_the_digest_of_a_job_is_of_what_it_means() -> None:
     assert len({job_digest(spec(**keys)) for keys in [{}, *meaning]}) == len(meaning) + 1
 
 
-def test_the_registry_is_where_one_asks_or_the_job_is_tracked_or_in_the_folder_of_runs(workplace: Workplace) -> None:
-    runs = workplace.folder / "runs"
+def test_the_registry_is_where_one_asks_or_the_job_is_tracked_or_in_the_folder_of_runs(
+    used_workplace: Workplace,
+) -> None:
+    runs, run = used_workplace.folder / "runs", RunFolder(used_workplace.last)
+    assert registry_uri(runs, None, run) == f"sqlite:///{runs}/mlflow.db"
+    run.job_file.write_text(run.job_file.read_text().replace("track: null", "track: {mlflow: http://a:2}"))
+    assert registry_uri(runs, None, run) == "http://a:2"
+    assert registry_uri(runs, "http://a:1", run) == "http://a:1"
     assert registry_uri(runs, "http://a:1") == "http://a:1"
     assert registry_uri(runs, None) == f"sqlite:///{runs}/mlflow.db"
-    assert workplace.train("--set", "track.trace.every=5").code == 0
-    assert registry_uri(runs, None, RunFolder(workplace.last)) == f"sqlite:///{runs}/mlflow.db"
 
 
 def test_without_mlflow_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RequestError, match=r"pip install 'quorate\[mlflow\]'"):
         ModelRegistry("http://127.0.0.1:1")
+
+
+def refused(run: RunFolder, which: str = "last") -> str:
+    """Why a run is not registered; it is known before MLflow is asked for anything."""
+    with pytest.raises(QuorateError) as error:
+        register_model(run, "http://127.0.0.1:1", None, which)
+    return error.value.message
+
+
+def test_a_run_that_is_not_complete_is_not_registered(used_workplace: Workplace) -> None:
+    run = RunFolder(used_workplace.last)
+    with run.lock():
+        assert refused(run) == "run tiny-0001 is still running: a model is registered when its run is complete"
+    run.write_result({**(run.read_result() or {}), "status": "failed"})
+    assert refused(run).startswith("run tiny-0001 is not complete: it is failed. Go on with `quorate resume tiny-0001`")
+    (run.path / "result.json").unlink()
+    assert refused(run).startswith("run tiny-0001 is not complete: it was killed.")
+
+
+@pytest.mark.parametrize("which", ["last", "8"])
+def test_a_run_whose_checkpoint_is_damaged_is_not_registered(used_workplace: Workplace, which: str) -> None:
+    run = RunFolder(used_workplace.last)
+    for part in (run.checkpoints / used_workplace.checkpoints()[-1]).glob("*.safetensors"):
+        part.write_bytes(part.read_bytes()[:-1])
+    assert "step-00000008-evaluated" in refused(run, which) or "is damaged or gone" in refused(run, which)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from command import workplace  # noqa: F401 (a fixture)
+from command import finished, undisturbed, used_workplace, workplace  # noqa: F401 (fixtures)
 from services.servers import MlflowServer
 
 

@@ -13,7 +13,11 @@ from safetensors.torch import load_file
 import quorate
 import schemas
 from command import Workplace
-from quorate.api.model_artifact import JOB, WEIGHTS, sha256_of
+from quorate.api.checkpoints import export_model
+from quorate.api.model_artifact import JOB, WEIGHTS, Lineage, sha256_of
+from quorate.api.models import ModelRegistry, ModelVersion, register_model, registry_uri
+from quorate.core.errors import JobError, RequestError
+from quorate.storage.run_folder import RunFolder
 from services.servers import MlflowServer
 
 pytestmark = pytest.mark.services
@@ -29,225 +33,227 @@ print(model(torch.arange(15, dtype=torch.float32).reshape(5, 3) / 10).tolist())
 """
 
 
-def answer(workplace: Workplace, *arguments: str, **environment: str) -> dict[str, Any]:
+def answer(workplace: Workplace, *arguments: str) -> dict[str, Any]:
     """What a verb prints, held against its schema."""
-    done = workplace.run(*arguments, "--json", **environment)
+    done = workplace.run("models", *arguments, "--json")
     assert done.code == 0, done.stderr
-    if arguments[0] == "models":
-        schemas.validate(f"models-{arguments[1]}", done.document)
+    schemas.validate(f"models-{arguments[0]}", done.document)
     return done.document
 
 
-def trained(workplace: Workplace, **keys: Any) -> dict[str, Any]:
-    workplace.write_job(**keys)
-    return answer(workplace, "train", "job.yaml")
+def lineage_of(version: ModelVersion) -> Lineage:
+    assert version.lineage is not None
+    return version.lineage
 
 
-def logged_file(server: MlflowServer, name: str) -> Path:
-    """The newest file of this name that the server keeps."""
-    return max(server.artifacts.rglob(name), key=lambda file: file.stat().st_mtime_ns)
-
-
-def test_from_a_run_to_a_pulled_model_over_a_server(workplace: Workplace, mlflow_server: MlflowServer) -> None:
+def test_the_verbs_take_a_run_to_a_pulled_model(used_workplace: Workplace, mlflow_server: MlflowServer) -> None:
     at = ("--mlflow", mlflow_server.uri)
-    result = trained(workplace, name="through")
-    registered = answer(workplace, "models", "register", "last", *at)
-    assert (registered["name"], registered["version"], registered["new"]) == ("through", 1, True)
-    assert answer(workplace, "models", "register", "last", *at) == {**registered, "new": False}, "once"
-    promoted = answer(workplace, "models", "promote", "through", "1", "champion", *at)
-    assert promoted == {"name": "through", "alias": "champion", "version": 1, "before": None}
-    pulled = answer(workplace, "models", "pull", "through@champion", *at)
-    assert pulled["folder"] == str(workplace.folder / "through-1")
+    registered = answer(used_workplace, "register", "last", "--name", "verbs", *at)
+    assert (registered["name"], registered["version"], registered["new"]) == ("verbs", 1, True)
+    promoted = answer(used_workplace, "promote", "verbs", "1", "champion", *at)
+    assert promoted == {"name": "verbs", "alias": "champion", "version": 1, "before": None}
+    pulled = answer(used_workplace, "pull", "verbs@champion", *at)
+    assert pulled["folder"] == str(used_workplace.folder / "verbs-1")
     assert pulled["files"] == [JOB, WEIGHTS]
+    (listed,) = [each for each in answer(used_workplace, "ls", *at)["models"] if each["name"] == "verbs"]
+    assert listed == {**{key: registered[key] for key in listed}, "aliases": ["champion"]}
 
-    exported = answer(workplace, "checkpoints", "export", "last", "exported.safetensors")
-    weights = workplace.folder / "through-1" / WEIGHTS
-    assert weights.read_bytes() == (workplace.folder / "exported.safetensors").read_bytes()
+    weights = used_workplace.folder / "verbs-1" / WEIGHTS
+    exported = export_model(
+        RunFolder(used_workplace.last), used_workplace.folder / "exported", "last", None, force=False
+    )
+    pulled_tensors, tensors = load_file(weights), load_file(exported.file)
+    assert {name: tensor.tolist() for name, tensor in pulled_tensors.items()} == {
+        name: tensor.tolist() for name, tensor in tensors.items()
+    }
     lineage = pulled["lineage"]
-    assert lineage["weights_digest"] == result["weights_digest"] == exported["weights_digest"]
-    assert lineage["digests"][WEIGHTS] == sha256_of(weights)
-    assert lineage["digests"][JOB] == sha256_of(workplace.folder / "through-1" / JOB)
+    assert lineage["weights_digest"] == used_workplace.result()["weights_digest"]
+    assert lineage["digests"] == {name: sha256_of(weights.with_name(name)) for name in (WEIGHTS, JOB)}
 
 
-def test_the_graph_needs_neither_the_task_nor_quorate(workplace: Workplace, mlflow_server: MlflowServer) -> None:
-    trained(workplace, name="graph")
-    answer(workplace, "models", "register", "last", "--mlflow", mlflow_server.uri)
+def test_the_graph_needs_neither_the_task_nor_quorate(used_workplace: Workplace, mlflow_server: MlflowServer) -> None:
+    register_model(RunFolder(used_workplace.last), mlflow_server.uri, "graph", "last")
     elsewhere = subprocess.run(
         [sys.executable, "-c", LOADED_ELSEWHERE, mlflow_server.uri, "models:/graph/1"],
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=200,
         cwd=mlflow_server.folder,
     )
     assert elsewhere.returncode == 0, elsewhere.stderr
-    model = quorate.open_run(workplace.last).load_model()
+    model = quorate.open_run(used_workplace.last).load_model()
     with torch.no_grad():
         here = model.eval()(torch.arange(15, dtype=torch.float32).reshape(5, 3) / 10)
     assert torch.tensor(json.loads(elsewhere.stdout.splitlines()[-1])).equal(here), "for another number of samples"
 
 
-def test_the_signature_is_that_of_the_model_on_the_validation_set(
-    workplace: Workplace, mlflow_server: MlflowServer
+def test_a_changed_file_is_refused_by_name_and_nothing_is_pulled(
+    used_workplace: Workplace, mlflow_server: MlflowServer, tmp_path: Path
 ) -> None:
-    trained(workplace, name="signed")
-    answer(workplace, "models", "register", "last", "--mlflow", mlflow_server.uri)
+    register_model(RunFolder(used_workplace.last), mlflow_server.uri, "tampered", "last")
+    registry = ModelRegistry(mlflow_server.uri)
+    place = registry._client.get_model_version_download_uri("tampered", "1").removeprefix("mlflow-artifacts:/")
+    described = mlflow_server.artifacts / place / "MLmodel"
+    for name in (WEIGHTS, JOB):
+        kept = described.with_name(name)
+        whole = kept.read_bytes()
+        kept.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(
+            JobError, match=f"^{name} of tampered/1 was changed since it was registered: its sha-256 is"
+        ):
+            registry.pull("tampered/1", tmp_path / "here")
+        assert not (tmp_path / "here").exists()
+        kept.write_bytes(whole)
+    registry.pull("tampered/1", tmp_path / "here")
+
     from mlflow.models import Model
 
-    signature = Model.load(str(logged_file(mlflow_server, "MLmodel"))).signature
-    assert signature.inputs.to_dict() == [
-        {"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": (-1, 3)}},
-    ]
-    assert signature.outputs.to_dict() == [
-        {"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": (-1, 1)}},
-    ]
-
-
-@pytest.mark.parametrize("name", [WEIGHTS, JOB])
-def test_a_changed_file_is_refused_by_name_and_nothing_is_pulled(
-    workplace: Workplace, own_mlflow_server: MlflowServer, name: str
-) -> None:
-    own_mlflow_server.start()
-    at = ("--mlflow", own_mlflow_server.uri)
-    trained(workplace)
-    answer(workplace, "models", "register", "last", *at)
-    (kept,) = own_mlflow_server.artifacts.rglob(name)
-    content = bytearray(kept.read_bytes())
-    content[-1] ^= 1
-    kept.write_bytes(content)
-    refused = workplace.run("models", "pull", "tiny/1", "here", *at)
-    assert refused.code == 1
-    assert refused.error.startswith(f"{name} of tiny/1 was changed since it was registered: its sha-256 is ")
-    assert not (workplace.folder / "here").exists()
-    content[-1] ^= 1
-    kept.write_bytes(content)
-    answer(workplace, "models", "pull", "tiny/1", "here", *at)
-
-
-def test_two_versions_their_lineage_and_an_alias_that_moves(workplace: Workplace) -> None:
-    """In the file of SQLite, without a server: what there is by default."""
-    nobody = workplace.run("models", "ls")
-    assert nobody.code == 2
-    assert "nothing has been registered there yet" in nobody.error
-    first = trained(workplace)
-    second = trained(workplace, seed=5, workers=1)
-    third = trained(workplace, seed=5, workers=2, checkpoint={"every": 3})
-    for run in (first, second, third):
-        answer(workplace, "models", "register", run["run"])
-    answer(workplace, "models", "promote", "tiny", "1", "champion")
-    moved = answer(workplace, "models", "promote", "tiny", "2", "champion")
-    assert moved["before"] == 1
-    answer(workplace, "models", "promote", "tiny", "2", "staging")
-
-    listed = answer(workplace, "models", "ls")
-    assert listed["registry"] == f"sqlite:///{workplace.folder}/runs/mlflow.db"
-    newest, middle, oldest = listed["models"]
-    assert [each["version"] for each in (oldest, middle, newest)] == [1, 2, 3]
-    assert [each["aliases"] for each in (oldest, middle, newest)] == [[], ["champion", "staging"], []]
-    one, two, three = (each["lineage"] for each in (oldest, middle, newest))
-    assert [each["run"] for each in (one, two, three)] == ["tiny-0001", "tiny-0002", "tiny-0003"]
-    assert [(each["seed"], each["step"], each["total_steps"]) for each in (one, two)] == [(0, 8, 8), (5, 8, 8)]
-    environment = json.loads((workplace.folder / "runs/tiny-0001/environment.json").read_text())
-    assert (one["data"], one["code"]) == (environment["dataset"], environment["task source"])
-    assert (one["data"], one["code"]) == (two["data"], two["code"])
-    assert one["job_digest"] != two["job_digest"] == three["job_digest"], "by what it means, not how it ran"
-    assert one["weights_digest"] != two["weights_digest"] == three["weights_digest"]
-
-    table = workplace.run("models", "ls").stdout
-    assert "tiny/2" in table and "champion, staging" in table and two["code"][:8] in table
-
-    answer(workplace, "models", "pull", "tiny@champion", "here")
-    again = answer(workplace, "models", "pull", "tiny@staging", "here")
-    assert again["version"] == 2, "what is there already is left as it is"
-    other = workplace.run("models", "pull", "tiny/1", "here")
-    assert other.code == 2
-    assert "is there already, and another" in other.error
-    assert load_file(workplace.folder / "here" / WEIGHTS)
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (("pull", "tiny"), "'tiny' names no model: write NAME@ALIAS or NAME/VERSION"),
-        (("pull", "tiny@nobody"), "there is no model tiny@nobody"),
-        (("pull", "tiny/7"), "Versions of tiny: 1"),
-        (("pull", "other/1"), "Models that there are: tiny"),
-        (("promote", "tiny", "7", "champion"), "there is no model tiny/7"),
-        (("promote", "tiny", "1", "v7"), "v7"),
-    ],
-)
-def test_a_wrong_word_is_answered_with_what_there_is(registered: Workplace, asked: tuple[str, ...], said: str) -> None:
-    refused = registered.run("models", *asked)
-    assert refused.code == 2, refused.stderr
-    assert said in refused.error
+    signature = Model.load(str(described)).signature
+    shapes = [[column["tensor-spec"] for column in side.to_dict()] for side in (signature.inputs, signature.outputs)]
+    assert shapes == [[{"dtype": "float32", "shape": (-1, 3)}], [{"dtype": "float32", "shape": (-1, 1)}]]
+    example = json.loads(described.with_name("input_example.json").read_text())
+    assert example == [[0.0, 0.0, 0.0]] * 2, "none of the data"
 
 
 @pytest.fixture(scope="module")
-def registered(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    folder = tmp_path_factory.mktemp("registered") / "workplace"
+def two_runs(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, RunFolder]:
+    """The usual one, and one with another seed, on one worker."""
+    folder = tmp_path_factory.mktemp("two-runs") / "workplace"
     folder.mkdir()
     place = Workplace(folder)
-    trained(place)
-    answer(place, "models", "register", "last")
-    return place
+    assert place.train("--seed", "5", "--workers", "1").code == 0
+    return RunFolder(finished / "runs" / "tiny-0001"), RunFolder(place.last)
 
 
-def test_a_server_that_is_away_is_an_error_that_names_it(
-    registered: Workplace, own_mlflow_server: MlflowServer
+@pytest.fixture(scope="module")
+def registry(two_runs: tuple[RunFolder, RunFolder], tmp_path_factory: pytest.TempPathFactory) -> ModelRegistry:
+    """A file of SQLite, without a server: what there is by default; with two versions."""
+    runs = tmp_path_factory.mktemp("registry")
+    with pytest.raises(RequestError, match="nothing has been registered there yet"):
+        ModelRegistry(registry_uri(runs, None))
+    for number, run in enumerate(two_runs, 1):
+        version, is_new = register_model(run, registry_uri(runs, None, run), None, "last")
+        assert (str(version), is_new) == (f"tiny/{number}", True)
+    return ModelRegistry(registry_uri(runs, None))
+
+
+def test_two_versions_have_the_lineage_of_their_runs(
+    registry: ModelRegistry, two_runs: tuple[RunFolder, RunFolder]
 ) -> None:
-    away = registered.run("models", "ls", "--mlflow", own_mlflow_server.uri, MLFLOW_HTTP_REQUEST_MAX_RETRIES="0")
-    assert away.code == 1
-    assert own_mlflow_server.uri in away.error
+    newer, older = registry.versions()
+    assert (str(older), str(newer)) == ("tiny/1", "tiny/2")
+    one, two = lineage_of(older), lineage_of(newer)
+    assert [(each.run, each.seed, each.step, each.total_steps) for each in (one, two)] == [
+        ("tiny-0001", 0, 8, 8),
+        ("tiny-0001", 5, 8, 8),
+    ]
+    manifest = json.loads((two_runs[0].checkpoints / one.checkpoint / "manifest.json").read_text())
+    assert (one.data, one.code) == (manifest["environment"]["dataset"], manifest["environment"]["task source"])
+    assert (one.data, one.code) == (two.data, two.code)
+    assert one.job_digest != two.job_digest
+    assert one.weights_digest != two.weights_digest
 
 
-def test_a_run_that_failed_is_not_registered(workplace: Workplace) -> None:
-    assert workplace.train(TROUBLE="loss").code == 1
-    refused = workplace.run("models", "register", "last")
-    assert refused.code == 2
-    assert refused.error.startswith(
-        "run tiny-0001 is not complete: it is failed. Go on with `quorate resume tiny-0001`"
-    )
+def test_the_same_checkpoint_is_registered_once_and_another_is_another_version(
+    registry: ModelRegistry, two_runs: tuple[RunFolder, RunFolder]
+) -> None:
+    again, is_new = register_model(two_runs[1], registry.uri, None, "last")
+    assert (str(again), is_new) == ("tiny/2", False)
+    earlier, is_new = register_model(two_runs[1], registry.uri, "earlier", "6")
+    assert (str(earlier), is_new, lineage_of(earlier).step) == ("earlier/1", True, 6)
 
 
-def test_a_run_that_is_running_is_not_registered(workplace: Workplace) -> None:
-    training = workplace.start("train", "job.yaml", HOLD="9")
-    training.await_event("step", 1)
-    refused = workplace.start("models", "register", "last").done()
-    workplace.go()
-    assert training.done().code == 0
-    assert refused.code == 2
-    assert refused.error.startswith("run tiny-0001 is still running")
-
-
-@pytest.mark.parametrize("which", ["last", "8"])
-def test_a_damaged_checkpoint_is_not_registered(workplace: Workplace, which: str) -> None:
-    trained(workplace)
-    (part, *_) = (workplace.last / "checkpoints" / workplace.checkpoints()[-1]).glob("*.safetensors")
-    part.write_bytes(part.read_bytes()[:-1])
-    refused = workplace.run("models", "register", "last", "--checkpoint", which)
-    assert refused.code != 0
-    assert workplace.checkpoints()[-1] in refused.error or "is damaged or gone" in refused.error
-    assert not (workplace.folder / "runs" / "mlflow.db").exists(), "nothing was made for what is refused"
-
-
-def test_a_model_that_cannot_be_exported_is_registered_with_its_weights_and_its_source(workplace: Workplace) -> None:
-    workplace.task.write_text(
-        workplace.task.read_text().replace(
-            "return nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))", "return Fickle()"
+def test_a_tracked_run_has_its_model_logged_at_its_end_and_registers_that(workplace: Workplace) -> None:
+    for command in (("init", "-q"), ("add", "task.py"), ("commit", "-qm", "a task")):
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *command], cwd=workplace.folder, check=True
         )
-        + "\n\nclass Fickle(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.inner = nn.Linear(3, 1)\n\n"
-        "    def forward(self, inputs):\n"
-        "        return self.inner(inputs if float(inputs.sum()) > 0 else -inputs)\n"
-    )
-    trained(workplace)
-    done = workplace.run("models", "register", "last")
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=workplace.folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    workplace.write_job(track={"mlflow": True, "system": 0.2})
+    done = workplace.train("--workers", "1", SLOW="0.02")
     assert done.code == 0, done.stderr
-    assert "without a graph: torch.export cannot trace it" in done.stderr
-    answer(workplace, "models", "pull", "tiny/1", "here")
-    assert set(load_file(workplace.folder / "here" / WEIGHTS)) == {"inner.weight", "inner.bias"}
+    run = RunFolder(workplace.last)
     kept = workplace.folder / "runs" / "mlflow-artifacts"
-    assert [file.read_text() for file in kept.rglob("source/task.py")] == [workplace.task.read_text()]
-    assert not list(kept.rglob("*.pt2"))
+    (logged,) = kept.rglob("model.pt2")
+    version, is_new = register_model(run, registry_uri(run.path.parent, None, run), None, "last")
+    assert (str(version), is_new) == ("tiny/1", True)
+    assert lineage_of(version).git_commit == commit
+    assert list(kept.rglob("model.pt2")) == [logged], "the one that was logged is registered"
+    samples = [event for event in workplace.events() if event["kind"] == "system"]
+    assert samples and all(each["machine"]["disk_free_bytes"] > 0 for each in samples)
+    assert "system" not in done.stderr
+
+
+def test_an_alias_moves_and_what_was_pulled_is_left_as_it_is(registry: ModelRegistry, tmp_path: Path) -> None:
+    assert registry.promote("tiny", 1, "champion").before is None
+    assert registry.promote("tiny", 2, "champion").before == 1
+    version, folder = registry.pull("tiny@champion", tmp_path / "here")
+    assert (version.version, version.aliases) == (2, ("champion",))
+    assert set(load_file(folder / WEIGHTS)) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    registry.pull("tiny/2", folder)
+    with pytest.raises(RequestError, match="is there already, and another"):
+        registry.pull("tiny/1", folder)
+    assert sha256_of(folder / WEIGHTS) == lineage_of(version).digests[WEIGHTS]
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("tiny", "'tiny' names no model: write NAME@ALIAS or NAME/VERSION"),
+        ("tiny@nobody", "there is no model tiny@nobody"),
+        ("tiny/7", "Versions of tiny: 2"),
+        ("other/1", "Models that there are: "),
+    ],
+)
+def test_a_wrong_word_is_answered_with_what_there_is(registry: ModelRegistry, reference: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        registry.pull(reference, None)
+
+
+def test_an_alias_that_mlflow_does_not_take_is_refused(registry: ModelRegistry) -> None:
+    with pytest.raises(RequestError, match=r"refuses: .*v7"):
+        registry.promote("tiny", 1, "v7")
+
+
+def test_a_version_that_somebody_else_has_registered_is_listed_and_not_pulled(registry: ModelRegistry) -> None:
+    registry._client.create_registered_model("foreign")
+    registry._client.create_model_version("foreign", "file:///somewhere", run_id=None)
+    assert [(str(each), each.lineage) for each in registry.versions() if each.name == "foreign"] == [
+        ("foreign/1", None)
+    ]
+    with pytest.raises(RequestError, match="was not registered by Quorate"):
+        registry.pull("foreign/1", None)
+
+
+def test_a_server_that_is_away_is_named(own_mlflow_server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(JobError, match=f"the registry at {own_mlflow_server.uri} cannot be used"):
+        ModelRegistry(own_mlflow_server.uri).versions()
+
+
+def test_a_model_that_cannot_be_exported_has_its_weights_and_its_source(
+    workplace: Workplace, registry: ModelRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    fickle = """
+
+class Fickle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 1)
+
+    def forward(self, inputs):
+        return self.inner(inputs if float(inputs.sum()) > 0 else -inputs)
+"""
+    usual = "return nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))"
+    workplace.task.write_text(workplace.task.read_text().replace(usual, "return Fickle()") + fickle)
+    assert workplace.train("--workers", "1").code == 0
+    run = RunFolder(workplace.last)
+    version, _ = register_model(run, registry.uri, "fickle", "last")
+    assert "without a graph: torch.export cannot trace it" in caplog.text
+    _, folder = registry.pull(str(version), workplace.folder / "here")
+    assert set(load_file(folder / WEIGHTS)) == {"inner.weight", "inner.bias"}
+    kept = Path(registry.uri.removeprefix("sqlite:///")).parent
+    assert workplace.task.read_bytes() in [file.read_bytes() for file in kept.rglob("source/task.py")]

@@ -1,4 +1,4 @@
-"""What was done with checkpoints, with data in shards and with a job under faults, as JSON documents.
+"""What was done with checkpoints, data in shards, trackers and a job under faults, as JSON documents.
 
 Each is described by a schema in docs/json; those that tell of runs are in `history`.
 """
@@ -13,12 +13,14 @@ from quorate.api.checkpoints import Verified as VerifiedCheckpoints
 from quorate.api.data import Indexed, Stats, Verified
 from quorate.api.models import ModelVersion
 from quorate.api.preview import Previewed, short_fields
+from quorate.api.tracker import Tracked
 from quorate.chaos.fault import PHASES, Firing
-from quorate.core.addresses import shown_place as shown_address
 from quorate.core.generation import Phase
 from quorate.data.shards.index import ShardIndex
 from quorate.history.ledger import Ledger
 from quorate.history.streaming import shown_place
+from quorate.storage.run_folder import RunFolder
+from quorate.tracking.mlflow_client import place as mlflow_place
 
 _PHASE_NAMES = {status: name for name, status in PHASES.items()}
 
@@ -48,7 +50,7 @@ def verified_checkpoints_document(run: str, verified: VerifiedCheckpoints) -> di
 
 def models_document(uri: str, versions: Sequence[ModelVersion]) -> dict[str, Any]:
     """All versions of a registry."""
-    return {"registry": shown_address(uri), "models": [model_document(each) for each in versions]}
+    return {"registry": mlflow_place(uri), "models": [model_document(each) for each in versions]}
 
 
 def model_document(version: ModelVersion) -> dict[str, Any]:
@@ -156,6 +158,12 @@ def preview_document(
         "sheet": None if sheet is None else str(sheet.absolute()),
         "pictures": pictures,
     }
+
+
+def track_document(run: RunFolder, told: Sequence[Tracked]) -> dict[str, Any]:
+    """What those that track a run were told."""
+    trackers = [{**asdict(each), "missing": each.missing or None} for each in told]
+    return {"run": run.name, "folder": str(run.path), "trackers": trackers}
 
 
 def _head(index: ShardIndex) -> dict[str, Any]:

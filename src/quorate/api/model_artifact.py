@@ -17,22 +17,22 @@ import inspect
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from quorate.api.checkpoints import write_weights
-from quorate.api.recorded_run import recorded_environment, recorded_job
+from quorate.api.recorded_run import recorded_job
 from quorate.api.result import LoadedModel, model_of
 from quorate.core.errors import QuorateError
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE
-from quorate.spec.job import JobSpec, mark_of
-from quorate.spec.keys import Mark
+from quorate.spec.job import JobSpec
 from quorate.spec.resolved import dump_job
 from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
+from quorate.tracking.provenance import parameters_of, recorded_git
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ WEIGHTS, JOB, SOURCE_FOLDER = "model.safetensors", "job.yaml", "source"
 PULLED = (WEIGHTS, JOB)
 """The files whose digests are kept in the registry, and which are pulled from it."""
 _TAG = "quorate."
+_NOT_TEXT = ("step", "averaged", "seed", "total_steps", "digests")
 _PIECE = 2**20
 
 
@@ -73,12 +74,9 @@ class Lineage:
     @classmethod
     def of_tags(cls, tags: Mapping[str, str]) -> "Lineage | None":
         """None where these are not the tags of a model that Quorate has logged."""
-        texts = {each.name: tags.get(_TAG + each.name) for each in fields(cls)}
-        plain = {"step", "averaged", "seed", "total_steps", "digests"}
+        told: dict[str, Any] = {each.name: tags.get(_TAG + each.name) for each in fields(cls)}
         try:
-            told = {
-                name: json.loads(text) if name in plain and text is not None else text for name, text in texts.items()
-            }
+            told |= {name: json.loads(told[name]) for name in _NOT_TEXT if told[name] is not None}
         except ValueError:
             return None
         digests = told["digests"]
@@ -96,7 +94,7 @@ class ModelArtifact:
     why_no_signature: str
 
 
-def build_artifact(run: RunFolder, which: str, task: str | None, git_commit: str | None, folder: Path) -> ModelArtifact:
+def build_artifact(run: RunFolder, which: str, task: str | None, folder: Path) -> ModelArtifact:
     """Make the folder of the model of a run's checkpoint: last, best, or that of a step."""
     from quorate.worker.same_data import SAMPLES
 
@@ -105,7 +103,7 @@ def build_artifact(run: RunFolder, which: str, task: str | None, git_commit: str
     why_no_graph, why_no_signature = _save_model(loaded, folder)
     write_weights(run, loaded, folder / WEIGHTS)
     (folder / JOB).write_text(dump_job(recorded_job(run)))
-    environment, spec = recorded_environment(run, loaded.checkpoint), loaded.spec
+    environment, spec = manifest.environment, loaded.spec
     if spec.checkpoint.source and spec.checkpoint.encrypt is None:
         _copy_source(run, folder / SOURCE_FOLDER)
     lineage = Lineage(
@@ -119,7 +117,7 @@ def build_artifact(run: RunFolder, which: str, task: str | None, git_commit: str
         total_steps=spec.steps,
         data=environment.get(SAMPLES),
         code=environment.get(SOURCE),
-        git_commit=git_commit,
+        git_commit=recorded_git(run).commit or None,
         digests={name: sha256_of(folder / name) for name in PULLED},
     )
     return ModelArtifact(folder, lineage, why_no_graph, why_no_signature)
@@ -128,17 +126,8 @@ def build_artifact(run: RunFolder, which: str, task: str | None, git_commit: str
 def job_digest(spec: JobSpec) -> str:
     """Sha-256 of what a job means: of all keys that change the bits, however and wherever it runs. The task counts by
     its class; its code has a digest of its own."""
-    meant = {key: value for key, value in _flat(spec.model_dump()) if mark_of(key) is Mark.MEANING}
-    meant["task"] = spec.task.rpartition(":")[2]
-    return hashlib.sha256(json.dumps(meant, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
+    meant = {**parameters_of(spec), "task": spec.task.rpartition(":")[2]}
+    return hashlib.sha256(json.dumps(meant, sort_keys=True).encode()).hexdigest()
 
 
 def sha256_of(file: Path) -> str:

@@ -8,6 +8,7 @@ which are compared whenever it is pulled.
 import contextlib
 import importlib.util
 import logging
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,20 +21,22 @@ from quorate.api.model_artifact import Lineage, build_artifact, sha256_of
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job, refuse_lost_checkpoints
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST
-from quorate.core.addresses import shown_place
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import move_into_place
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.mlflow_client import DATABASE, connect, find_or_make_run, tracking_uri
+from quorate.tracking.mlflow_client import DATABASE, connect, find_or_make_run, place, tracking_uri
 
 log = logging.getLogger(__name__)
 
 MODEL = "model"
 """The name of a logged model below its run."""
-_GIT_COMMIT = "mlflow.source.git.commit"
 _REFERENCE = re.compile(r"(?P<name>[^/:@]+)(@(?P<alias>[^/:@]+)|/(?P<version>[0-9]+))")
+
+
+class RegistryError(JobError):
+    """MLflow does not answer, or cannot keep what it is given: it may later."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,6 @@ class ModelVersion:
     aliases: tuple[str, ...]
     created: datetime
     lineage: Lineage | None
-    model_id: str = ""
 
     def __str__(self) -> str:
         return f"{self.name}/{self.version}"
@@ -93,8 +95,7 @@ class ModelRegistry:
                 "`quorate models register RUN`, or name another place with --mlflow URI"
             )
         self.uri = uri
-        for noisy in ("mlflow", "alembic"):  # which tell of every table that they make
-            logging.getLogger(noisy).setLevel(logging.WARNING)
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")  # it tells of every table that it makes
         with self._asking():
             self._client = connect(uri)
 
@@ -129,7 +130,7 @@ class ModelRegistry:
             except MlflowException as error:
                 if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                     raise
-        raise RequestError(f"there is no model {reference} at {shown_place(self.uri)}. {self._what_there_is(name)}")
+        raise RequestError(f"there is no model {reference} at {place(self.uri)}. {self._what_there_is(name)}")
 
     def log_model(
         self, run: RunFolder, ended_with: str, which: str = LAST, task: str | None = None, mlflow_run: Any = None
@@ -150,8 +151,7 @@ class ModelRegistry:
                 if told == (info.path.name, info.manifest.weights_digest):
                     return known
         with scratch_folder() as scratch:
-            commit = mlflow_run.data.tags.get(_GIT_COMMIT)
-            made = build_artifact(run, which, task, commit, scratch / MODEL)
+            made = build_artifact(run, which, task, scratch / MODEL)
             if made.why_no_graph:
                 log.warning(
                     "the model is logged without a graph: %s. Its weights and its source are there", made.why_no_graph
@@ -175,13 +175,15 @@ class ModelRegistry:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
             filters = f"name = '{_quoted(name)}'"
+            model = self._client.get_logged_model(logged.model_id)
             for each in self._pages(self._client.search_model_versions, filter_string=filters):
-                if each.model_id == logged.model_id:
+                if each.source == model.artifact_location:
                     return _version_of(each, self._client.get_registered_model(name).aliases), False
             made = self._client.create_model_version(
                 name,
-                f"models:/{logged.model_id}",
-                run_id=self._client.get_logged_model(logged.model_id).source_run_id,
+                # Not models:/ID, which MLflow looks for where its global settings say, and not where we are.
+                model.artifact_location,
+                run_id=model.source_run_id,
                 tags=logged.lineage.as_tags(),
                 model_id=logged.model_id,
             )
@@ -211,9 +213,9 @@ class ModelRegistry:
             with self._asking():
                 from mlflow.artifacts import download_artifacts
 
-                place = self._client.get_logged_model(found.model_id).artifact_location
+                source = self._client.get_model_version_download_uri(found.name, str(found.version))
                 for name in wanted:
-                    download_artifacts(f"{place}/{name}", dst_path=str(scratch), tracking_uri=self.uri)
+                    download_artifacts(f"{source}/{name}", dst_path=str(scratch), tracking_uri=self.uri)
             for name in wanted:
                 told, digest = found.lineage.digests[name], sha256_of(scratch / name)
                 if digest != told:
@@ -266,11 +268,11 @@ class ModelRegistry:
             from mlflow.exceptions import MlflowException
 
             if isinstance(error, MlflowException) and error.get_http_status_code() < 500:
-                raise RequestError(f"MLflow at {shown_place(self.uri)} refuses: {error.message}") from error
+                raise RequestError(f"MLflow at {place(self.uri)} refuses: {error.message}") from error
             if not isinstance(error, MlflowException | OSError):
                 raise
             said = str(error).partition("\n")[0]
-            raise JobError(f"the registry at {shown_place(self.uri)} cannot be used: {said}") from error
+            raise RegistryError(f"the registry at {place(self.uri)} cannot be used: {said}") from error
 
 
 def register_model(
@@ -330,7 +332,6 @@ def _version_of(told: Any, aliases: dict[str, Any]) -> ModelVersion:
         aliases=tuple(sorted(alias for alias, version in aliases.items() if str(version) == str(told.version))),
         created=datetime.fromtimestamp(told.creation_timestamp / 1000, UTC),
         lineage=Lineage.of_tags(told.tags),
-        model_id=told.model_id or "",
     )
 
 

@@ -1,11 +1,14 @@
 """Who else is given a job's events: what its keys `track` and `notify` switch on."""
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
+from quorate.core.errors import RequestError
 from quorate.core.machine import usable_cores
 from quorate.observe.event import Event
 from quorate.observe.sinks import Guarded, Sink
 from quorate.spec.job import JobSpec
+from quorate.spec.tracking import TrackSpec
 from quorate.storage.run_folder import RunFolder
 
 
@@ -35,3 +38,18 @@ def _switched_on(run: RunFolder, spec: JobSpec, tell: Callable[[str], None]) -> 
         view = PrometheusView(run, spec, spec.worker_count(usable_cores()))
         tell(view.notice)
         yield view
+    if spec.track is not None and (spec.track.mlflow or spec.track.tensorboard or spec.track.wandb):
+        from quorate.api.tracker import TrackerProcess
+
+        yield TrackerProcess(run, spec)
+
+
+def refuse_missing_libraries(track: TrackSpec | None) -> None:
+    """Before anything is started: what a job is to be tracked by must be installed."""
+    if track is None:
+        return
+    for key, wanted in (("mlflow", track.mlflow), ("tensorboard", track.tensorboard), ("wandb", track.wandb)):
+        if wanted and find_spec(key) is None:
+            raise RequestError(
+                f"track.{key} needs the library {key}, which is not installed here: pip install 'quorate[{key}]'"
+            )

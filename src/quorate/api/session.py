@@ -16,7 +16,7 @@ from typing import Any
 from quorate.api.copies import Copies
 from quorate.api.fetch import fetch_run, is_copy
 from quorate.api.job import job_text
-from quorate.api.observers import Observers
+from quorate.api.observers import Observers, refuse_missing_libraries
 from quorate.api.recorded_run import (
     newest_checkpoint,
     recorded_and_asked,
@@ -140,6 +140,7 @@ def resume(
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
         _refuse_without_key(resolved.spec)
+        refuse_missing_libraries(resolved.spec.track)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         refuse_edited_job(run, checkpoint, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
@@ -173,6 +174,7 @@ def _train_in_new_run(
 ) -> Result:
     text = job_text(resolved)
     _refuse_without_key(resolved.spec)
+    refuse_missing_libraries(resolved.spec.track)
     with listening_to_signals() as signals:
         run = RunFolder.create(folder.absolute(), resolved.spec.name)
 

@@ -15,6 +15,7 @@ from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, train
 from quorate.cli.models import app as models
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
+from quorate.cli.tracking import track
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import RunFolder
 
@@ -83,7 +84,20 @@ def doctor(
 
 
 app = group_of_verbs("quorate", add_completion=True)
-VERBS: list[Callable[..., None]] = [init, train, resume, evaluate, runs, show, diff, resize, checkpoint, chaos, doctor]
+VERBS: list[Callable[..., None]] = [
+    init,
+    train,
+    resume,
+    evaluate,
+    runs,
+    show,
+    diff,
+    resize,
+    checkpoint,
+    chaos,
+    track,
+    doctor,
+]
 for verb in VERBS:
     app.command("eval" if verb is evaluate else verb.__name__)(verb)
 app.add_typer(checkpoints, name="checkpoints")

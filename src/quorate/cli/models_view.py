@@ -6,7 +6,7 @@ from quorate.api.documents import models_document
 from quorate.api.models import ModelRegistry, ModelVersion
 from quorate.cli.layout import NONE, Page, headed_table
 from quorate.cli.output import print_document
-from quorate.core.addresses import shown_place
+from quorate.tracking.mlflow_client import place
 
 _DIGEST = 8
 _HEADINGS = ("model", "aliases", "run", "step", "weights", "job", "data", "code", "commit")
@@ -20,7 +20,7 @@ def show_versions(registry: ModelRegistry, as_json: bool) -> None:
         return
     page = Page()
     if not versions:
-        page.line(f"No model is registered at {shown_place(registry.uri)}. Register one: quorate models register RUN")
+        page.line(f"No model is registered at {place(registry.uri)}. Register one: quorate models register RUN")
         return
     page.table(headed_table(_HEADINGS, rows=[_row(each) for each in versions]))
 
@@ -31,6 +31,7 @@ def _row(version: ModelVersion) -> tuple[Text, ...]:
         cells = [str(version), aliases, *[NONE] * (len(_HEADINGS) - 2)]
     else:
         digests = (lineage.weights_digest, lineage.job_digest, lineage.data, lineage.code, lineage.git_commit)
-        short = [NONE if digest is None else digest[:_DIGEST] for digest in digests]
+        # What stands before a colon says how the digest was made.
+        short = [NONE if digest is None else digest.rpartition(":")[2][:_DIGEST] for digest in digests]
         cells = [str(version), aliases, lineage.run, f"{lineage.step:,}", *short]
     return tuple(Text(cell) for cell in cells)

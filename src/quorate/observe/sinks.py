@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from quorate.observe.event import Event
 from quorate.observe.jsonl import EventTail
@@ -29,6 +29,23 @@ class Sink(Protocol):
 
     def handle(self, event: Event) -> None:
         """Take an event, of whatever kind."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """A sink that keeps what it is given until `flush`, and then sends it as one."""
+
+    def handle(self, event: Event) -> None:
+        """Take an event, and keep what is to be sent of it."""
+        ...
+
+    def flush(self) -> None:
+        """All that was taken is safe when this returns. What raises is kept, and flushed again later."""
         ...
 
     def close(self) -> None:
@@ -118,11 +135,13 @@ class Durable:
 
     It keeps in a file how far the sink has come, so that another process goes on there after a kill. What was handled
     after the last time that was written down is given again. An event for which the sink raises is given again by the
-    next `poll`, and nothing after it before.
+    next `poll`, and nothing after it before. A sink that is `Batching` has come as far as it was flushed: while that
+    fails it is given no more.
     """
 
-    def __init__(self, events_file: Path, sink: Sink, offset_file: Path) -> None:
+    def __init__(self, events_file: Path, sink: Sink | Batching, offset_file: Path) -> None:
         self.failed = 0
+        self.trouble: Exception | None = None
         self._tail = EventTail(events_file)
         self._sink = sink
         self._offset_file = offset_file
@@ -130,29 +149,51 @@ class Durable:
             self._tail.offset = max(0, int(offset_file.read_text()))
         except (FileNotFoundError, ValueError):
             self._tail.offset = 0
-        self._saved = self._tail.offset
+        self.offset = self._tail.offset
 
-    def poll(self) -> None:
-        """Give the sink what is new. Called now and then, by whoever is not in the way of training."""
+    def rewind(self) -> None:
+        """Give all of the file again, from its beginning."""
+        write_atomically(self._offset_file, "0")
+        self.offset = self._tail.offset = 0
+
+    def poll(self) -> bool:
+        """Give the sink what is new; whether it has all of it. Called now and then, by whoever is not in the way of
+        training. Why it has not is told as `trouble`."""
+        self.trouble = None
+        if not self._advance():
+            return False
         for handled, event in enumerate(self._tail):
+            if handled % _SAVED_EVERY == 0 and not self._advance():
+                return False
             try:
                 self._sink.handle(event)
-            except Exception:
-                if not self.failed:
-                    log.exception("%s fails, and is given the same event again later", type(self._sink).__name__)
-                self.failed += 1
+            except Exception as error:
+                self._fail(error)
                 break
-            if handled % _SAVED_EVERY == 0:
-                self._save()
-        self._save()
+        return self._advance() and self.trouble is None
 
     def close(self) -> None:
         """Give the sink the rest."""
         self.poll()
         self._sink.close()
 
-    def _save(self) -> None:
-        if self._tail.offset != self._saved:
-            self._saved = self._tail.offset
-            with contextlib.suppress(OSError):  # a full disk: after a restart more is given again
-                write_atomically(self._offset_file, str(self._saved))
+    def _advance(self) -> bool:
+        """Write down how far the sink has come, once that is safe; False if it is not."""
+        if self._tail.offset == self.offset:
+            return True
+        if isinstance(self._sink, Batching):
+            try:
+                self._sink.flush()
+            except Exception as error:
+                self._fail(error)
+                return False
+        self.offset = self._tail.offset
+        with contextlib.suppress(OSError):  # a full disk: after a restart more is given again
+            write_atomically(self._offset_file, str(self.offset))
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failed:
+            log.exception("%s fails, and is given the same event again later", type(self._sink).__name__)
+        self.failed += 1
+        self.trouble = error

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,22 @@ from quorate.core.addresses import shown_place
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
+from quorate.tracking.provenance import FOLDER
 
-FOLDER = "tracking"
-"""In a run folder: what is known of those that track it."""
 RUN_TAG = "quorate.run"
 """The tag by which a run is found again on a server, whatever became of the run folder's own notes."""
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlflow-artifacts"
 
 # An absent server must be known to be absent quickly: whoever calls tries again by itself, and later.
-_SHORT_PATIENCE = {
+_SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     # MLflow tells its makers how it is used. That is for the user to switch on.
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    # It would print addresses among what a verb prints.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -39,8 +41,13 @@ def tracking_uri(track: TrackSpec, runs: Path) -> str:
 
 def artifact_location(uri: str) -> str | None:
     """Where a new experiment keeps its artifacts: beside the file of SQLite; a server has a place of its own."""
-    database = uri.removeprefix("sqlite:///")
-    return None if database == uri else (Path(database).absolute().parent / ARTIFACTS).as_uri()
+    database = _database(uri)
+    return None if database is None else (database.parent / ARTIFACTS).as_uri()
+
+
+def place(uri: str) -> str:
+    """A URI as it is shown and written down: without the password that it may have."""
+    return uri if uri.startswith("sqlite:") else shown_place(uri)
 
 
 def connect(uri: str) -> Any:
@@ -48,11 +55,36 @@ def connect(uri: str) -> Any:
 
     A file of SQLite is made if it is not there.
     """
-    for name, value in _SHORT_PATIENCE.items():
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
+    from mlflow.store.db import utils
 
+    # Ten by itself, over two minutes: a database that is away, or has no room, is asked again by whoever calls.
+    utils.MAX_RETRY_COUNT = 2
+    if (database := _database(uri)) is not None and not database.exists():
+        _make_database(database)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _database(uri: str) -> Path | None:
+    """The file of SQLite that a URI means, if it means one."""
+    file = uri.removeprefix("sqlite:///")
+    return None if file in (uri, "", ":memory:") or "?" in file else Path(file).absolute()
+
+
+def _make_database(database: Path) -> None:
+    """Make an empty database, whole or not at all: MLflow cannot use one that was begun on a full disk."""
+    from mlflow import MlflowClient
+
+    database.parent.mkdir(parents=True, exist_ok=True)
+    temporary = database.with_name(f".{database.name}.{secrets.token_hex(4)}.partial")
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{temporary}").search_experiments(max_results=1)
+        with contextlib.suppress(FileExistsError):  # another job makes it at the same moment
+            database.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def identity(run: RunFolder) -> str:
@@ -128,12 +160,12 @@ def _kept_ids(run: RunFolder) -> dict[str, str]:
 
 
 def _kept_id(run: RunFolder, uri: str) -> str | None:
-    kept = _kept_ids(run).get(shown_place(uri))
+    kept = _kept_ids(run).get(place(uri))
     return kept if isinstance(kept, str) else None
 
 
 def _keep_id(run: RunFolder, uri: str, run_id: str) -> None:
     with contextlib.suppress(OSError):  # the server's tag says the same
         (run.path / FOLDER).mkdir(exist_ok=True)
-        kept = {**_kept_ids(run), shown_place(uri): run_id}
+        kept = {**_kept_ids(run), place(uri): run_id}
         write_atomically(run.path / FOLDER / "mlflow.json", json.dumps(kept, indent=2) + "\n")

@@ -1,0 +1,66 @@
+"""The verb that tells those that track runs what they have missed: `quorate track`."""
+
+from typing import Annotated
+
+import typer
+
+from quorate.cli.options import RUNS, Json, Run, Runs
+from quorate.cli.output import print_document
+from quorate.core.errors import RequestError
+from quorate.storage.run_folder import RunFolder
+
+
+def track(
+    run: Run,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="An MLflow server or database; true is the file in the folder of runs."),
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files in the run folder.")] = False,
+    wandb: Annotated[str | None, typer.Option(metavar="MODE", help="W&B: offline or online.")] = None,
+    every: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="A point every so many steps. By default as in the job.")
+    ] = None,
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Send what MLflow, TensorBoard or W&B do not have yet of a run.
+
+    Without options, to those that the job names with its key `track`: after a server was away, say. With options, to
+    others: a run that was not tracked can be tracked afterwards. Nothing is sent twice. The exit code is 1 if something
+    is still missing.
+
+    \b
+    Examples:
+      quorate track last
+      quorate track digits-0001 --mlflow http://127.0.0.1:5000
+      quorate track last --mlflow true --tensorboard
+    """
+    from quorate.api.documents import track_document
+    from quorate.api.observers import refuse_missing_libraries
+    from quorate.api.tracker import catch_up
+    from quorate.spec.load import load_recorded
+    from quorate.spec.override import Override
+
+    folder = RunFolder(RunFolder.find(runs, run).path.absolute())
+    asked = {"mlflow": True if mlflow == "true" else mlflow, "tensorboard": tensorboard or None, "wandb": wandb}
+    given = {key: value for key, value in asked.items() if value is not None}
+    how_often = {} if every is None else {"every": every}
+    layer = [Override("track.every", every, "--every")] if every is not None else []
+    if given:
+        layer = [Override("track", {**given, **how_often}, "the command line")]
+    spec = load_recorded(folder.job_file, {}, layer).spec
+    if spec.track is None or not (spec.track.mlflow or spec.track.tensorboard or spec.track.wandb):
+        raise RequestError(
+            f"the job of run {folder.name} is tracked by nobody: say where to, such as --mlflow true, --tensorboard or "
+            "--wandb offline."
+        )
+    refuse_missing_libraries(spec.track)
+    told = catch_up(folder, spec, spec.track)
+    if as_json:
+        print_document(track_document(folder, told))
+    else:
+        for each in told:
+            points = f"{each.points:,} points were sent" if each.points else "nothing was missing"
+            print(each.missing or f"{each.tracker} has all of {folder.name}, up to step {each.last_step}: {points}.")
+    raise typer.Exit(1 if any(each.missing for each in told) else 0)

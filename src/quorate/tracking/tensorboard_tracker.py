@@ -1,0 +1,94 @@
+"""TensorBoard: event files in the run folder."""
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quorate.storage.atomic import write_fully
+from quorate.storage.run_folder import RunFolder
+from quorate.tracking.curves import Held, Point
+
+FOLDER = "tensorboard"
+
+
+class TensorBoardTracker:
+    """Writes curves as scalars. Each process that tracks a run adds a file, of what the files before it do not have."""
+
+    name = "TensorBoard"
+    key = "tensorboard"
+
+    def __init__(self, run: RunFolder) -> None:
+        self._folder = run.path / FOLDER
+        self._held = Held()
+        self._file: int | None = None
+
+    def begin(self) -> bool:
+        self._folder.mkdir(exist_ok=True)
+        self._held = Held()
+        there = False
+        for point in read_back(self._folder):
+            self._held.add(point)
+            there = True
+        return there
+
+    def log(self, points: Sequence[Point]) -> None:
+        from tensorboard.compat.proto import event_pb2
+
+        new = [point for point in points if self._held.lacks(point)]
+        if not new:
+            return
+        if self._file is None:
+            name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}.{os.getpid()}"
+            self._file = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._write([event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")])
+        self._write(
+            [_event(list(group)) for _, group in itertools.groupby(new, lambda point: (point.step, point.time))]
+        )
+
+    def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:  # noqa: ARG002
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write(self, events: Sequence[Any]) -> None:
+        """All of them or none: whoever reads a file stops at half a record."""
+        assert self._file is not None
+        whole = os.lseek(self._file, 0, os.SEEK_CUR)
+        try:
+            write_fully(self._file, b"".join(_record(event.SerializeToString()) for event in events))
+        except OSError:
+            os.ftruncate(self._file, whole)
+            os.lseek(self._file, whole, os.SEEK_SET)
+            raise
+
+
+def read_back(folder: Path) -> Iterator[Point]:
+    """The points of all event files."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    for file in sorted(folder.glob("*tfevents*")):
+        for event in LegacyEventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                yield Point(value.tag, value.simple_value, event.step, event.wall_time)
+
+
+def _event(points: Sequence[Point]) -> Any:
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+
+    values = [summary_pb2.Summary.Value(tag=point.name, simple_value=point.value) for point in points]
+    return event_pb2.Event(wall_time=points[0].time, step=points[0].step, summary=summary_pb2.Summary(value=values))
+
+
+def _record(content: bytes) -> bytes:
+    """Framed as a record of TensorFlow."""
+    import io
+
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    framed = io.BytesIO()
+    RecordWriter(framed).write(content)
+    return framed.getvalue()

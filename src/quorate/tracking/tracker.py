@@ -1,0 +1,185 @@
+"""Who keeps the curves of a run for others to see, and how one is brought all that the run's file tells."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from quorate.observe.event import Event
+from quorate.observe.events import StepCompleted
+from quorate.observe.jsonl import EventTail, end_of_events
+from quorate.observe.sinks import Durable
+from quorate.storage.run_folder import RunFolder
+from quorate.tracking.curves import Curves, Point, Series
+from quorate.tracking.provenance import FOLDER
+
+log = logging.getLogger(__name__)
+
+BATCH = 1000
+"""Points in one call: MLflow takes no more."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+
+
+class Tracker(Protocol):
+    """Keeps the curves of one run: MLflow, TensorBoard, W&B. Whatever raises is tried again later.
+
+    A `Follower` calls `begin` until it succeeds, then `log` with points in the order of the run's file, and `finish`
+    when no more will come. Points that it was given before may come again, and are not to be there twice.
+    """
+
+    name: str
+    """For people: what it is, and where."""
+    key: str
+    """For files: no other tracker of the run has it."""
+
+    def begin(self) -> bool:
+        """Find or make its run. False if it is to be given all of the run's file, whatever it was given before."""
+        ...
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Take points; they are safe when this returns."""
+        ...
+
+    def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """The run has ended: complete, failed, interrupted, terminated or lost. `curves` are those to draw, by name."""
+        ...
+
+
+class Follower:
+    """Brings a tracker every point of a run, once, whoever dies or is away meanwhile.
+
+    It begins when there is a step to tell of: a job that is refused before its first one leaves no trace.
+    """
+
+    def __init__(
+        self, run: RunFolder, tracker: Tracker, every: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.tracker = tracker
+        self.has_begun = False
+        self.trouble: Exception | None = None
+        self._clock = clock
+        self._run = run
+        self._every = every
+        self._pause = _FIRST_PAUSE
+        self._not_before = clock()
+        self._sink = _CurveSink(tracker, Curves(every))
+        self._durable = Durable(run.events_file, self._sink, _offset_file(run, tracker))
+
+    @property
+    def sent(self) -> int:
+        """How many points it was given by this process."""
+        return self._sink.sent
+
+    @property
+    def last_step(self) -> int:
+        """Up to which step it was given everything."""
+        return self._sink.last_step
+
+    def poll(self, *, always_begin: bool = False, patiently: bool = True) -> bool:
+        """Bring what is new; whether the tracker has all there is. One that is away is asked less and less often, if it
+        is done `patiently`."""
+        if patiently and self._clock() < self._not_before:
+            return False
+        if not self.has_begun:
+            if not always_begin and not self._has_steps():
+                return True
+            if not self._attempt(self._begin):
+                return False
+        is_whole = self._durable.poll()
+        self._note(self._durable.trouble)
+        return is_whole
+
+    def finish(self, status: str) -> bool:
+        """Tell the tracker how the run has ended; whether it took that."""
+        return self._attempt(lambda: self.tracker.finish(status, self._sink.series.curves))
+
+    def _begin(self) -> None:
+        # A file that has become shorter is another file.
+        if self.tracker.begin() and self._durable.offset <= end_of_events(self._run.events_file):
+            self._sink.recall(_events_until(self._run.events_file, self._durable.offset))
+        else:
+            self._durable.rewind()
+        self.has_begun = True
+
+    def _has_steps(self) -> bool:
+        tail = EventTail(self._run.events_file)
+        tail.offset = self._durable.offset
+        return any(isinstance(event, StepCompleted) for event in tail)
+
+    def _attempt(self, action: Callable[[], None]) -> bool:
+        try:
+            action()
+        except Exception as error:
+            self._note(error)
+            return False
+        self._note(None)
+        return True
+
+    def _note(self, trouble: Exception | None) -> None:
+        if trouble is None:
+            if self.trouble is not None:
+                log.info("%s: it works again", self.tracker.name)
+            self._pause, self._not_before = _FIRST_PAUSE, self._clock()
+        else:
+            # Each kind of trouble once: a server may be away for a day.
+            if type(trouble) is not type(self.trouble):
+                log.warning("%s: %s. It is tried again.", self.tracker.name, reason(trouble))
+            self._not_before = self._clock() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self.trouble = trouble
+
+
+class _CurveSink:
+    """Makes points of events, and logs them in batches."""
+
+    def __init__(self, tracker: Tracker, curves: Curves) -> None:
+        self.sent = 0
+        self.last_step = 0
+        self._tracker = tracker
+        self._curves = curves
+        self._points: list[Point] = []
+        self.series = Series()
+
+    def recall(self, events: Iterable[Event]) -> None:
+        """Know what was told before: the tracker has it."""
+        for event in events:
+            self._made(event)
+        self.last_step = self._curves.last_step
+
+    def handle(self, event: Event) -> None:
+        self._points += self._made(event)
+
+    def _made(self, event: Event) -> list[Point]:
+        points = self._curves.points(event)
+        for point in points:
+            self.series.add(point)
+        return points
+
+    def flush(self) -> None:
+        while self._points:
+            batch = self._points[:BATCH]
+            self._tracker.log(batch)
+            del self._points[:BATCH]
+            self.sent += len(batch)
+        self.last_step = self._curves.last_step
+
+    def close(self) -> None: ...
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, in a line: libraries tell whole stories."""
+    told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return told if len(told) <= 200 else f"{told[:199]}…"
+
+
+def _offset_file(run: RunFolder, tracker: Tracker) -> Path:
+    return run.path / FOLDER / f"{tracker.key}.offset"
+
+
+def _events_until(file: Path, offset: int) -> Iterator[Event]:
+    tail = EventTail(file)
+    for event in tail:
+        if tail.offset >= offset:
+            return
+        yield event
