@@ -40,6 +40,7 @@ WEIGHTS, JOB, SOURCE_FOLDER = "model.safetensors", "job.yaml", "source"
 PULLED = (WEIGHTS, JOB)
 """The files whose digests are kept in the registry, and which are pulled from it."""
 _TAG = "quorate."
+_NOT_TEXT = ("step", "averaged", "seed", "total_steps", "digests")
 _PIECE = 2**20
 
 
@@ -73,12 +74,9 @@ class Lineage:
     @classmethod
     def of_tags(cls, tags: Mapping[str, str]) -> "Lineage | None":
         """None where these are not the tags of a model that Quorate has logged."""
-        texts = {each.name: tags.get(_TAG + each.name) for each in fields(cls)}
-        plain = {"step", "averaged", "seed", "total_steps", "digests"}
+        told: dict[str, Any] = {each.name: tags.get(_TAG + each.name) for each in fields(cls)}
         try:
-            told = {
-                name: json.loads(text) if name in plain and text is not None else text for name, text in texts.items()
-            }
+            told |= {name: json.loads(told[name]) for name in _NOT_TEXT if told[name] is not None}
         except ValueError:
             return None
         digests = told["digests"]

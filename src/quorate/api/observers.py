@@ -22,7 +22,13 @@ class Observers:
     def __init__(self, run: RunFolder, spec: JobSpec) -> None:
         self.notices: list[str] = []
         """What whoever started the job should know of them."""
-        self._sinks = [Guarded(sink) for sink in _switched_on(run, spec, self.notices.append)]
+        self._sinks: list[Guarded] = []
+        try:
+            for sink in _switched_on(run, spec, self.notices.append):
+                self._sinks.append(Guarded(sink))
+        except BaseException:
+            self.close()  # those that came before the one that cannot be
+            raise
 
     def handle(self, event: Event) -> None:
         for sink in self._sinks:
