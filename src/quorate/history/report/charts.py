@@ -118,7 +118,8 @@ def round_numbers(least: float, greatest: float, most: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough)) if rough > 1e-300 else 1e-300
     apart = next(power * step for step in (1, 2, 5, 10) if power * step >= rough)
     first = math.ceil(least / apart)
-    return [number * apart for number in range(first, first + most + 2) if number * apart <= greatest]
+    found = (number * apart for number in range(first, first + most + 2))
+    return [number for number in found if least <= number <= greatest] or [least]
 
 
 def short(value: float) -> str:
