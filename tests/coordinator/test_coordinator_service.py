@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import grpc
 import pytest
 
 from coordinator.served import TOKEN, serve
-from quorate.coordinator.client import SupervisorClient
+from quorate.coordinator.client import JobStatus, SupervisorClient, WorkerWord
 from quorate.coordinator.news import News, Vacancy
 from quorate.coordinator.service import TokenGuard, explain_refusal
 from quorate.core.errors import LinkError, RequestError
@@ -43,6 +44,7 @@ CALLS: dict[str, Callable[[Stub, Any], object]] = {
     "Resize": lambda stub, token: stub.Resize(pb.ResizeRequest(workers=1), metadata=token, timeout=5),
     "Save": lambda stub, token: stub.Save(pb.SaveRequest(request="x"), metadata=token, timeout=5),
     "Events": lambda stub, token: next(stub.Events(pb.EventsRequest(), metadata=token, timeout=5)),
+    "Status": lambda stub, token: stub.Status(pb.StatusRequest(), metadata=token, timeout=5),
     "Outcome": lambda stub, token: stub.Outcome(pb.OutcomeRequest(timeout=0.1), metadata=token, timeout=5),
 }
 
@@ -177,6 +179,27 @@ def test_a_wish_for_a_checkpoint_is_told_to_the_generation_at_work_and_the_newes
         client.close()
         channel.close()
         assert served.kinds() == ["generation", "failure"]
+
+
+def test_whoever_asks_is_told_what_each_worker_was_last_heard_to_be_doing(tmp_path: Path) -> None:
+    with serve(tmp_path, workers=2) as served:
+        client, channel = SupervisorClient(served.address, TOKEN), open_channel(served.address)
+        stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        metadata = token_metadata(TOKEN)
+        assert client.status() == JobStatus((), 2)
+        registration = pb.RegisterRequest(slot=1, pid=4711, host="box", ring_address="127.0.0.1:1")
+        stub.Register(registration, metadata=metadata, timeout=5)
+        heartbeat = pb.HeartbeatRequest(
+            worker=1, pid=4711, sequence=1, step=7, phase="exchange", waits_for="the other workers"
+        )
+        stub.Heartbeat(heartbeat, metadata=metadata, timeout=5)
+        (word,) = client.status().workers
+        assert 0 <= word.silent_s < 5
+        assert replace(word, silent_s=0.0) == WorkerWord(1, 4711, "box", 7, "exchange", "the other workers", 0.0, False)
+        client.report_failure(Failure("JobError", "it is over"))
+        assert client.status() == JobStatus((), 0)
+        channel.close()
+        client.close()
 
 
 def test_client_explains_a_wrong_token_and_a_missing_coordinator(tmp_path: Path) -> None:

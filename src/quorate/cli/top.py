@@ -46,7 +46,7 @@ def top(
     Without RUN, the running jobs are listed to choose from. Keys: + and - for another number of workers, c to save a
     checkpoint, s to stop (it asks first), q to quit, which leaves the job as it is.
 
-    \\b
+    \b
     Examples:
       quorate top
       quorate top last

@@ -44,7 +44,7 @@ _LONGEST_COMPARED = 4096
 # Of the launcher: to read so many events takes it a few milliseconds.
 _READ_AFTER = 1000
 _READ_AT_ONCE = 2**20
-_READ_LAST = 16 * 2**20
+_READ_LAST = 4 * 2**20
 
 
 def _size(path: Path) -> int:

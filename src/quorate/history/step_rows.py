@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -33,8 +33,7 @@ _SCALES = {SPEED: 10, TIME: 1_000_000, LONGEST: 1_000_000, **dict.fromkeys(_TIME
 _NARROW = 2**31
 
 
-@dataclass(frozen=True)
-class StepRow:
+class StepRow(NamedTuple):
     """What a step tells: the numbers by their columns, and whether random numbers were drawn for its samples."""
 
     step: int
@@ -78,6 +77,8 @@ def _row_of(record: dict[str, Any]) -> StepRow:
     """Raises ValueError, or what comes of a record that is none, for anything that is not as it usually is."""
     numbers: dict[str, float] = {}
     for name, value in record.items():
+        if name in _PLAIN:
+            continue
         kind = type(value)
         if name in _NUMBERS or name.partition(".")[0] in FAMILIES:
             if kind is not float and (kind is not int or abs(value) > _LARGEST_WHOLE):
@@ -89,7 +90,7 @@ def _row_of(record: dict[str, Any]) -> StepRow:
             numbers[name] = value
         elif name == "log":
             numbers |= _logged(value)
-        elif name not in _PLAIN:
+        else:
             raise ValueError(name)
     step, time, draws = numbers.pop(STEP, None), numbers.pop(TIME, None), record.get("draws", False)
     if record["kind"] != "step" or step is None or time is None or not abs(time) <= sys.float_info.max:
@@ -116,9 +117,10 @@ class _Rows:
                 column = columns[name] = [FILL.get(name, MISSING)] * self.count
             column.append(number)
         self.count += 1
-        for name, column in columns.items():
-            if len(column) < self.count:
-                column.append(FILL.get(name, MISSING))
+        if len(row.numbers) + 2 < len(columns):
+            for name, column in columns.items():
+                if len(column) < self.count:
+                    column.append(FILL.get(name, MISSING))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ _LABEL_APART = 8.5
 """Per cent of a chart's height that one label needs."""
 _MARKED = 40
 _MARKS_SHOWN = 60
+_SMALLEST_SHARE = 0.005
 
 Numbers = NDArray[np.float64]
 
@@ -52,7 +53,8 @@ class Line:
         counts = np.diff(np.append(starts, len(steps)))
         low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
         # Divided first: the sum of large numbers can be infinite where their mean is not.
-        means = np.add.reduceat(values / np.repeat(counts, counts), starts)
+        # And between the two ends: of equal numbers the mean is the same, to the last bit.
+        means = np.clip(np.add.reduceat(values / np.repeat(counts, counts), starts), low, high)
         middle = np.add.reduceat(steps / np.repeat(counts, counts), starts)
         # The line begins and ends where the run does.
         middle[0], middle[-1] = steps[0], steps[-1]
@@ -74,11 +76,11 @@ class Axis:
     is_log: bool = False
 
     @classmethod
-    def around(cls, lines: Sequence[Line], may_be_log: bool) -> "Axis":
-        """With all lines on it. A few outliers of what they are the means of may lie outside."""
+    def around(cls, lines: Sequence[Line], may_be_log: bool, also: Sequence[float] = ()) -> "Axis":
+        """With all lines on it, and some points. Outliers of what the lines are the means of may lie outside."""
         ends = [line.ys.min() for line in lines] + [line.ys.max() for line in lines]
         ends += [np.quantile(line.low, 0.02) for line in lines] + [np.quantile(line.high, 0.98) for line in lines]
-        least, greatest = float(min(ends)), float(max(ends))
+        least, greatest = float(min(*ends, *also)), float(max(*ends, *also))
         if may_be_log and least > 0 and greatest > STEEP * least:
             return cls(least, greatest, True)
         span = greatest - least
@@ -116,7 +118,8 @@ def round_numbers(least: float, greatest: float, most: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough)) if rough > 1e-300 else 1e-300
     apart = next(power * step for step in (1, 2, 5, 10) if power * step >= rough)
     first = math.ceil(least / apart)
-    return [number * apart for number in range(first, first + most + 2) if number * apart <= greatest]
+    found = (number * apart for number in range(first, first + most + 2))
+    return [number for number in found if least <= number <= greatest] or [least]
 
 
 def short(value: float) -> str:
@@ -158,7 +161,7 @@ def line_chart(
         float(min(line.xs[0] for line in lines)),
         float(max(max(line.xs[-1] for line in lines), min(line.xs[0] for line in lines) + 1)),
     )
-    ys = Axis.around(lines, may_be_log)
+    ys = Axis.around(lines, may_be_log, [] if best is None else [best[1]])
     drawn: list[Content] = [tag("path", class_="grid", d=f"M0 {_y(ys, tick):.1f}H{_SIDE}") for tick in ys.ticks()]
     drawn += [
         tag("path", class_="mark", d=f"M{_x(xs, step):.1f} 0V{_SIDE}")
@@ -203,22 +206,25 @@ def line_chart(
 
 
 def area_chart(title: str, names: Sequence[str], xs: Numbers, shares: Sequence[Numbers], note: str) -> Html:
-    """Shares of a whole over the steps, one on the other, each with its name and its mean beside it."""
+    """Shares of a whole over the steps, one on the other, each with its name and its mean beside it, but for those that
+    are next to nothing."""
     axis = Axis(float(xs[0]), float(max(xs[-1], xs[0] + 1)))
     left = [_x(axis, float(x)) for x in xs]
     below = np.zeros(len(xs))
     drawn: list[Content] = []
-    labels: list[tuple[float, str]] = []
+    labels: list[tuple[int, float, str]] = []
     for number, (name, share) in enumerate(zip(names, shares, strict=True)):
+        if share.mean() < _SMALLEST_SHARE:
+            continue
         above = below + share
         edge = [f"{x:.1f} {_SIDE * (1 - y):.1f}" for x, y in zip(left, above, strict=True)]
         back = [f"{x:.1f} {_SIDE * (1 - y):.1f}" for x, y in zip(reversed(left), below[::-1], strict=True)]
         drawn.append(tag("path", class_=f"area area-{number}", d=f"M{'L'.join(edge + back)}Z"))
         end = float((below[-1] + above[-1]) / 2)
-        labels.append((end, f"{name} {share.mean():.0%}"))
+        labels.append((number, end, f"{name} {share.mean():.0%}"))
         below = above
     drawn += [tag("path", class_="grid over", d=f"M0 {_SIDE * (1 - tick):.0f}H{_SIDE}") for tick in (0.25, 0.5, 0.75)]
-    places = spread([100 * (1 - end) for end, _ in labels])
+    places = spread([100 * (1 - end) for _, end, _ in labels])
     plot: list[Content] = [
         tag("svg", drawn, viewBox=f"0 0 {_SIDE} {_SIDE}", preserveAspectRatio="none", aria_hidden="true"),
         [tag("span", f"{tick:.0%}", class_="tick y", style=f"top:{100 * (1 - tick):.0f}%") for tick in (0, 0.5, 1)],
@@ -229,13 +235,13 @@ def area_chart(title: str, names: Sequence[str], xs: Numbers, shares: Sequence[N
         ],
         [
             tag("span", tag("i", class_=f"key area-{number}"), said, class_="label", style=f"top:{place:.1f}%")
-            for number, (place, (_, said)) in enumerate(zip(places, labels, strict=True))
+            for place, (number, _, said) in zip(places, labels, strict=True)
         ],
     ]
     return tag(
         "figure",
         tag("figcaption", tag("b", title), tag("span", note)),
-        tag("div", plot, class_="plot", role="img", aria_label=", ".join(said for _, said in labels)),
+        tag("div", plot, class_="plot", role="img", aria_label=", ".join(said for _, _, said in labels)),
         class_="chart",
     )
 

@@ -14,6 +14,7 @@ _MOST_MARKS = 120
 _WIDE_ENOUGH = 9.0
 """Per cent of the line: what is narrower has no room for its lanes' numbers."""
 _NARROWEST = 0.15
+_UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,7 @@ def lane_lines(timeline: Timeline) -> Html | None:
         shown = saved[:: 1 + len(saved) // _MOST_MARKS]
         ticks = [tag("i", class_="saved", style=f"left:{100 * (each.time - begin) / whole:.2f}%") for each in shown]
         rows.append(_row("saves", ticks))
-    axis = [
-        tag("span", _since(tick), class_="tick x", style=f"left:{100 * tick / whole:.1f}%") for tick in _times(whole)
-    ]
+    axis = [tag("span", said, class_="tick x", style=f"left:{100 * tick / whole:.1f}%") for tick, said in _times(whole)]
     rows.append(_row("", axis))
     return tag("div", rows, class_="lines")
 
@@ -113,16 +112,7 @@ def lanes_in_words(lanes: Sequence[int]) -> str:
     return f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {lanes[0]}–{lanes[-1]}"
 
 
-def _times(whole: float) -> list[float]:
-    """Round times up to the whole of it."""
-    for unit in (86400.0, 3600.0, 60.0):
-        if whole >= 2.5 * unit:
-            return [tick * unit for tick in round_numbers(0, whole / unit, 6)]
-    return round_numbers(0, whole, 6)
-
-
-def _since(seconds: float) -> str:
-    for unit, letter in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {letter}"
-    return f"{seconds:.3g} s"
+def _times(whole: float) -> list[tuple[float, str]]:
+    """Round times up to the whole of it, all in one unit."""
+    unit, name = next((each for each in _UNITS if whole >= 2 * each[0]), (1.0, "s"))
+    return [(tick * unit, f"{tick:.4g} {name}") for tick in round_numbers(0, whole / unit, 6)]

@@ -24,7 +24,6 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Nothing is fetched and nothing runs, whatever a name or a message would like to be."""
 _AREAS = 200
 _FOLDED_FROM = 12
-_SMALLEST_SHARE = 0.0005
 
 
 def report_page(detail: RunDetail, advice: Advice | None, now: datetime) -> str:
@@ -229,8 +228,6 @@ def _shares(timeline: Timeline) -> Html | None:
     shares = [each / total for each in sums]
     names = [*PHASES, "other"]
     shares.append(np.maximum(0.0, 1.0 - np.sum(shares, axis=0)))
-    told = [number for number, share in enumerate(shares) if share.mean() >= _SMALLEST_SHARE]
-    names, shares = [names[number] for number in told], [shares[number] for number in told]
     at = steps[starts]
     if len(at) == 1:
         at, shares = np.array([at[0], at[0] + 1]), [np.repeat(each, 2) for each in shares]
