@@ -200,7 +200,8 @@ def test_an_output_pump_that_is_killed_is_replaced_and_nobody_notices(workplace:
     done = running.done(within=2 * PROMPTLY)
     assert (done.code, done.document["weights_digest"]) == (0, undisturbed)
     for worker in (0, 1):
-        assert "takes part in generation 1.2" in workplace.log(f"worker-{worker}"), "the new one reads all pipes"
+        generations = workplace.log(f"worker-{worker}").count("takes part in generation")
+        assert generations >= 2, "the new one reads all pipes"
 
 
 @pytest.mark.usefixtures("unmeasured")
