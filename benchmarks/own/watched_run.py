@@ -61,7 +61,7 @@ class WatchedRun:
 
     def pids(self) -> dict[int, int]:
         """The newest process of each worker."""
-        logs = "".join(file.read_text() for file in self.runs.glob("*/logs/fork_server.log"))
+        logs = "".join(file.read_text() for file in self.runs.glob("*/logs/fork_server.jsonl"))
         return {int(worker): int(pid) for worker, pid in _BORN.findall(logs)}
 
     def step_times(self) -> list[float]:

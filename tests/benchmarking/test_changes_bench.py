@@ -85,7 +85,7 @@ def told(run: WatchedRun, *lines: str, pids: str = "") -> None:
     folder = run.runs / "job-0001"
     (folder / "logs").mkdir(parents=True)
     (folder / "events.jsonl").write_text("".join(lines))
-    (folder / "logs" / "fork_server.log").write_text(pids)
+    (folder / "logs" / "fork_server.jsonl").write_text(pids)
 
 
 def test_a_run_does_not_see_what_an_earlier_round_has_left(tmp_path: Path) -> None:

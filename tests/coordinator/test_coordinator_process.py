@@ -66,9 +66,10 @@ def test_it_ends_with_its_launcher_and_says_so(run: RunFolder) -> None:
         assert process.stdin is not None
         process.stdin.close()
         process.stdin = None
-        _, log = process.communicate(timeout=10)
-        assert process.returncode == 0
+        _, said = process.communicate(timeout=10)
+        assert (process.returncode, said) == (0, "")
     assert not run.address_file.exists()
+    log = (run.logs / "coordinator.jsonl").read_text()
     assert "the launcher of the job has ended" in log
     assert TOKEN not in log
     assert "Traceback" not in log
