@@ -50,9 +50,13 @@ class WandbTracker:
 
     def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:  # noqa: ARG002
         if self._wandb_run is not None:
+            import wandb
+
             self._wandb_run.summary["status"] = status
             self._wandb_run.finish(exit_code=0 if status == "complete" else 1)
             self._wandb_run = None
+            # Its process writes the file to the end only when it ends itself.
+            wandb.teardown()
 
     def _open(self) -> Any:
         """Not before there is something to log: each process that does adds a folder."""
