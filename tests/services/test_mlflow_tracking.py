@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,14 @@ import pytest
 
 from command import Workplace, await_condition
 from schemas import validate
-from services.mlflow_server import Database, MlflowServer
+from services.mlflow_database import Database
+from services.servers import MlflowServer
 from small_disk import small_disk
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
 STEPS = list(range(1, 9))
 TRACKED_PID = "quorate.api.tracker"
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[MlflowServer]:
-    server = MlflowServer(tmp_path.parent / f"{tmp_path.name}-mlflow")
-    yield server
-    server.kill()
 
 
 def steps_of(curve: list[tuple[int, float]]) -> list[int]:
@@ -101,11 +94,14 @@ def test_under_five_faults_and_a_resume_the_curve_is_the_undisturbed_one(workpla
     assert points_of_tensorboard(workplace.last) == points_of_tensorboard(workplace.runs()[0])
 
 
-def test_a_server_that_dies_and_comes_back_has_everything(workplace: Workplace, server: MlflowServer) -> None:
+def test_a_server_that_dies_and_comes_back_has_everything(
+    workplace: Workplace, own_mlflow_server: MlflowServer
+) -> None:
+    server = own_mlflow_server
     workplace.write_job(steps=100)
     undisturbed = workplace.train("--json").document["weights_digest"]
     server.start()
-    database = Database(server.database)
+    database = Database(server.folder / "server.db")
     workplace.write_job(steps=100, track={"mlflow": server.uri})
     job = workplace.start("train", "job.yaml", "--workers", "2", "--json", SLOW="0.3")
     await_condition("the first steps", lambda: database.curves("tiny-0002"))
@@ -124,8 +120,9 @@ def test_a_server_that_dies_and_comes_back_has_everything(workplace: Workplace, 
 
 
 def test_a_server_that_was_never_there_is_caught_up_with_later(
-    workplace: Workplace, server: MlflowServer, undisturbed: str
+    workplace: Workplace, own_mlflow_server: MlflowServer, undisturbed: str
 ) -> None:
+    server = own_mlflow_server
     workplace.write_job(track={"mlflow": server.uri})
     done = workplace.train("--workers", "2", "--json")
     assert (done.code, done.document["weights_digest"]) == (0, undisturbed), done.stderr
@@ -141,7 +138,7 @@ def test_a_server_that_was_never_there_is_caught_up_with_later(
     validate("track", done.document)
     (tracker,) = done.document["trackers"]
     assert (tracker["last_step"], tracker["missing"]) == (8, None)
-    database = Database(server.database)
+    database = Database(server.folder / "server.db")
     assert database.curves("tiny-0001")["train/loss"] == losses(workplace)
     assert database.runs() == {"tiny-0001": "FINISHED"}
     done = workplace.run("track", "last")

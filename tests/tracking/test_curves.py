@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -163,9 +162,9 @@ def test_what_is_held_is_not_lacking() -> None:
     assert held.lacks(point) and held.lacks(sample)
     held.add(point)
     held.add(sample)
-    assert not held.lacks(replace(point, time=3.0)) and not held.lacks(replace(sample, step=6))
-    assert held.lacks(replace(point, step=4)) and held.lacks(replace(sample, time=2.5))
-    assert held.lacks(replace(point, corrects=True))
+    assert not held.lacks(point._replace(time=3.0)) and not held.lacks(sample._replace(step=6))
+    assert held.lacks(point._replace(step=4)) and held.lacks(sample._replace(time=2.5))
+    assert held.lacks(point._replace(corrects=True))
 
 
 def test_the_shape_of_a_long_curve_takes_little_room() -> None:

@@ -6,8 +6,7 @@ replicas had differed, what was told before the rollback may be wrong, and then 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from quorate.observe.event import HEAD, Event
 from quorate.observe.events import EvaluationDone, RunFinished, StepCompleted
@@ -23,8 +22,7 @@ _COMPARED = 512
 """So many of the last steps are compared when they are told again: replicas that differ show within 64 steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """One number of a curve: at a step, and at a time in seconds. `corrects`: an earlier one at this step was wrong."""
 
     name: str
@@ -154,7 +152,7 @@ class Curves:
             return []
         wrong = {name for name, value in _lasting(made).items() if not _same(value, before.get(name))}
         before.update({point.name: point.value for point in made if point.name in wrong})
-        return [replace(point, corrects=True) for point in made if point.name in wrong]
+        return [point._replace(corrects=True) for point in made if point.name in wrong]
 
     def _samples(self, event: Event) -> list[Point]:
         """By the fields that the event has: numbers, and mappings of them, of a worker, its machine and its GPUs.
