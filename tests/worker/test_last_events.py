@@ -29,6 +29,7 @@ class Done(Worker):
     def __init__(self, noted: list[str]) -> None:
         self._membership = cast(Membership, Calls("membership", noted))
         self._checkpointer = cast(Checkpointer, Calls("checkpointer", noted))
+        self._close_monitor = lambda: noted.append("monitor.close")
 
     def _live(self) -> int:
         return 0
@@ -39,4 +40,4 @@ def test_that_the_last_checkpoint_was_saved_is_told_before_the_worker_leaves(mon
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
     noted: list[str] = []
     assert Done(noted).live() == 0
-    assert noted == ["checkpointer.close", "membership.flush_last", "membership.close"]
+    assert noted == ["checkpointer.close", "monitor.close", "membership.flush_last", "membership.close"]
