@@ -4,6 +4,7 @@ import time as clock
 from typing import Any
 
 from quorate.core.failure import Failure
+from quorate.core.spans import Span
 from quorate.observe.event import Event
 from quorate.observe.events import (
     CheckpointCopied,
@@ -27,6 +28,7 @@ from quorate.observe.events import (
     SkippedStep,
     StateCopied,
     StepCompleted,
+    StepTraced,
     TrainingBlocks,
     WorkerLost,
     event_of,
@@ -94,6 +96,17 @@ EVERY: list[Event] = [
     RunFailed.of(Failure("UserCodeError", "no", worker=1, step=5, samples=(1, 2), culprits=(3,))),
     RunFinished(time=13.0, weights_digest="ab", result={"steps": 8}),
     LogMessage(time=14.0, level="info", message="hello"),
+    StepTraced(
+        time=15.0,
+        step=7,
+        generation="1.2",
+        worker=1,
+        first=2,
+        began=14.5,
+        clock_offset=-0.2,
+        clock_uncertainty=0.001,
+        spans=(Span("step", 0.0, 0.5, -1, {}), Span("data", 0.1, 0.2, 0, {"lane": 3})),
+    ),
 ]
 """One of each kind."""
 
