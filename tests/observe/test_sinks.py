@@ -184,6 +184,41 @@ class TestDurable:
         Durable(events.path, sink, offset).poll()
         assert sink.steps == [1, 2, 3]
 
+    def test_one_that_sends_batches_has_come_as_far_as_it_was_flushed(self, events: JsonlSink, offset: Path) -> None:
+        class Sending(Collecting):
+            def __init__(self) -> None:
+                super().__init__()
+                self.sent: list[int | None] = []
+                self.is_away = True
+
+            def flush(self) -> None:
+                if self.is_away:
+                    raise ConnectionError("nobody answers")
+                self.sent += [event.step for event in self.events]
+                self.events.clear()
+
+        for step in range(1, 2502):
+            events.handle(StepCompleted(step=step))
+        sink = Sending()
+        durable = Durable(events.path, sink, offset)
+        assert not durable.poll()
+        assert isinstance(durable.trouble, ConnectionError)
+        assert (len(sink.events), offset.exists()) == (1000, False), "it is given no more than a batch"
+        assert not durable.poll()
+        assert len(sink.events) == 1000
+        sink.is_away = False
+        assert durable.poll()
+        assert (sink.sent, durable.trouble) == (list(range(1, 2502)), None)
+        events.handle(StepCompleted(step=2502))
+        sink.is_away = True
+        assert not durable.poll()
+        after = Sending()
+        after.is_away = False
+        assert Durable(events.path, after, offset).poll()
+        assert after.sent == [2502], "another process is given what was not flushed"
+        durable.rewind()
+        assert offset.read_text() == "0"
+
     def test_half_a_line_is_waited_for(self, events: JsonlSink, offset: Path) -> None:
         sink = Collecting()
         durable = Durable(events.path, sink, offset)

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.observe.events import EvaluationDone, RunFinished, StepCompleted
@@ -102,9 +102,9 @@ def test_it_begins_with_the_first_step_and_ends_with_the_run(run: RunFolder) -> 
     server = Server()
     follower = Follower(run, ServerTracker(server), 1)
     JsonlSink(run.events_file).append('{"kind":"log","time":1.0}')
-    assert follower.poll() and not follower.has_begun
+    assert (follower.poll(), follower.has_begun) == (True, False)
     tell(run, 1, 2, 3, 4)
-    assert follower.poll() and follower.has_begun
+    assert (follower.poll(), follower.has_begun) == (True, True)
     assert (server.curve(), follower.sent, follower.last_step) == ([(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)], 5, 4)
     assert follower.finish("complete")
     assert server.ending == "complete, ['train/loss', 'val/accuracy']"
@@ -170,7 +170,6 @@ def test_a_file_that_is_another_one_is_reconciled_with_what_the_server_has(run: 
 FATES = st.sampled_from(["", "", "away", "unheard", "killed"])
 
 
-@settings(max_examples=200)
 @given(
     parts=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 12)), min_size=1, max_size=5),
     polls=st.lists(FATES, max_size=40),

@@ -1,5 +1,6 @@
 """Who else is given a job's events: what its keys `track` and `notify` switch on."""
 
+import logging
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -9,6 +10,8 @@ from quorate.observe.sinks import Guarded, Sink
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
 
 
 class Observers:
@@ -31,7 +34,12 @@ def _switched_on(run: RunFolder, spec: JobSpec) -> Iterator[Sink]:
     if spec.track is not None and spec.track.has_trackers:
         from quorate.api.tracker import TrackerProcess
 
-        yield TrackerProcess(run, spec)
+        try:
+            process = TrackerProcess(run, spec)
+        except OSError as error:  # no room for its log, or no process more: that is no reason not to train
+            log.warning("the run is not tracked: %s. quorate track does that later", error)
+        else:
+            yield process
 
 
 def refuse_missing_libraries(track: TrackSpec | None) -> None:

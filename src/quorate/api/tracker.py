@@ -183,12 +183,19 @@ def _await_end_of_input(over: threading.Event) -> None:
 def _follow(run: RunFolder, spec: JobSpec, over: threading.Event) -> list[str]:
     assert spec.track is not None
 
+    launcher = os.getppid()
+
     def serve(follower: Follower) -> Tracked:
         while not over.wait(_EVERY):
             follower.poll()
-        return _conclude(follower, _ending(run), PATIENCE)
+        holder = run.holder()
+        # After a launcher that was killed another may have taken the run up already: then it has not ended.
+        is_resumed = holder is not None and holder.pid not in (None, launcher)
+        return _conclude(follower, None if is_resumed else _ending(run), ABSENT if is_resumed else PATIENCE)
 
-    with _turn(run, over):
+    with _turn(run, over) as is_ours:
+        if not is_ours:
+            return ["the run is still being tracked by the process of a launcher that was killed"]
         followers = followers_of(run, spec, spec.track)
         serving = _in_threads(serve, followers)
         over.wait()
@@ -214,18 +221,22 @@ def _in_threads(work: Callable[[Follower], Tracked], followers: Sequence[Followe
 
 
 @contextlib.contextmanager
-def _turn(run: RunFolder, over: threading.Event) -> Iterator[None]:
-    """Alone: the process of a launcher that was killed may still be at work, for as long as its patience lasts."""
+def _turn(run: RunFolder, over: threading.Event) -> Iterator[bool]:
+    """Alone: the process of a launcher that was killed may still be at work, for as long as its patience lasts. False
+    if it still is when the patience of this one, too, is half over."""
     with contextlib.ExitStack() as stack:
+        ended = None
         while True:
             try:
                 stack.enter_context(hold(run.path / FOLDER / "lock"))
                 break
             except FolderInUse:
-                if over.is_set():
-                    raise
-                over.wait(_EVERY)
-        yield
+                ended = ended or (time.monotonic() if over.is_set() else None)
+                if ended is not None and time.monotonic() - ended > PATIENCE / 2:
+                    yield False
+                    return
+                time.sleep(_EVERY / 2)
+        yield True
 
 
 def _conclude(follower: Follower, status: str | None, patience: float, *, always_begin: bool = False) -> Tracked:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ DATABASE = "mlflow.db"
 ARTIFACTS = "mlflow-artifacts"
 
 # An absent server must be known to be absent quickly: whoever calls tries again by itself, and later.
-_SHORT_PATIENCE = {
+_SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     # MLflow tells its makers how it is used. That is for the user to switch on.
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    # It would print addresses among what a verb prints.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -38,8 +41,8 @@ def tracking_uri(track: TrackSpec, runs: Path) -> str:
 
 def artifact_location(uri: str) -> str | None:
     """Where a new experiment keeps its artifacts: beside the file of SQLite; a server has a place of its own."""
-    database = uri.removeprefix("sqlite:///")
-    return None if database == uri else (Path(database).absolute().parent / ARTIFACTS).as_uri()
+    database = _database(uri)
+    return None if database is None else (database.parent / ARTIFACTS).as_uri()
 
 
 def place(uri: str) -> str:
@@ -52,14 +55,36 @@ def connect(uri: str) -> Any:
 
     A file of SQLite is made if it is not there.
     """
-    for name, value in _SHORT_PATIENCE.items():
+    for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
     from mlflow.store.db import utils
 
     # Ten by itself, over two minutes: a database that is away, or has no room, is asked again by whoever calls.
     utils.MAX_RETRY_COUNT = 2
+    if (database := _database(uri)) is not None and not database.exists():
+        _make_database(database)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _database(uri: str) -> Path | None:
+    """The file of SQLite that a URI means, if it means one."""
+    file = uri.removeprefix("sqlite:///")
+    return None if file in (uri, "", ":memory:") or "?" in file else Path(file).absolute()
+
+
+def _make_database(database: Path) -> None:
+    """Make an empty database, whole or not at all: MLflow cannot use one that was begun on a full disk."""
+    from mlflow import MlflowClient
+
+    database.parent.mkdir(parents=True, exist_ok=True)
+    temporary = database.with_name(f".{database.name}.{secrets.token_hex(4)}.partial")
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{temporary}").search_experiments(max_results=1)
+        with contextlib.suppress(FileExistsError):  # another job makes it at the same moment
+            database.hardlink_to(temporary)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def identity(run: RunFolder) -> str:

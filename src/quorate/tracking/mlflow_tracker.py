@@ -82,9 +82,10 @@ class MlflowTracker:
     def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         self._client.set_tag(self.run_id, "quorate.status", status)
         self._client.set_terminated(self.run_id, _STATUS.get(status, "KILLED"))
-        self._keep_files()
-        for name, picture in pictures_of(curves).items():
-            self._keep(name, picture)
+        if status != "lost":  # nobody waits for its end, and it may be resumed at any moment
+            self._keep_files()
+            for name, picture in pictures_of(curves).items():
+                self._keep(name, picture)
 
     def _describe(self, known: Mapping[str, str]) -> None:
         """Parameters and tags. MLflow never changes a parameter: of one that a resumed job has changed a tag tells."""

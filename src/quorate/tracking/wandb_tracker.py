@@ -34,46 +34,55 @@ class WandbTracker:
         self._spec = spec
         self._mode = mode
         self._held: dict[str, StepSet] = {}
-        self._step = -1
         self._wandb_run: Any = None
 
     def begin(self) -> bool:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        import wandb
-
         self._held = {}
         for name, step in read_back(self._run.path / FOLDER):
             self._held.setdefault(name, StepSet()).add(step)
-            self._step = max(self._step, step)
-        facts, git = recorded_facts(self._run), recorded_git(self._run)
-        self._wandb_run = wandb.init(
-            project=self._spec.name,
-            id=identity(self._run),
-            name=self._run.name,
-            dir=str(self._run.path),
-            mode=self._mode,  # type: ignore[arg-type]
-            resume="allow" if self._mode == "online" else None,
-            config={**parameters_of(self._spec), **facts, **({"git.commit": git.commit} if git.commit else {})},
-            settings=wandb.Settings(
-                console="off",
-                silent=True,
-                disable_git=True,
-                save_code=False,
-                x_disable_stats=True,
-                x_disable_meta=True,
-            ),
-        )
         return False
 
     def log(self, points: Sequence[Point]) -> None:
         for step, group in itertools.groupby(points, lambda point: point.step):
             row = {point.name: point.value for point in group if self._lacks(point)}
             if row:
-                self._wandb_run.log(row, step=step)
+                self._open().log(row, step=step)
 
     def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:  # noqa: ARG002
-        self._wandb_run.summary["status"] = status
-        self._wandb_run.finish(exit_code=0 if status == "complete" else 1)
+        if self._wandb_run is not None:
+            import wandb
+
+            self._wandb_run.summary["status"] = status
+            self._wandb_run.finish(exit_code=0 if status == "complete" else 1)
+            self._wandb_run = None
+            # Its process writes the file to the end only when it ends itself.
+            wandb.teardown()
+
+    def _open(self) -> Any:
+        """Not before there is something to log: each process that does adds a folder."""
+        if self._wandb_run is None:
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+            import wandb
+
+            facts, git = recorded_facts(self._run), recorded_git(self._run)
+            self._wandb_run = wandb.init(
+                project=self._spec.name,
+                id=identity(self._run),
+                name=self._run.name,
+                dir=str(self._run.path),
+                mode=self._mode,
+                resume="allow" if self._mode == "online" else None,
+                config={**parameters_of(self._spec), **facts, **({"git.commit": git.commit} if git.commit else {})},
+                settings=wandb.Settings(
+                    console="off",
+                    silent=True,
+                    disable_git=True,
+                    save_code=False,
+                    x_disable_stats=True,
+                    x_disable_meta=True,
+                ),
+            )
+        return self._wandb_run
 
     def _lacks(self, point: Point) -> bool:
         return not point.corrects and (point.name not in self._held or point.step not in self._held[point.name])

@@ -1,0 +1,45 @@
+"""`quorate track`, as far as it goes without the libraries of trackers, and jobs that need one which is missing."""
+
+import importlib.util
+
+import pytest
+
+from command import Workplace
+from quorate.api import observers
+from quorate.core.errors import RequestError
+from quorate.spec.tracking import TrackSpec
+
+
+def test_a_run_that_nobody_tracks(used_workplace: Workplace) -> None:
+    done = used_workplace.run("track", "last")
+    assert done.code == 2
+    assert "the job of run tiny-0001 is tracked by nobody: say where to, such as --mlflow true" in done.error
+
+
+def test_a_mode_that_there_is_not(used_workplace: Workplace) -> None:
+    done = used_workplace.run("track", "last", "--wandb", "sometimes", "--json")
+    assert (done.code, done.document["status"]) == (2, "refused")
+    assert "track.wandb" in done.document["error"]
+
+
+@pytest.mark.parametrize("key", ["mlflow", "tensorboard", "wandb"])
+def test_a_library_that_is_not_installed_is_named_with_its_extra(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observers, "find_spec", lambda name: None)
+    track = TrackSpec.model_validate({key: "offline" if key == "wandb" else True})
+    with pytest.raises(RequestError, match=rf"track.{key} needs .* pip install 'quorate\[{key}\]'"):
+        observers.refuse_missing_libraries(track)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is not None, reason="MLflow is installed here")
+def test_a_job_that_cannot_be_tracked_leaves_no_run(workplace: Workplace) -> None:
+    workplace.write_job(track={"mlflow": True})
+    done = workplace.train()
+    assert done.code == 2
+    assert "pip install 'quorate[mlflow]'" in done.error
+    assert workplace.runs() == []
+
+
+def test_nothing_is_needed_for_a_job_that_is_not_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observers, "find_spec", lambda name: None)
+    observers.refuse_missing_libraries(None)
+    observers.refuse_missing_libraries(TrackSpec())

@@ -1,0 +1,36 @@
+"""Fixtures of real services, and what holds for all tests with them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from command import finished, undisturbed, used_workplace, workplace  # noqa: F401 (fixtures)
+from services.servers import MlflowServer
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What lies here needs services. Warnings of their libraries are not ours to mend."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("services")
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
+    """One for all tests that do not disturb it: use names of your own in it."""
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow-server"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def own_mlflow_server(tmp_path: Path) -> Iterator[MlflowServer]:
+    """One to kill and start again; it is not started yet."""
+    (tmp_path / "mlflow-server").mkdir()
+    server = MlflowServer(tmp_path / "mlflow-server")
+    yield server
+    server.kill()
