@@ -4,6 +4,7 @@ import time as clock
 from typing import Any
 
 from quorate.core.failure import Failure
+from quorate.core.spans import Span
 from quorate.observe.event import Event
 from quorate.observe.events import (
     CheckpointCopied,
@@ -30,6 +31,7 @@ from quorate.observe.events import (
     SkippedStep,
     StateCopied,
     StepCompleted,
+    StepTraced,
     SystemSampled,
     TrainingBlocks,
     WorkerLost,
@@ -110,6 +112,17 @@ EVERY: list[Event] = [
     ),
     LinksMeasured(step=0, time=13.7, generation="1.1", worker=0, peer=1, round_trip_s=2.5e-5, bytes_per_step=4096),
     LogMessage(time=14.0, level="info", message="hello"),
+    StepTraced(
+        time=15.0,
+        step=7,
+        generation="1.2",
+        worker=1,
+        first=2,
+        began=14.5,
+        clock_offset=-0.2,
+        clock_uncertainty=0.001,
+        spans=(Span("step", 0.0, 0.5, -1, {}), Span("data", 0.1, 0.2, 0, {"lane": 3})),
+    ),
 ]
 """One of each kind."""
 
