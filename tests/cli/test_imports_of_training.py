@@ -20,11 +20,12 @@ def test_no_process_of_a_job_that_is_not_tracked_loads_them(workplace: Workplace
         done = workplace.train("--workers", "2", PYTHONPROFILEIMPORTTIME="1")
     assert done.code == 0, done.stderr
     by_process = {"launcher": imported(done.stderr)}
-    by_process |= {file.stem: imported(file.read_text()) for file in workplace.last.glob("logs/*.log")}
+    by_process["coordinator"] = imported((workplace.last / "logs" / "coordinator.log").read_text())
+    for name in ("fork_server", "worker-0", "worker-1"):
+        by_process[name] = imported(workplace.log(name))
     assert "quorate.api.session" in by_process["launcher"]
     assert "quorate.coordinator.service" in by_process["coordinator"]
     assert "quorate.worker.session" in by_process["fork_server"], "which workers are forked from"
-    assert "worker-1" in by_process
     for process, modules in by_process.items():
         found = {module for module in modules if module.partition(".")[0] in FOREIGN or module in TRACKERS}
         assert not found, f"{process} loads {sorted(found)}"

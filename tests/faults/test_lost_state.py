@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,12 +33,7 @@ def start(place: Workplace) -> tuple[Running, dict[int, int]]:
     running = place.start("train", "job.yaml", "--workers", "2", "--json", **HELD)
     running.await_event("checkpoint", at_least=2)
     running.await_event("step", at_least=3)
-    return running, {slot_of(pid): pid for pid in place.workers()}
-
-
-def slot_of(pid: int) -> int:
-    """The place of a worker, by the log that it writes to."""
-    return int(Path(f"/proc/{pid}/fd/2").readlink().stem.rpartition("-")[2])
+    return running, {worker: place.log_records(f"worker-{worker}")[-1]["pid"] for worker in range(2)}
 
 
 def kill(running: Running, pid: int, worker: int) -> None:
