@@ -56,6 +56,8 @@ class JobKeys(TypedDict, total=False):
     loader_prefetch: int
     links: Literal["auto", "tcp"]
     overlap: bool
+    track: Section | None
+    notify: Section | None
     port: int
     log_level: Literal["debug", "info", "warning", "error"]
 
