@@ -1,5 +1,7 @@
 """The verb that tells those that track runs what they have missed: `quorate track`."""
 
+import contextlib
+import sys
 from typing import Annotated
 
 import typer
@@ -56,7 +58,9 @@ def track(
             "--wandb offline."
         )
     refuse_missing_libraries(spec.track)
-    told = catch_up(folder, spec, spec.track)
+    # The model is built by the task, and what it prints is no part of the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        told = catch_up(folder, spec, spec.track)
     if as_json:
         print_document(track_document(folder, told))
     else:
