@@ -1,6 +1,5 @@
 """Where the time of traced steps went, for people, or as a file to look at."""
 
-import json
 from pathlib import Path
 
 from rich.text import Text
@@ -8,11 +7,10 @@ from rich.text import Text
 from quorate.cli.layout import NONE, Page, headed_table
 from quorate.cli.output import print_document
 from quorate.core.errors import RequestError, RunError
-from quorate.history.chrome_trace import chrome_document
+from quorate.history.chrome_trace import write_chrome_trace
 from quorate.history.documents import trace_document
 from quorate.history.traces import Trace, WorkerTime, traces_in
 from quorate.observe.quantities import duration
-from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
 
 NEWEST = 20
@@ -26,7 +24,7 @@ def show_traces(run: RunFolder, step: int | None, last: bool, chrome: Path | Non
         raise RunError(_nothing(run, step))
     if chrome is not None:
         try:
-            write_atomically(chrome, json.dumps(chrome_document(traces), separators=(",", ":")))
+            write_chrome_trace(chrome, traces)
         except OSError as error:
             raise RequestError(f"cannot write {chrome}: {error.strerror}. Name another file with --chrome.") from None
     if as_json:

@@ -5,17 +5,25 @@ thread with its lanes, the exchange with its buckets and what they receive, the 
 frame that is sent to where it is received.
 """
 
+import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from quorate.core.spans import BUCKET, GATHER, RECEIVE, SAVE, SEND, STEP
 from quorate.core.worker_status import EXCHANGE, JOIN
 from quorate.history.traces import Trace
 from quorate.observe.traces import COORDINATOR, RECOVERY, TracedSpan
+from quorate.storage.atomic import write_atomically
 
 _TRACKS = ("step", "exchange", "sends", "saves")
 _COORDINATORS_PLACE = 1_000_000
 """The number of its process: those of workers are their own."""
+
+
+def write_chrome_trace(file: Path, traces: Iterable[Trace]) -> None:
+    """Write traces to a file, whole or not at all. Raises OSError."""
+    write_atomically(file, json.dumps(chrome_document(traces), separators=(",", ":")))
 
 
 def chrome_document(traces: Iterable[Trace]) -> dict[str, Any]:
