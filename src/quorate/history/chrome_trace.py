@@ -22,7 +22,7 @@ _COORDINATORS_PLACE = 1_000_000
 
 
 def write_chrome_trace(file: Path, traces: Iterable[Trace]) -> None:
-    """Raises OSError where it cannot be written."""
+    """Write traces to a file, whole or not at all. Raises OSError."""
     write_atomically(file, json.dumps(chrome_document(traces), separators=(",", ":")))
 
 
