@@ -186,7 +186,7 @@ def with_manners(whole: Scenario, seed: int) -> Scenario:
         min_workers=chance.choice((1, 1, 1, workers, max(1, workers - 1))),
         step_timeout=step_timeout,
         balance="speed" if is_balanced else "even",
-        poison=poison,
+        poison=poison if poison is not None and poison[0] <= course.steps else None,
         slow=chance.randrange(workers) if is_balanced else None,
     )
 
