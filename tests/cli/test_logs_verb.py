@@ -117,7 +117,7 @@ def test_a_secret_in_a_failure_is_masked_everywhere(workplace: Workplace) -> Non
     task = workplace.task.read_text()
     raising = "raise ValueError(f\"cannot log in with {os.environ['DB_PASSWORD']}\")"
     workplace.task.write_text(task.replace('get_into_trouble("loss")', raising))
-    done = workplace.train("--json", DB_PASSWORD=SECRET)
+    done = workplace.train("--json", "--workers", "2", DB_PASSWORD=SECRET)
     assert done.code == 1
     assert "cannot log in with ***" in done.document["error"]
     assert SECRET not in done.stdout + done.stderr

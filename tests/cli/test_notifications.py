@@ -68,7 +68,7 @@ def test_a_webhook_that_never_answers_does_not_hold_up_the_end(workplace: Workpl
 @pytest.mark.parametrize("place", ["import", "datasets", "loss"])
 def test_a_failure_is_told_also_before_the_first_step(workplace: Workplace, place: str) -> None:
     told = notifying(workplace)
-    done = workplace.train("--json", TROUBLE=place)
+    done = workplace.train("--json", "--workers", "2", TROUBLE=place)
     assert done.code != 0
     (message,) = await_condition("a message", lambda: messages(told))
     assert (message["event"], message["status"]) == ("failed", "failed")

@@ -39,7 +39,7 @@ def test_the_process_and_its_machine_are_told_as_the_system_tells_them(tmp_path:
     assert (told.worker, told.step) == (3, 7)
     assert told.memory_bytes is not None and told.threads is not None and told.cpu_percent is not None
     assert told.memory_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
-    assert told.threads == len(list(Path("/proc/self/task").iterdir()))
+    assert 0 < told.threads <= len(list(Path("/proc/self/task").iterdir())), "a driver may have started one since"
     machine = told.machine
     assert machine is not None
     assert machine.memory_used_bytes is not None and machine.memory_total_bytes is not None
