@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from quorate.history.report.charts import round_numbers
 from quorate.history.report.markup import Content, Html, tag
+from quorate.history.step_rows import TIME
 from quorate.history.timeline import Timeline
 from quorate.observe.events import CheckpointSaved, GenerationFormed, WorkerLost
 from quorate.observe.quantities import duration, plural
@@ -31,14 +34,15 @@ def spans_of(timeline: Timeline) -> list[Span]:
     """Who hosted which lanes when. A part of a run ends with its last event, and the next begins with a generation."""
     formed = timeline.of_kind(GenerationFormed)
     ended = timeline.ended or 0.0
-    told = sorted(event.time for event in timeline.others)
+    times = np.sort(np.append(timeline.columns.column(TIME), [event.time for event in timeline.others]))
     spans: list[Span] = []
     for number, event in enumerate(formed):
         following = formed[number + 1] if number + 1 < len(formed) else None
         end = ended if following is None else following.time
         if following is not None and following.incarnation != event.incarnation:
             # Another launcher: nobody was at work from the last event of the part until then.
-            end = max((time for time in told if event.time <= time < following.time), default=event.time)
+            before = int(np.searchsorted(times, following.time)) - 1
+            end = float(times[before]) if before >= 0 else event.time
         for member in event.members or ():
             spans.append(Span(member.worker, member.lanes, event.time, max(event.time, end)))
     return list(_merged(spans))

@@ -42,8 +42,8 @@ def table(
     numbers: frozenset[int] = frozenset(),
     is_flowing: bool = False,
 ) -> Html:
-    """With as many rows as can be looked at; columns of `numbers` end at the right. Where it `is_flowing`, the cells of a
-    row stand below each other on a phone."""
+    """With as many rows as can be looked at; columns of `numbers` end at the right. Where it `is_flowing`, cells that
+    find no room on a phone stand below the others."""
     head = tag("tr", [tag("th", each, class_="number" if at in numbers else None) for at, each in enumerate(headings)])
     shown = rows[:MOST_ROWS]
     body = [
