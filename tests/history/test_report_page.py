@@ -16,7 +16,7 @@ from history.run_builder import COMPLETE, Story, add_checkpoint, build_run, comp
 from quorate.core.failure import Failure
 from quorate.history.event_index import read_timeline
 from quorate.history.report.charts import Axis, Line, round_numbers, short, spread
-from quorate.history.report.history_lines import spans_of
+from quorate.history.report.history_lines import hostings_of
 from quorate.history.report.markup import Html, tag
 from quorate.history.report.page import report_page
 from quorate.history.run_detail import RunDetail, advise
@@ -199,7 +199,7 @@ class TestCharts:
 
 def test_who_hosted_which_lanes_when(tmp_path: Path) -> None:
     timeline = read_timeline(eventful(tmp_path).events_file, as_rows=True)
-    spans = spans_of(timeline)
+    spans = hostings_of(timeline)
     of_one = [span for span in spans if span.worker == 1]
     assert [span.lanes for span in of_one] == [(2, 3)] * 3
     assert of_one[0].end < of_one[1].begin, "it was lost for a while"
@@ -211,5 +211,5 @@ def test_a_part_whose_launcher_was_killed_lasted_until_its_last_step(tmp_path: P
     story = Story().begin().train(1, 5)
     killed = story.time
     run = build_run(tmp_path, story=story.pause(50).begin(from_step=5).train(6, 8))
-    spans = spans_of(read_timeline(run.events_file, as_rows=True))
+    spans = hostings_of(read_timeline(run.events_file, as_rows=True))
     assert {span.end for span in spans} == {killed, story.time}
