@@ -1,5 +1,6 @@
 """A job as it is now: what its events have told, and what its coordinator hears of the workers."""
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 
 from quorate.api.control import status
 from quorate.coordinator.client import JobStatus, WorkerWord
+from quorate.core.errors import RunError
 from quorate.history.event_index import IndexedReader
-from quorate.history.run_record import RunRecord, Status, read_runs
+from quorate.history.run_record import RunRecord, Status
 from quorate.history.step_columns import StepColumns
 from quorate.history.step_rows import PHASES, SAMPLES, TIME, StepRows
 from quorate.history.timeline import Timeline
@@ -213,5 +215,11 @@ class _Recent:
 
 
 def running_jobs(runs: Path) -> tuple[RunRecord, ...]:
-    """Those in a folder of runs that somebody is at work on, the newest first."""
-    return tuple(record for record in reversed(read_runs(runs)) if record.status is Status.RUNNING)
+    """Those in a folder of runs that somebody is at work on, the newest first. Of all others, which may be many,
+    nothing is read."""
+    records = []
+    for run in reversed(RunFolder.all_in(runs)):
+        with contextlib.suppress(RunError):  # it was removed meanwhile
+            if run.holder() is not None and (record := RunRecord.read(run)).status is Status.RUNNING:
+                records.append(record)
+    return tuple(records)
