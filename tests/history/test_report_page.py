@@ -130,6 +130,13 @@ def test_a_run_in_any_state(tmp_path: Path, story: Story | None) -> None:
     page_of(build_run(tmp_path, story=story))
 
 
+def test_a_run_whose_events_cannot_be_read_says_so(tmp_path: Path) -> None:
+    run = build_run(tmp_path, story=Story())
+    run.events_file.unlink(missing_ok=True)
+    run.events_file.mkdir()
+    assert "events.jsonl: Is a directory" in report_page(RunDetail.read(run, as_rows=True), None, NOW)
+
+
 def test_a_running_one_tells_what_is_left(tmp_path: Path) -> None:
     run = build_run(tmp_path, story=Story().begin(total_steps=100).train(1, 5))
     with run.lock():
