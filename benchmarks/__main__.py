@@ -45,6 +45,7 @@ def benchmarks() -> None:
       python -m benchmarks checkpoint --size 100MB
       python -m benchmarks data --size 500MB
       python -m benchmarks tracking
+      python -m benchmarks looking
     """
 
 
@@ -333,6 +334,28 @@ def data(
     bench = Data(parse_size(size, "--size"), numbers, choose_systems(systems, SYSTEMS), find_examples(fashion))
     check_disk(Path(gettempdir()), disk_needed(bench.size))
     raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
+
+
+@app.command()
+def looking(
+    steps: Annotated[int, typer.Option(metavar="N", min=1000, help="Steps of the run that is looked at.")] = 1_000_000,
+    rounds: Rounds = 1,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Look at a run of very many steps: show, runs, report and top, each with the memory that it takes.
+
+    The run is written for that, as a job would have left it; a million steps take 350 MB of disk and a few minutes.
+
+    \b
+    Examples:
+      python -m benchmarks looking
+      python -m benchmarks looking --steps 100000 --rounds 3
+    """
+    from benchmarks.looking import Looking
+    from benchmarks.run import Options, run
+
+    raise typer.Exit(run(Looking(steps), Options(rounds, None, output, as_json)))
 
 
 if __name__ == "__main__":

@@ -126,6 +126,8 @@ TARGETS = (
         is_lowest=False,
         cores=_IDLE_CORE,
     ),
+    Target("looking", "a long run: s until the slowest command has shown it", _worst("seconds"), 2.0, is_lowest=False),
+    Target("looking", "a long run: MB of the largest command", _worst("peak_mb"), 300.0, is_lowest=False),
     Target(
         "startup",
         "2 workers: ours ÷ plain Python",

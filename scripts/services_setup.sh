@@ -2,7 +2,7 @@
 # What `make test-services` needs: an environment with every extra, and the programs that are no Python packages.
 # It may be run again at any time: what is there already is left as it is.
 set -eu
-cd "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.."
 python=.venv-services/bin/python
 # One whose interpreter is gone, or that was copied from elsewhere and would still install there, is made anew.
 if ! [ "$($python -c 'import sys; print(sys.prefix)' 2>/dev/null)" = "$PWD/.venv-services" ]; then

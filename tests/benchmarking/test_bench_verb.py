@@ -111,4 +111,5 @@ def test_every_benchmark_has_a_verb() -> None:
         "changes",
         "checkpoint",
         "data",
+        "looking",
     ]

@@ -1,8 +1,10 @@
 """Whoever reads a run through its index comes to the same as whoever reads every line of it."""
 
+import errno
 import json
 import math
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,12 +19,13 @@ from hypothesis import strategies as st
 from history.run_builder import MEMBERS, Story, build_run, whole_story
 from quorate.history import event_index
 from quorate.history.documents import detail_document, runs_document
-from quorate.history.event_index import IndexedReader, IndexSink, glance, index_of_events, read_timeline
+from quorate.history.event_index import IndexedReader, IndexSink, IndexWriter, glance, index_of_events, read_timeline
 from quorate.history.run_detail import RunDetail
 from quorate.history.run_record import Listing, RunQuery
 from quorate.history.step_rows import StepRow, plain_row
 from quorate.history.timeline import EventFold, Timeline, loss_curves, step_curves
 from quorate.observe.events import StepCompleted, read_event
+from quorate.storage.atomic import write_fully
 from quorate.storage.run_folder import RunFolder
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -92,6 +95,8 @@ def stories(draw: st.DrawFn) -> Story:
                     story.come_back(at)
                 case 3:
                     story.tell("of_a_later_version", at, thing=[1])
+                case 4:
+                    story.tell("system", at, worker=0, cpu_percent=50.0)
     return story
 
 
@@ -227,29 +232,55 @@ class TestWriters:
                 with run.events_file.open("a") as file:
                     file.write(event.to_json() + "\n")
                 sink.handle(event)
-            grown = index_of_events(run.events_file).stat().st_size
             sink.close()
-            assert 0 < grown < index_of_events(run.events_file).stat().st_size
             assert IndexedReader(run.events_file).offset == run.events_file.stat().st_size
             same_as_without_index(run)
 
-    def test_a_short_run_gets_none(self, tmp_path: Path) -> None:
+    def test_a_short_run_gets_none_and_is_not_even_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(event_index, "_READ_AFTER", 2)
         run = build_run(tmp_path, story=whole_story())
+        before = threading.active_count()
         sink = IndexSink(run.events_file)
         for event in whole_story().events:
             sink.handle(event)
+        assert threading.active_count() == before
         sink.close()
         read_timeline(run.events_file, as_rows=True)
         assert not index_of_events(run.events_file).exists()
 
-    def test_one_that_was_overtaken_by_a_reader_goes_on_from_there(self, tmp_path: Path) -> None:
+    def test_after_a_disk_was_full_half_way_nothing_is_written_twice(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with blocks_of(2000):
+            run = build_run(tmp_path, story=long_story())
+            reader = IndexedReader(run.events_file)
+            reader.read_on()
+            room = [3]
+
+            def write(descriptor: int, content: bytes) -> int:
+                room[0] -= 1
+                if not room[0]:
+                    raise OSError(errno.ENOSPC, "no space")
+                return write_fully(descriptor, content)
+
+            monkeypatch.setattr(event_index, "write_fully", write)
+            assert not reader.write()
+            assert not reader.write()  # the size is another now: somebody else's turn
+            read_timeline(run.events_file)
+            assert IndexedReader(run.events_file).offset > run.events_file.stat().st_size - 2000
+            same_as_without_index(run)
+
+    def test_one_that_was_overtaken_by_a_reader_goes_on_from_there(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(event_index, "_READ_AT_ONCE", 3000)
         with blocks_of(2000):
             path = build_run(tmp_path, story=long_story()).events_file
-            sink = IndexSink(path)
-            sink._read(3000)
+            writer = IndexWriter(path)
+            writer.handle()
             read_timeline(path)
-            sink._read(3000)
-            sink.close()
+            writer.handle()
+            writer.close()
             assert IndexedReader(path).offset == path.stat().st_size
             assert written(vars(Timeline.glance(path))["counts"]) == written(vars(glance(path))["counts"])
 
@@ -285,6 +316,22 @@ def test_curves_of_each_family(tmp_path: Path) -> None:
     timeline = read_timeline(build_run(tmp_path, story=story).events_file, as_rows=True)
     assert [curve.name for curve in step_curves(timeline, "gradient_norm")] == ["gradient_norm.a", "gradient_norm.b"]
     assert step_curves(timeline, "learning_rate")[0].points == ((1, 0.5), (2, 0.5), (3, 0.5))
+
+
+def test_what_is_measured_all_the_time_is_counted_and_not_kept(tmp_path: Path) -> None:
+    story = Story().begin()
+    for step in range(1, 200):
+        story.train(step, step).tell("system", step, worker=0, host="x", cpu_percent=50.0)
+        story.tell("spans", step, generation="1.1", worker=0, began=1.0, spans=[["step", 0.0, 0.5]])
+    with blocks_of(2000):
+        file = build_run(tmp_path, story=story).events_file
+        assert read_timeline(file).ended == story.time
+        content = index_of_events(file).read_bytes()
+        for told in (read_timeline(file), glance(file), Timeline.read(file)):
+            assert {event.kind for event in told.others} == {"generation", "run"}
+            assert (told.counts["system"], told.counts["spans"]) == (199, 199)
+            assert told.ended == story.time
+    assert b"cpu_percent" not in content
 
 
 def test_members_are_told_by_the_index_too(run: RunFolder) -> None:

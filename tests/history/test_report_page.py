@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from history.run_builder import COMPLETE, Story, add_checkpoint, build_run, complete_run
 from quorate.core.failure import Failure
+from quorate.history.event_index import read_timeline
 from quorate.history.report.charts import Axis, Line, round_numbers, short, spread
-from quorate.history.report.history_lines import spans_of
+from quorate.history.report.history_lines import hostings_of
 from quorate.history.report.markup import Html, tag
 from quorate.history.report.page import report_page
 from quorate.history.run_detail import RunDetail, advise
-from quorate.history.timeline import Timeline
 from quorate.storage.run_folder import RunFolder
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -130,6 +130,13 @@ def test_a_run_in_any_state(tmp_path: Path, story: Story | None) -> None:
     page_of(build_run(tmp_path, story=story))
 
 
+def test_a_run_whose_events_cannot_be_read_says_so(tmp_path: Path) -> None:
+    run = build_run(tmp_path, story=Story())
+    run.events_file.unlink(missing_ok=True)
+    run.events_file.mkdir()
+    assert "events.jsonl: Is a directory" in report_page(RunDetail.read(run, as_rows=True), None, NOW)
+
+
 def test_a_running_one_tells_what_is_left(tmp_path: Path) -> None:
     run = build_run(tmp_path, story=Story().begin(total_steps=100).train(1, 5))
     with run.lock():
@@ -198,10 +205,18 @@ class TestCharts:
 
 
 def test_who_hosted_which_lanes_when(tmp_path: Path) -> None:
-    timeline = Timeline.read(eventful(tmp_path).events_file)
-    spans = spans_of(timeline)
+    timeline = read_timeline(eventful(tmp_path).events_file, as_rows=True)
+    spans = hostings_of(timeline)
     of_one = [span for span in spans if span.worker == 1]
     assert [span.lanes for span in of_one] == [(2, 3)] * 3
     assert of_one[0].end < of_one[1].begin, "it was lost for a while"
     assert of_one[2].begin - of_one[1].end > 40, "nobody worked on the run"
     assert timeline.ended == max(span.end for span in spans)
+
+
+def test_a_part_whose_launcher_was_killed_lasted_until_its_last_step(tmp_path: Path) -> None:
+    story = Story().begin().train(1, 5)
+    killed = story.time
+    run = build_run(tmp_path, story=story.pause(50).begin(from_step=5).train(6, 8))
+    spans = hostings_of(read_timeline(run.events_file, as_rows=True))
+    assert {span.end for span in spans} == {killed, story.time}

@@ -119,7 +119,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     (folder / "work" / "runs").mkdir(parents=True)
     workplace = Workplace(folder / "work")
     server = PrometheusServer(folder, workplace.folder / "runs")
-    keys = {"steps": 1500, "checkpoint": {"every": 25, "keep": 3}, "evaluate": {"every": 100}}
+    keys = {"steps": 1000, "checkpoint": {"every": 50, "keep": 3}, "evaluate": {"every": 100}}
     workplace.write_job(**keys)
     assert workplace.train("--workers", "2", "--json").code == 0
     workplace.write_job(**keys, track={"prometheus": 0, "system": 0.5})

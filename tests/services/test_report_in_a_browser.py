@@ -46,6 +46,9 @@ def test_it_opens_without_a_complaint_and_asks_nobody_for_anything(
     assert {"Curves", "Where the time goes", "Generations and lanes", "Recoveries", "Configuration"} <= {*headings}
     # Nothing sticks out at the side: tables scroll by themselves.
     assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+    # But not those with keys and values, which are folded on a phone.
+    hidden = "all => all.filter(each => each.scrollWidth > each.parentElement.clientWidth).length"
+    assert visit.page.locator("table.flowing").evaluate_all(hidden) == 0
     for figure in visit.page.locator("figure.chart .plot > svg").all():
         box = figure.bounding_box()
         assert box["width"] > 120

@@ -200,6 +200,16 @@ def test_the_machine_and_its_gpus_are_shown_by_host_and_go_with_the_last_worker_
     assert job["quorate_worker_cpu_ratio worker=1 host=a"] == 0.5
 
 
+def test_who_has_left_a_job_that_was_made_smaller_is_shown_no_more() -> None:
+    job = Scraped()
+    job.handle(formed(1, 0, 1), *(SystemSampled(worker=worker, host="a", threads=3) for worker in (0, 1)))
+    job.handle(formed(2, 0))
+    assert [
+        labels for name, labels in job.series if name == "quorate_worker_threads" and ("worker", "1") in labels
+    ] == []
+    assert job["quorate_worker_threads worker=0 host=a"] == 3
+
+
 def test_the_end_of_a_job_is_shown() -> None:
     job = Scraped()
     assert job["quorate_up"] == 1

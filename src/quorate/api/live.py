@@ -1,5 +1,6 @@
 """A job as it is now: what its events have told, and what its coordinator hears of the workers."""
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quorate.api.control import status
 from quorate.coordinator.client import JobStatus, WorkerWord
+from quorate.core.errors import RunError
 from quorate.history.event_index import IndexedReader
-from quorate.history.run_record import RunRecord, Status, read_runs
+from quorate.history.run_record import RunRecord, Status
 from quorate.history.step_columns import StepColumns
 from quorate.history.step_rows import PHASES, SAMPLES, TIME, StepRows
-from quorate.history.timeline import Timeline, loss_curves
+from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved, GenerationFormed, HostedLanes, RunBegan
 from quorate.observe.notices import notice_of
@@ -182,23 +185,29 @@ class _Recent:
     @classmethod
     def of(cls, timeline: Timeline) -> "_Recent":
         assert timeline.rows is not None
-        last = Timeline(rows=StepRows(timeline.rows.packed[-1:], timeline.rows.rows))
-        columns: StepColumns = last.columns
-        if not len(columns.steps):
+        columns = StepColumns(StepRows(timeline.rows.packed[-1:], timeline.rows.rows))
+        # A run that went on from a checkpoint has steps behind its position that it will tell again.
+        known = columns.steps <= timeline.position
+        if not known.any():
             return cls()
-        curves = loss_curves(last)
-        times, samples = columns.column(TIME)[-RECENT:], columns.column(SAMPLES)[-RECENT:]
+
+        def recent(name: str) -> NDArray[np.float64]:
+            return columns.column(name)[known][-RECENT:]
+
+        losses = {name: values[np.isfinite(values)] for name in columns.family("loss") for values in [recent(name)]}
+        losses = {name: values for name, values in losses.items() if len(values)}
+        times, samples = recent(TIME), recent(SAMPLES)
         # Before this part of the run nobody may have worked for days.
         began = max((event.time for event in timeline.of_kind(RunBegan)), default=0.0)
         here = times >= began
         seconds, steps = float(np.ptp(times[here])) if here.any() else 0.0, int(here.sum()) - 1
         per_step = seconds / steps if steps > 0 and seconds > 0 else None
         sizes = samples[here & (samples > 0)]
-        spent = {phase: float(columns.column(f"{phase}_s")[-RECENT:].mean()) for phase in PHASES}
+        spent = {phase: float(recent(f"{phase}_s").mean()) for phase in PHASES}
         whole = sum(spent.values())
         return cls(
-            losses={curve.name: curve.last for curve in curves},
-            values=tuple(curves[0].values[-RECENT:]) if curves else (),
+            losses={name: float(values[-1]) for name, values in losses.items()},
+            values=tuple(next(iter(losses.values())).tolist()) if losses else (),
             samples_per_second=float(sizes.mean()) / per_step if per_step and len(sizes) else None,
             step_seconds=per_step,
             shares={phase: share / whole for phase, share in spent.items()} if whole else {},
@@ -206,5 +215,11 @@ class _Recent:
 
 
 def running_jobs(runs: Path) -> tuple[RunRecord, ...]:
-    """Those in a folder of runs that somebody is at work on, the newest first."""
-    return tuple(record for record in reversed(read_runs(runs)) if record.status is Status.RUNNING)
+    """Those in a folder of runs that somebody is at work on, the newest first. Of all others, which may be many,
+    nothing is read."""
+    records = []
+    for run in reversed(RunFolder.all_in(runs)):
+        with contextlib.suppress(RunError):  # it was removed meanwhile
+            if run.holder() is not None and (record := RunRecord.read(run)).status is Status.RUNNING:
+                records.append(record)
+    return tuple(records)

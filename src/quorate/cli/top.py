@@ -165,7 +165,6 @@ class _Watching:
         self._keyboard = keyboard
         self._said = ""
         self._is_asking = False
-        self._wanted: int | None = None
         self._busy: threading.Thread | None = None
 
     def run(self) -> None:
@@ -214,12 +213,10 @@ class _Watching:
     def _resize(self, seen: Any, more: int) -> None:
         from quorate.api.control import resize
 
-        known = self._wanted or seen.wanted or len(seen.workers)
-        workers, run = max(1, known + more), self._live.run
+        workers, run = max(1, (seen.wanted or len(seen.workers)) + more), self._live.run
 
         def ask() -> str:
             resize(run.path.parent, run.name, workers)
-            self._wanted = workers
             return f"going on with {workers} workers from the next step boundary on"
 
         self._ask(f"asking for {workers} workers", ask)

@@ -32,6 +32,7 @@ from quorate.core.regular_file import open_regular, opened_regular
 from quorate.history.step_rows import PackedRows, StepRows
 from quorate.history.timeline import EventFold, Timeline
 from quorate.observe.event import Event
+from quorate.observe.sinks import Queued
 from quorate.storage.atomic import write_fully
 
 log = logging.getLogger(__name__)
@@ -41,10 +42,9 @@ WORTH_WRITING = 4 * 2**20
 _MAGIC = b"QRINDEX1"
 _FRAME = struct.Struct("<8sIIQ16s16s")
 _LONGEST_COMPARED = 4096
-# Of the launcher: to read so many events takes it a few milliseconds.
+# Of the launcher: more bytes than so many events usually have, so that it catches up.
 _READ_AFTER = 1000
 _READ_AT_ONCE = 2**20
-_READ_LAST = 4 * 2**20
 
 
 def _size(path: Path) -> int:
@@ -250,12 +250,12 @@ class IndexedReader:
                     return False
                 file.truncate(self._used)
                 file.seek(self._used)
-                for block in self._blocks:
-                    self._used += write_fully(descriptor, block.encoded())
+                used = self._used + sum(write_fully(descriptor, block.encoded()) for block in self._blocks)
         except OSError as error:
             log.info("the index of %s is not written: %s", self._events_file, error)
             return False
-        self._size, self._written_to = self._used, self._cut_at
+        self._used = self._size = used
+        self._written_to = self._cut_at
         self._blocks = []
         if self._for_writing:
             self._fold.forget()
@@ -288,33 +288,48 @@ class IndexedReader:
 
 
 class IndexSink:
-    """Extends the index of a run while it runs: in the launcher, it reads the file now and then, in small pieces.
+    """Extends the index of a run while it runs, in the launcher, in small pieces and in a thread of its own: whoever
+    watches over the workers waits for nothing.
 
-    A run whose events can be read in no time gets no index.
+    A run whose events can be read in no time gets no index, and costs nothing.
     """
 
     def __init__(self, events_file: Path) -> None:
         self._events_file = events_file
-        self._reader: IndexedReader | None = None
+        self._writer: Queued | None = None
         self._pending = 0
 
-    def handle(self, event: Event) -> None:  # noqa: ARG002 (the file has it, with its place)
+    def handle(self, event: Event) -> None:
         self._pending += 1
-        if self._pending >= _READ_AFTER:
-            self._pending = 0
-            self._read(_READ_AT_ONCE)
+        if self._pending < _READ_AFTER:
+            return
+        self._pending = 0
+        if self._writer is None and _size(self._events_file) >= WORTH_WRITING:
+            self._writer = Queued(IndexWriter(self._events_file))
+        if self._writer is not None:
+            self._writer.handle(event)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class IndexWriter:
+    """Reads a piece of the file with every event that it is given, whichever that is, and writes what is worth it."""
+
+    def __init__(self, events_file: Path) -> None:
+        self._events_file = events_file
+        self._reader: IndexedReader | None = None
+
+    def handle(self, event: Event | None = None) -> None:  # noqa: ARG002 (the file has it, with its place)
+        if self._reader is None:
+            self._reader = IndexedReader(self._events_file, for_writing=True)
+        self._reader.read_on(_READ_AT_ONCE)
+        if self._reader.is_worth_writing and not self._reader.write():
+            self._reader = None  # somebody else has written: begin with that
 
     def close(self) -> None:
         """Write what is left of a long run; what would take too long now, the next reader adds."""
-        if _size(self._events_file) < WORTH_WRITING:
-            return
-        self._read(_READ_LAST)
+        self.handle()
         if self._reader is not None and self._reader.has_index:
             self._reader.write()
-
-    def _read(self, limit: int) -> None:
-        if self._reader is None:
-            self._reader = IndexedReader(self._events_file, for_writing=True)
-        self._reader.read_on(limit)
-        if self._reader.is_worth_writing and not self._reader.write():
-            self._reader = None  # somebody else has written: begin with that

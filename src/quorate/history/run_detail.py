@@ -13,6 +13,7 @@ from quorate.core.timing import Timing
 from quorate.history.checkpoint_list import CheckpointRecord, read_checkpoints
 from quorate.history.event_index import read_timeline
 from quorate.history.run_record import RunRecord, Status
+from quorate.history.step_rows import StepRows
 from quorate.history.timeline import Timeline
 from quorate.observe.events import RunBegan
 from quorate.observe.notices import EARLY_STOP
@@ -68,7 +69,7 @@ class RunDetail:
         record = RunRecord.read(run, timeline)
         return cls(
             record=record,
-            timeline=timeline or Timeline(),
+            timeline=timeline or Timeline(rows=StepRows() if as_rows else None),
             job=job,
             environment=from_workers | {name: str(value) for name, value in environment.items()},
             checkpoints=checkpoints,

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+import orjson
+
 from quorate.checkpoint.retention import is_number
 from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
@@ -17,8 +19,11 @@ from quorate.observe.events import (
     CoordinatorReplaced,
     EvaluationDone,
     GenerationFormed,
+    LinksMeasured,
     RunBegan,
     StepCompleted,
+    StepTraced,
+    SystemSampled,
     read_event,
 )
 from quorate.observe.recoveries import Recovery, RecoveryLog
@@ -26,6 +31,8 @@ from quorate.observe.waiting import NO_WAIT, DataWait, DataWaitLog
 
 _STEP = b'{"kind":"step",'
 _WHOLE_LINE = b"}\n"
+_MEASURED = tuple(f'{{"kind":"{kind.KIND}",'.encode() for kind in (LinksMeasured, StepTraced, SystemSampled))
+"""What a job that is tracked or traced tells very often, for others to read."""
 # The last steps may be torn; one of so many is not.
 _LOOKED_BACK = 8
 
@@ -41,7 +48,8 @@ class Timeline:
 
     `steps` holds each step and `evaluations` the metrics of each evaluation, in step order. A run that
     went on from a checkpoint tells some of them again: the last telling counts. `position` is the step that the run
-    is at now. `others` are all events but the steps, as they were told, and `counts` says how often each kind was.
+    is at now. `others` are all events but the steps and what was measured (loads, links, spans), as they were told, and
+    `counts` says how often each kind was.
     `began` and `ended` are the times of the first and the last event; `active_seconds` leaves out the time in which
     nobody worked on the run. `recoveries` are what it has recovered from, and `waiting` is how long its steps have
     waited for data; neither is known at a glance.
@@ -244,7 +252,7 @@ class EventFold:
 
     def take(self, line: bytes) -> bool:
         """Take in a line; whether it tells more than the numbers of a step."""
-        if line == b"\n":
+        if line == b"\n" or (line.startswith(_MEASURED) and self._take_measured(line)):
             return False
         if self._told.began is not None and line.startswith(_STEP) and line.endswith(_WHOLE_LINE):
             # The first of all is looked into, since it says when the run began.
@@ -316,6 +324,19 @@ class EventFold:
             self._told.counts["step"] -= 1
             if self._take(self._passed.pop()):
                 self._passed.clear()
+
+    def _take_measured(self, line: bytes) -> bool:
+        """Count a line, and keep nothing of it; False where it has to be looked into."""
+        try:
+            record = orjson.loads(line)
+            kind, time = record["kind"], record["time"]
+        except (ValueError, KeyError):
+            return False
+        if type(time) not in (int, float):
+            return False
+        self._told.counts[kind] += 1
+        self._take_time(time, begins_part=False)
+        return True
 
     def _take(self, line: bytes) -> bool:
         try:

@@ -1,10 +1,10 @@
-"""The HTTP server in the launcher that Prometheus and health checks ask: one thread, a few pages, nothing but GET."""
+"""The HTTP server in the launcher that Prometheus and health checks ask: a few pages, nothing but GET."""
 
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 
 from quorate.core.addresses import join_address
@@ -12,7 +12,7 @@ from quorate.core.errors import RequestError
 from quorate.core.processes import close_in_children
 
 PATIENCE = 5.0
-"""Seconds for which one that has connected may say nothing: others wait meanwhile."""
+"""Seconds for which one that has connected may say nothing."""
 
 _LOOK_EVERY = 0.2
 
@@ -62,7 +62,9 @@ class Endpoint:
         self._thread.join(PATIENCE)
 
 
-class _Server(HTTPServer):
+class _Server(ThreadingHTTPServer):
+    """With a thread for each request: one that is slow to ask holds up neither others nor the end of the job."""
+
     def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
         self.pages = pages
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

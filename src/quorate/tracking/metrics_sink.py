@@ -75,7 +75,9 @@ class MetricsSink:
 
     def _take_generation(self, event: events.GenerationFormed) -> None:
         metrics = self._metrics
-        self._members = frozenset(worker for worker in event.workers if worker < self._places)
+        before, self._members = self._members, frozenset(each for each in event.workers if each < self._places)
+        for gone in before - self._members:  # by a resize, say
+            metrics.systems.pop(gone, None)
         self._generation = event.generation
         metrics.passed, metrics.links = metrics.bytes_passed(), {}
         metrics.steps.in_generation = 0

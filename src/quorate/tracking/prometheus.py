@@ -11,7 +11,6 @@ from quorate.core.errors import QuorateError
 from quorate.core.regular_file import read_regular
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, RunFailed, RunFinished, StepCompleted
-from quorate.observe.jsonl import end_of_events
 from quorate.observe.sinks import Queued
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import address_of
@@ -107,9 +106,7 @@ def coordinator_trouble(run: RunFolder) -> str | None:
         return "the coordinator is not up"
     with contextlib.closing(client):
         try:
-            # A question that changes nothing: what comes after the end of the event log.
-            for _ in client.events(end_of_events(run.events_file), follow=False):
-                break
+            client.status()
         except QuorateError as error:
             return f"the coordinator does not answer: {error}"
     return None

@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from quorate.history.report.charts import round_numbers
 from quorate.history.report.markup import Content, Html, tag
+from quorate.history.step_rows import TIME
 from quorate.history.timeline import Timeline
 from quorate.observe.events import CheckpointSaved, GenerationFormed, WorkerLost
 from quorate.observe.quantities import duration, plural
@@ -18,7 +21,7 @@ _UNITS = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
 
 
 @dataclass(frozen=True)
-class Span:
+class Hosting:
     """A worker hosts the same lanes from one time to another, in a share of the whole line."""
 
     worker: int
@@ -27,50 +30,51 @@ class Span:
     end: float
 
 
-def spans_of(timeline: Timeline) -> list[Span]:
+def hostings_of(timeline: Timeline) -> list[Hosting]:
     """Who hosted which lanes when. A part of a run ends with its last event, and the next begins with a generation."""
     formed = timeline.of_kind(GenerationFormed)
     ended = timeline.ended or 0.0
-    told = sorted(event.time for event in timeline.others)
-    spans: list[Span] = []
+    times = np.sort(np.append(timeline.columns.column(TIME), [event.time for event in timeline.others]))
+    hostings: list[Hosting] = []
     for number, event in enumerate(formed):
         following = formed[number + 1] if number + 1 < len(formed) else None
         end = ended if following is None else following.time
         if following is not None and following.incarnation != event.incarnation:
             # Another launcher: nobody was at work from the last event of the part until then.
-            end = max((time for time in told if event.time <= time < following.time), default=event.time)
+            before = int(np.searchsorted(times, following.time)) - 1
+            end = float(times[before]) if before >= 0 else event.time
         for member in event.members or ():
-            spans.append(Span(member.worker, member.lanes, event.time, max(event.time, end)))
-    return list(_merged(spans))
+            hostings.append(Hosting(member.worker, member.lanes, event.time, max(event.time, end)))
+    return list(_merged(hostings))
 
 
-def _merged(spans: Sequence[Span]) -> Iterator[Span]:
+def _merged(hostings: Sequence[Hosting]) -> Iterator[Hosting]:
     """One instead of several that follow each other with the same lanes."""
-    for worker in sorted({span.worker for span in spans}):
-        last: Span | None = None
-        for span in (each for each in spans if each.worker == worker):
-            if last is not None and last.lanes == span.lanes and last.end == span.begin:
-                last = replace(last, end=span.end)
+    for worker in sorted({hosting.worker for hosting in hostings}):
+        last: Hosting | None = None
+        for hosting in (each for each in hostings if each.worker == worker):
+            if last is not None and last.lanes == hosting.lanes and last.end == hosting.begin:
+                last = replace(last, end=hosting.end)
                 continue
             if last is not None:
                 yield last
-            last = span
+            last = hosting
         if last is not None:
             yield last
 
 
 def lane_lines(timeline: Timeline) -> Html | None:
     """A line of time for each worker, and one for checkpoints; None where no generation was formed."""
-    spans = spans_of(timeline)
-    if not spans:
+    hostings = hostings_of(timeline)
+    if not hostings:
         return None
-    begin = min(timeline.began or spans[0].begin, min(span.begin for span in spans))
-    whole = max((timeline.ended or begin) - begin, max(span.end for span in spans) - begin, 1e-3)
-    workers = sorted({span.worker for span in spans})
+    begin = min(timeline.began or hostings[0].begin, min(hosting.begin for hosting in hostings))
+    whole = max((timeline.ended or begin) - begin, max(hosting.end for hosting in hostings) - begin, 1e-3)
+    workers = sorted({hosting.worker for hosting in hostings})
     lost = timeline.of_kind(WorkerLost)
     rows: list[Content] = []
     for worker in workers[:MOST_WORKERS]:
-        bars = [_bar(span, begin, whole) for span in spans if span.worker == worker]
+        bars = [_bar(hosting, begin, whole) for hosting in hostings if hosting.worker == worker]
         crosses = [
             tag("i", "✕", class_="lost", style=f"left:{100 * (event.time - begin) / whole:.2f}%", title=event.message)
             for event in lost
@@ -93,15 +97,15 @@ def _row(name: str, content: Sequence[Content]) -> Html:
     return tag("div", tag("span", name, class_="who"), tag("div", content, class_="track"), class_="row")
 
 
-def _bar(span: Span, begin: float, whole: float) -> Html:
-    left, width = 100 * (span.begin - begin) / whole, max(_NARROWEST, 100 * (span.end - span.begin) / whole)
-    said = lanes_in_words(span.lanes)
+def _bar(hosting: Hosting, begin: float, whole: float) -> Html:
+    left, width = 100 * (hosting.begin - begin) / whole, max(_NARROWEST, 100 * (hosting.end - hosting.begin) / whole)
+    said = lanes_in_words(hosting.lanes)
     return tag(
         "i",
         said if width >= _WIDE_ENOUGH else None,
-        class_=f"bar lanes-{min(4, len(span.lanes))}",
+        class_=f"bar lanes-{min(4, len(hosting.lanes))}",
         style=f"left:{left:.2f}%;width:{width:.2f}%",
-        title=f"{said}, {duration(span.end - span.begin)}",
+        title=f"{said}, {duration(hosting.end - hosting.begin)}",
     )
 
 

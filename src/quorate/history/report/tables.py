@@ -36,8 +36,14 @@ _TO_THE_SECOND = len("2026-01-01T00:00:00")
 _PARTS = (("detect_s", "detect"), ("reform_s", "re-form"), ("first_step_s", "first step"))
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[Content]], numbers: frozenset[int] = frozenset()) -> Html:
-    """With as many rows as can be looked at; columns of `numbers` end at the right."""
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Content]],
+    numbers: frozenset[int] = frozenset(),
+    is_flowing: bool = False,
+) -> Html:
+    """With as many rows as can be looked at; columns of `numbers` end at the right. Where it `is_flowing`, cells that
+    find no room on a phone stand below the others."""
     head = tag("tr", [tag("th", each, class_="number" if at in numbers else None) for at, each in enumerate(headings)])
     shown = rows[:MOST_ROWS]
     body = [
@@ -46,7 +52,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Content]], numbers: f
     ]
     left = len(rows) - len(shown)
     more = tag("p", f"and {left:,} more; quorate show --json has all", class_="more") if left > 0 else None
-    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), more, class_="table")
+    whole = tag("table", tag("thead", head), tag("tbody", body), class_="flowing" if is_flowing else None)
+    return tag("div", whole, more, class_="table")
 
 
 def recoveries(told: Sequence[Recovery]) -> Html:
@@ -129,8 +136,12 @@ def job(resolved: ResolvedJob) -> Html:
     headings = ("key", "value", "said in", "")
     return tag(
         "div",
-        table(headings, rows(False)),
-        tag("details", tag("summary", f"{len(rows(True))} keys have their default"), table(headings, rows(True))),
+        table(headings, rows(False), is_flowing=True),
+        tag(
+            "details",
+            tag("summary", f"{len(rows(True))} keys have their default"),
+            table(headings, rows(True), is_flowing=True),
+        ),
     )
 
 
@@ -140,7 +151,7 @@ def environment(detail: RunDetail) -> Html:
     if detail.source is not None:
         names = [detail.source.main, *sorted(detail.source.files.keys() - {detail.source.main})]
         rows.append(("source", tag("code", ", ".join(names))))
-    return table(("what", "value"), rows)
+    return table(("what", "value"), rows, is_flowing=True)
 
 
 def warnings(detail: RunDetail) -> list[tuple[str, str]]:

@@ -1,23 +1,18 @@
-"""How long the commands that look at runs take with a very long one: seconds and peak memory of each.
+"""A run of very many steps, and what the commands take that look at it.
 
-    python -m benchmarks.long_run 1000000
-
-It writes a run folder as a job of so many steps would have left it (evaluations and checkpoints every thousand steps, a
-few lost workers and two resumes), and runs each command as a person would.
+The run folder is as a tracked job of so many steps would have left it: evaluations and checkpoints every thousand
+steps, loads of its workers, a few lost workers and two resumes. Each command runs as a person would give it.
 """
 
-import argparse
-import json
 import math
 import os
 import random
-import resource
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.told import answer, read_order, reading
 from quorate.history.event_index import index_of_events, read_timeline
 from quorate.observe.events import (
     CheckpointSaved,
@@ -27,6 +22,7 @@ from quorate.observe.events import (
     RunBegan,
     RunFinished,
     StepCompleted,
+    SystemSampled,
     WorkerLost,
 )
 from quorate.observe.jsonl import JsonlSink
@@ -70,6 +66,9 @@ def write_run(runs: Path, steps: int, seed: int = 1) -> RunFolder:
                     ledger=f"{chance.getrandbits(128):032x}",
                 ).to_json()
             ]
+            if step % 200 == 0:
+                loads = (SystemSampled(step=step, time=now, worker=each, host="a", threads=9) for each in range(4))
+                told += [load.to_json() for load in loads]
             if step % 1000 == 0:
                 metrics = {"loss": 2 * math.exp(-3 * step / steps), "accuracy": 1 - math.exp(-5 * step / steps)}
                 told.append(EvaluationDone(step=step, time=now, metrics=metrics, best=True).to_json())
@@ -94,41 +93,32 @@ def write_run(runs: Path, steps: int, seed: int = 1) -> RunFolder:
     return run
 
 
-def measure(folder: Path, *arguments: str) -> tuple[float, float, float, int]:
-    """Seconds, seconds of processor time, megabytes and exit code of one command."""
+def measure(folder: Path, *arguments: str) -> tuple[float, dict[str, float]]:
+    """Milliseconds of one command; with seconds of processor time and megabytes."""
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "quorate", *arguments], cwd=folder, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
     taken = time.perf_counter() - began
-    return taken, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000, process.returncode
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"quorate {' '.join(arguments)} has ended with {process.returncode}")
+    return 1000 * taken, {"busy_s": usage.ru_utime + usage.ru_stime, "peak_mb": usage.ru_maxrss / 1000}
 
 
 def main() -> None:
-    """Write a run, and measure each command with and without its index."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("steps", type=int, nargs="?", default=1_000_000)
-    parser.add_argument("--folder", type=Path, help="where to write; it is kept")
-    parser.add_argument("--only", help="only commands that begin with this word")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary)
-        found = sorted((folder / "runs").glob("long-*")) if given.folder else []
-        run = RunFolder(found[0]) if found else write_run(folder / "runs", given.steps)
-        sizes = {"events_mb": run.events_file.stat().st_size / 1e6}
-        began = time.perf_counter()
-        read_timeline(run.events_file)
-        sizes["build_or_load_s"] = time.perf_counter() - began
-        if index_of_events(run.events_file).exists():
-            sizes["index_mb"] = index_of_events(run.events_file).stat().st_size / 1e6
-        sizes["own_peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-        print(json.dumps({name: round(value, 2) for name, value in sizes.items()}))
-        for command in COMMANDS:
-            if not given.only or command[0] == given.only:
-                arguments = [run.name if word == "RUN" else word for word in command]
-                taken, busy, megabytes, code = measure(folder, *arguments)
-                times = f"{taken:6.2f} s ({busy:.2f} s of processor time)"
-                print(f"quorate {' '.join(arguments):28} {times} {megabytes:6.0f} MB   exit code {code}")
+    """Answer the launcher."""
+    order = read_order()
+    folder = Path(order["folder"])
+    run = write_run(folder / "runs", order["steps"])
+    read_timeline(run.events_file)
+    sizes = {"events_mb": run.events_file.stat().st_size / 1e6}
+    if index_of_events(run.events_file).exists():
+        sizes["index_mb"] = index_of_events(run.events_file).stat().st_size / 1e6
+    readings = []
+    for command in COMMANDS:
+        ms, details = measure(folder, *(run.name if word == "RUN" else word for word in command))
+        readings.append(reading(" ".join(command), 1, [ms], details=details | sizes))
+    answer(*readings)
 
 
 if __name__ == "__main__":
