@@ -50,13 +50,22 @@ def place(uri: str) -> str:
     return uri if uri.startswith("sqlite:") else shown_place(uri)
 
 
+def load(uri: str) -> None:
+    """Import what a client of this place needs, with our settings: MLflow reads them when it is imported."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    import mlflow.store.db.utils
+
+    if _database(uri) is not None:
+        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
 def connect(uri: str) -> Any:
     """An `MlflowClient` of this place for tracking and registry, which gives up early where nobody answers.
 
     A file of SQLite is made if it is not there.
     """
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
+    load(uri)
     from mlflow import MlflowClient
     from mlflow.store.db import utils
 
