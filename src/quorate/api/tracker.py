@@ -7,6 +7,7 @@ told by the end of the job, `quorate track` tells later.
 import concurrent.futures
 import contextlib
 import fcntl
+import importlib
 import json
 import logging
 import os
@@ -49,6 +50,7 @@ _UNTOLD = 10.0
 _NICE, _NICEST = 10, 19
 _LOG = "tracker.jsonl"
 _PIPE_SIZE = 2**20
+_FOR_A_MODEL = ("quorate.api.models", "torch", "mlflow.pytorch", "torch.export._trace")
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,10 @@ def _load(followers: Sequence[Follower]) -> None:
     for follower in followers:
         with contextlib.suppress(Exception):  # it is told when they are used
             follower.tracker.load()
+    if any(isinstance(follower.tracker, MlflowTracker) for follower in followers):
+        for name in _FOR_A_MODEL:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
 
 
 def _in_threads(work: Callable[[Follower], Tracked], followers: Sequence[Follower]) -> dict[Follower, Future[Tracked]]:
