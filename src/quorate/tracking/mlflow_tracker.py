@@ -141,7 +141,9 @@ class MlflowTracker:
         last = self._last.get(metric_name(point.name))
         if last is None or point.corrects:
             return True
-        if point.milliseconds > last.timestamp if point.is_sample else point.step > last.step:
+        if point.step > last.step or (
+            point.is_sample and point.step == last.step and point.milliseconds > last.timestamp
+        ):
             return True
         if point.name not in self._held:
             held = self._held[point.name] = Held()
