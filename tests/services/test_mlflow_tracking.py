@@ -1,5 +1,6 @@
 """Runs tracked by a real MLflow, on a server and in a file: one run for each, every step once, whatever happens."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from small_disk import small_disk
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
 
 STEPS = list(range(1, 9))
+SECRET = "correct-horse-battery"
 TRACKED_PID = "quorate.api.tracker"
 
 
@@ -40,12 +42,15 @@ def catch_up(place: Workplace) -> None:
 
 
 def test_a_run_in_a_file_has_all_that_is_to_be_known_of_it(workplace: Workplace) -> None:
+    rate = "learning_rate: float = 0.01\n"
+    workplace.task.write_text(workplace.task.read_text().replace(rate, f"{rate}    password: str = ''\n"))
     git = ["git", "-c", "user.name=x", "-c", "user.email=x"]
     for command in (["init", "-q"], ["add", "task.py"], ["commit", "-qm", "first"]):
         subprocess.run([*git, *command], cwd=workplace.folder, check=True)
     with workplace.task.open("a") as task:
         task.write("# changed since\n")
-    workplace.write_job(track={"mlflow": True, "every": 3}, params={"learning_rate": 0.02})
+    with_secret = {"learning_rate": 0.02, "password": SECRET}
+    workplace.write_job(track={"mlflow": True, "wandb": "offline", "every": 3}, params=with_secret)
     done = workplace.train("--workers", "2")
     assert done.code == 0, done.stderr
     database = Database(workplace.folder / "runs" / "mlflow.db")
@@ -63,10 +68,17 @@ def test_a_run_in_a_file_has_all_that_is_to_be_known_of_it(workplace: Workplace)
     assert (len(tags["mlflow.source.git.commit"]), tags["quorate.git.dirty"]) == (40, "true")
     (artifacts,) = (workplace.folder / "runs" / "mlflow-artifacts").glob("*/artifacts")
     assert "+# changed since" in (artifacts / "git.diff").read_text()
-    assert (artifacts / "job.yaml").read_text() == (workplace.last / "job.yaml").read_text()
+    job = (workplace.last / "job.yaml").read_text()
+    assert (artifacts / "job.yaml").read_text() == job.replace(SECRET, "***") != job
     assert (artifacts / "environment.json").is_file()
     assert (artifacts / "curves" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (artifacts / "curves" / "val-loss.png").is_file()
+    told = [json.loads(line) for line in (workplace.last / "logs" / "tracker.jsonl").read_text().splitlines()]
+    assert {"tracker"} == {record["process"] for record in told}
+    assert [record for record in told if record["message"].startswith("the model is logged")], told
+    everything = (file for file in (workplace.folder / "runs").rglob("*") if file.is_file())
+    files = [file for file in everything if workplace.last / "checkpoints" not in file.parents]
+    assert [file for file in files if SECRET.encode() in file.read_bytes()] == [workplace.last / "job.yaml"]
 
 
 def test_under_five_faults_and_a_resume_the_curve_is_the_undisturbed_one(workplace: Workplace) -> None:

@@ -100,6 +100,30 @@ def test_one_that_has_lost_everything_asks_for_all(
     assert first.begin() is False, "a run without points holds nothing"
 
 
+def test_looks_at_the_machine_are_kept_whatever_their_step(
+    kind: tuple[Callable[[], Tracker], Callable[[], Curve]],
+) -> None:
+    """A worker that is looked at may be a step behind the one that tells of steps, or ahead of it."""
+    make, read = kind
+    tracker = make()
+    tracker.begin()
+    told = [
+        Point("train/loss", 1.0, 4, 1.0),
+        Point("system/cpu_percent", 1.0, 6, 2.0),
+        Point("train/loss", 1.0, 5, 3.0),
+        Point("system/cpu_percent", 2.0, 3, 4.0),
+        Point("train/loss", 1.0, 6, 5.0),
+    ]
+    assert tracker.log(told) == 5
+    tracker.finish("complete", {})
+    again = make()
+    again.begin()
+    assert again.log(told) == 0
+    curves = read()
+    assert [step for step, _ in curves["train/loss"]] == [4, 5, 6]
+    assert sorted(value for _, value in curves["system/cpu_percent"]) == [1.0, 2.0]
+
+
 def test_names_that_mlflow_does_not_take_are_kept_under_others(run: RunFolder, mlflow_server: MlflowServer) -> None:
     tracker = MlflowTracker(run, SPEC, mlflow_server.uri)
     tracker.begin()

@@ -43,21 +43,24 @@ class ServerTracker:
         self.held = Held()
         self._knows = knows
 
+    def load(self) -> None: ...
+
     def begin(self) -> bool:
         self._meet("begin")
         for point in self.server.rows.values() if self._knows else ():
             self.held.add(point)
         return bool(self.server.rows)
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[Point]) -> int:
         fate = self._meet("log")
-        for point in points:
-            if self.held.lacks(point):
-                self.server.rows.setdefault((point.name, point.step, point.milliseconds, point.value), point)
+        new = [point for point in points if self.held.lacks(point)]
+        for point in new:
+            self.server.rows.setdefault((point.name, point.step, point.milliseconds, point.value), point)
         if fate == "unheard":
             raise ConnectionError("the answer was lost")
         if fate == "killed":
             raise Killed
+        return len(new)
 
     def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         self._meet("finish")
@@ -163,8 +166,22 @@ def test_a_file_that_is_another_one_is_reconciled_with_what_the_server_has(run: 
     Follower(run, ServerTracker(server), 1).poll()
     run.events_file.unlink()
     tell(run, 4, 5, 6, begin=100.0)
-    assert Follower(run, ServerTracker(server), 1).poll()
+    again = Follower(run, ServerTracker(server), 1)
+    assert again.poll()
     assert [step for step, _ in server.curve()] == [1, 2, 3, 4, 5, 6]
+    assert again.sent == 1, "what the server had is given again, and not counted"
+
+
+def test_a_file_that_cannot_be_read_now_is_read_later(run: RunFolder, tmp_path: Path) -> None:
+    server = Server()
+    follower = Follower(run, ServerTracker(server), 1)
+    run.events_file.mkdir()
+    assert not follower.poll()
+    assert "events.jsonl" in str(follower.trouble)
+    run.events_file.rmdir()
+    tell(run, 1, 2)
+    assert follower.poll(patiently=False)
+    assert [step for step, _ in server.curve()] == [1, 2]
 
 
 FATES = st.sampled_from(["", "", "away", "unheard", "killed"])

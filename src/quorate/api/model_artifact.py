@@ -5,7 +5,7 @@
     MLmodel, requirements.txt, …    MLflow's own; with the signature
     data/model.pt2                  what `torch.export` makes of it: needs neither the task nor Quorate, nor pickle
     model.safetensors               the weights, by the names of the model's `state_dict`
-    job.yaml                        the job, as resolved
+    job.yaml                        the job, as resolved, without its secrets
     source/                         the task's own files, where copies of the run have them (`checkpoint.source`)
 
 Not every model can be exported (control flow that depends on data, inputs that are no tensors). Such a one has no
@@ -26,10 +26,12 @@ from quorate.api.checkpoints import write_weights
 from quorate.api.recorded_run import recorded_job
 from quorate.api.result import LoadedModel, model_of
 from quorate.core.errors import QuorateError
+from quorate.core.masking import mask, register_secrets
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE
 from quorate.spec.job import JobSpec
 from quorate.spec.resolved import dump_job
+from quorate.spec.secrets import job_secrets
 from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.provenance import parameters_of, recorded_git
@@ -102,7 +104,8 @@ def build_artifact(run: RunFolder, which: str, task: str | None, folder: Path) -
     manifest = loaded.checkpoint.manifest
     why_no_graph, why_no_signature = _save_model(loaded, folder)
     write_weights(run, loaded, folder / WEIGHTS)
-    (folder / JOB).write_text(dump_job(recorded_job(run)))
+    register_secrets(job_secrets(loaded.spec))
+    (folder / JOB).write_text(mask(dump_job(recorded_job(run))))
     environment, spec = manifest.environment, loaded.spec
     if spec.checkpoint.source and spec.checkpoint.encrypt is None:
         _copy_source(run, folder / SOURCE_FOLDER)

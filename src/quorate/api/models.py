@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +27,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import move_into_place
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.mlflow_client import DATABASE, connect, find_or_make_run, place, tracking_uri
+from quorate.tracking.mlflow_client import connect, database_of, find_or_make_run, place, tracking_uri
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +89,8 @@ class ModelRegistry:
             raise RequestError(
                 "the registry of models is MLflow's, which is not installed: pip install 'quorate[mlflow]'"
             )
-        database = Path(uri.removeprefix("sqlite:///"))
-        if database.name == DATABASE and not is_made and not database.exists():
+        database = database_of(uri)
+        if database is not None and not is_made and not database.exists():
             raise RequestError(
                 f"there is no registry at {database}: nothing has been registered there yet. Register a run with "
                 "`quorate models register RUN`, or name another place with --mlflow URI"
@@ -160,8 +161,13 @@ class ModelRegistry:
                 model = self._client.create_logged_model(
                     mlflow_run.info.experiment_id, MODEL, mlflow_run.info.run_id, tags=made.lineage.as_tags()
                 )
-                self._client.log_model_artifacts(model.model_id, str(made.folder))
-                self._client.finalize_logged_model(model.model_id, "READY")
+                try:
+                    self._client.log_model_artifacts(model.model_id, str(made.folder))
+                    self._client.finalize_logged_model(model.model_id, "READY")
+                except BaseException:
+                    with contextlib.suppress(Exception):  # half a model: another is made when this is tried again
+                        self._client.delete_logged_model(model.model_id)
+                    raise
         return Logged(model.model_id, made.lineage, is_new=True)
 
     def register(self, name: str, logged: Logged) -> tuple[ModelVersion, bool]:
@@ -209,7 +215,7 @@ class ModelRegistry:
         wanted = {
             name: into / name for name, digest in found.lineage.digests.items() if not _is_there(into / name, digest)
         }
-        with scratch_folder() as scratch:
+        with _partial_folder(into) as scratch:
             with self._asking():
                 from mlflow.artifacts import download_artifacts
 
@@ -223,20 +229,17 @@ class ModelRegistry:
                         f"{name} of {found} was changed since it was registered: its sha-256 is {digest}, and was "
                         f"{told}. Nothing was pulled: somebody has written to where MLflow keeps its artifacts"
                     )
-            try:
-                into.mkdir(parents=True, exist_ok=True)
-                for name, file in wanted.items():
-                    move_into_place(scratch / name, file)
-            except OSError as error:
-                raise RequestError(f"cannot write into {into}: {error.strerror or error}") from error
+            for name, file in wanted.items():
+                move_into_place(scratch / name, file)
         return found, into
 
     def _logged(self, mlflow_run: Any) -> Iterator[Logged]:
         """The models of a run that are whole, with where they come from."""
         info = mlflow_run.info
-        for model in self._pages(self._client.search_logged_models, experiment_ids=[info.experiment_id]):
+        own = {"experiment_ids": [info.experiment_id], "filter_string": f"source_run_id = '{info.run_id}'"}
+        for model in self._pages(self._client.search_logged_models, **own):
             lineage = Lineage.of_tags(model.tags)
-            if model.source_run_id == info.run_id and model.status.value == "READY" and lineage is not None:
+            if model.status.value == "READY" and lineage is not None:
                 yield Logged(model.model_id, lineage, is_new=False)
 
     @staticmethod
@@ -333,6 +336,24 @@ def _version_of(told: Any, aliases: dict[str, Any]) -> ModelVersion:
         created=datetime.fromtimestamp(told.creation_timestamp / 1000, UTC),
         lineage=Lineage.of_tags(told.tags),
     )
+
+
+@contextlib.contextmanager
+def _partial_folder(into: Path) -> Iterator[Path]:
+    """A folder for what is not whole yet, in one that is made if need be: files do not move between file systems."""
+    try:
+        is_new = not into.exists()
+        into.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryDirectory(prefix=".partial-", dir=into) as folder:
+                yield Path(folder)
+        except BaseException:
+            if is_new:
+                with contextlib.suppress(OSError):
+                    into.rmdir()
+            raise
+    except OSError as error:
+        raise RequestError(f"cannot write into {into}: {error.strerror or error}") from error
 
 
 def _is_there(file: Path, digest: str) -> bool:

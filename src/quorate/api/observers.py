@@ -15,6 +15,9 @@ from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
+_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc"
+"""Not the packages above it, which come with MLflow, too."""
+
 
 class Observers:
     """Sinks beside the display. None of them can end a job, or hold it up."""
@@ -68,13 +71,20 @@ def refuse_missing_libraries(track: TrackSpec | None) -> None:
     """Before anything is started: what a job is to be tracked by must be installed."""
     if track is None:
         return
-    if track.trace is not None and track.trace.otlp and find_spec("opentelemetry") is None:
+    if track.trace is not None and track.trace.otlp and not _is_installed(_EXPORTER):
         raise RequestError(
             "track.trace.otlp needs the libraries of OpenTelemetry, which are not installed here: "
             "pip install 'quorate[otlp]'. Without the key, `quorate trace` shows the traces all the same."
         )
     for key, wanted in (("mlflow", track.mlflow), ("tensorboard", track.tensorboard), ("wandb", track.wandb)):
-        if wanted and find_spec(key) is None:
+        if wanted and not _is_installed(key):
             raise RequestError(
                 f"track.{key} needs the library {key}, which is not installed here: pip install 'quorate[{key}]'"
             )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is what it belongs to
+        return False

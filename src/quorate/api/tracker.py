@@ -6,6 +6,8 @@ told by the end of the job, `quorate track` tells later.
 
 import concurrent.futures
 import contextlib
+import fcntl
+import importlib
 import json
 import logging
 import os
@@ -19,11 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.core.errors import QuorateError, RunError
+from quorate.core.errors import RunError
+from quorate.core.log_records import STDERR, Place, RecordHandler, encoded
+from quorate.core.masking import LineMasker, register_secrets
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
+from quorate.spec.secrets import job_secrets
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.lock import FolderInUse, hold
+from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import listening_to_signals
 from quorate.tracking.mlflow_client import tracking_uri
@@ -41,7 +47,10 @@ ABSENT = 5.0
 """The same for one that has not answered at all."""
 _EVERY = 1.0
 _UNTOLD = 10.0
-_NICE = 10
+_NICE, _NICEST = 10, 19
+_LOG = "tracker.jsonl"
+_PIPE_SIZE = 2**20
+_FOR_A_MODEL = ("quorate.api.models", "torch", "mlflow.pytorch", "torch.export._trace")
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,8 @@ class Tracked:
 
 
 def followers_of(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Follower]:
-    """Who brings each tracker that is switched on what it is to have."""
+    """Who brings each tracker that is switched on what it is to have; none of them the job's secrets."""
+    register_secrets(job_secrets(spec))
     made = [Follower(run, tracker, track.every) for tracker in trackers_of(run, spec, track)]
     if track.trace is not None and track.trace.otlp:
         from quorate.tracking.otlp import OtlpTracker
@@ -83,11 +93,12 @@ def _log_model(run: RunFolder, uri: str, mlflow_run: Any) -> None:
     from quorate.api.models import RegistryError, log_model
 
     try:
-        log_model(run, uri, str((run.whole_result() or {}).get("weights_digest")), mlflow_run)
+        logged = log_model(run, uri, str((run.whole_result() or {}).get("weights_digest")), mlflow_run)
+        log.info("the model is %s", "not logged" if logged is None else f"logged as {logged.model_id}")
     except RegistryError:
         raise
-    except QuorateError as error:
-        log.warning("the model is not logged: %s", error)
+    except (Exception, SystemExit) as error:  # of the task's own code, say
+        log.warning("the model is not logged: %s", reason(error))
 
 
 def catch_up(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Tracked]:
@@ -107,19 +118,19 @@ class TrackerProcess:
 
     def __init__(self, run: RunFolder, spec: JobSpec) -> None:
         self._run = run
-        (run.path / FOLDER).mkdir(exist_ok=True)
-        with (run.logs / "tracker.log").open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "quorate.api.tracker", str(run.path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                start_new_session=True,  # Ctrl-C is for the launcher alone
-            )
-        assert self._process.stdin is not None
         # A resumed run has its new job in its folder only when the task was accepted.
+        job = json.dumps(spec.model_dump(mode="json")).encode() + b"\n"
+        (run.path / FOLDER).mkdir(exist_ok=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "quorate.api.tracker", str(run.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # it has a log of its own
+            start_new_session=True,  # Ctrl-C is for the launcher alone
+        )
+        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(spec.model_dump()).encode() + b"\n")
+            self._process.stdin.write(job)
             self._process.stdin.flush()
 
     def handle(self, event: Event) -> None:
@@ -139,7 +150,7 @@ class TrackerProcess:
         try:
             missing = [str(sentence) for sentence in json.loads(answer)]
         except (ValueError, TypeError):
-            missing = [f"the process that tracks the run has ended too early; see {self._run.logs / 'tracker.log'}"]
+            missing = [f"the process that tracks the run has ended too early; see {self._run.logs / _LOG}"]
         from quorate.api.recorded_run import run_argument  # which the process itself does without
 
         for sentence in missing:
@@ -161,20 +172,55 @@ class TrackerProcess:
 def main() -> None:
     """Track the run in a folder until standard input ends, and then the rest of it."""
     run = RunFolder(Path(sys.argv[1]))
-    # What libraries print goes to the log; standard output is for the one answer.
-    answer = os.dup(1)
-    os.dup2(2, 1)
     os.nice(_NICE)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     spec = JobSpec.model_validate(json.loads(_first_line()))
-    over = threading.Event()
-    threading.Thread(target=_await_end_of_input, args=(over,), daemon=True).start()
-    record(run, spec)
-    missing = _follow(run, spec, over)
-    with contextlib.suppress(OSError):  # the launcher was killed
-        os.write(answer, json.dumps(missing).encode())
-    logging.shutdown()
+    register_secrets(job_secrets(spec))
+    answer = os.dup(1)  # standard output is for this alone; what libraries print goes to the log
+    with _logging(run):
+        try:
+            over = threading.Event()
+            threading.Thread(target=_await_end_of_input, args=(over,), daemon=True).start()
+            missing = _follow(run, spec, over)
+            with contextlib.suppress(OSError):  # the launcher was killed
+                os.write(answer, json.dumps(missing).encode())
+        except Exception:
+            log.exception("the run is not tracked any more")
     os._exit(0)  # threads of libraries may hang
+
+
+@contextlib.contextmanager
+def _logging(run: RunFolder) -> Iterator[None]:
+    """Have in the run's log what is logged and printed here, without secrets."""
+    place = Place("tracker", run.name)
+    file = LogFile(run.logs / _LOG, {"process": place.process})
+    logging.basicConfig(level=logging.INFO, handlers=[RecordHandler(place, file.append)])
+    reading, writing = os.pipe()
+    with contextlib.suppress(OSError):
+        # Code in C may print while nothing else of this process can run, and so nobody reads.
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+
+    def keep() -> None:
+        masker, data = LineMasker(), b"\n"
+        while data:
+            data = os.read(reading, _PIPE_SIZE)
+            about = {"time": round(time.time(), 6), "level": "info", "source": STDERR, **place.fields()}
+            lines = masker.feed(data) if data else masker.finish()
+            file.append(*(encoded({**about, "message": line}) for line in lines))
+
+    os.dup2(writing, 1)
+    os.dup2(writing, 2)
+    os.close(writing)
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os.close(1)
+        os.close(2)
+        keeper.join(0.2)  # a process that was left behind may still have them
 
 
 def _first_line() -> bytes:
@@ -196,7 +242,7 @@ def _await_end_of_input(over: threading.Event) -> None:
 
 def _follow(run: RunFolder, spec: JobSpec, over: threading.Event) -> list[str]:
     assert spec.track is not None
-
+    record(run, spec)
     launcher = os.getppid()
 
     def serve(follower: Follower) -> Tracked:
@@ -211,12 +257,26 @@ def _follow(run: RunFolder, spec: JobSpec, over: threading.Event) -> list[str]:
         if not is_ours:
             return ["the run is still being tracked by the process of a launcher that was killed"]
         followers = followers_of(run, spec, spec.track)
+        threading.Thread(target=_load, args=(followers,), daemon=True).start()
         serving = _in_threads(serve, followers)
         over.wait()
         # A little less than it has: what is missing must still be told.
         concurrent.futures.wait(serving.values(), PATIENCE - ABSENT)
         told = [done.result() if done.done() else _told(each, is_missing=True) for each, done in serving.items()]
     return [each.missing for each in told if each.missing]
+
+
+def _load(followers: Sequence[Follower]) -> None:
+    """Import libraries while the job starts, with what is left of the machine: a short job would wait for that at its
+    end."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICEST)
+    for follower in followers:
+        with contextlib.suppress(Exception):  # it is told when they are used
+            follower.tracker.load()
+    if any(isinstance(follower.tracker, MlflowTracker) for follower in followers):
+        for name in _FOR_A_MODEL:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
 
 
 def _in_threads(work: Callable[[Follower], Tracked], followers: Sequence[Follower]) -> dict[Follower, Future[Tracked]]:
@@ -275,6 +335,7 @@ def _is_done(follower: Follower, status: str | None, always_begin: bool) -> bool
         return False
     if not follower.has_begun or status is None:
         return True
+    log.info("%s: has all up to step %d; the run is %s", follower.tracker.name, follower.last_step, status)
     return follower.finish(status)
 
 

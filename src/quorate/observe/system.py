@@ -61,14 +61,19 @@ class SystemMonitor:
         self._thread.join(_PATIENCE)  # a disk that does not answer holds no job up
 
     def _watch(self) -> None:
-        try:
-            reading = SystemReading(self._folder)
-            pause = min(FIRST_AFTER, self._every)
-            while not self._closing.wait(pause):
-                self._publish(reading.sample(self._worker, self._step(), for_host=self._for_host()))
-                pause = self._every
-        except Exception:
-            log.exception("what this machine uses is not told any more. Training goes on.")
+        reading, pause, has_failed = None, 0.0, False
+        while not self._closing.wait(pause):
+            pause = self._every
+            try:
+                if reading is None:
+                    reading, pause = SystemReading(self._folder), min(FIRST_AFTER, self._every)
+                else:
+                    self._publish(reading.sample(self._worker, self._step(), for_host=self._for_host()))
+            except Exception:
+                # Said once, and tried again: a machine that is short of something now may not be later.
+                if not has_failed:
+                    log.exception("what this machine uses cannot be told now. Training goes on.")
+                has_failed = True
 
 
 class SystemReading:

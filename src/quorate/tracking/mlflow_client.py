@@ -41,7 +41,7 @@ def tracking_uri(track: TrackSpec, runs: Path) -> str:
 
 def artifact_location(uri: str) -> str | None:
     """Where a new experiment keeps its artifacts: beside the file of SQLite; a server has a place of its own."""
-    database = _database(uri)
+    database = database_of(uri)
     return None if database is None else (database.parent / ARTIFACTS).as_uri()
 
 
@@ -50,24 +50,33 @@ def place(uri: str) -> str:
     return uri if uri.startswith("sqlite:") else shown_place(uri)
 
 
+def load(uri: str) -> None:
+    """Import what a client of this place needs, with our settings: MLflow reads them when it is imported."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    import mlflow.store.db.utils
+
+    if database_of(uri) is not None:
+        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
 def connect(uri: str) -> Any:
     """An `MlflowClient` of this place for tracking and registry, which gives up early where nobody answers.
 
     A file of SQLite is made if it is not there.
     """
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
+    load(uri)
     from mlflow import MlflowClient
     from mlflow.store.db import utils
 
     # Ten by itself, over two minutes: a database that is away, or has no room, is asked again by whoever calls.
     utils.MAX_RETRY_COUNT = 2
-    if (database := _database(uri)) is not None and not database.exists():
+    if (database := database_of(uri)) is not None and not database.exists():
         _make_database(database)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
-def _database(uri: str) -> Path | None:
+def database_of(uri: str) -> Path | None:
     """The file of SQLite that a URI means, if it means one."""
     file = uri.removeprefix("sqlite:///")
     return None if file in (uri, "", ":memory:") or "?" in file else Path(file).absolute()

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import JobError
+from quorate.core.masking import mask
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking import mlflow_client
 from quorate.tracking.curves import LOSS, Held, Point
-from quorate.tracking.provenance import parameters_of, recorded_facts, recorded_git
+from quorate.tracking.provenance import recorded_facts, recorded_git, shown_parameters
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,11 @@ class MlflowTracker:
         self._held: dict[str, Held] = {}
         self._refused: set[str] = set()
 
+    def load(self) -> None:
+        mlflow_client.load(self._uri)
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
+
     def begin(self) -> bool:
         self._client = mlflow_client.connect(self._uri)
         started = round(self._run.created.timestamp() * 1000)
@@ -65,7 +71,7 @@ class MlflowTracker:
             log.warning("%s: no files can be kept there now: %s", self.name, error)
         return bool(self._last)
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[Point]) -> int:
         from mlflow.entities import Metric
         from mlflow.exceptions import MlflowException
 
@@ -75,17 +81,21 @@ class MlflowTracker:
             if self._lacks(point)
         ]
         if not new:
-            return
+            return 0
         try:
             self._client.log_batch(self.run_id, metrics=new)
         except MlflowException as error:
             if error.error_code != _REFUSED:
                 raise
             self._log_singly(new)
+        return len(new)
 
     def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         self._client.set_tag(self.run_id, "quorate.status", status)
-        self._client.set_terminated(self.run_id, _STATUS.get(status, "KILLED"))
+        # When its file ended, and not now: it may be told days later.
+        file = self._run.events_file
+        ended = round(file.stat().st_mtime * 1000) if file.exists() else None
+        self._client.set_terminated(self.run_id, _STATUS.get(status, "KILLED"), ended)
         if status != "lost":  # nobody waits for its end, and it may be resumed at any moment
             self._keep_files()
             for name, picture in pictures_of(curves).items():
@@ -106,7 +116,7 @@ class MlflowTracker:
         }
         if git.commit:
             tags |= {"mlflow.source.git.commit": git.commit, "quorate.git.dirty": str(bool(git.diff)).lower()}
-        given = {metric_name(key): value[:_LONGEST_VALUE] for key, value in parameters_of(self._spec).items()}
+        given = {metric_name(key): value[:_LONGEST_VALUE] for key, value in shown_parameters(self._spec).items()}
         tags |= {f"quorate.now.{key}": value for key, value in given.items() if known.get(key, value) != value}
         new = [Param(key, value) for key, value in given.items() if key not in known]
         for start in range(0, len(new), _MOST_PARAMETERS):
@@ -114,11 +124,12 @@ class MlflowTracker:
         self._client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def _keep_files(self) -> None:
+        """As they are, but for the secrets in them: others may look at what lies there."""
         for file in (self._run.job_file, self._run.environment_file):
             if file.is_file():
-                self._client.log_artifact(self.run_id, str(file))
+                self._keep(file.name, mask(file.read_text()).encode())
         if diff := recorded_git(self._run).diff:
-            self._keep("git.diff", diff.encode())
+            self._keep("git.diff", mask(diff).encode())
 
     def _keep(self, name: str, content: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +141,9 @@ class MlflowTracker:
         last = self._last.get(metric_name(point.name))
         if last is None or point.corrects:
             return True
-        if point.milliseconds > last.timestamp if point.is_sample else point.step > last.step:
+        if point.step > last.step or (
+            point.is_sample and point.step == last.step and point.milliseconds > last.timestamp
+        ):
             return True
         if point.name not in self._held:
             held = self._held[point.name] = Held()

@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, TraceFlags
 
+from quorate.core.addresses import shown_place
 from quorate.observe.event import Event
 from quorate.observe.events import StepTraced
 from quorate.observe.traces import COORDINATOR, RecoveryTracer, TracedSpan, run_identity, spans_of
@@ -27,17 +28,21 @@ class OtlpTracker:
     key = "otlp"
 
     def __init__(self, run: RunFolder, url: str, timeout: float = TIMEOUT) -> None:
-        self.name = f"OTLP at {url}"
+        self.name = f"OTLP at {shown_place(url)}"
         self._exporter = OTLPSpanExporter(endpoint=url, insecure=url.startswith("http://"), timeout=timeout)
         self.sink = SpanSink(run, self.export)
+
+    def load(self) -> None:
+        """This module has imported them."""
 
     def begin(self) -> bool:
         """Raises where nobody answers. What was exported before is not exported again."""
         self.export([])
         return True
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[Point]) -> int:  # noqa: ARG002
         """It keeps no curves."""
+        return 0
 
     def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         """It is told of no end; what was exported is there."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.machine import usable_cores
+from quorate.core.masking import mask, shown_value
 from quorate.spec.job import JobSpec, TaskReference, mark_of
 from quorate.spec.keys import Mark
 from quorate.spec.yaml_document import write_value
@@ -38,11 +39,12 @@ class GitState:
 
 def parameters_of(spec: JobSpec) -> dict[str, str]:
     """What a job means, by dotted keys, as a job file has it; keys that were not given are left out."""
-    return {
-        key: write_value(value)
-        for key, value in _flat("", spec.model_dump())
-        if value is not None and value != {} and mark_of(key) is Mark.MEANING
-    }
+    return {key: write_value(value) for key, value in _meaning(spec)}
+
+
+def shown_parameters(spec: JobSpec) -> dict[str, str]:
+    """The same for others to see: without secrets."""
+    return {key: write_value(shown_value(key, value)) for key, value in _meaning(spec)}
 
 
 def record(run: RunFolder, spec: JobSpec) -> None:
@@ -52,7 +54,7 @@ def record(run: RunFolder, spec: JobSpec) -> None:
         write_atomically(folder / _FACTS, json.dumps(_facts(run, spec), indent=2) + "\n")
         if not (folder / _COMMIT).exists():
             git = git_state(spec)
-            write_atomically(folder / _DIFF, git.diff)
+            write_atomically(folder / _DIFF, mask(git.diff))
             write_atomically(folder / _COMMIT, f"{git.commit}\n")
 
 
@@ -123,6 +125,11 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a number without a name, as in a container
         return str(os.getuid())
+
+
+def _meaning(spec: JobSpec) -> list[tuple[str, Any]]:
+    flat = _flat("", spec.model_dump())
+    return [(k, v) for k, v in flat if v is not None and v != {} and mark_of(k) is Mark.MEANING]
 
 
 def _flat(prefix: str, value: Any) -> list[tuple[str, Any]]:

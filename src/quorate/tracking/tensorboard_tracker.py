@@ -26,6 +26,10 @@ class TensorBoardTracker:
         self._held = Held()
         self._file: int | None = None
 
+    def load(self) -> None:
+        import tensorboard.backend.event_processing.event_file_loader
+        import tensorboard.summary.writer.record_writer  # noqa: F401
+
     def begin(self) -> bool:
         self._folder.mkdir(exist_ok=True)
         self._held = Held()
@@ -35,19 +39,21 @@ class TensorBoardTracker:
             there = True
         return there
 
-    def log(self, points: Sequence[Point]) -> None:
+    def log(self, points: Sequence[Point]) -> int:
         from tensorboard.compat.proto import event_pb2
 
         new = [point for point in points if self._held.lacks(point)]
         if not new:
-            return
+            return 0
         if self._file is None:
             name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}.{os.getpid()}"
             self._file = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            self._write([event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2")])
-        self._write(
-            [_event(list(group)) for _, group in itertools.groupby(new, lambda point: (point.step, point.time))]
-        )
+        events = [_event(list(group)) for _, group in itertools.groupby(new, lambda point: (point.step, point.time))]
+        if not os.fstat(self._file).st_size:
+            # Without it TensorBoard would take a look at the machine that is a step behind for a restart.
+            events.insert(0, event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._write(events)
+        return len(new)
 
     def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:  # noqa: ARG002
         if self._file is not None:

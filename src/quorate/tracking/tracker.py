@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from quorate.core.masking import mask
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.observe.jsonl import EventTail, end_of_events
@@ -33,12 +34,16 @@ class Tracker(Protocol):
     key: str
     """For files: no other tracker of the run has it."""
 
+    def load(self) -> None:
+        """Import its libraries, which takes seconds. May be called early, on any thread, or not at all."""
+        ...
+
     def begin(self) -> bool:
         """Find or make its run. False if it is to be given all of the run's file, whatever it was given before."""
         ...
 
-    def log(self, points: Sequence[Point]) -> None:
-        """Take points; they are safe when this returns."""
+    def log(self, points: Sequence[Point]) -> int:
+        """Take points, which are safe when this returns; how many of them it did not have."""
         ...
 
     def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
@@ -85,7 +90,7 @@ class Follower:
 
     @property
     def sent(self) -> int:
-        """How many points it was given by this process."""
+        """How many points it was given by this process that it did not have."""
         return self._sink.sent
 
     @property
@@ -98,18 +103,27 @@ class Follower:
         is done `patiently`."""
         if patiently and self._clock() < self._not_before:
             return False
-        if not self.has_begun:
-            if not always_begin and not self._has_steps():
-                return True
-            if not self._attempt(self._begin):
-                return False
-        is_whole = self._durable.poll()
+        try:
+            if not self.has_begun:
+                if not always_begin and not self._has_steps():
+                    return True
+                self._begin()
+            is_whole = self._durable.poll()
+        except Exception as error:  # of the tracker, or of the disk
+            self._note(error)
+            return False
         self._note(self._durable.trouble)
         return is_whole
 
     def finish(self, status: str) -> bool:
         """Tell the tracker how the run has ended; whether it took that."""
-        return self._attempt(lambda: self.tracker.finish(status, self._sink.series.curves))
+        try:
+            self.tracker.finish(status, self._sink.series.curves)
+        except Exception as error:
+            self._note(error)
+            return False
+        self._note(None)
+        return True
 
     def _begin(self) -> None:
         # A file that has become shorter is another file.
@@ -118,20 +132,12 @@ class Follower:
         else:
             self._durable.rewind()
         self.has_begun = True
+        log.info("%s: begun at byte %d of the run's file", self.tracker.name, self._durable.offset)
 
     def _has_steps(self) -> bool:
         tail = EventTail(self._run.events_file)
         tail.offset = self._durable.offset
         return any(isinstance(event, StepCompleted) for event in tail)
-
-    def _attempt(self, action: Callable[[], None]) -> bool:
-        try:
-            action()
-        except Exception as error:
-            self._note(error)
-            return False
-        self._note(None)
-        return True
 
     def _note(self, trouble: Exception | None) -> None:
         if trouble is None:
@@ -176,17 +182,16 @@ class _CurveSink:
     def flush(self) -> None:
         while self._points:
             batch = self._points[:BATCH]
-            self._tracker.log(batch)
+            self.sent += self._tracker.log(batch)
             del self._points[:BATCH]
-            self.sent += len(batch)
         self.last_step = self._curves.last_step
 
     def close(self) -> None: ...
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in a line: libraries tell whole stories."""
-    told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Why something failed, in a line: libraries tell whole stories, and addresses with passwords."""
+    told = next((line.strip() for line in mask(str(error)).splitlines() if line.strip()), type(error).__name__)
     return told if len(told) <= 200 else f"{told[:199]}…"
 
 

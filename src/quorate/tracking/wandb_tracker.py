@@ -12,7 +12,7 @@ from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.curves import Point, StepSet
 from quorate.tracking.mlflow_client import identity
-from quorate.tracking.provenance import parameters_of, recorded_facts, recorded_git
+from quorate.tracking.provenance import recorded_facts, recorded_git, shown_parameters
 
 FOLDER = "wandb"
 _BLOCK, _HEADER = 1 << 15, 7
@@ -23,7 +23,8 @@ class WandbTracker:
     """Logs curves to W&B, offline or online. Its id is the same whenever a run is resumed: `wandb sync` makes one run.
 
     W&B does not tell when something is on the disk. So each process is given all of the run's file, and logs what is
-    not in W&B's own files yet. W&B takes no step before its last one: a correction of one is not logged.
+    not in W&B's own files yet. W&B takes no step before its last one: a correction of one is not logged, and a look at
+    the machine, which may be a step behind or ahead, stands at the last step that was logged before it.
     """
 
     key = "wandb"
@@ -34,19 +35,33 @@ class WandbTracker:
         self._spec = spec
         self._mode = mode
         self._held: dict[str, StepSet] = {}
+        self._step = 0
         self._wandb_run: Any = None
 
+    def load(self) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+        import wandb.proto.wandb_internal_pb2  # noqa: F401
+
     def begin(self) -> bool:
-        self._held = {}
+        self._held, self._step = {}, 0
         for name, step in read_back(self._run.path / FOLDER):
             self._held.setdefault(name, StepSet()).add(step)
         return False
 
-    def log(self, points: Sequence[Point]) -> None:
-        for step, group in itertools.groupby(points, lambda point: point.step):
-            row = {point.name: point.value for point in group if self._lacks(point)}
+    def log(self, points: Sequence[Point]) -> int:
+        # By what was given so far alone: where all is given again, each look has the same step again.
+        logged, last, placed = 0, self._step, list[tuple[int, Point]]()
+        for point in points:
+            last = last if point.is_sample else max(last, point.step)
+            placed.append((last if point.is_sample else point.step, point))
+        for step, group in itertools.groupby(placed, lambda each: each[0]):
+            row = {point.name: point.value for _, point in group if self._lacks(point, step)}
             if row:
                 self._open().log(row, step=step)
+            logged += len(row)
+        self._step = last
+        return logged
 
     def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:  # noqa: ARG002
         if self._wandb_run is not None:
@@ -61,7 +76,7 @@ class WandbTracker:
     def _open(self) -> Any:
         """Not before there is something to log: each process that does adds a folder."""
         if self._wandb_run is None:
-            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+            self.load()
             import wandb
 
             facts, git = recorded_facts(self._run), recorded_git(self._run)
@@ -72,7 +87,7 @@ class WandbTracker:
                 dir=str(self._run.path),
                 mode=self._mode,
                 resume="allow" if self._mode == "online" else None,
-                config={**parameters_of(self._spec), **facts, **({"git.commit": git.commit} if git.commit else {})},
+                config={**shown_parameters(self._spec), **facts, **({"git.commit": git.commit} if git.commit else {})},
                 settings=wandb.Settings(
                     console="off",
                     silent=True,
@@ -84,8 +99,8 @@ class WandbTracker:
             )
         return self._wandb_run
 
-    def _lacks(self, point: Point) -> bool:
-        return not point.corrects and (point.name not in self._held or point.step not in self._held[point.name])
+    def _lacks(self, point: Point, step: int) -> bool:
+        return not point.corrects and (point.name not in self._held or step not in self._held[point.name])
 
 
 def read_back(folder: Path) -> Iterator[tuple[str, int]]:
