@@ -124,8 +124,9 @@ class Secrets:
             return self.mask(value)
         if isinstance(value, Mapping):
             return {key: self.mask_all(inner) for key, inner in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)([self.mask_all(inner) for inner in value]) if _has_text(value) else value
+        if isinstance(value, list | tuple) and _has_text(value):
+            masked = [self.mask_all(inner) for inner in value]
+            return masked if isinstance(value, list) else tuple(masked)
         return value
 
 
