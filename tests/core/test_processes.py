@@ -20,6 +20,7 @@ from quorate.core.processes import (
     children_of,
     die_with_parent,
     find_program,
+    has_open,
     members_of,
 )
 
@@ -224,3 +225,14 @@ def test_programs_for_root_are_found_without_a_path_to_them(monkeypatch: pytest.
     monkeypatch.setenv("PATH", "/no/such/folder")
     assert find_program("only-for-root") == str(tmp_path / "only-for-root")
     assert find_program("no-such-program") is None
+
+
+def test_who_has_a_file_open_is_found(tmp_path: Path) -> None:
+    file, other = tmp_path / "lock", tmp_path / "other"
+    other.touch()
+    with file.open("w"):
+        assert has_open(os.getpid(), file)
+        assert not has_open(os.getpid(), other)
+    assert not has_open(os.getpid(), file)
+    with pytest.raises(FileNotFoundError):
+        has_open(2**22 + 1, file)

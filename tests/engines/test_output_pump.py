@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,31 @@ def test_pipes_of_a_process_are_not_left_open(run: RunFolder, pump: OutputPump) 
         pipes.close()
     assert descriptors() == before
     await_condition("the pump's own", lambda: len(os.listdir(f"/proc/{pump._process.pid}/fd")) < 12)  # noqa: PTH208
+
+
+def test_a_copy_of_its_socket_with_somebody_else_keeps_no_pump(run: RunFolder, pump: OutputPump) -> None:
+    with pump.control.dup():
+        began = time.monotonic()
+        pump.close()
+        assert time.monotonic() - began < 2 * output_pump.GRACE
+
+
+def test_it_ends_with_the_launcher_whoever_else_has_its_socket(run: RunFolder) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from quorate.engines.output_pump import OutputPump;"
+        "from quorate.storage.run_folder import RunFolder;"
+        "pump = OutputPump(RunFolder(Path(sys.argv[1])));"
+        "left = os.fork() or (os.close(1), signal.pause());"
+        "print(pump._process.pid, left, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    launcher = subprocess.run([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, timeout=60)
+    pump, left = map(int, launcher.stdout.split())
+    try:
+        await_condition("its end", lambda: not Path(f"/proc/{pump}").exists() or is_dead(pump))
+    finally:
+        os.kill(left, signal.SIGKILL)
+
+
+def is_dead(pid: int) -> bool:
+    """Whether it has ended, and nobody has reaped it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"

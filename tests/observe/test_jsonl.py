@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from made_events import fields_of, make_event
+from quorate.core import masking
 from quorate.core.errors import RunError
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage, read_event
@@ -167,3 +168,18 @@ class TestTail:
         sink.handle(event)
         sink.close()
         assert EventTail(path).read_new() == [event]
+
+
+def test_a_masked_event_is_written_as_every_other(tmp_path: Path) -> None:
+    secrets, masking.SECRETS = masking.SECRETS, masking.Secrets(["hunter2-hunter2", "694200", "checkpoint"])
+    try:
+        sink = JsonlSink(tmp_path / "events.jsonl")
+        sink.append('{"kind":"log","version":1,"time":1694200.5,"message":"it is hunter2-hunter2"}')
+        sink.append('{"kind":"checkpoint","version":1,"time":1694200.5,"step":3}')
+        sink.close()
+    finally:
+        masking.SECRETS = secrets
+    assert (tmp_path / "events.jsonl").read_text().splitlines() == [
+        '{"kind":"log","version":1,"time":1694200.5,"message":"it is ***"}',
+        '{"kind":"checkpoint","version":1,"time":1694200.5,"step":3}',
+    ]

@@ -1,3 +1,5 @@
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from quorate.core.failure import Failure
 from quorate.observe.events import EvaluationDone, RunFailed, RunFinished, StepCompleted, WorkerLost
 from quorate.spec.tracking import NotifySpec
 from quorate.storage.run_folder import RunFolder
+from quorate.tracking import notify
 from quorate.tracking.notify import PATIENCE, GiveUp, Message, Notifier, deliver, pauses, post, run_command
 from webhook_receiver import Receiver
 
@@ -121,3 +124,31 @@ def test_a_command_gets_the_message_and_its_failure_is_told(tmp_path: Path) -> N
         run_command("exit 3", b"{}")
     with pytest.raises(subprocess.TimeoutExpired):
         run_command("sleep 600", b"{}", timeout=0.1)
+
+
+def test_an_address_that_does_not_answer_does_not_fill_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path / "tiny-0001")
+    run.logs.mkdir(parents=True)
+    monkeypatch.setattr(notify, "MOST", 2)
+    notifier = Notifier(
+        run, "tiny", NotifySpec.model_validate({"on": EVERYTHING, "command": "read line; exec sleep 60"})
+    )
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    try:
+        for worker in range(5):
+            notifier.handle(WorkerLost(worker=worker))
+        assert len(started) == 2
+        notifier.handle(RunFinished(result={}))
+        assert len(started) == 3, "of the end somebody is always told"
+    finally:
+        for child in started:
+            os.killpg(child.pid, signal.SIGKILL)

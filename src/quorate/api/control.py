@@ -13,6 +13,7 @@ from quorate.coordinator.client import JobStatus, SupervisorClient
 from quorate.core.errors import JobError, LinkError, RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor
+from quorate.core.processes import has_open
 from quorate.core.regular_file import read_regular
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
@@ -91,11 +92,13 @@ def _signal(run: RunFolder, now: bool) -> bool:
     if launcher is None or launcher.pid is None:
         return launcher is None
     try:
+        if not has_open(launcher.pid, run.lock_file):
+            return False  # on another machine, or in another container, this number is somebody else's
         os.kill(launcher.pid, signal.SIGINT)
         if now:
             os.kill(launcher.pid, signal.SIGTERM)  # another one: two of a kind may arrive as one
-    except ProcessLookupError:
-        pass  # it has just ended, which the next look sees; or it is on another machine
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it has just ended, which the next look sees
     except PermissionError:
         raise RunError(f"run {run.name} belongs to somebody else: only its owner may stop it.") from None
     return True

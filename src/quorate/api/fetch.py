@@ -108,6 +108,7 @@ def _make(target: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
         for name in PAGES:
             if (content := place.read(name)) is not None:
                 here_at(run.path).write(name, content)
+                (run.path / name).chmod(0o600)  # there may be a secret in the job
         if not run.job_file.is_file():
             raise RunError(f"the copy at {place} has no job.yaml, so it cannot go on: it ended before that was copied.")
         try:

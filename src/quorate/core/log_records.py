@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -94,35 +95,46 @@ def log_by_stderr(place: Place, level: str) -> None:
 def also_logging(handler: RecordHandler, level: str) -> Iterator[None]:
     """Have what Quorate logs handled here as well, from this level on, while the block runs.
 
-    Whoever else listens in this process, such as a terminal or a notebook, hears of what they heard of before.
+    Whoever else listens in this process, such as a terminal or a notebook, hears of what they heard of before. Blocks
+    of several threads may overlap: the first changes the logger, and the last puts it back.
     """
     ours = logging.getLogger("quorate")
-    before = ours.level, ours.propagate
-    forward = _Forward(before[0])
-    ours.setLevel(min(level_number(level), ours.getEffectiveLevel()))
-    ours.propagate = False
-    ours.addHandler(handler)
-    ours.addHandler(forward)
+    with _turn:
+        if not any(isinstance(one, _Forward) for one in ours.handlers):
+            ours.addHandler(_Forward(ours))
+        ours.setLevel(min(level_number(level), ours.getEffectiveLevel()))
+        ours.addHandler(handler)
     try:
         yield
     finally:
-        ours.removeHandler(forward)
-        ours.removeHandler(handler)
-        ours.propagate = before[1]
-        ours.setLevel(before[0])
+        with _turn:
+            ours.removeHandler(handler)
+            if not any(isinstance(one, RecordHandler) for one in ours.handlers):
+                for forward in [one for one in ours.handlers if isinstance(one, _Forward)]:
+                    forward.put_back(ours)
+
+
+_turn = threading.Lock()
 
 
 class _Forward(logging.Handler):
-    """To the handlers of all loggers, what would have reached them."""
+    """To the handlers of all loggers, what would have reached them if nobody had changed this one."""
 
-    def __init__(self, own_level: int) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
         super().__init__()
-        self._own_level = own_level
+        self._before = logger.level, logger.propagate
+        logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
+        level, propagate = self._before
         root = logging.getLogger()
-        if record.levelno >= (self._own_level or root.level):
+        if propagate and record.levelno >= (level or root.level):
             root.handle(record)
+
+    def put_back(self, logger: logging.Logger) -> None:
+        logger.removeHandler(self)
+        logger.propagate = self._before[1]
+        logger.setLevel(self._before[0])
 
 
 def level_number(level: str) -> int:

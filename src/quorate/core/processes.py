@@ -1,5 +1,6 @@
 """What the standard library does not offer about processes: whose they are, how they end, and asking a forked one."""
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -70,6 +71,17 @@ def members_of(session: int, groups: Collection[int], proc: Path = Path("/proc")
         for pid, stat in stats
         if stat is not None and stat.session == session and stat.group in groups and stat.state not in "ZX"
     }
+
+
+def has_open(pid: int, file: Path, proc: Path = Path("/proc")) -> bool:
+    """Whether a process has a file open. Raises FileNotFoundError if there is no such process, and PermissionError if
+    it is another user's."""
+    wanted = file.stat()
+    for descriptor in (proc / str(pid) / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.path.samestat(descriptor.stat(), wanted):
+                return True
+    return False
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.log_records import Place, log_by_stderr
 from quorate.core.networks import enter_network
-from quorate.core.processes import adopt_orphans, children_of, die_with_parent
+from quorate.core.processes import adopt_orphans, children_of, close_in_children, die_with_parent
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE
 from quorate.engines.output_pump import OutputPipes, Speaker
@@ -198,8 +198,6 @@ class ForkServer:
             for number, end in enumerate(pipes.write_ends, start=1):
                 os.dup2(end, number)
             pipes.close()
-            self._messages.close()
-            self._pump.close()
             self._selector.close()
             for descriptor, child in self._children.items():
                 os.close(descriptor)
@@ -301,6 +299,10 @@ def main() -> None:
     log_by_stderr(Place("fork server", sys.argv[4]), "info")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     messages, pump = (socket.socket(fileno=int(number)) for number in (sys.argv[1], sys.argv[3]))
+    for sock in (messages, pump):
+        # Whoever waits for the end of the fork server must not wait for what importing the task has started.
+        sock.set_inheritable(False)
+        close_in_children(sock)
     ForkServer(Messages(messages), pump).serve()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -12,6 +12,7 @@ dies, another one takes over, and nobody who prints notices.
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import selectors
 import signal
@@ -31,6 +32,8 @@ from quorate.core.masking import LineMasker, known_secrets, register_secrets
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.status import read_status, status_file
+
+log = logging.getLogger(__name__)
 
 PIPE_SIZE = 2**20
 RATE, BURST = 8 * 2**20, 32 * 2**20
@@ -93,7 +96,7 @@ class OutputPump:
     """The pump's process, as the launcher holds it. By `control` whoever starts a process sends its pipes."""
 
     def __init__(self, run: RunFolder) -> None:
-        self._appointment = {"run": str(run.path), "secrets": known_secrets()}
+        self._appointment = {"run": str(run.path), "launcher": os.getpid(), "secrets": known_secrets()}
         self.control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._start()
 
@@ -101,11 +104,18 @@ class OutputPump:
         """Start another if it is gone; whether that was so, and all pipes have to be sent again."""
         if self._process.poll() is None or time.monotonic() - self._began < RESTART_AFTER:
             return False
-        self._start()
+        try:
+            self._start()
+        except OSError as error:  # no process more on this machine, perhaps: that is no reason not to train
+            log.warning("what the job prints is not read for now: %s", error)
+            return False
         return True
 
     def close(self) -> None:
         """Wait until it has written what was printed last. All who print are gone."""
+        with contextlib.suppress(OSError):
+            # Nothing, which says the same as the end: a copy of the socket may be with a fork of whoever trains here.
+            self.control.send(b"", socket.MSG_DONTWAIT)
         self.control.close()
         self._theirs.close()
         try:
@@ -219,10 +229,14 @@ class _Speaking:
 
 
 class Pump:
-    """Reads until whoever could send it more pipes is gone, and those that it has are at their end."""
+    """Reads until whoever could send it more pipes is gone, and those that it has are at their end.
 
-    def __init__(self, control: socket.socket, run: RunFolder) -> None:
+    `launcher` is a pidfd: its end is that of all who print.
+    """
+
+    def __init__(self, control: socket.socket, run: RunFolder, launcher: int | None = None) -> None:
         self._control = control
+        self._launcher = launcher
         self._run = run
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, _Stream] = {}
@@ -230,14 +244,17 @@ class Pump:
 
     def serve(self) -> None:
         self._selector.register(self._control, selectors.EVENT_READ)
+        if self._launcher is not None:
+            self._selector.register(self._launcher, selectors.EVENT_READ)
         over: float | None = None
         while over is None or (self._streams and time.monotonic() < over):
             wait = 0.1 if over is not None or any(one.skipped for one in self._streams.values()) else None
             for key, _ in self._selector.select(wait):
-                if key.fileobj is not self._control:
+                if key.fd in self._streams:
                     self._read(self._streams[key.fd])
-                elif not self._receive():
-                    over = time.monotonic() + GRACE
+                elif key.fd == self._launcher or not self._receive():
+                    self._selector.unregister(key.fileobj)
+                    over = over or time.monotonic() + GRACE
             now = time.monotonic()
             for stream in self._streams.values():
                 stream.catch_up(now)
@@ -252,7 +269,6 @@ class Pump:
         except OSError:
             message, descriptors = b"", []
         if not message:
-            self._selector.unregister(self._control)
             return False
         told = Speaker(**json.loads(message))
         register_secrets(told.secrets)
@@ -296,7 +312,11 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends with the job, and not before
     appointment = json.loads(sys.stdin.buffer.read())
     register_secrets(appointment["secrets"])
-    Pump(socket.socket(fileno=int(sys.argv[1])), RunFolder(Path(appointment["run"]))).serve()
+    try:
+        launcher = os.pidfd_open(appointment["launcher"])
+    except ProcessLookupError:
+        return  # and all who would print with it
+    Pump(socket.socket(fileno=int(sys.argv[1])), RunFolder(Path(appointment["run"])), launcher).serve()
 
 
 if __name__ == "__main__":

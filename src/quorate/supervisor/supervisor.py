@@ -6,7 +6,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
@@ -166,11 +166,15 @@ class Supervisor:
         if is_complete:
             return
         # What no coordinator tells any more: what the last one wrote before it died, and why the job ended.
+        for event in self._untold(follower):
+            self._handle(event)
+
+    def _untold(self, follower: EventFollower) -> Iterator[Event]:
+        """What the last coordinator wrote, and did not live to tell."""
         tail = EventTail(self._launch.run.events_file)
         tail.offset = follower.offset
         try:
-            for event in tail:
-                self._handle(event)
+            yield from tail
         except QuorateError as error:
             log.warning("the last events could not be read: %s", error)
 
@@ -229,12 +233,12 @@ class Supervisor:
         asked = False
         while watch.outcome is None:
             # First of all: whoever reports to a coordinator that is gone waits for nothing.
-            if self._keep(coordinator, workers, watch):
+            if self._keep(coordinator, workers, watch, follower):
                 asked = False  # the next one has not heard of it
             try:
                 workers.look()
             except EngineLost as error:
-                raise JobFailed(self._lost(error.message)) from None
+                raise JobFailed(self._lost(error.message, follower)) from None
             workers.report(client)
             with contextlib.suppress(Empty):
                 while True:
@@ -262,14 +266,20 @@ class Supervisor:
         workers.let_leave(patience, lambda: self._signals.at_once)
         return watch.outcome
 
-    def _keep(self, coordinator: CoordinatorProcess, workers: WorkerProcesses, watch: OutcomeWatch) -> bool:
+    def _keep(
+        self,
+        coordinator: CoordinatorProcess,
+        workers: WorkerProcesses,
+        watch: OutcomeWatch,
+        follower: EventFollower,
+    ) -> bool:
         """See to it that there is a coordinator that answers; whether it is another one now."""
         coordinator.kill_if_silent(watch.answered)
         if coordinator.is_alive or watch.outcome is not None:
             return False
         roster = workers.roster() | {"events_from": self._launch.events_from, "has_begun": self._has_formed}
         if not coordinator.replace({"workers": watch.workers or self._launch.workers, "roster": roster}):
-            raise JobFailed(self._lost(coordinator.departure))
+            raise JobFailed(self._lost(coordinator.departure, follower))
         return True
 
     def _end_if_ordered(self) -> None:
@@ -280,8 +290,11 @@ class Supervisor:
             message = "stopped at once, by the second signal; the checkpoints so far are kept."
             raise JobFailed(self._signals.failure(message))
 
-    def _lost(self, what: str) -> Failure:
+    def _lost(self, what: str, follower: EventFollower) -> Failure:
         """Why a job ends that has lost, again and again, a process which is no worker."""
+        self._handle_events(follower)
+        for event in self._untold(follower):  # coordinators that die fast tell nobody of what they have written
+            self._step = event.step or self._step if isinstance(event, StepCompleted) else self._step
         where = f" at step {self._step}" if self._step else " before the first step"
         message = f"{what}{where}, as those before it; the job is given up. Its log is in {self._launch.run.logs}."
         return Failure("ProcessLost", message, step=self._step or None)

@@ -37,6 +37,8 @@ PATIENCE = 600.0
 """Seconds after which nobody tries any more."""
 ANSWER_WITHIN = 10.0
 COMMAND_WITHIN = 60.0
+MOST = 16
+"""Messages that may be on their way at a time; of a lost worker nobody is told while there are so many."""
 
 _STOPPED = {130: "interrupted", 143: "terminated"}
 _TRIED_AGAIN = frozenset({408, 425, 429})
@@ -70,6 +72,7 @@ class Notifier:
         self._steps = 0
         self._metrics: dict[str, float | None] = {}
         self._has_ended = False
+        self._under_way: list[subprocess.Popen[bytes]] = []
 
     def handle(self, event: Event) -> None:
         match event:
@@ -109,6 +112,11 @@ class Notifier:
             self._send(Message(*about))
 
     def _start(self, message: Message) -> None:
+        # An address that does not answer, and a job that loses workers all the time, would fill the machine.
+        self._under_way = [child for child in self._under_way if child.poll() is None]
+        if message.event == LOST and len(self._under_way) >= MOST:
+            log.warning("%d notifications are still on their way, so of this there is none: %s", MOST, message.message)
+            return
         told = finite(mask_all(asdict(message)))
         order = {"message": told, "command": self._spec.command, "webhook": self._spec.webhook}
         child = subprocess.Popen(
@@ -122,6 +130,7 @@ class Notifier:
         with suppress(BrokenPipeError), child.stdin as pipe:
             # By the pipe: a command line can be read by every user of the machine, and an address may be a secret.
             pipe.write(json.dumps(order).encode())
+        self._under_way.append(child)
         # It ends when it likes, and is not left a zombie in a launcher that lives for long, such as a notebook.
         threading.Thread(target=child.wait, name="notification", daemon=True).start()
 
