@@ -100,7 +100,8 @@ def test_fifty_recoveries_leave_nothing_behind(place: Workplace) -> None:
     after = {name: Holdings.of(pid) for name, pid in keepers.items()}
     assert len(place.pids()) == processes
     for name in keepers:
-        assert after[name].threads == before[name].threads, name
+        # gRPC's own come and go; one for each recovery would be many.
+        assert after[name].threads <= before[name].threads + 2, name
         assert after[name].descriptors == before[name].descriptors, name
         assert after[name].kilobytes <= before[name].kilobytes * 1.05, name
     assert {path for path in Path("/dev/shm").iterdir() if not is_of_another_job(path)} <= shared

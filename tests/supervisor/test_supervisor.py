@@ -13,7 +13,8 @@ from quorate.core.errors import RequestError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.engine import Prepared
 from quorate.observe.event import Event
-from quorate.observe.events import LogMessage
+from quorate.observe.events import LogMessage, StepCompleted
+from quorate.observe.jsonl import JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
@@ -141,3 +142,26 @@ def test_why_a_job_has_ended_is_told_too_where_its_coordinator_is_dead(tmp_path:
     with pytest.raises(JobFailed, match="everything is lost"):
         supervised(tmp_path, Engine(), signals, DeadlyHook(signals), handle=told.append).run()
     assert [event.kind for event in told] == ["failure"] == kinds(tmp_path)
+
+
+class RelentlessHook(Hook):
+    """Kills one coordinator after the other; the first has written down a step that it told nobody of."""
+
+    def __init__(self, signals: Signals, events_file: Path) -> None:
+        super().__init__(signals)
+        self._events_file = events_file
+
+    def on_round(self, controls: Controls, now: float) -> None:
+        controls.kill_coordinator()
+        if not self.seen:
+            self.seen.append(controls)
+            sink = JsonlSink(self._events_file)
+            sink.handle(StepCompleted(step=3, time=1.0))
+            sink.close()
+
+
+def test_a_job_that_loses_its_coordinators_says_at_which_step(tmp_path: Path) -> None:
+    signals = Signals()
+    hook = RelentlessHook(signals, RunFolder(tmp_path).events_file)
+    with pytest.raises(JobFailed, match="was killed by SIGKILL at step 3, as those before it"):
+        supervised(tmp_path, Engine(), signals, hook).run()
