@@ -36,6 +36,12 @@ def test_where_it_cannot(listener: Any) -> None:
         TrackSpec(prometheus=listener)
 
 
+@pytest.mark.parametrize("uri", ["", "localhost:5000", "mlflow.db"])
+def test_what_is_no_place_for_mlflow(uri: str) -> None:
+    with pytest.raises(ValidationError, match=r"Write http://HOST:PORT"):
+        TrackSpec(mlflow=uri)
+
+
 @pytest.mark.parametrize("url", ["", "localhost:4317", "ftp://a", "http://"])
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ValidationError):

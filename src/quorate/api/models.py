@@ -77,7 +77,9 @@ def registry_uri(runs: Path, asked: str | None, run: RunFolder | None = None) ->
     if asked is not None:
         return asked
     track = None if run is None else recorded_job(run).spec.track
-    return tracking_uri(track if track is not None and track.mlflow else TrackSpec(mlflow=True), runs)
+    # A run that is named by its path is tracked beside itself, wherever it is named from.
+    folder = runs if run is None else run.path.absolute().parent
+    return tracking_uri(track if track is not None and track.mlflow else TrackSpec(mlflow=True), folder)
 
 
 class ModelRegistry:

@@ -103,14 +103,16 @@ def _log_model(run: RunFolder, uri: str, mlflow_run: Any) -> None:
 
 def catch_up(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Tracked]:
     """Tell trackers all that a run has told so far and, if it has ended, how."""
-    (run.path / FOLDER).mkdir(exist_ok=True)
     try:
+        (run.path / FOLDER).mkdir(exist_ok=True)
         with hold(run.path / FOLDER / "lock"):
             ending = _ending(run) if run.holder() is None else None
             followers = followers_of(run, spec, track)
             return [_conclude(follower, ending, ABSENT, always_begin=True) for follower in followers]
     except FolderInUse as in_use:
         raise RunError(f"run {run.name} is being tracked by {in_use} already; wait for it to end") from None
+    except OSError as error:
+        raise RunError(f"cannot write in {run.path}, where it is kept what was sent: {error.strerror}.") from None
 
 
 class TrackerProcess:

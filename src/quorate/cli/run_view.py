@@ -38,7 +38,14 @@ CHECKPOINTS_SHOWN = 8
 STORY_SHOWN = 12
 MEMBERS_SHOWN = 8
 FILES_SHOWN = 5
-NOUNS = {"lost": "lost worker", "copied": "copied state", "coordinator": "replaced coordinator"}
+NOUNS = {
+    "lost": "lost worker",
+    "copied": "copied state",
+    "coordinator": "replaced coordinator",
+    "system": "load sample",
+    "links": "measured link",
+    "spans": "worker trace",
+}
 USUAL_KINDS = ("step", "evaluation", "checkpoint", "generation")
 STORY = frozenset({"generation", "lost", "resize", "coordinator"})
 SMALLEST_SHARE = 0.01

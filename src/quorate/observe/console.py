@@ -79,7 +79,8 @@ class QuietConsole:
 
     def handle(self, event: Event) -> None:
         warns = isinstance(event, events.StepCompleted | events.EvaluationDone) and event.warnings
-        notice = notice_of(event, self._progress) if warns or isinstance(event, LOUD) else None
+        is_loud = isinstance(event, LOUD) and not (isinstance(event, events.LogMessage) and event.level == "info")
+        notice = notice_of(event, self._progress) if warns or is_loud else None
         self._progress.handle(event)
         if notice is not None:
             _print(self._screen, notice)

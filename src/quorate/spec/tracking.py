@@ -24,6 +24,12 @@ def _checked_url(text: str | None) -> str | None:
     return text
 
 
+def _checked_mlflow(value: bool | str) -> bool | str:
+    if isinstance(value, str) and "://" not in value and value != "databricks":
+        raise ValueError("Write http://HOST:PORT, or the address of a database such as sqlite:///FILE.")
+    return value
+
+
 def _not_a_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("Write a port: 0 takes any free one.")
@@ -56,7 +62,8 @@ class TrackSpec(Section):
     """
 
     mlflow: Annotated[
-        bool | Annotated[str, Field(min_length=1)],
+        bool | str,
+        AfterValidator(_checked_mlflow),
         Allowed("true (a file in the folder of runs), or the address of an MLflow server or database"),
     ] = False
     tensorboard: bool = False

@@ -6,6 +6,7 @@ MLflow itself is imported inside functions: that takes seconds, and only who tra
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -54,6 +55,8 @@ def load(uri: str) -> None:
     """Import what a client of this place needs, with our settings: MLflow reads them when it is imported."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    # It warns of each try, in lines of its own; whoever calls tells once that nobody answers.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     import mlflow.store.db.utils
 
     if database_of(uri) is not None:

@@ -191,7 +191,9 @@ class _CurveSink:
 
 def reason(error: BaseException) -> str:
     """Why something failed, in a line: libraries tell whole stories, and addresses with passwords."""
-    told = next((line.strip() for line in mask(str(error)).splitlines() if line.strip()), type(error).__name__)
+    # SQLAlchemy begins with how it came to do what has failed.
+    lines = (line.strip() for line in mask(str(error)).splitlines())
+    told = next((line for line in lines if line and not line.startswith("(raised as a result")), type(error).__name__)
     return told if len(told) <= 200 else f"{told[:199]}…"
 
 
