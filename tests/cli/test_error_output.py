@@ -35,6 +35,11 @@ def test_a_failed_job_is_told_to_people_and_to_programs(capsys: pytest.CaptureFi
     }
 
 
+def test_an_error_cannot_colour_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    show_error(JobError("red: \x1b[31m, null: \x00"), as_json=False)
+    assert capsys.readouterr().err.startswith("error: red: \\x1b[31m, null: \\x00\n")
+
+
 @pytest.mark.parametrize(
     ("failure", "status", "code"),
     [

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from quorate.cli.output import print_document
+from quorate.cli.output import print_document, visible
 from quorate.core.errors import JobFileError, OutputError, QuorateError
 from quorate.core.failure import JobFailed, Remains
 from quorate.core.masking import mask, mask_all
@@ -97,7 +97,7 @@ def _show_failed_job(error: JobFailed) -> dict[str, Any]:
 def _print_labelled(label: str, text: str) -> None:
     """One labelled text: folded on a terminal, and as it is in a file, where a line can be searched for."""
     screen = Screen(sys.stderr)
-    whole = mask(f"{label}: {text}")
+    whole = visible(mask(f"{label}: {text}"))
     line = Text(fold(whole, screen.width) if screen.is_terminal else whole)
     line.stylize("bold red" if label == "error" else "bold", 0, len(label) + 1)
     screen.print(line, soft_wrap=True)

@@ -1,13 +1,12 @@
 """What `quorate logs` shows: lines for people, or records."""
 
 import os
-import re
 import sys
 from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 
-from quorate.cli.output import print_growing_document
+from quorate.cli.output import print_growing_document, visible
 from quorate.core.masking import mask, mask_all
 from quorate.history.logs import Filter, LogRecord, RunLogs
 from quorate.storage.run_folder import RunFolder
@@ -16,7 +15,6 @@ LONGEST = 10_000
 """Characters of a message that are shown; `--json` has all."""
 PROCESS_WIDTH = 17
 STYLES = {"warning": "33", "error": "31", "critical": "1;31", "debug": "2"}
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Severity(StrEnum):
@@ -68,4 +66,4 @@ def _plain(text: str) -> str:
     """Masked once more, for logs that were written elsewhere; nothing in it moves the cursor or rings a bell."""
     masked = mask(text)
     cut = f"{masked[:LONGEST]} … ({len(masked):,} characters)" if len(masked) > LONGEST else masked
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), cut)
+    return visible(cut)
