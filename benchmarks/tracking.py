@@ -12,7 +12,7 @@ EVERYTHING = System("tracked", "benchmarks.own.tracking", is_ours=True)
 SYSTEMS = (NOTHING, EVERYTHING)
 
 # The process that tracks imports its libraries for some seconds: what counts are the steps after that.
-LENGTHS = {"tiny-mlp": (32, Blocks(40_000, 80_000)), "cnn": (160, Blocks(400, 600))}
+LENGTHS = {"tiny-mlp": (32, Blocks(6000, 6000)), "cnn": (24, Blocks(240, 240))}
 """Of each case the samples in a batch, and the steps. A step of the second takes about 50 ms."""
 
 
