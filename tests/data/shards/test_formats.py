@@ -396,14 +396,16 @@ def test_parquet_types_become_arrays_of_their_own_type(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_missing_is_never_another_number(tmp_path: Path) -> None:
-    lists = pa.array([[1.0, 2.0], None, [None, 3.0]], pa.list_(pa.float32(), 2))
+    # Before version 26 PyArrow itself does not read a list of fixed size that is missing.
+    missing = None if int(pa.__version__.partition(".")[0]) >= 26 else [4.0, 5.0]
+    lists = pa.array([[1.0, 2.0], missing, [None, 3.0]], pa.list_(pa.float32(), 2))
     index = indexed_table(tmp_path, pa.table({"n": pa.array([1, None, 3], pa.int64()), "l": lists}))
     assert columns_of(index, [0])["n"].dtype == numpy.int64
     for row, column in ((1, "n"), (2, "l")):
         with pytest.raises(BadRecord, match=rf"a.parquet, row {row}: column {column} has no value"):
             columns_of(index, [0, row])
     records = read_block(index, 0)
-    assert records[1] == {"n": None, "l": None}
+    assert records[1] == {"n": None, "l": missing}
     assert records[2] == {"n": 3, "l": [None, 3.0]}
 
 
