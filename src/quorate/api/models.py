@@ -77,9 +77,10 @@ def registry_uri(runs: Path, asked: str | None, run: RunFolder | None = None) ->
     if asked is not None:
         return asked
     track = None if run is None else recorded_job(run).spec.track
-    # A run that is named by its path is tracked beside itself, wherever it is named from.
-    folder = runs if run is None else run.path.absolute().parent
-    return tracking_uri(track if track is not None and track.mlflow else TrackSpec(mlflow=True), folder)
+    if run is None or track is None or not track.mlflow:
+        return tracking_uri(TrackSpec(mlflow=True), runs)
+    # Beside the run, from wherever it is named by its path.
+    return tracking_uri(track, run.path.absolute().parent)
 
 
 class ModelRegistry:
