@@ -5,12 +5,15 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BeforeValidator, Field, ValidationError
 
-from quorate.spec import resolved, rules
-from quorate.spec.job import RingSpec, _spelled_out
+from quorate.core.errors import JobFileError
+from quorate.spec import rules
+from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark, keys_of
 from quorate.spec.problems import describe_errors
-from quorate.spec.resolved import Change, keeps_bits
+from quorate.spec.override import Layers, Override
+from quorate.spec.resolved import refused_on_resume
 from quorate.spec.section import Count, Section
+from quorate.spec.strategy import RingSpec, spelled_out
 
 
 class ToySpec(Section):
@@ -23,7 +26,7 @@ Either = Annotated[RingSpec | ToySpec, Field(discriminator="kind")]
 
 
 class ToyJob(Section):
-    strategy: Annotated[Either, Mark.MEANING, BeforeValidator(_spelled_out)] = RingSpec()
+    strategy: Annotated[Either, Mark.MEANING, BeforeValidator(spelled_out)] = RingSpec()
 
 
 def problems_of(strategy: Any) -> list[str]:
@@ -56,7 +59,7 @@ def test_mistakes_are_told_at_the_key_that_was_written(strategy: Any, problem: s
 
 
 def test_a_key_of_a_section_may_have_a_mark_of_its_own() -> None:
-    marks = {path: key.mark for path, key in keys_of(ToyJob).items()}
+    marks = {path: key.mark for path, key in keys_of(ToyJob).items() if "compress" not in path}
     assert marks == {
         "strategy": Mark.MEANING,
         "strategy.kind": Mark.MEANING,
@@ -65,13 +68,48 @@ def test_a_key_of_a_section_may_have_a_mark_of_its_own() -> None:
     }
 
 
-def test_a_run_may_go_on_with_a_kind_that_keeps_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    to_toy = Change("strategy.kind", "ring", "toy", Mark.MEANING)
-    assert not keeps_bits(to_toy)
-    monkeypatch.setitem(resolved.SAME_BITS, "ring", frozenset({"toy"}))
-    assert keeps_bits(to_toy)
-    assert not keeps_bits(Change("strategy.kind", "toy", "ring", Mark.MEANING))
-    assert not keeps_bits(Change("task", "ring", "toy", Mark.MEANING))
+@pytest.mark.parametrize(
+    ("before", "after", "keeps"),
+    [
+        ({"kind": "ring"}, {"kind": "parameter-server"}, True),
+        ({"kind": "parameter-server", "servers": 3}, {"kind": "ring"}, True),
+        ({"kind": "ring"}, {"kind": "parameter-server", "mode": "asynchronous"}, False),
+        ({"kind": "parameter-server", "mode": "asynchronous"}, {"kind": "ring"}, False),
+        ({"kind": "ring"}, {"kind": "parameter-server", "compress": {"bits": 8}}, False),
+        ({"kind": "ring", "compress": {"bits": 8}}, {"kind": "parameter-server", "compress": {"bits": 8}}, True),
+    ],
+)
+def test_a_run_may_go_on_with_a_strategy_that_keeps_the_bits(
+    before: dict[str, Any], after: dict[str, Any], keeps: bool
+) -> None:
+    old, new = (JobSpec(task="a.py:A", batch_size=8, steps=1, strategy=strategy) for strategy in (before, after))
+    assert (not refused_on_resume(old, new)) is keeps
+
+
+@pytest.mark.parametrize(
+    ("strategy", "path"),
+    [
+        ({"mode": "bounded"}, "strategy.staleness"),
+        ({"staleness": 2}, "strategy.staleness"),
+        ({"damping": True}, "strategy.damping"),
+        ({"mode": "asynchronous", "compress": {"bits": 8}}, "strategy.compress"),
+        ({"compress": {}}, "strategy.compress"),
+        ({"compress": {"bits": 8, "top_k": 0.1}}, "strategy.compress"),
+        ({"compress": {"bits": 8, "momentum": 0.9}}, "strategy.compress.momentum"),
+        ({"compress": {"top_k": 0.1, "momentum": 0.9, "feedback": False}}, "strategy.compress.momentum"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_told(strategy: dict[str, Any], path: str) -> None:
+    with pytest.raises(JobFileError) as raised:
+        JobSpec(task="a.py:A", batch_size=8, steps=1, strategy={"kind": "parameter-server"} | strategy)
+    assert [problem.path for problem in raised.value.problems] == [path]
+
+
+def test_another_kind_leaves_out_the_keys_of_the_one_before() -> None:
+    given = Layers({"strategy": {"kind": "parameter-server", "servers": 2}}, {})
+    assert given.under([Override("strategy.kind", "ring", "--set")]).values == {"strategy": {"kind": "ring"}}
+    same = given.under([Override("strategy.kind", "parameter-server", "--set")])
+    assert same.values == {"strategy": {"kind": "parameter-server", "servers": 2}}
 
 
 @pytest.mark.parametrize(("strategy", "is_broken"), [("ring", True), ({"kind": "ring"}, True), ("toy", False)])

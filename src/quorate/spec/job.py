@@ -12,6 +12,7 @@ from quorate.spec.keys import Allowed, Mark, keys_of
 from quorate.spec.override import PREFIX
 from quorate.spec.rules import OWN_PLACE, broken_rules
 from quorate.spec.section import Count, CountOrZero, OptionalCount, OptionalPositive, Positive, Section
+from quorate.spec.strategy import RingSpec, StrategySpec, spelled_out
 from quorate.spec.tracking import NotifySpec, TrackSpec
 
 USUAL_MINUTES = 10
@@ -41,10 +42,6 @@ def _checked_variable(name: str | None) -> str | None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError("A name is of letters, digits and underscores, and no digit leads it.")
     return name
-
-
-def _spelled_out(strategy: Any) -> Any:
-    return {"kind": strategy} if isinstance(strategy, str) else strategy
 
 
 class ScheduleSpec(Section):
@@ -80,17 +77,6 @@ class AverageSpec(Section):
 
     decay: Annotated[float, Field(gt=0, lt=1), Allowed("a number above 0 and below 1")]
     evaluate: bool = False
-
-
-class RingSpec(Section):
-    """Gradients are summed round a ring of workers, each of which hosts a lane at least."""
-
-    kind: Annotated[Literal["ring"], Allowed("ring, the only strategy of this Quorate")] = "ring"
-
-
-StrategySpec = RingSpec
-"""How gradients become an update: one section for each kind, told apart by `kind` (a second one makes it a union with
-`Field(discriminator="kind")`). What of a kind is only manner has a mark of its own."""
 
 
 class EncryptSpec(Section):
@@ -180,8 +166,11 @@ class JobSpec(Section):
     deterministic: Annotated[bool, Mark.MEANING] = True
     bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0
     strategy: Annotated[
-        StrategySpec, Mark.MEANING, BeforeValidator(_spelled_out), Allowed("ring, or a mapping with kind")
-    ] = StrategySpec()
+        StrategySpec,
+        Mark.MEANING,
+        BeforeValidator(spelled_out),
+        Allowed("ring, parameter-server, or a mapping with kind"),
+    ] = RingSpec()
 
     workers: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"],

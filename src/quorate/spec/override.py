@@ -102,6 +102,8 @@ class Layers:
                 if not isinstance(section.get(parent), dict):
                     section[parent] = {}
                 section = section[parent]
+            if last == "kind" and section.get(last, override.value) != override.value:
+                section.clear()  # what another kind was given is nothing to this one
             section[last] = plain_copy(override.value)
             inner = f"{override.key}."
             origins = {key: origin for key, origin in origins.items() if not key.startswith(inner)}

@@ -14,14 +14,12 @@ from quorate.core.regular_file import read_regular
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark
 from quorate.spec.override import Absent
+from quorate.spec.strategy import RingSpec, ServersSpec, is_synchronous
 from quorate.spec.yaml_document import write_value
 
 # Several times as fast as the loader of job files. What `dump_job` has written, every YAML reader reads alike.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEEPEST = 50
-
-SAME_BITS: dict[str, frozenset[str]] = {"ring": frozenset()}
-"""By kind of strategy, the other kinds with which a run may be resumed: they come to the same bits."""
 
 _HEADER = "# The job as it was resolved: every key, with where its value came from."
 
@@ -112,12 +110,15 @@ def changes(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
 def refused_on_resume(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
     """The changes that would make a resumed run produce something else."""
     meant = (change for change in changes(before, after) if change.mark is Mark.MEANING)
-    return tuple(change for change in meant if not (_extends(change) or keeps_bits(change)))
+    is_same = keeps_bits(before.strategy, after.strategy)
+    return tuple(
+        change for change in meant if not (_extends(change) or (is_same and change.key.startswith("strategy.")))
+    )
 
 
-def keeps_bits(change: Change) -> bool:
-    """Whether it is a strategy of another kind that goes on to the same bits."""
-    return change.key == "strategy.kind" and change.after in SAME_BITS.get(change.before, ())
+def keeps_bits(before: RingSpec | ServersSpec, after: RingSpec | ServersSpec) -> bool:
+    """Whether it is another strategy that goes on to the same bits: who sums what lanes have is only manner."""
+    return is_synchronous(before) and is_synchronous(after) and before.compress == after.compress
 
 
 def _extends(change: Change) -> bool:

@@ -19,7 +19,7 @@ Told = Callable[[str], str]
 
 Job = Mapping[str, Any]
 
-_LANE_EACH = frozenset({"ring"})
+_LANE_EACH = frozenset({"ring", "parameter-server"})
 """Kinds of strategy in which each worker hosts a lane at least, and no lane is hosted twice."""
 
 
@@ -81,6 +81,44 @@ def _early_stop_sees_evaluations(job: Job, told: Told) -> Iterator[Problem]:
         )
 
 
+def _strategy_is_whole(job: Job, told: Told) -> Iterator[Problem]:
+    strategy = job["strategy"]
+    given = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
+    said = told("strategy")
+    if given.get("kind") == "parameter-server":
+        mode, staleness = given.get("mode", "synchronous"), given.get("staleness")
+        if mode == "bounded" and staleness is None:
+            hint = "Write how many steps a unit of work may run ahead of the oldest unapplied one: staleness: 4."
+            yield Problem("strategy.staleness", f"mode: bounded{said} needs a bound, and none is given", hint)
+        if mode != "bounded" and staleness is not None:
+            yield Problem(
+                "strategy.staleness",
+                f"{staleness}{told('strategy.staleness')} bounds nothing in mode: {mode}",
+                "Leave it out, or write mode: bounded.",
+            )
+        if mode == "synchronous" and given.get("damping"):
+            hint = "Leave it out, or write mode: bounded or mode: asynchronous."
+            yield Problem("strategy.damping", f"in mode: synchronous{said} no gradient is late", hint)
+        if mode != "synchronous" and given.get("compress") is not None:
+            hint = "Leave compress out, or write mode: synchronous."
+            yield Problem("strategy.compress", f"in mode: {mode}{said} gradients travel whole", hint)
+    if given.get("compress") is not None:
+        yield from _one_compression(dict(given["compress"]), told("strategy.compress"))
+
+
+def _one_compression(compress: dict[str, Any], said: str) -> Iterator[Problem]:
+    kinds = [kind for kind in ("top_k", "random_k", "bits") if compress.get(kind) is not None]
+    if len(kinds) != 1:
+        named = " and ".join(kinds) + " are given" if kinds else "nothing of top_k, random_k and bits is given"
+        yield Problem("strategy.compress", f"{named}{said}", "Give exactly one: {top_k: 0.01}, or {bits: 8}.")
+    if compress.get("momentum") is not None and (kinds == ["bits"] or not compress.get("feedback", True)):
+        yield Problem(
+            "strategy.compress.momentum",
+            f"it corrects what is held back{said}, and nothing is",
+            "Use it with top_k or random_k, and with feedback.",
+        )
+
+
 def _places_take_copies(job: Job, told: Told) -> Iterator[Problem]:
     places: list[str] = list(dict(job["checkpoint"]).get("to", [OWN_PLACE]))
     key, said = "checkpoint.to", told("checkpoint.to")
@@ -134,6 +172,7 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _batch_feeds_lanes: frozenset({"batch_size", "lanes", "accumulate"}),
     _one_length: frozenset({"epochs", "steps"}),
     _early_stop_sees_evaluations: frozenset({"early_stop", "evaluate"}),
+    _strategy_is_whole: frozenset({"strategy"}),
     _places_take_copies: frozenset({"checkpoint"}),
     _one_key: frozenset({"checkpoint"}),
 }
