@@ -17,6 +17,7 @@ from quorate.lanes.hosting import host_lanes
 from quorate.reduce import shared_memory
 from quorate.reduce.connect import Endpoint, Listeners, connect
 from quorate.reduce.memory import SharedMemory
+from quorate.reduce.reduction import STRETCH
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.wire.handshake import Credentials
 from quorate.wire.shared_memory import LONGEST_MESSAGE, Segment
@@ -93,7 +94,7 @@ def test_another_order_has_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert bits(reference_sum(lane_values)) not in sum_buckets(met, lane_values)
 
 
-@pytest.mark.parametrize("numel", [1, 3, 2 * shared_memory.BLOCK + 1])
+@pytest.mark.parametrize("numel", [1, 3, 2 * STRETCH + 1])
 def test_awkward_lengths_and_blocks(numel: int) -> None:
     lane_values = wide_values(5, numel, seed=2)
     with reductions(5, 2, plan_of(numel)) as met:

@@ -8,12 +8,16 @@ from typing import Protocol, TypeVar
 import torch
 
 from quorate.core.spans import SpanRecorder
+from quorate.lanes.block_sums import Piece
 from quorate.lanes.chunks import cut, summation_order
 
 M = TypeVar("M")
 
 PROBES = 5
 """Round trips of which the fastest counts: the first waits for the others to come, and any may meet a busy core."""
+
+STRETCH = 2**15
+"""Elements that are summed over all lanes before the next are looked at: they stay in a core's cache meanwhile."""
 
 
 class Reduction(Protocol):
@@ -94,6 +98,18 @@ def sum_lanes(lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
     for chunk, place in enumerate(cut(total.numel(), len(lane_values))):
         first, *rest = (lane_values[lane][place] for lane in summation_order(chunk, len(lane_values)))
         add_up(first, rest, total[place])
+
+
+def add_up_block(lane_values: Sequence[torch.Tensor], pieces: Sequence[Piece], total: torch.Tensor) -> None:
+    """The sum of one tensor of a bucket: the bits that `sum_lanes` gives in its place there.
+
+    `lane_values` has the tensor's flat values of all lanes, in lane order.
+    """
+    for piece in pieces:
+        for start in range(piece.place.start, piece.place.stop, STRETCH):
+            stretch = slice(start, min(start + STRETCH, piece.place.stop))
+            first, *rest = (lane_values[lane][stretch] for lane in piece.order)
+            add_up(first, rest, total[stretch])
 
 
 def add_up(first: torch.Tensor, rest: Sequence[torch.Tensor], out: torch.Tensor) -> None:

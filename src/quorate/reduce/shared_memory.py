@@ -15,12 +15,9 @@ from quorate.core.generation import Generation
 from quorate.core.spans import BUCKET, GATHER, SpanRecorder
 from quorate.lanes.chunks import cut, summation_order
 from quorate.reduce.memory import SharedMemory
-from quorate.reduce.reduction import PROBES, add_up, probe_neighbours
+from quorate.reduce.reduction import PROBES, STRETCH, add_up, probe_neighbours
 from quorate.wire.link import Deadline
 from quorate.wire.shared_memory import LONGEST_MESSAGE, Doorbell
-
-BLOCK = 2**15
-"""Elements that are summed over all lanes before the next are looked at: they stay in a core's cache meanwhile."""
 
 _LENGTH = struct.Struct("<Q")
 _PLACE = struct.Struct("<cqq")
@@ -143,9 +140,9 @@ class SharedMemoryReduction:
         if len(rest) <= 1:
             add_up(first, rest, out)
             return
-        for start in range(0, out.numel(), BLOCK):
-            block = slice(start, start + BLOCK)
-            add_up(first[block], [term[block] for term in rest], out[block])
+        for start in range(0, out.numel(), STRETCH):
+            stretch = slice(start, start + STRETCH)
+            add_up(first[stretch], [term[stretch] for term in rest], out[stretch])
 
     def _barrier(self, what: bytes, step: int, index: int) -> None:
         message = _PLACE.pack(what, step, index)
