@@ -9,8 +9,8 @@ from quorate.core.errors import JobFileError
 from quorate.spec import rules
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark, keys_of
-from quorate.spec.problems import describe_errors
 from quorate.spec.override import Layers, Override
+from quorate.spec.problems import describe_errors
 from quorate.spec.resolved import refused_on_resume
 from quorate.spec.section import Count, Section
 from quorate.spec.strategy import RingSpec, spelled_out
@@ -82,7 +82,10 @@ def test_a_key_of_a_section_may_have_a_mark_of_its_own() -> None:
 def test_a_run_may_go_on_with_a_strategy_that_keeps_the_bits(
     before: dict[str, Any], after: dict[str, Any], keeps: bool
 ) -> None:
-    old, new = (JobSpec(task="a.py:A", batch_size=8, steps=1, strategy=strategy) for strategy in (before, after))
+    old, new = (
+        JobSpec.model_validate({"task": "a.py:A", "batch_size": 8, "steps": 1, "strategy": strategy})
+        for strategy in (before, after)
+    )
     assert (not refused_on_resume(old, new)) is keeps
 
 
@@ -101,7 +104,9 @@ def test_a_run_may_go_on_with_a_strategy_that_keeps_the_bits(
 )
 def test_keys_that_do_not_go_together_are_told(strategy: dict[str, Any], path: str) -> None:
     with pytest.raises(JobFileError) as raised:
-        JobSpec(task="a.py:A", batch_size=8, steps=1, strategy={"kind": "parameter-server"} | strategy)
+        JobSpec.model_validate(
+            {"task": "a.py:A", "batch_size": 8, "steps": 1, "strategy": {"kind": "parameter-server", **strategy}}
+        )
     assert [problem.path for problem in raised.value.problems] == [path]
 
 

@@ -8,6 +8,7 @@ from quorate.api.chaos import Trial
 from quorate.api.documents import phase_of, trial_document
 from quorate.api.recorded_run import short_path
 from quorate.cli.output import print_document
+from quorate.core.generation import name_of
 from quorate.history.ledger import Ledger, read_ledger
 from quorate.observe.quantities import duration
 from quorate.observe.screen import Screen
@@ -43,7 +44,7 @@ def print_trial(trial: Trial, ledger: Ledger, screen: Screen) -> None:
     column = max(len(str(fault)) for fault in trial.faults) + 2
     for number, fault in enumerate(trial.faults):
         moments = [
-            f"{'' if one.worker is None else f'worker {one.worker} '}at step {one.step} in {phase_of(one)}"
+            f"{'' if one.worker is None else f'{name_of(one.worker)} '}at step {one.step} in {phase_of(one)}"
             for one in trial.firings_of(number)
         ]
         fired = ", ".join(moments)

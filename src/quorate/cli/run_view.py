@@ -14,6 +14,7 @@ from quorate.cli.layout import Page
 from quorate.cli.output import print_document
 from quorate.cli.runs_view import STATUS_STYLES, ago, progress, short_task
 from quorate.core.errors import RunError
+from quorate.core.generation import name_of
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
 from quorate.history.documents import detail_document
 from quorate.history.run_detail import Advice, RunDetail, advise, job_values
@@ -269,7 +270,7 @@ def _when(event: Event, timeline: Timeline) -> str:
 
 def _members(event: GenerationFormed, timeline: Timeline) -> list[str]:
     members = event.members or ()
-    shown = [f"worker {each.worker} hosts {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
+    shown = [f"{name_of(each.worker)} hosts {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
     more = len(members) - len(shown)
     first, *rest = [*shown, plural(more, "more worker")] if more else shown or ["nobody"]
     place = [_when(event, timeline), f"from step {event.from_step:,}" if event.from_step else ""]

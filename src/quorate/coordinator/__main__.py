@@ -56,6 +56,7 @@ class Appointment:
     min_workers: int = 1
     step_timeout: float | None = None
     spares: int = 0
+    servers: int = 0
     balance: str = "even"
     # For one that takes the place of another: who is there.
     roster: dict[str, Any] | None = None
@@ -114,6 +115,7 @@ async def _serve(appointment: Appointment) -> None:
         min_workers=appointment.min_workers,
         step_timeout=appointment.step_timeout,
         spares=appointment.spares,
+        servers=appointment.servers,
         balance=appointment.balance,
     )
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:

@@ -3,6 +3,7 @@
 from quorate.coordinator.events import ExitReported
 from quorate.coordinator.states import Enrolled, JobSettings
 from quorate.core.failure import Failure
+from quorate.core.generation import name_of
 from quorate.core.processes import describe_departure, likely_cause
 from quorate.core.worker_status import GAVE_UP, WorkerStatus
 from quorate.observe.events import LogMessage, WorkerLost
@@ -13,7 +14,7 @@ LAUNCHER_GONE = "LauncherGone"
 
 def name_worker(worker: int, pid: int, host: str) -> str:
     """A worker as a sentence names it."""
-    return f"worker {worker} (pid {pid}{f' on host {host}' if host else ''})"
+    return f"{name_of(worker)} (pid {pid}{f' on host {host}' if host else ''})"
 
 
 def name_enrolled(known: Enrolled) -> str:
@@ -116,7 +117,7 @@ def autopsy_of_links(failure: Failure, times: int, seconds: float) -> Failure:
 def autopsy_of_no_return(worker: int, pid: int, settings: JobSettings) -> Failure:
     """What to say of a worker that a new coordinator never heard of."""
     message = (
-        f"worker {worker} (pid {pid}) did not come back within {settings.timing.failure_timeout:.1f} s after the"
+        f"{name_of(worker)} (pid {pid}) did not come back within {settings.timing.failure_timeout:.1f} s after the"
         " coordinator was replaced: it hangs, or is cut off."
     )
     return _lost(message, worker, WorkerStatus())

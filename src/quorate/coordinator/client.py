@@ -39,6 +39,7 @@ class JobStatus:
 
     workers: tuple[WorkerWord, ...]
     wanted: int
+    wanted_servers: int = 0
 
 
 class SupervisorClient:
@@ -87,9 +88,9 @@ class SupervisorClient:
         """Stop at the next step boundary, with a checkpoint; `reason` is ``interrupted`` or ``terminated``."""
         self._call(self._stub.Stop, pb.StopRequest(reason=reason), self._attempt)
 
-    def resize(self, workers: int) -> None:
-        """Go on with so many workers. Raises RequestError if that cannot be."""
-        reply = self._call(self._stub.Resize, pb.ResizeRequest(workers=workers), self._timeout)
+    def resize(self, workers: int | None = None, servers: int | None = None) -> None:
+        """Go on with so many workers, or servers; None is as many as now. Raises RequestError if that cannot be."""
+        reply = self._call(self._stub.Resize, pb.ResizeRequest(workers=workers, servers=servers), self._timeout)
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
             raise RequestError(refusal.message)
@@ -122,7 +123,7 @@ class SupervisorClient:
             )
             for one in reply.workers
         )
-        return JobStatus(workers, reply.wanted)
+        return JobStatus(workers, reply.wanted, reply.wanted_servers)
 
     def news(self, timeout: float, processes: Collection[tuple[int, int]] = (), workers: int = 0) -> News:
         """What there is to know; nothing if nothing happens within `timeout` seconds.

@@ -80,7 +80,8 @@ class EventLog:
         # What says last whether the replicas of a generation are alike: one was formed, or was lost since they differ.
         last = next((event for event in backwards if isinstance(event, GenerationFormed) or _differs(event)), None)
         is_condemned = isinstance(last, WorkerLost)
-        return Recollection(end, None if resize is None else resize.workers, has_begun, is_condemned)
+        workers, servers = (None, None) if resize is None else (resize.workers, resize.servers)
+        return Recollection(end, workers, has_begun, is_condemned, servers)
 
     def record(self, action: Action) -> None:
         """Write down what a coordinator does, as far as it is for others to know."""
@@ -90,13 +91,14 @@ class EventLog:
             case RecordEvents(lines):
                 self._publish_lines(lines)
             case DeclareGeneration(generation):
-                members = (HostedLanes(one.worker, one.address, tuple(one.lanes)) for one in generation.members)
+                members = (HostedLanes(one.worker, one.address, tuple(one.lanes)) for one in generation.workers)
                 formed = GenerationFormed(
                     generation=str(generation.id),
                     lanes=generation.lanes,
                     members=tuple(members),
                     from_step=generation.cursor.step,
                     behind=tuple(generation.behind),
+                    servers=tuple(server.worker for server in generation.servers) or None,
                 )
                 self.publish(formed)
             case RelayStop(reason):

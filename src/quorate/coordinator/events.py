@@ -115,9 +115,10 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class ResizeRequested:
-    """Somebody wants the job to go on with another number of workers."""
+    """Somebody wants the job to go on with another number of workers, or of servers; none is as many as now."""
 
-    workers: int
+    workers: int | None = None
+    servers: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, Regroup
 from quorate.coordinator.autopsy import autopsy_of_links, warning
-from quorate.coordinator.places import call_to_save, dismiss, expel, must_hand_over, places, taking_part
+from quorate.coordinator.places import (
+    call_to_save,
+    dismiss,
+    expel,
+    must_hand_over,
+    places,
+    serving,
+    taking_part,
+)
 from quorate.coordinator.speed import share_lanes
 from quorate.coordinator.states import (
     Active,
@@ -28,7 +36,7 @@ from quorate.coordinator.weak_links import (
     line_up,
 )
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Generation, GenerationId, Member, Role, name_of, names_of
 from quorate.observe.events import LogMessage, RolledBack
 
 MOST_FUTILE = 3
@@ -80,7 +88,7 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: 
         return Decision(state, actions, f"{reason}; {waiting}")
     # The first generation begins with what its workers were started with. After that somebody holds the state, or has
     # looked for the newest checkpoint since nobody does: whoever was started before would silently take the job back.
-    has_founder = any(known.worker in members.founders and not known.is_leaving for known in members.enrolled)
+    has_founder = any(known.worker in members.founders and not known.is_leaving for known in members.keepers)
     is_sound = not members.generations or members.has_state or has_founder
     return (_form if is_sound else _begin_from_checkpoint)(state, actions, reason, now)
 
@@ -90,11 +98,16 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     members, blamed = blame_link(state.members) if state.members.suspicion else (state.members, None)
     chosen = line_up(members, now)
     taking_part = [known for worker in chosen.ring if (known := members.find(worker)) is not None]
-    positions = (
+    workers = (
         Member(known.worker, known.registration.address, lanes, known.registration.local_address, known.cursor)
         for known, lanes in zip(taking_part, share_lanes(members, taking_part), strict=True)
     )
-    generation = Generation(GenerationId(members.settings.incarnation, members.generations + 1), tuple(positions))
+    servers = (
+        Member(one.worker, one.registration.address, range(0), one.registration.local_address, one.cursor, role)
+        for one, role in serving(members)
+    )
+    number = GenerationId(members.settings.incarnation, members.generations + 1)
+    generation = Generation(number, (*workers, *servers))
     is_treated = blamed is not None and is_bad(blamed) and not _is_stuck(blamed, chosen)
     # Further than ever: who begins again from a checkpoint comes past old steps each time, and dies where others did.
     advanced = generation.cursor > members.furthest or members.generations == 0
@@ -110,7 +123,10 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         again = "nobody holds the state of the job any more, and no checkpoint exists: it begins again with step 1."
         told.insert(0, again)
     at_work = {member.worker for member in generation.members}
-    rollback = (RolledBack(step=generation.cursor.step, time=now),) if members.is_condemned else ()
+    retiring = {member.worker for member in generation.members if member.role is Role.RETIRING}
+    # Steps that only servers which are gone had completed are done again, with other words perhaps.
+    is_back = members.is_condemned or bool(generation.servers and generation.cursor < members.cursor)
+    rollback = (RolledBack(step=generation.cursor.step, time=now),) if is_back else ()
     members = replace(
         members,
         enrolled=tuple(
@@ -120,6 +136,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
                 within=generation.id,
                 has_trained=known.has_trained or known.cursor == generation.cursor,
                 is_saved=False,
+                is_retiring=known.worker in retiring,
             )
             if known.worker in at_work
             # Who is left out goes on waiting, while the others leave behind what it holds.
@@ -143,11 +160,15 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         suspicion=None,
         is_explained=False,
     )
-    count = f"{len(generation.members)} of {members.wanted} workers"
+    count = f"{len(generation.workers)} of {members.wanted} workers"
+    count += f" and {len(generation.servers)} of {members.wanted_servers} servers" if members.settings.servers else ""
     begins = f"generation {generation.id} begins with {count} at step {generation.cursor.step}"
     warnings = (warning(sentence, generation.cursor.step, now) for sentence in told)
     begun = Training(members, generation)
     saving = call_to_save(begun) if any(known.is_leaving for known in members.enrolled) else ()
+    if retiring and not saving:
+        # What it holds is taken over before the first step: after that it may go.
+        saving = (Regroup(generation.id, at_boundary=True),)
     return Decision(
         begun,
         (*actions, *warnings, *rollback, DeclareGeneration(generation), *saving),
@@ -160,11 +181,11 @@ def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: 
 
     It holds nothing, and is killed rather than asked: one that does not answer would be waited for without end.
     """
-    first = min(state.members.enrolled, key=lambda known: known.worker)
+    first = min(state.members.keepers, key=lambda known: known.worker)
     left = replace(state, members=expel(state.members, {first.process}), since=now)
     told = (
-        "nobody holds the state of the job any more: another process in the place of worker"
-        f" {first.worker} looks for the newest checkpoint"
+        "nobody holds the state of the job any more: another process in the place of"
+        f" {name_of(first.worker)} looks for the newest checkpoint"
     )
     inform = LogMessage(step=left.members.cursor.step, time=now, level="info", message=f"{told}.")
     return Decision(left, (*actions, inform, Expel(*first.process)), f"{reason}; {told}")
@@ -172,6 +193,8 @@ def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: 
 
 def _is_stuck(link: WeakLink, chosen: LineUp) -> bool:
     """Whether the next generation has a bad link just like the last."""
+    if any(Role.of(one) is Role.SERVER for one in link.pair):
+        return True  # everybody needs every server
     both_take_part = set(link.pair) <= set(chosen.ring)
     return both_take_part and (not link.apart_helps or are_neighbours(link.pair, chosen.ring))
 
@@ -186,15 +209,19 @@ def _last_symptom(members: Members, suspicion: Suspicion, blamed: WeakLink | Non
 
 def _waits_for(members: Members) -> str:
     """What the next generation waits for; empty when it need not wait."""
-    busy = [str(known.worker) for known in members.enrolled if not known.is_ready]
+    busy = [known.worker for known in members.enrolled if not known.is_ready]
     if busy:
-        return f"worker{'s' if len(busy) > 1 else ''} {', '.join(busy)} must leave the last generation first"
-    here = len(taking_part(members))
+        return f"{names_of(busy)} must leave the last generation first"
+    here, servers = len(taking_part(members)), len(serving(members))
     # Without anybody who holds the state, all begin together; otherwise those who can go on do. Once there was a state,
     # those who are on their way bring it back from a checkpoint: a spare that is here holds just a beginning.
     coming = members.awaited | ({worker for worker, _ in members.dismissed} & set(places(members)))
-    if coming and not members.has_state and (here < members.wanted or members.generations):
-        return f"{here} of {members.wanted} workers are here"
+    is_short = here < members.wanted or servers < members.wanted_servers
+    if coming and not members.has_state and (is_short or members.generations):
+        beside = f" and {servers} of {members.wanted_servers} servers" if members.settings.servers else ""
+        return f"{here} of {members.wanted} workers{beside} are here"
+    if members.settings.servers and not servers:
+        return "no server is here"
     # To stop, those who are left suffice: nobody else will come. Nor does anybody come to the places of those who leave
     # before they have handed over.
     is_last_act = members.stop is not None or must_hand_over(members)

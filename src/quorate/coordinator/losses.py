@@ -19,6 +19,7 @@ from quorate.coordinator.states import Active, Decision, Enrolled, Forming, Memb
 from quorate.coordinator.succession import without_missing
 from quorate.core.errors import JobError, LinkError, ReplicasDiffer, WorkerUnfit
 from quorate.core.failure import Failure
+from quorate.core.generation import name_of
 from quorate.core.worker_status import APPLY, DIVERGED, GAVE_UP, LEFT
 
 MOST_DIVERGED = 3
@@ -37,12 +38,12 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
     A process that was given up may wake once more and fail on what is gone by now: the job goes on without it.
     """
     if state.members.is_gone(event.failure.worker if event.worker is None else event.worker, event.pid):
-        return Decision(state, (), f"worker {event.worker} (pid {event.pid}) counts as lost; its report is ignored")
+        return Decision(state, (), f"{name_of(event.worker)} (pid {event.pid}) counts as lost; its report is ignored")
     if event.failure.kind == ReplicasDiffer.__name__:
         # All members tell the same; the first word is enough, and what comes later is of a generation that is no more.
         known = state.members.find(event.worker, event.pid)
         if known is None or known.within != event.generation:
-            return Decision(state, (), f"worker {event.worker} tells of replicas that have been given up: ignored")
+            return Decision(state, (), f"{name_of(event.worker)} tells of replicas that have been given up: ignored")
         return condemn(state, event.failure, now)
     known = state.members.find(event.worker)
     failure = event.failure
@@ -58,7 +59,7 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
     # An error between two processes (one of them is the trouble, and neither knows which), or of this one alone.
     if not _is_kind_of(failure.kind, LinkError, WorkerUnfit):
         return end(failure)
-    reason = f"worker {failure.worker} gives up; it is lost when it exits: {failure.message}"
+    reason = f"{name_of(failure.worker)} gives up; it is lost when it exits: {failure.message}"
     if failure.worker is not None:
         last_words = {**state.members.last_words, (failure.worker, event.pid): failure.message}
         state = replace(state, members=replace(state.members, last_words=last_words))
@@ -103,7 +104,7 @@ def _after_exit(state: Active, event: ExitReported, last_words: str, now: float)
     is_from_before = event.exit_code == LEFT and members.is_successor and (known is not None or is_missing)
     if event.exit_code == DIVERGED and (known is not None or is_missing or process in members.dismissed):
         # Its word has been lost; it has ended because nobody can trust what it holds, nor what the others do.
-        failure = Failure(ReplicasDiffer.__name__, f"worker {event.worker} has found that the replicas differ.")
+        failure = Failure(ReplicasDiffer.__name__, f"{name_of(event.worker)} has found that the replicas differ.")
         return condemn(state, failure, now, ended=process)
     if process in members.dismissed or is_from_before:
         return _see_off(state, event, now)
@@ -117,7 +118,7 @@ def _after_exit(state: Active, event: ExitReported, last_words: str, now: float)
     if not is_missing and event.worker not in members.awaited:
         reaped: Active = replace(state, members=replace(members, reaped=members.reaped | {process}))
         return Decision(
-            reaped, (), f"a process of worker {event.worker} (pid {event.pid}) has ended, which is no member"
+            reaped, (), f"a process of {name_of(event.worker)} (pid {event.pid}) has ended, which is no member"
         )
     reaped = replace(state, members=expel(members, {process}, reaped={process}))
     if isinstance(reaped, Recalling) and is_missing:
@@ -128,7 +129,7 @@ def _after_exit(state: Active, event: ExitReported, last_words: str, now: float)
 def _reap(state: Active, event: ExitReported, now: float) -> Decision:
     """One whose loss has been told is gone for sure: now its place is free."""
     members, process = state.members, (event.worker, event.pid)
-    reason = f"worker {event.worker} (pid {event.pid}), which counted as lost, is gone"
+    reason = f"{name_of(event.worker)} (pid {event.pid}), which counted as lost, is gone"
     if process in members.reaped and (members.stop is None or event.worker not in members.awaited):
         return Decision(state, (), reason)  # the answer to the first report was lost
     reaped = replace(state, members=expel(members, {process}, reaped={process}))
@@ -139,7 +140,7 @@ def _see_off(state: Active, event: ExitReported, now: float) -> Decision:
     """One that was let go is gone, which is no failure; its place is for another, if there still is one."""
     process = (event.worker, event.pid)
     known = state.members.find(*process)
-    reason = f"worker {event.worker} (pid {event.pid}) has left"
+    reason = f"{name_of(event.worker)} (pid {event.pid}) has left"
     left: Active = replace(state, members=expel(state.members, {process}, reaped={process}))
     actions: tuple[Action, ...] = ()
     if isinstance(left, Recalling):
@@ -232,8 +233,8 @@ def proof_against(accused: Failure, members: Members) -> Failure | None:
         return None
     return Failure(
         ReplicasDiffer.__name__,
-        f"Worker {accused.worker} could not apply step {step}, and worker {other.worker} could: their replicas "
-        f"differ. {accused.message}",
+        f"{name_of(accused.worker).capitalize()} could not apply step {step}, and {name_of(other.worker)} could: their "
+        f"replicas differ. {accused.message}",
         culprits=() if accused.worker is None else (accused.worker,),
     )
 
@@ -250,7 +251,7 @@ def fill_place(
     if members.stop is None and (poison := find_poison(members.victims)):
         return end(poison, *actions)
     # Few before the first generation: what keeps them from starting once will do so again.
-    allowed = 2 * members.wanted + 3 if members.generations else 3
+    allowed = 2 * (members.wanted + members.wanted_servers) + 3 if members.generations else 3
     if members.deaths > allowed and members.stop is None:
         return end(autopsy_of_futility(failure, members.deaths, len(members.enrolled), members.settings), *actions)
     left = replace(state, members=members)
@@ -289,7 +290,8 @@ def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str,
 def _refill(members: Members, worker: int) -> Refill:
     """At once, and more slowly the longer nothing comes of it; from a checkpoint where nobody is sure to have more."""
     timing = members.settings.timing
-    excess = min(members.deaths + members.stillborn - members.wanted, _MOST_DOUBLINGS)
+    usual = members.wanted + members.wanted_servers
+    excess = min(members.deaths + members.stillborn - usual, _MOST_DOUBLINGS)
     after = 0.0 if excess <= 0 else min(timing.failure_timeout, timing.heartbeat_every * 2**excess)
     if worker in members.given_up:
         after = max(after, _back_off(members.given_up[worker]))
@@ -306,7 +308,7 @@ def _explain_giving_up(members: Members, worker: int, why: str) -> str:
         f", and `quorate resize RUN {members.wanted - 1}` makes do with fewer workers" if members.wanted > 1 else ""
     )
     return (
-        f"{REPORTED_GIVEN_UP} processes in a row have given up in the place of worker {worker}, none with a completed"
+        f"{REPORTED_GIVEN_UP} processes in a row have given up in the place of {name_of(worker)}, none with a completed"
         f" step. The last: {why.rstrip('.')}. The next is started in {_back_off(REPORTED_GIVEN_UP):.0f} s, the ones"
         f" after it later and later. If it lacks memory, a smaller batch_size needs less{resize}."
     )

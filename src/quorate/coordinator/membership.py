@@ -42,7 +42,7 @@ from quorate.coordinator.events import (
 )
 from quorate.coordinator.forming import end, form_if_ready
 from quorate.coordinator.losses import fill_place, lose, on_exit_reported, on_failure_reported
-from quorate.coordinator.places import call_together, expel, resized
+from quorate.coordinator.places import call_together, expel, places_of, resized
 from quorate.coordinator.reports import on_completed, on_heartbeat, on_registered, on_state_reported
 from quorate.coordinator.stall import Stall, autopsy_of_hangs, count_hang, find_stall, limit_words, stall_limit
 from quorate.coordinator.states import (
@@ -61,6 +61,7 @@ from quorate.coordinator.succession import without_missing
 from quorate.coordinator.weak_links import who_may_return
 from quorate.core.errors import FrameError
 from quorate.core.failure import Failure
+from quorate.core.generation import name_of
 from quorate.observe.events import Resized
 
 _SELDOM = 3600.0
@@ -69,8 +70,9 @@ _SELDOM = 3600.0
 
 def start(settings: JobSettings, now: float) -> Forming:
     """The state of a coordinator that has just begun to serve."""
-    everybody = frozenset(range(settings.workers + settings.spares))
-    return Forming(Members(settings, ticked=now, wanted=settings.workers, awaited=everybody), since=now)
+    everybody = frozenset(places_of(settings.workers + settings.spares, settings.servers))
+    members = Members(settings, now, settings.workers, settings.servers, awaited=everybody)
+    return Forming(members, since=now)
 
 
 def decide(state: State, event: MembershipEvent, now: float) -> Decision:  # noqa: C901, PLR0912 (one case for each event)
@@ -117,13 +119,13 @@ def _after_the_end(state: Ended, event: MembershipEvent) -> Decision:
     """One failure ends a job, and what comes later is a consequence. What workers still tell is written down."""
     if isinstance(event, Registered):
         failure = state.failure or Failure(FrameError.__name__, "the job is complete; it takes no more workers.")
-        return Decision(state, (Refuse(event.worker, failure),), f"worker {event.worker} comes after the end")
+        return Decision(state, (Refuse(event.worker, failure),), f"{name_of(event.worker)} comes after the end")
     if isinstance(event, HeartbeatReceived) and event.events:
         heard = state.heard.get(event.worker)
         if heard is None or event.sequence <= heard:
-            return Decision(state, (), f"worker {event.worker} has told this before, or has never joined")
+            return Decision(state, (), f"{name_of(event.worker)} has told this before, or has never joined")
         later = replace(state, heard={**state.heard, event.worker: event.sequence})
-        return Decision(later, (RecordEvents(event.events),), f"worker {event.worker} tells its last events")
+        return Decision(later, (RecordEvents(event.events),), f"{name_of(event.worker)} tells its last events")
     return Decision(state, (), "the job has ended")
 
 
@@ -149,21 +151,31 @@ def on_save_requested(state: Active, event: SaveRequested) -> Decision:
 
 
 def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> Decision:
-    """The job shall go on with another number of workers."""
-    members, settings, workers = state.members, state.members.settings, event.workers
+    """The job shall go on with another number of workers, or of servers."""
+    members, settings = state.members, state.members.settings
+    workers = members.wanted if event.workers is None else event.workers
+    servers = members.wanted_servers if event.servers is None else event.servers
     why = f"it is stopping ({members.stop})." if members.stop is not None else ""
     if workers < settings.min_workers:
         why = f"min_workers is {settings.min_workers}."
     if not 1 <= workers <= settings.lanes:
         why = f"it has {settings.lanes} lanes, so 1 to {settings.lanes} are possible."
+    asked = f"{workers} workers"
+    if event.servers is not None and (servers < 1 or not settings.servers):
+        has_some = f"it has {members.wanted_servers}, and 1 is the least."
+        why = has_some if settings.servers else "only `strategy: parameter-server` has servers."
+        asked = f"{servers} servers"
     if why:
-        message = f"the job cannot have {workers} workers: {why}"
+        message = f"the job cannot have {asked}: {why}"
         return Decision(state, (Refuse(None, Failure("RequestError", message)),), message)
-    if workers == members.wanted:
+    if (workers, servers) == (members.wanted, members.wanted_servers):
         return Decision(state, (), f"the job has {workers} workers already")
-    changed: Active = replace(state, members=resized(members, workers))
+    changed: Active = replace(state, members=resized(members, workers, servers))
     reason = f"the job goes on with {workers} workers instead of {members.wanted}"
-    actions = (Resized(before=members.wanted, workers=workers, time=now), *call_together(changed))
+    if servers != members.wanted_servers:
+        reason = f"the job goes on with {servers} servers instead of {members.wanted_servers}"
+    told = Resized(before=members.wanted, workers=workers, servers=servers or None, time=now)
+    actions = (told, *call_together(changed))
     return form_if_ready(changed, actions, reason, now)
 
 
@@ -227,7 +239,7 @@ def _find_unended(state: Forming | Training, now: float) -> Decision | None:
     for (worker, pid), killed in members.unended.items():
         seconds = now - killed.since
         message = (
-            f"worker {worker} (pid {pid}) was killed {seconds:.0f} s ago and does not end, so nobody can take its"
+            f"{name_of(worker)} (pid {pid}) was killed {seconds:.0f} s ago and does not end, so nobody can take its"
             " place. Probably it waits in the kernel, for a disk or a network file system that does not answer."
         )
         if isinstance(state, Forming) and now - max(killed.since, state.since) >= limit:
@@ -280,7 +292,7 @@ def _let_in_again(state: Training, now: float) -> Decision:
     if not back:
         return Decision(state, (), "nothing is overdue")
     told = ", ".join(
-        f"worker {worker} (its link between workers {link.pair[0]} and {link.pair[1]} has rested"
+        f"{name_of(worker)} (its link between workers {link.pair[0]} and {link.pair[1]} has rested"
         f" {now - link.failed:.1f} s)"
         for worker, link in back.items()
     )

@@ -11,22 +11,31 @@ from dataclasses import replace
 
 from quorate.coordinator.actions import Action, Dismiss, Regroup
 from quorate.coordinator.states import Active, Enrolled, Members, Training
-from quorate.core.generation import Cursor
+from quorate.core.generation import Cursor, Role, server_id
 
 
-def places(members: Members) -> range:
+def places(members: Members) -> tuple[int, ...]:
     """Every place that is to be filled."""
-    return range(members.wanted + members.settings.spares)
+    return places_of(members.wanted + members.settings.spares, members.wanted_servers)
+
+
+def places_of(workers: int, servers: int) -> tuple[int, ...]:
+    """The ids of so many workers and servers."""
+    return (*range(workers), *map(server_id, range(servers)))
 
 
 def taking_part(members: Members) -> list[Enrolled]:
-    """Who makes up the next generation if nothing speaks against it, by their ids."""
-    staying = sorted((known for known in members.enrolled if not known.is_leaving), key=lambda known: known.worker)
+    """Which workers make up the next generation if nothing speaks against it, by their ids."""
+    workers = [known for known in members.enrolled if not known.is_server]
+    staying = sorted((known for known in workers if not known.is_leaving), key=lambda known: known.worker)
     # Those first who need not copy anything and are at work already; else those who have most to begin with.
     staying.sort(key=lambda known: Cursor() if known.has_trained else known.cursor, reverse=True)
     staying.sort(key=lambda known: known.is_ready and not known.has_trained)
     chosen = staying[: members.wanted]
-    if must_hand_over(members):
+    if must_hand_over(members) and members.settings.servers:
+        # Servers save what they hold at a step boundary, to which workers lead: also those who leave themselves.
+        chosen = chosen or sorted(workers, key=lambda known: known.worker)[: members.wanted]
+    elif must_hand_over(members):
         leaving = sorted(_holders(members), key=lambda known: known.worker)
         # Those who stay copy from one who leaves, for as long as that takes; unless it would host no lane.
         chosen = (
@@ -37,6 +46,28 @@ def taking_part(members: Members) -> list[Enrolled]:
     return sorted(chosen, key=lambda known: known.worker)
 
 
+def serving(members: Members) -> list[tuple[Enrolled, Role]]:
+    """Which servers take part in the next generation, and as what, by their ids.
+
+    One that leaves takes part once more, and the others take over what it holds; if no other is there, it serves until
+    that is saved.
+    """
+    servers = sorted((known for known in members.enrolled if known.is_server), key=lambda known: known.worker)
+    staying = [known for known in servers if not known.is_leaving]
+    if not staying:
+        return [(known, Role.SERVER) for known in servers] if must_hand_over(members) else []
+    return [
+        (known, Role.RETIRING if known.is_leaving else Role.SERVER)
+        for known in servers
+        if not known.is_leaving or owes_blocks(known)
+    ]
+
+
+def owes_blocks(known: Enrolled) -> bool:
+    """Whether a server that leaves may hold something that no other has."""
+    return known.is_server and known.is_leaving and known.has_trained and not known.has_retired
+
+
 def must_hand_over(members: Members) -> bool:
     """Whether the state would be lost with those who leave, because nobody else holds it.
 
@@ -45,13 +76,16 @@ def must_hand_over(members: Members) -> bool:
     holders = _holders(members)
     if not holders or not all(known.is_leaving for known in holders):
         return False
+    if members.settings.servers:
+        # Whoever hosts the first lane has saved it.
+        return not any(known.is_saved for known in members.enrolled)
     can_be_copied = members.settings.lanes > 1 and any(not known.is_leaving for known in members.enrolled)
     return can_be_copied or not any(known.is_saved for known in holders)
 
 
 def _holders(members: Members) -> list[Enrolled]:
     """Who holds the state of the job: those at work, or, where all have told how far they are, the furthest."""
-    trained = [known for known in members.enrolled if known.has_trained]
+    trained = [known for known in members.keepers if known.has_trained]
     if not all(known.is_ready for known in members.enrolled):
         return trained
     return [known for known in trained if known.cursor == max(one.cursor for one in trained)]
@@ -81,7 +115,8 @@ def call_together(state: Active) -> tuple[Action, ...]:
     if not isinstance(state, Training):
         return ()
     at_work = {member.worker for member in state.generation.members}
-    if at_work == {known.worker for known in taking_part(state.members)}:
+    servers = {known.worker for known, _ in serving(state.members)}
+    if at_work == {known.worker for known in taking_part(state.members)} | servers:
         return call_to_save(state)
     return (Regroup(state.generation.id, at_boundary=True, saves=must_hand_over(state.members)),)
 
@@ -104,7 +139,12 @@ def dismiss(members: Members, *, is_training: bool) -> tuple[Members, tuple[Acti
 
     Between two generations not before everybody has left the last: whoever has not may be dead.
     """
-    going = [known for known in members.enrolled if known.is_leaving and known.is_ready]
+    stays = any(known.is_server and not known.is_leaving for known in members.enrolled)
+    going = [
+        known
+        for known in members.enrolled
+        if known.is_leaving and known.is_ready and not (stays and owes_blocks(known))
+    ]
     is_safe = is_training or (all(known.is_ready for known in members.enrolled) and not must_hand_over(members))
     if not going or not is_safe:
         return members, ()
@@ -124,9 +164,9 @@ def dismiss(members: Members, *, is_training: bool) -> tuple[Members, tuple[Acti
     return left, tuple(Dismiss(*process) for process in sorted(processes))
 
 
-def resized(members: Members, workers: int) -> Members:
-    """With another number of workers: new places are awaited, and whoever has one that is no more leaves."""
-    members = replace(members, wanted=workers)
+def resized(members: Members, workers: int, servers: int) -> Members:
+    """With another number of processes: new places are awaited, and whoever has one that is no more leaves."""
+    members = replace(members, wanted=workers, wanted_servers=servers)
     taken = {known.worker for known in members.enrolled} | {
         worker for worker, _ in members.expelled | members.dismissed
     }

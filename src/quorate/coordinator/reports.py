@@ -26,6 +26,7 @@ from quorate.coordinator.succession import is_expected, take_back, without_missi
 from quorate.core.digests import first_difference, outvoted
 from quorate.core.errors import DivergedError, FrameError, ReplicasDiffer, RequestError
 from quorate.core.failure import Failure
+from quorate.core.generation import Role, name_of
 from quorate.observe.events import LogMessage
 
 CANARY = "canary"
@@ -44,7 +45,7 @@ def on_registered(state: Active, event: Registered, now: float) -> Decision:
     welcome = Welcome(event.worker, members.settings.timing.lease)
     if known:
         again = replace(state, members=members.having(replace(known, heard=now)))
-        return Decision(again, (welcome,), f"worker {event.worker} has asked again")
+        return Decision(again, (welcome,), f"{name_of(event.worker)} has asked again")
     if event.position is not None:
         return _return(state, event, now)
     difference = join_difference(event, members.reference) if members.reference else None
@@ -57,7 +58,7 @@ def on_registered(state: Active, event: Registered, now: float) -> Decision:
     # It is let in at a step boundary, where the others need not do anything again.
     actions = (welcome, *call_together(joined))
     count = f"{len(members.enrolled)} of {len(places(members))}"
-    return form_if_ready(joined, actions, f"worker {event.worker} has registered, {count}", now)
+    return form_if_ready(joined, actions, f"{name_of(event.worker)} has registered, {count}", now)
 
 
 def _why_refused(state: Active, event: Registered) -> str:
@@ -66,7 +67,9 @@ def _why_refused(state: Active, event: Registered) -> str:
     # One whose place is no more may hold the state: it comes back, and leaves as it should.
     is_ours = members.find(event.worker, event.pid) is not None or is_expected(state, event.worker, event.pid)
     if event.worker not in places(members) and not is_ours:
-        return f"there is no place {event.worker}: the job has 0 to {len(places(members)) - 1} (workers)."
+        most = members.wanted + members.settings.spares - 1
+        servers = f" and {members.wanted_servers} servers" if members.settings.servers else ""
+        return f"there is no place {event.worker}: the job has 0 to {most} (workers){servers}."
     if members.is_gone(event.worker, event.pid):
         return "it counts as lost, and its place is for another."
     known = members.find(event.worker)
@@ -88,7 +91,7 @@ def _return(state: Active, event: Registered, now: float) -> Decision:
     if not isinstance(back, Recalling) and position and position.generation and not position.has_left:
         # The others have gone on without it.
         actions = (*actions, Regroup(position.generation.id, at_boundary=False))
-    return form_if_ready(back, actions, f"worker {event.worker} has come back", now)
+    return form_if_ready(back, actions, f"{name_of(event.worker)} has come back", now)
 
 
 def _turn_away(state: Active, event: Registered, now: float) -> Decision:
@@ -102,7 +105,7 @@ def _turn_away(state: Active, event: Registered, now: float) -> Decision:
 
 
 def _refuse(state: Active, event: Registered, why: str) -> Decision:
-    message = f"worker {event.worker} (pid {event.pid} on host {event.host}) is refused: {why}"
+    message = f"{name_of(event.worker)} (pid {event.pid} on host {event.host}) is refused: {why}"
     return Decision(state, (Refuse(event.worker, Failure(FrameError.__name__, message)),), message)
 
 
@@ -112,7 +115,7 @@ def on_heartbeat(state: Active, event: HeartbeatReceived, now: float) -> Decisio
     if is_expected(state, event.worker, event.pid):
         return _recall(state, event.worker)
     if known is None:
-        reason = f"worker {event.worker} (pid {event.pid}) sends heartbeats but is no member: no lease"
+        reason = f"{name_of(event.worker)} (pid {event.pid}) sends heartbeats but is no member: no lease"
         return Decision(state, (), reason)
     heard = replace(known, heard=now)
     actions: tuple[Action, ...] = (GrantLease(event.worker, state.members.settings.timing.lease),)
@@ -125,7 +128,7 @@ def on_heartbeat(state: Active, event: HeartbeatReceived, now: float) -> Decisio
         members = with_status(members, heard, event.status, now, is_over=not isinstance(state, Training))
         heard = members.find(event.worker, event.pid) or heard
     alive: Active = replace(state, members=members)
-    reason = f"worker {event.worker} is alive"
+    reason = f"{name_of(event.worker)} is alive"
     if isinstance(alive, Training) and heard.within == alive.generation.id and event.sequence > known.sequence:
         alive, told, why = _judge_pace(alive, heard, event, now)
         actions, reason = (*actions, *told), "; ".join((reason, *why))
@@ -142,6 +145,8 @@ def _judge_pace(
         return state, (), []
     step = event.status.step or 0
     hosted = state.generation.members[state.generation.position(known.worker)].lanes
+    if not hosted:
+        return state, (), []
     judged, trouble = judge(state.members, known, hosted, event.pace)
     state = replace(state, members=state.members.having(judged))
     actions: tuple[Action, ...] = (warning(trouble, step, now),) if trouble else ()
@@ -169,13 +174,20 @@ def on_state_reported(state: Active, event: StateReported, now: float) -> Decisi
     if is_expected(state, event.worker, event.pid):
         return _recall(state, event.worker)
     if known is None:
-        message = f"worker {event.worker} (pid {event.pid}) counts as lost: another may have taken its place."
+        message = f"{name_of(event.worker)} (pid {event.pid}) counts as lost: another may have taken its place."
         return Decision(state, (Refuse(event.worker, Failure(FrameError.__name__, message)),), message)
     if event.generation != known.within:
-        return Decision(state, (), f"worker {event.worker} tells where it stood in generation {event.generation}")
+        return Decision(state, (), f"{name_of(event.worker)} tells where it stood in generation {event.generation}")
     has_trained = known.has_trained or event.cursor >= state.members.cursor
     promised = replace(
-        known, within=None, cursor=event.cursor, has_trained=has_trained, is_saved=event.is_saved, heard=now
+        known,
+        within=None,
+        cursor=event.cursor,
+        has_trained=has_trained,
+        is_saved=event.is_saved,
+        # A step was completed, so that everything was taken over before it.
+        has_retired=known.is_retiring and event.cursor > state.members.cursor,
+        heard=now,
     )
     members = state.members.having(promised)
     if event.cursor > members.cursor and event.worker in members.given_up:
@@ -188,7 +200,7 @@ def on_state_reported(state: Active, event: StateReported, now: float) -> Decisi
         symptoms = (*before.symptoms, event.symptom.at(worker=event.worker))
         members = replace(members, suspicion=replace(before, symptoms=symptoms))
     why = f" ({event.symptom.message})" if event.symptom else ""
-    reason = f"worker {event.worker} stands at step {event.cursor.step}{why}"
+    reason = f"{name_of(event.worker)} stands at step {event.cursor.step}{why}"
     left: Active = replace(state, members=members)
     if members.accused is not None and (proof := proof_against(members.accused, members)):
         return condemn(left, proof, now)
@@ -198,25 +210,26 @@ def on_state_reported(state: Active, event: StateReported, now: float) -> Decisi
 
 
 def _recall(state: Active, worker: int) -> Decision:
-    return Decision(state, (Recall(worker),), f"worker {worker} is to tell a new coordinator where it stands")
+    return Decision(state, (Recall(worker),), f"{name_of(worker)} is to tell a new coordinator where it stands")
 
 
 def on_completed(state: Active, event: Completed, now: float) -> Decision:
     """A member is done; the job is, when all are, with equal digests."""
     if not isinstance(state, Training):
-        return Decision(state, (), f"worker {event.worker} is done, but its generation is over: ignored")
+        return Decision(state, (), f"{name_of(event.worker)} is done, but its generation is over: ignored")
     if event.generation not in (None, state.generation.id):
         # A stop may have led the job further since then, and the digest would be another.
-        return Decision(state, (), f"worker {event.worker} was done in generation {event.generation}: ignored")
+        return Decision(state, (), f"{name_of(event.worker)} was done in generation {event.generation}: ignored")
     known = state.members.find(event.worker, event.pid)
     if known is None or event.worker not in {member.worker for member in state.generation.members}:
-        return Decision(state, (), f"worker {event.worker} is done but is no member: ignored")
+        return Decision(state, (), f"{name_of(event.worker)} is done but is no member: ignored")
     completed = (*(done for done in state.completed if done.worker != event.worker), event)
     count = f"{len(completed)} of {len(state.generation.members)}"
     if len(completed) < len(state.generation.members):
-        return Decision(replace(state, completed=completed), (), f"worker {event.worker} is done, {count}")
+        return Decision(replace(state, completed=completed), (), f"{name_of(event.worker)} is done, {count}")
     in_order = sorted(completed, key=lambda done: state.generation.position(done.worker))
-    difference = completion_difference(in_order)
+    # What servers hold is in what workers have pulled.
+    difference = completion_difference([done for done in in_order if Role.of(done.worker) is Role.WORKER])
     if difference:
         return condemn(state, difference, now)
     first = in_order[0]
@@ -242,7 +255,7 @@ def completion_difference(completed: Sequence[Completed]) -> Failure | None:
     found = outvoted({done.worker: done.digest for done in completed})
     if found is None:
         return None
-    digests = ", ".join(f"worker {done.worker} has {done.digest}" for done in completed)
+    digests = ", ".join(f"{name_of(done.worker)} has {done.digest}" for done in completed)
     return Failure(
         ReplicasDiffer.__name__,
         f"the workers ended with different weights: {digests}.",
@@ -266,15 +279,15 @@ def _described(fact: str, mine: str, theirs: str, newcomer: Registered, first: R
     where = f" (hosts {newcomer.host} and {first.host})" if newcomer.host != first.host else ""
     if fact in _DATA:
         # One that was started again is compared with what it was before.
-        whose = "it did before" if newcomer.worker == first.worker else f"worker {first.worker}"
+        whose = "it did before" if newcomer.worker == first.worker else f"{name_of(first.worker)}"
         return (
-            f"worker {newcomer.worker} reads other data than {whose} ({fact} {mine}, not {theirs}): all "
+            f"{name_of(newcomer.worker)} reads other data than {whose} ({fact} {mine}, not {theirs}): all "
             f"workers of a job need the same{where}. Give all of them the same files, the same index of shards and the "
             "same datasets() (its length, columns=, window=); what was changed while the job ran has to be restored "
             "before it is resumed."
         )
     meaning = "the machines do not compute alike" if fact == CANARY else f"all workers of a job need the same{where}"
-    return f"worker {newcomer.worker}'s {fact} {mine} differs from worker {first.worker}'s {theirs}: {meaning}."
+    return f"{name_of(newcomer.worker)}'s {fact} {mine} differs from {name_of(first.worker)}'s {theirs}: {meaning}."
 
 
 def _tensor_difference(newcomer: Registered, first: Registered) -> str | None:
@@ -285,11 +298,11 @@ def _tensor_difference(newcomer: Registered, first: Registered) -> str | None:
         return None
     if first.cursor.step > 0:
         return (
-            f"worker {newcomer.worker} holds another state than worker {first.worker} at step {first.cursor.step}:"
+            f"{name_of(newcomer.worker)} holds another state than {name_of(first.worker)} at step {first.cursor.step}:"
             f" they first differ in '{tensor}'. They read other checkpoints, or one of them is damaged."
         )
     return (
-        f"worker {newcomer.worker} built other initial weights than worker {first.worker}: they first differ in"
+        f"{name_of(newcomer.worker)} built other initial weights than {name_of(first.worker)}: they first differ in"
         f" '{tensor}'. The model is built without a fixed seed: draw from the global generators of torch, NumPy and"
         " Python, which are seeded before `model()` is called, and not from the time or a generator of your own."
     )

@@ -167,7 +167,9 @@ class CoordinatorService(CoordinatorServicer):
     async def Resize(self, request: pb.ResizeRequest, context: Any) -> pb.ResizeReply:  # noqa: N802, ARG002
         if isinstance(self._state, Ended):
             return pb.ResizeReply(refusal=encode_failure(Failure("RequestError", "the job has ended.")))
-        decision = self.apply(ResizeRequested(request.workers))
+        workers = request.workers if request.HasField("workers") else None
+        servers = request.servers if request.HasField("servers") else None
+        decision = self.apply(ResizeRequested(workers, servers))
         refusal = next((action.failure for action in decision.actions if isinstance(action, Refuse)), None)
         return pb.ResizeReply(refusal=encode_failure(refusal))
 
@@ -238,7 +240,7 @@ class CoordinatorService(CoordinatorServicer):
             )
             for known in members.enrolled
         ]
-        return pb.StatusReply(workers=workers, wanted=members.wanted)
+        return pb.StatusReply(workers=workers, wanted=members.wanted, wanted_servers=members.wanted_servers)
 
     # --- the loop around the pure function
 

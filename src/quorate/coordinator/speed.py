@@ -13,6 +13,7 @@ from statistics import median
 
 from quorate.coordinator.autopsy import name_enrolled
 from quorate.coordinator.states import Enrolled, Measured, Members, Training
+from quorate.core.generation import name_of
 from quorate.core.worker_status import COMPUTE, DATA, Pace
 from quorate.lanes.hosting import host_lanes, host_lanes_by_speed, slowest_seconds
 
@@ -119,12 +120,12 @@ def find_better_sharing(state: Training, step: int, now: float) -> str:
         step - state.generation.cursor.step < MEASURED_STEPS
         or now - members.formed < HEARTBEATS_BETWEEN * members.settings.timing.heartbeat_every
     )
-    at_work = [members.find(member.worker) for member in state.generation.members]
+    at_work = [members.find(member.worker) for member in state.generation.workers]
     measured = [known for known in at_work if known is not None and _is_measured(known)]
     if is_too_early or len(measured) < len(at_work):
         return ""
     seconds = [_lane_seconds(known) for known in measured]
-    present = tuple(member.lanes for member in state.generation.members)
+    present = tuple(member.lanes for member in state.generation.workers)
     best = host_lanes_by_speed(members.settings.lanes, seconds)
     # Everybody applies the update after the exchange, however lanes are shared.
     apply_s = max(known.measured.pace.apply_s for known in measured if known.measured is not None)
@@ -132,7 +133,7 @@ def find_better_sharing(state: Training, step: int, now: float) -> str:
     if would_take > WORTHWHILE * takes:
         return ""
     speeds = ", ".join(
-        f"worker {known.worker} ({lane_s * 1000:.3g} ms a lane) hosts {len(after)} instead of {len(before)}"
+        f"{name_of(known.worker)} ({lane_s * 1000:.3g} ms a lane) hosts {len(after)} instead of {len(before)}"
         for known, lane_s, before, after in zip(measured, seconds, present, best, strict=True)
     )
     return (

@@ -13,6 +13,7 @@ from quorate.coordinator.autopsy import name_enrolled, what_happened
 from quorate.coordinator.events import ExitReported, Reading
 from quorate.coordinator.states import Active, Enrolled, Forming, Hangs, Members, Training, Victim
 from quorate.core.failure import POISON_BATCH, Failure, name_samples
+from quorate.core.generation import names_of
 from quorate.core.worker_status import (
     APPLY,
     CHECKPOINT,
@@ -176,8 +177,8 @@ def _phase(status: WorkerStatus) -> str:
 def _why(holding_up: Sequence[Enrolled]) -> str:
     if not holding_up:
         return "all wait for each other, so the links between them are stuck"
-    *others, last = sorted(known.worker for known in holding_up)
-    who = f"workers {', '.join(map(str, others))} and {last}" if others else f"worker {last}"
+    others = holding_up[1:]
+    who = names_of((known.worker for known in holding_up), " and ")
     if waited := sorted({known.status.waits_for for known in holding_up} - {""}):
         hint = ", which does not answer" if waited == [DISK] else ""
         return f"{who} {'wait' if others else 'waits'} for {' and '.join(waited)}{hint}"

@@ -15,7 +15,7 @@ from typing import Any
 from quorate.coordinator.actions import Action
 from quorate.coordinator.events import Completed, Reading, Registered
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId, Role
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Pace, WorkerStatus
 from quorate.observe.events import RunFailed, RunFinished
@@ -37,6 +37,8 @@ class JobSettings:
     spares: int = 0
     # How lanes are shared: "even", or "speed".
     balance: str = "even"
+    # How many processes hold parameters; without any, workers do.
+    servers: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Recollection:
     workers: int | None
     has_begun: bool
     is_condemned: bool = False
+    servers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,9 @@ class Enrolled:
     has_trained: bool = False
     is_leaving: bool = False
     is_saved: bool = False
+    # A server that leaves: the others take over what it holds at the beginning of a generation, and have done so.
+    is_retiring: bool = False
+    has_retired: bool = False
     moved: float = 0.0
     measured: Measured | None = None
 
@@ -116,6 +122,10 @@ class Enrolled:
     def process(self) -> tuple[int, int]:
         """Its id, and the process that has it."""
         return self.worker, self.registration.pid
+
+    @property
+    def is_server(self) -> bool:
+        return Role.of(self.worker) is Role.SERVER
 
     @property
     def is_ready(self) -> bool:
@@ -171,8 +181,10 @@ class Members:
 
     settings: JobSettings
     ticked: float
-    # How many take part; the rest are spares.
+    # How many workers take part; the rest are spares.
     wanted: int
+    # How many servers do.
+    wanted_servers: int = 0
     enrolled: tuple[Enrolled, ...] = ()
     # Whether there was a coordinator before: somebody may come whom that one knew.
     is_successor: bool = False
@@ -261,9 +273,14 @@ class Members:
         return (worker, pid) in self.expelled | self.reaped | self.dismissed
 
     @property
+    def keepers(self) -> tuple["Enrolled", ...]:
+        """Those among whom the state of the job is: its servers, or its workers where there are none."""
+        return tuple(known for known in self.enrolled if known.is_server) if self.settings.servers else self.enrolled
+
+    @property
     def has_state(self) -> bool:
         """Whether anybody holds the state of the job."""
-        return any(known.has_trained for known in self.enrolled)
+        return any(known.has_trained for known in self.keepers)
 
 
 @dataclass(frozen=True)

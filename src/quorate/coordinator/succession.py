@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from quorate.coordinator.actions import Action, Regroup
 from quorate.coordinator.events import Registered
-from quorate.coordinator.places import call_together, places
+from quorate.coordinator.places import call_together, places, places_of
 from quorate.coordinator.states import (
     Active,
     Ended,
@@ -34,6 +34,8 @@ def take_over(settings: JobSettings, handover: Handover, recalled: Recollection,
         return Ended(recalled.end.failure)
     if recalled.workers is not None:
         settings = replace(settings, workers=recalled.workers)
+    if recalled.servers is not None:
+        settings = replace(settings, servers=recalled.servers)
     # The launcher may not have read yet what the one before has written last.
     has_begun = handover.has_begun or recalled.has_begun
     return succeed(settings, replace(handover, has_begun=has_begun, is_condemned=recalled.is_condemned), now)
@@ -43,12 +45,13 @@ def succeed(settings: JobSettings, handover: Handover, now: float) -> Recalling:
     """The state of a coordinator that has just taken over."""
     generations = 1 if handover.has_begun else 0
     # The one before may have left a place empty for a number of workers that nobody else has heard of.
-    everything = frozenset(range(settings.workers + settings.spares))
+    everything = frozenset(places_of(settings.workers + settings.spares, settings.servers))
     empty = everything - {worker for worker, _ in handover.present}
     members = Members(
         settings,
         ticked=now,
         wanted=settings.workers,
+        wanted_servers=settings.servers,
         awaited=(handover.awaited & everything) | empty,
         generations=generations,
         is_successor=True,
@@ -93,7 +96,7 @@ def settled(state: Recalling, now: float) -> tuple[Forming | Training, tuple[Act
     newest = state.newest
     if newest is None:
         return Forming(state.members, since=now), ()
-    ring = tuple(member.worker for member in newest.members)
+    ring = tuple(member.worker for member in newest.workers)
     members = replace(state.members, generations=newest.id.number, cursor=newest.cursor, ring=ring)
     entered = {known.within for known in members.enrolled if known.within is not None}
     known = {one.worker: (one.within, one.registration.address) for one in members.enrolled}

@@ -27,6 +27,7 @@ from typing import Any
 
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
+from quorate.core.generation import name_of
 from quorate.core.log_records import Place, log_by_stderr
 from quorate.core.networks import enter_network
 from quorate.core.processes import adopt_orphans, children_of, close_in_children, die_with_parent
@@ -168,7 +169,7 @@ class ForkServer:
             pid, how = self._spawn(assignment, pipes), "spawned"
             more = "a thread" if threads == 2 else f"{threads - 1} threads"
             reason = f"importing the task started {more}, which a fork would lose"
-        log.info("worker %d is process %d, %s%s", assignment.slot, pid, how, f": {reason}" if reason else "")
+        log.info("%s is process %d, %s%s", name_of(assignment.slot), pid, how, f": {reason}" if reason else "")
         pipes.close_write_ends()
         speaker = Speaker.worker(assignment.slot, pid, assignment.token)
         pipes.send(self._pump, speaker)

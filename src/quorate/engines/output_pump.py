@@ -27,6 +27,7 @@ from typing import Any
 
 import orjson
 
+from quorate.core.generation import file_name_of, name_of
 from quorate.core.log_records import RECORD, STDERR, STDOUT, encoded
 from quorate.core.masking import LineMasker, known_secrets, register_secrets
 from quorate.storage.log_file import LogFile
@@ -63,7 +64,7 @@ class Speaker:
 
     @classmethod
     def worker(cls, slot: int, pid: int, token: str) -> "Speaker":
-        return cls(f"worker-{slot}", {"process": f"worker {slot}", "pid": pid, "worker": slot}, (token,))
+        return cls(file_name_of(slot), {"process": name_of(slot), "pid": pid, "worker": slot}, (token,))
 
 
 class OutputPipes:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from quorate.core.generation import name_of
 from quorate.core.spans import BUCKET, GATHER, RECEIVE, SAVE, SEND, STEP
 from quorate.core.worker_status import EXCHANGE, JOIN
 from quorate.history.traces import Trace
@@ -68,7 +69,7 @@ def _names(process: int, track: int, is_new: bool) -> list[dict[str, Any]]:
     if not is_new:
         return names
     is_worker = process != _COORDINATORS_PLACE
-    name = f"worker {process}" if is_worker else "coordinator"
+    name = name_of(process) if is_worker else "coordinator"
     order = process if is_worker else -1
     return [named("process_name", 0, name=name), named("process_sort_index", 0, sort_index=order), *names]
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from quorate.core.generation import member_of
 from quorate.core.log_records import level_number
 from quorate.core.masking import mask
 from quorate.core.regular_file import opened_regular
@@ -117,8 +118,7 @@ class _Log:
         self._is_text = path.suffix == ".log"
         stem = path.stem
         self._process = re.sub(r"-(?=\d+$)|_", " ", stem)
-        worker = re.fullmatch(r"worker-(\d+)", stem)
-        self._worker = None if worker is None else int(worker[1])
+        self._worker = member_of(stem)
 
     def new(self) -> Iterator[LogRecord]:
         with contextlib.ExitStack() as stack:

@@ -80,6 +80,7 @@ class GenerationFormed(Event):
     members: tuple[HostedLanes, ...] | None = None
     from_step: Count | None = None
     behind: tuple[Count, ...] | None = None
+    servers: tuple[Count, ...] | None = None
 
     @property
     def incarnation(self) -> str:
@@ -288,10 +289,11 @@ class CoordinatorReplaced(Event):
 
 @event(kind="resize")
 class Resized(Event):
-    """Somebody wants another number of workers."""
+    """Somebody wants another number of workers, or of servers."""
 
     before: Count | None = None
     workers: Count | None = None
+    servers: Count | None = None
 
 
 @event(kind="stop")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from quorate.core.generation import names_of
 from quorate.observe import events
 from quorate.observe.event import Event
 from quorate.observe.progress import GAP, Progress, hosting
@@ -45,12 +46,11 @@ def _generation(event: events.GenerationFormed, progress: Progress) -> Notice | 
     now = hosting(*progress.hosts_by(event))
     first = progress.step if event.from_step is None else event.from_step
     again = f", from step {first:,}" if first < progress.step else ""
-    back = sorted(event.workers & progress.lost.keys())
+    back = sorted((event.workers | set(event.servers or ())) & progress.lost.keys())
     if not back:
         return Notice(f"going on with {now}{again}", "yellow")
     waited = duration(event.time - min(progress.lost[worker] for worker in back))
-    *others, last = map(str, back)
-    who = f"workers {', '.join(others)} and {last} are" if others else f"worker {last} is"
+    who = f"{names_of(back, ' and ')} {'are' if len(back) > 1 else 'is'}"
     return Notice(f"{who} back after {waited}, {now}{again}", "green")
 
 

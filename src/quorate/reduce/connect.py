@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from quorate.core.generation import Generation, Member
+from quorate.core.generation import Generation, Member, name_of, names_of
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import Allocate, GradientMemory, SharedMemory, layout_of, zeros
 from quorate.reduce.reduction import Reduction
@@ -127,11 +127,9 @@ def _watch(endpoint: Endpoint, neighbours: Sequence[Neighbour | None]) -> tuple[
 
 
 def _why_not_shared(endpoint: Endpoint) -> str:
-    silent = [str(member.worker) for member in endpoint.generation.members if not member.local_address]
+    silent = [member.worker for member in endpoint.generation.members if not member.local_address]
     if silent:
-        return (
-            f"workers {', '.join(silent)} offer no shared memory (links: tcp, or a kernel that does not tell its boot)"
-        )
+        return f"{names_of(silent)} offer no shared memory (links: tcp, or a kernel that does not tell its boot)"
     return "the workers run on different hosts"
 
 
@@ -149,7 +147,7 @@ def _share_memory(endpoint: Endpoint, plan: Sequence[Bucket]) -> tuple[SharedMem
         for peer, sock in _connections(endpoint):
             connections[peer] = sock
             on_failure.callback(sock.close)
-        names = {peer: f"worker {endpoint.generation.members[peer].worker} (this host)" for peer in connections}
+        names = {peer: f"{name_of(endpoint.generation.members[peer].worker)} (this host)" for peer in connections}
         ours = [segment.descriptor for segment in (lanes[position], total) if segment is not None]
         for peer, sock in connections.items():
             pass_descriptors(sock, ours, names[peer])
@@ -232,7 +230,7 @@ class _Awaited:
             return
         patience = self._silence * _PATIENCE
         if self._knock is None and time.monotonic() - self._began >= patience:
-            self._knock = Knock(self._awaited.address, f"worker {self._awaited.worker} ({self._awaited.address})")
+            self._knock = Knock(self._awaited.address, f"{name_of(self._awaited.worker)} ({self._awaited.address})")
         if self._knock is not None:
             self._knock.check(self._silence - patience)
 

@@ -10,7 +10,7 @@ import torch
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import PeerLost
-from quorate.core.generation import Generation
+from quorate.core.generation import Generation, name_of
 from quorate.core.spans import BUCKET, GATHER, RECEIVE, SEND, Hop, SpanRecorder
 from quorate.lanes.chunks import Visit, cut, plan_exchange
 from quorate.reduce.reduction import PROBES, probe_neighbours
@@ -50,7 +50,7 @@ class Ring:
         hosting = [member.lanes for member in generation.members]
         if len(hosting) > 1 and (previous is None or next is None):
             raise ValueError(
-                f"worker {worker} is one of {len(hosting)} on the ring: it needs a link to both neighbours"
+                f"{name_of(worker)} is one of {len(hosting)} on the ring: it needs a link to both neighbours"
             )
         plan = plan_exchange(hosting)
         self._generation = generation
@@ -65,7 +65,7 @@ class Ring:
         self._error: BaseException | None = None
         self._error_lock = threading.Lock()
         following = generation.members[(self._position + 1) % len(hosting)]
-        self._next_name = f"worker {following.worker} ({following.address})"
+        self._next_name = f"{name_of(following.worker)} ({following.address})"
         self._previous_worker = generation.members[self._position - 1].worker
         self._sender = _Sender(next, following.worker, deadline, self._fail) if next is not None else None
         self.spans: SpanRecorder | None = None

@@ -83,7 +83,7 @@ def _early_stop_sees_evaluations(job: Job, told: Told) -> Iterator[Problem]:
 
 def _strategy_is_whole(job: Job, told: Told) -> Iterator[Problem]:
     strategy = job["strategy"]
-    given = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
+    given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
     said = told("strategy")
     if given.get("kind") == "parameter-server":
         mode, staleness = given.get("mode", "synchronous"), given.get("staleness")

@@ -7,6 +7,8 @@ is waited for.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from quorate.core.generation import name_of, names_of
+
 FIRST_NOTICE = 15.0
 """Seconds in one phase before users are notified; again after three times as long, and so on."""
 TIMES_LONGER = 3
@@ -91,5 +93,5 @@ def _name(workers: list[int]) -> str:
     if workers == [FORK_SERVER]:
         return "the fork server"
     if len(workers) == 1:
-        return f"worker {workers[0]}"
-    return f"workers {', '.join(map(str, sorted(workers)))}"
+        return name_of(workers[0])
+    return names_of(workers)

@@ -17,6 +17,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.news import Outcome
+from quorate.coordinator.places import places_of
 from quorate.core.errors import LinkError, QuorateError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
 from quorate.core.masking import known_secrets, register_secrets
@@ -33,6 +34,7 @@ from quorate.observe.events import (
 )
 from quorate.observe.jsonl import EventTail, JsonlSink
 from quorate.spec.job import JobSpec
+from quorate.spec.strategy import server_count
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.coordinator_process import CoordinatorProcess
 from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
@@ -123,6 +125,8 @@ class Supervisor:
         self._stop_told: str | None = None
         self._failure_told: Failure | None = None
         self._spares = launch.spec.spares if launch.mode.is_training else 0
+        # What is evaluated or replayed comes to the same without them.
+        self._servers = server_count(launch.spec.strategy) if launch.mode.is_training else 0
 
     def run(self) -> Outcome:
         """Run the job to its end."""
@@ -228,7 +232,7 @@ class Supervisor:
         watch: OutcomeWatch,
         follower: EventFollower,
     ) -> Outcome:
-        for slot in range(self._launch.workers + self._spares):
+        for slot in places_of(self._launch.workers + self._spares, self._servers):
             workers.start(slot, self._launch.checkpoint)
         asked = False
         while watch.outcome is None:
@@ -324,6 +328,7 @@ class Supervisor:
             "lanes": spec.lanes,
             "workers": self._launch.workers,
             "spares": self._spares,
+            "servers": self._servers,
             # A run beside it may have fewer workers than the job.
             "min_workers": min(spec.min_workers, self._launch.workers),
             "failure_timeout": spec.failure_timeout,

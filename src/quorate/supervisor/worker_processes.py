@@ -12,6 +12,7 @@ from quorate.coordinator.events import Reading
 from quorate.coordinator.news import News, Vacancy
 from quorate.core.errors import JobError, LinkError
 from quorate.core.failure import Failure, JobFailed
+from quorate.core.generation import name_of
 from quorate.engines.engine import (
     Engine,
     Exited,
@@ -142,7 +143,7 @@ class WorkerProcesses:
                     else Reading(status.lane, status.epoch or 0, status.samples, status.sample_count),
                 )
             except LinkError as error:
-                log.info("the exit of worker %d could not be reported: %s", exited.slot, error)
+                log.info("the exit of %s could not be reported: %s", name_of(exited.slot), error)
                 return
             self._exited.popleft()
             self._reported = self._clock()
@@ -168,14 +169,14 @@ class WorkerProcesses:
         for slot, (due, vacancy) in list(self._vacant.items()):
             if self._clock() >= due:
                 del self._vacant[slot]
-                log.info("worker %d is started again", slot)
+                log.info("%s is started again", name_of(slot))
                 self.start(slot, newest() if vacancy.restore else None, is_replacement=True)
 
     def _kill(self, slot: int, pid: int) -> None:
         """One that was only stopped must not wake up and go on. It is told again until it has been reaped."""
         if self.running.get(slot) == pid and self._killed.get(slot) != pid:
             self._killed[slot] = pid
-            log.info("worker %d (pid %d) counts as lost, and is killed", slot, pid)
+            log.info("%s (pid %d) counts as lost, and is killed", name_of(slot), pid)
             self._engine.kill(slot, pid)
 
     def roster(self) -> dict[str, Any]:
@@ -209,7 +210,7 @@ class WorkerProcesses:
             case Started(slot, pid, how):
                 self._starting.discard(slot)
                 self.running[slot] = pid
-                log.info("worker %d is process %d, %s", slot, pid, how)
+                log.info("%s is process %d, %s", name_of(slot), pid, how)
             case SettingUp(slot, pid, str() as phase):
                 self._phases[slot, pid] = phase
             case SettingUp(slot, pid, None):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.failure import Failure
+from quorate.core.generation import name_of
 from quorate.core.log_records import Place, RecordHandler
 from quorate.core.masking import mask_all, register_secrets, shown_webhook, url_secrets
 from quorate.observe.event import Event
@@ -81,7 +82,7 @@ class Notifier:
             case EvaluationDone():
                 self._metrics = dict(event.metrics or {})
             case WorkerLost():
-                text = event.message or f"worker {event.worker} is lost"
+                text = event.message or f"{name_of(event.worker)} is lost"
                 self._tell(LOST, "running", text, event.time)
             case RunFailed() if not self._has_ended:
                 self._has_ended = True

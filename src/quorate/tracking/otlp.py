@@ -10,6 +10,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, TraceFlags
 
 from quorate.core.addresses import shown_place
+from quorate.core.generation import name_of
 from quorate.observe.event import Event
 from quorate.observe.events import StepTraced
 from quorate.observe.traces import COORDINATOR, RecoveryTracer, TracedSpan, run_identity, spans_of
@@ -109,7 +110,7 @@ class SpanSink:
 
     def _resource(self, worker: int) -> Resource:
         if worker not in self._resources:
-            process = "coordinator" if worker == COORDINATOR else f"worker {worker}"
+            process = "coordinator" if worker == COORDINATOR else f"{name_of(worker)}"
             about = {"service.name": "quorate", "service.instance.id": process, "quorate.run": self._run}
             self._resources[worker] = Resource(about)
         return self._resources[worker]

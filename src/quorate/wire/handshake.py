@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from quorate.core.errors import FrameError
-from quorate.core.generation import GenerationId
+from quorate.core.generation import GenerationId, name_of
 
 _HELLO = struct.Struct("<4sHHqqQQ32s")
 _MAGIC = b"QRTH"
@@ -86,7 +86,7 @@ def introduce(credentials: Credentials, peer: int) -> Handshake:
     verdict = yield Turn(_proof(credentials, ours, theirs, _Role.CONNECTS), 1 + _PROOF_SIZE)
     if verdict[:1] != _ACCEPTED:
         raise FrameError(
-            f"worker {peer} refused the proof of the job token that worker {credentials.worker} gave: "
+            f"{name_of(peer)} refused the proof of the job token that {name_of(credentials.worker)} gave: "
             "the two hold different tokens, so they belong to different runs"
         )
     _check_proof(_proof(credentials, ours, theirs, _Role.LISTENS), verdict[1:], peer)
@@ -118,7 +118,7 @@ def _decode(message: bytes, role: _Role) -> _Hello:
         raise FrameError(f"a stranger sent {magic!r} where a worker begins with {_MAGIC!r}")
     if version != _VERSION:
         raise FrameError(
-            f"worker {worker} speaks version {version} of the handshake, this one version {_VERSION}: "
+            f"{name_of(worker)} speaks version {version} of the handshake, this one version {_VERSION}: "
             "install the same release of Quorate on every machine"
         )
     if given_role != role:
@@ -130,11 +130,12 @@ def _decode(message: bytes, role: _Role) -> _Hello:
 def _mismatch(ours: _Hello, theirs: _Hello) -> str:
     """What does not fit, with both values; empty where all does."""
     if theirs.generation != ours.generation:
-        return f"worker {theirs.worker} is in generation {theirs.generation}, worker {ours.worker} in {ours.generation}"
+        own = name_of(ours.worker)
+        return f"{name_of(theirs.worker)} is in generation {theirs.generation}, {own} in {ours.generation}"
     if theirs.worker != ours.peer:
-        return f"worker {theirs.worker} answered where worker {ours.worker} expected worker {ours.peer}"
+        return f"{name_of(theirs.worker)} answered where {name_of(ours.worker)} expected {name_of(ours.peer)}"
     if theirs.peer != ours.worker:
-        return f"worker {theirs.worker} expected worker {theirs.peer} and met worker {ours.worker}"
+        return f"{name_of(theirs.worker)} expected {name_of(theirs.peer)} and met {name_of(ours.worker)}"
     return ""
 
 
@@ -155,5 +156,5 @@ def _proof(credentials: Credentials, connects: _Hello, listens: _Hello, role: _R
 def _check_proof(expected: bytes, given: bytes, peer: int) -> None:
     if not hmac.compare_digest(expected, given):
         raise FrameError(
-            f"worker {peer} gave a wrong proof of the job token: it holds another token, so it belongs to another run"
+            f"{name_of(peer)} gave a wrong proof of the job token: it holds another token, so it belongs to another run"
         )

@@ -11,6 +11,7 @@ from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 
 from quorate.core.errors import FrameError, PeerLost
+from quorate.core.generation import name_of
 from quorate.wire.handshake import Credentials, introduce, receive_introduction
 from quorate.wire.link import AGAIN, Deadline
 from quorate.wire.reception import Reception
@@ -38,7 +39,7 @@ class LocalListener(Reception):
         awaited = set(peers)
         if not awaited:
             return
-        name = f"worker {min(awaited)}"
+        name = name_of(min(awaited))
         admitted = self.admit(lambda: receive_introduction(credentials, peers), name, deadline)
         try:
             with contextlib.closing(admitted) as visitors:
@@ -52,12 +53,12 @@ class LocalListener(Reception):
             if lost.peer != name:  # the deadline's own
                 raise
             # The one that was named may have come meanwhile.
-            raise PeerLost(f"worker {min(awaited)}", lost.detail) from None
+            raise PeerLost(name_of(min(awaited)), lost.detail) from None
 
 
 def connect_local(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> socket.socket:
     """A connection to worker `peer` of this host. Where nobody listens, it is lost at once."""
-    name = f"worker {peer} (this host)"
+    name = f"{name_of(peer)} (this host)"
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stream = None

@@ -15,7 +15,7 @@ import numpy
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
-from quorate.core.generation import GenerationId
+from quorate.core.generation import GenerationId, name_of
 from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import (
@@ -181,7 +181,7 @@ class SharedLink(Closable):
 
 def connect_shared(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> SharedLink:
     """A link to worker `peer` of this host. Where nobody listens, it is lost at once."""
-    name = f"worker {peer} (this host)"
+    name = f"{name_of(peer)} (this host)"
     with ExitStack() as passed, ExitStack() as on_failure:
         memory = Segment.create(2 * _room())
         passed.callback(memory.close)
@@ -200,7 +200,7 @@ def connect_shared(address: str, credentials: Credentials, peer: int, deadline: 
 
 def accept_shared(listener: LocalListener, credentials: Credentials, peer: int, deadline: Deadline) -> SharedLink:
     """A link to worker `peer` of this host, once it has connected and proven itself."""
-    name = f"worker {peer} (this host)"
+    name = f"{name_of(peer)} (this host)"
     with closing(listener.accept(credentials, {peer}, deadline)) as visitors:
         _, forth = next(visitors)
     with ExitStack() as received, ExitStack() as on_failure:

@@ -12,6 +12,7 @@ from typing import Any
 from quorate.core.addresses import join_address, split_address
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
+from quorate.core.generation import name_of
 from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Credentials, introduce, receive_introduction
 from quorate.wire.link import (
@@ -87,7 +88,7 @@ def connect(
 
     `silence`: seconds after which it is lost if its host does not answer, whatever the deadline says.
     """
-    name = f"worker {peer} ({address})"
+    name = f"{name_of(peer)} ({address})"
     while True:
         link = TcpLink(_open_connection(address, name, deadline, silence), name, silence)
         try:
@@ -125,7 +126,7 @@ class Listener(Reception):
         Whoever else connects is turned away without disturbing the wait. When the deadline is over, a worker that
         came but did not fit is a FrameError, nobody at all a PeerLost.
         """
-        name = f"worker {peer}"
+        name = name_of(peer)
         with closing(self.admit(lambda: receive_introduction(credentials, {peer}), name, deadline)) as visitors:
             visitor = next(visitors)
         return TcpLink(visitor.socket, f"{name} ({visitor.address})", silence)

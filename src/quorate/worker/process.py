@@ -26,6 +26,7 @@ from quorate.core.errors import (
     WorkerUnfit,
 )
 from quorate.core.failure import Failure
+from quorate.core.generation import name_of
 from quorate.core.log_records import Place, current_place, log_by_stderr
 from quorate.core.machine import is_shortage
 from quorate.core.masking import register_secrets, secrets_in
@@ -68,7 +69,7 @@ GLANCE = 0.05
 def start_log(assignment: Assignment) -> None:
     """Log to standard error, which goes the way of what the worker prints to the logs of the run."""
     register_secrets([assignment.token, *secrets_in(assignment.job)])
-    place = Place(f"worker {assignment.slot}", Path(assignment.run).name, assignment.slot)
+    place = Place(name_of(assignment.slot), Path(assignment.run).name, assignment.slot)
     log_by_stderr(place, assignment.job["log_level"])
 
 

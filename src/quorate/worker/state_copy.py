@@ -11,7 +11,7 @@ from quorate.checkpoint.tensor_file import ALIGNMENT, TensorFile, tensors_in
 from quorate.checkpoint.tree import Encoded
 from quorate.core.digests import Buffer
 from quorate.core.errors import WorkerUnfit
-from quorate.core.generation import Generation
+from quorate.core.generation import Generation, name_of
 from quorate.core.machine import fresh_memory
 from quorate.core.worker_status import OTHERS
 from quorate.reduce.reduction import Reduction
@@ -65,7 +65,7 @@ def align(
             if position in receivers:
                 progress = _receive(size, receivers, broadcast, layout, step)
                 giver = generation.members[donor].worker
-                log.info("copied the state at step %d (%d bytes) from worker %d", step, size, giver)
+                log.info("copied the state at step %d (%d bytes) from %s", step, size, name_of(giver))
             else:
                 _pass_on(size, receivers, broadcast)
         copied += size

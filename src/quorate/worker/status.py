@@ -8,6 +8,7 @@ from array import array
 from dataclasses import dataclass
 from pathlib import Path
 
+from quorate.core.generation import file_name_of
 from quorate.core.regular_file import open_regular, read_regular
 from quorate.storage.run_folder import RunFolder
 
@@ -49,7 +50,7 @@ class Status:
 
 def status_file(run: RunFolder, slot: int) -> Path:
     """Where a worker's status page is."""
-    return run.logs / f"worker-{slot}.status"
+    return run.logs / f"{file_name_of(slot)}.status"
 
 
 class StatusPage:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from quorate.core.generation import name_of
 from quorate.history.report.charts import round_numbers
 from quorate.history.report.markup import Content, Html, tag
 from quorate.history.step_rows import TIME
@@ -80,7 +81,7 @@ def lane_lines(timeline: Timeline) -> Html | None:
             for event in lost
             if event.worker == worker
         ]
-        rows.append(_row(f"worker {worker}", [*bars, *crosses[-_MOST_MARKS:]]))
+        rows.append(_row(f"{name_of(worker)}", [*bars, *crosses[-_MOST_MARKS:]]))
     if len(workers) > MOST_WORKERS:
         rows.append(tag("p", f"and {plural(len(workers) - MOST_WORKERS, 'more worker')}"))
     saved = timeline.of_kind(CheckpointSaved)

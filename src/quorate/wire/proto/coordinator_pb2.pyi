@@ -322,10 +322,12 @@ class StopRequest(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class ResizeRequest(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "servers")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     workers: int
-    def __init__(self, workers: _Optional[int] = ...) -> None: ...
+    servers: int
+    def __init__(self, workers: _Optional[int] = ..., servers: _Optional[int] = ...) -> None: ...
 
 class ResizeReply(_message.Message):
     __slots__ = ("refusal",)
@@ -412,12 +414,14 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("workers", "wanted")
+    __slots__ = ("workers", "wanted", "wanted_servers")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_SERVERS_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerState]
     wanted: int
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., wanted: _Optional[int] = ...) -> None: ...
+    wanted_servers: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., wanted: _Optional[int] = ..., wanted_servers: _Optional[int] = ...) -> None: ...
 
 class WorkerState(_message.Message):
     __slots__ = ("worker", "pid", "host", "step", "phase", "waits_for", "silent_s", "leaving")
