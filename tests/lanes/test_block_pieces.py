@@ -25,7 +25,7 @@ def test_each_element_is_summed_once_in_the_order_of_its_chunk_of_the_bucket(
             for _ in range(place.start, place.stop)
         ]
         for slot in bucket.slots:
-            orders = []
+            orders: list[tuple[int, ...]] = []
             for piece in pieces_of(bucket, slot, lanes):
                 assert piece.place.start == len(orders)
                 assert piece.place.stop > piece.place.start

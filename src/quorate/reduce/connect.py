@@ -112,12 +112,12 @@ def connect(
     if len(members) > 1:
         log.info("gradients go round a ring: %s", _why_not_shared(endpoint))
     previous, following = connect_neighbours(endpoint)
-    lease, blame = _watch(endpoint, [previous, following])
+    lease, blame = watch(endpoint, [previous, following])
     ring = Ring(endpoint.generation, endpoint.credentials.worker, previous, following, lease, blame)
     return ring, GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], allocate)
 
 
-def _watch(endpoint: Endpoint, neighbours: Sequence[Neighbour | None]) -> tuple[Deadline, Blame]:
+def watch(endpoint: Endpoint, neighbours: Sequence[Neighbour | None]) -> tuple[Deadline, Blame]:
     """The lease, which also ends for a neighbour elsewhere that is silent; and who is to blame when a link ends."""
     elsewhere = [link for link in neighbours if isinstance(link, TcpLink)]
     if endpoint.silence is None or not elsewhere:
@@ -193,14 +193,14 @@ def connect_neighbours(endpoint: Endpoint) -> tuple[Neighbour | None, Neighbour 
 
     # Both at once: were everyone to connect before accepting, the whole ring would wait for itself.
     with ThreadPoolExecutor(1, thread_name_prefix="quorate-ring-connect") as thread:
-        connecting = thread.submit(_connect, endpoint, following, connect_deadline)
+        connecting = thread.submit(connect_to, endpoint, following, connect_deadline)
 
         def accept_deadline() -> float:
             late.check()
             return _unless_failed(connecting, deadline)
 
         try:
-            with contextlib.closing(_Awaited(endpoint, previous)) as late:
+            with contextlib.closing(Awaited(endpoint, previous)) as late:
                 accepted = _accept(endpoint, previous, accept_deadline)
         except BaseException:
             given_up.set()
@@ -215,7 +215,7 @@ def connect_neighbours(endpoint: Endpoint) -> tuple[Neighbour | None, Neighbour 
     return accepted, connected
 
 
-class _Awaited:
+class Awaited:
     """Whether a worker that has not connected yet could: it may be late, or on its way in vain."""
 
     def __init__(self, endpoint: Endpoint, awaited: Member) -> None:
@@ -239,7 +239,8 @@ class _Awaited:
             self._knock.close()
 
 
-def _connect(endpoint: Endpoint, following: Member, deadline: Deadline) -> Neighbour:
+def connect_to(endpoint: Endpoint, following: Member, deadline: Deadline) -> Neighbour:
+    """A link to a member that accepts one."""
     if endpoint.shares_a_host_with(following):
         return connect_shared(following.local_address, endpoint.credentials, following.worker, deadline)
     return connect_tcp(following.address, endpoint.credentials, following.worker, deadline, endpoint.silence)

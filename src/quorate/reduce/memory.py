@@ -34,7 +34,7 @@ class GradientMemory:
     @classmethod
     def of_process(cls, plan: Sequence[Bucket], lanes: range, allocate: Allocate = zeros) -> "GradientMemory":
         def buckets() -> tuple[torch.Tensor, ...]:
-            return tuple(allocate(bucket.numel, _dtype(bucket)) for bucket in plan)
+            return tuple(allocate(bucket.numel, dtype_of(bucket)) for bucket in plan)
 
         return cls({lane: buckets() for lane in lanes}, buckets())
 
@@ -79,16 +79,17 @@ class SharedMemory(GradientMemory):
 
 def layout_of(plan: Sequence[Bucket]) -> Layout:
     """Where a lane's buckets lie."""
-    return lay_out(plan, [_dtype(bucket).itemsize for bucket in plan])
+    return lay_out(plan, [dtype_of(bucket).itemsize for bucket in plan])
 
 
 def _buckets(content: mmap.mmap, plan: Sequence[Bucket], layout: Layout, start: int) -> tuple[torch.Tensor, ...]:
     return tuple(
-        torch.frombuffer(content, dtype=_dtype(bucket), count=bucket.numel, offset=start + offset)
+        torch.frombuffer(content, dtype=dtype_of(bucket), count=bucket.numel, offset=start + offset)
         for bucket, offset in zip(plan, layout.offsets, strict=True)
     )
 
 
-def _dtype(bucket: Bucket) -> torch.dtype:
+def dtype_of(bucket: Bucket) -> torch.dtype:
+    """Torch's type of what lies in a bucket."""
     dtype: torch.dtype = getattr(torch, bucket.dtype.removeprefix("torch."))
     return dtype

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import name_of
-from quorate.wire.handshake import Credentials, introduce, receive_introduction
+from quorate.wire.handshake import Credentials, introduce
 from quorate.wire.link import AGAIN, Deadline
 from quorate.wire.reception import Reception
 from quorate.wire.stream import Stream, wait_for
@@ -36,24 +36,9 @@ class LocalListener(Reception):
         self, credentials: Credentials, peers: Collection[int], deadline: Deadline
     ) -> Generator[tuple[int, socket.socket], None, None]:
         """All of these workers, each once it has connected and proven itself."""
-        awaited = set(peers)
-        if not awaited:
-            return
-        name = name_of(min(awaited))
-        admitted = self.admit(lambda: receive_introduction(credentials, peers), name, deadline)
-        try:
-            with contextlib.closing(admitted) as visitors:
-                for visitor in visitors:
-                    assert visitor.worker is not None, "a visitor that is let in has said who it is"
-                    awaited.discard(visitor.worker)
-                    yield visitor.worker, visitor.socket
-                    if not awaited:
-                        return
-        except PeerLost as lost:
-            if lost.peer != name:  # the deadline's own
-                raise
-            # The one that was named may have come meanwhile.
-            raise PeerLost(name_of(min(awaited)), lost.detail) from None
+        with contextlib.closing(self.admit_all(credentials, peers, deadline)) as visitors:
+            for peer, visitor in visitors:
+                yield peer, visitor.socket
 
 
 def connect_local(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> socket.socket:

@@ -12,13 +12,14 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 
 from quorate.core.addresses import join_address
 from quorate.core.errors import FrameError, LinkError, PeerLost
+from quorate.core.generation import name_of
 from quorate.core.processes import close_in_children
-from quorate.wire.handshake import Handshake
+from quorate.wire.handshake import Credentials, Handshake, receive_introduction
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 
 MOST_VISITORS = 64
@@ -120,6 +121,29 @@ class Reception:
                 for visitor in [visitor for visitor in self._visitors if visitor.worker is not None]:
                     self._visitors.remove(visitor)
                     yield visitor
+
+    def admit_all(
+        self, credentials: Credentials, peers: Collection[int], deadline: Deadline
+    ) -> Generator[tuple[int, Visitor], None, None]:
+        """Each of these workers, once it has connected and proven itself."""
+        awaited = set(peers)
+        if not awaited:
+            return
+        name = name_of(min(awaited))
+        admitted = self.admit(lambda: receive_introduction(credentials, peers), name, deadline)
+        try:
+            with closing(admitted) as visitors:
+                for visitor in visitors:
+                    assert visitor.worker is not None, "a visitor that is let in has said who it is"
+                    awaited.discard(visitor.worker)
+                    yield visitor.worker, visitor
+                    if not awaited:
+                        return
+        except PeerLost as lost:
+            if lost.peer != name:  # the deadline's own
+                raise
+            # The one that was named may have come meanwhile.
+            raise PeerLost(name_of(min(awaited)), lost.detail) from None
 
     def close(self) -> None:
         """Stop listening, and turn everyone away; a wait in another thread ends with PeerLost."""

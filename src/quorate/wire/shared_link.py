@@ -8,13 +8,14 @@ frame of any length flows through a few slots while both ends work on it.
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import numpy
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
+from quorate.core.generation import name_of
 from quorate.core.generation import GenerationId, name_of
 from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Credentials
@@ -200,9 +201,23 @@ def connect_shared(address: str, credentials: Credentials, peer: int, deadline: 
 
 def accept_shared(listener: LocalListener, credentials: Credentials, peer: int, deadline: Deadline) -> SharedLink:
     """A link to worker `peer` of this host, once it has connected and proven itself."""
+    with closing(accept_all_shared(listener, credentials, {peer}, deadline)) as links:
+        _, link = next(links)
+    return link
+
+
+def accept_all_shared(
+    listener: LocalListener, credentials: Credentials, peers: Collection[int], deadline: Deadline
+) -> Generator[tuple[int, SharedLink], None, None]:
+    """Links to all of these workers of this host, in the order in which they come."""
+    with closing(listener.accept(credentials, peers, deadline)) as visitors:
+        for peer, forth in visitors:
+            yield peer, _adopt(forth, credentials, peer, deadline)
+
+
+def _adopt(forth: socket.socket, credentials: Credentials, peer: int, deadline: Deadline) -> SharedLink:
+    """The link of which a worker that has connected passes the memory and the other connection."""
     name = f"{name_of(peer)} (this host)"
-    with closing(listener.accept(credentials, {peer}, deadline)) as visitors:
-        _, forth = next(visitors)
     with ExitStack() as received, ExitStack() as on_failure:
         on_failure.callback(forth.close)
         shared, connection = receive_descriptors(forth, 2, name, deadline)

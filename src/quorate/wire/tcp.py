@@ -5,7 +5,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -14,7 +14,7 @@ from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import name_of
 from quorate.core.processes import close_in_children
-from quorate.wire.handshake import Credentials, introduce, receive_introduction
+from quorate.wire.handshake import Credentials, introduce
 from quorate.wire.link import (
     AGAIN,
     HEADER_SIZE,
@@ -126,10 +126,18 @@ class Listener(Reception):
         Whoever else connects is turned away without disturbing the wait. When the deadline is over, a worker that
         came but did not fit is a FrameError, nobody at all a PeerLost.
         """
-        name = name_of(peer)
-        with closing(self.admit(lambda: receive_introduction(credentials, {peer}), name, deadline)) as visitors:
-            visitor = next(visitors)
-        return TcpLink(visitor.socket, f"{name} ({visitor.address})", silence)
+        with closing(self.accept_all(credentials, {peer}, deadline, silence)) as links:
+            _, link = next(links)
+        return link
+
+    def accept_all(
+        self, credentials: Credentials, peers: Collection[int], deadline: Deadline, silence: float | None = None
+    ) -> Generator[tuple[int, TcpLink], None, None]:
+        """Links to all of these workers, in the order in which they come. Whoever awaits several has to await them at
+        once: one that comes while another is awaited is turned away for good."""
+        with closing(self.admit_all(credentials, peers, deadline)) as visitors:
+            for peer, visitor in visitors:
+                yield peer, TcpLink(visitor.socket, f"{name_of(peer)} ({visitor.address})", silence)
 
 
 class Knock:
