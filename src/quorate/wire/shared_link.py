@@ -15,7 +15,6 @@ import numpy
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
-from quorate.core.generation import name_of
 from quorate.core.generation import GenerationId, name_of
 from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Credentials
