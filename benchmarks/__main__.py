@@ -42,6 +42,7 @@ def benchmarks() -> None:
       python -m benchmarks startup --json
       python -m benchmarks scaling --workers 1,2
       python -m benchmarks overlap
+      python -m benchmarks servers
       python -m benchmarks checkpoint --size 100MB
       python -m benchmarks data --size 500MB
       python -m benchmarks tracking
@@ -203,6 +204,35 @@ def overlap(
     from benchmarks.run import Options, run
 
     raise typer.Exit(run(Overlap(), Options(rounds, output=output, as_json=as_json)))
+
+
+@app.command()
+def servers(
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZE,SIZE", help="Sizes of the gradient; a KB has 1024 bytes.")
+    ] = "1MB,25MB",
+    systems: Systems = None,
+    rounds: Rounds = 3,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Send a gradient to a parameter server, and get new values back.
+
+    One worker, one server, no optimizer; against a stream of gRPC, and the all-reduce of two workers. Systems:
+    quorate-shm, quorate-tcp, quorate-ring, grpc.
+
+    \b
+    Examples:
+      python -m benchmarks servers
+      python -m benchmarks servers --sizes 25MB --rounds 9
+    """
+    from benchmarks.run import Options, run
+    from benchmarks.selection import choose_systems, parse_sizes
+    from benchmarks.servers import SYSTEMS, Servers
+
+    bench = Servers(parse_sizes(sizes), choose_systems(systems, SYSTEMS))
+    raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 
 
 @app.command()

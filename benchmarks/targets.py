@@ -97,6 +97,18 @@ TARGETS = (
     ),
     Target("allreduce", "tcp, 2 processes, 25 MB: gloo ÷ ours", _all_reduce("quorate-tcp", "gloo", 25 * MB), 1.0),
     Target(
+        "servers",
+        "shm, push and pull of 25 MB: grpc ÷ ours",
+        _ratio("grpc", system="quorate-shm", bytes=25 * MB),
+        4.0,
+    ),
+    Target(
+        "servers",
+        "shm, push and pull of 25 MB: the ring's all-reduce ÷ ours",
+        _detail("of_ring", system="quorate-shm", bytes=25 * MB),
+        0.6,
+    ),
+    Target(
         "step",
         "tiny MLP: µs over the hand-written step",
         _detail("overhead_us", system="quorate", case="tiny-mlp"),

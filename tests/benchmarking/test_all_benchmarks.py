@@ -11,6 +11,7 @@ from benchmarks.overlap import Overlap
 from benchmarks.run import Options, measure
 from benchmarks.scaling import Scaling
 from benchmarks.selection import Crowd
+from benchmarks.servers import Servers
 from benchmarks.startup import Startup
 from benchmarks.step import Step
 from schemas import validate
@@ -22,6 +23,7 @@ from schemas import validate
     "bench",
     [
         AllReduce([2, 3], [1024, 2**20], repeats=3),
+        Servers([1024, 2**20], repeats=3),
         Step(lengths={"tiny-mlp": Blocks(2, 4), "cnn": Blocks(1, 2)}),
         Startup(),
         Scaling([Crowd(1), Crowd(2), Crowd(2, 2)], lanes=2, steps_per_worker=1),

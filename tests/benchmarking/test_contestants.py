@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import servers
 from benchmarks.allreduce import SHM, TCP, AllReduce
 from benchmarks.blocks import Blocks
 from benchmarks.cases import CASES, data_of, endless, loader_of, loss_of
 from benchmarks.exchange import exchange_all, part_of, sum_of
 from benchmarks.laps import Laps, Training
 from benchmarks.own import allreduce as own_allreduce
+from benchmarks.own import push_pull as own_push_pull
 from benchmarks.own import startup as stopwatch
 from benchmarks.own import step as own_step
 from benchmarks.peers import gloo_allreduce, hand_written_step, no_exchange_scaling
+from benchmarks.peers.grpc_push_pull import main as grpc_main
+from benchmarks.push_pull import ask
 from benchmarks.scaling import Scaling
 from benchmarks.selection import Crowd
 from benchmarks.startup import PLAIN, QUORATE, TORCHRUN, Startup
@@ -56,6 +60,29 @@ def test_every_all_reduce_measures_each_size(
     ]
     assert all(0 < ms < 60_000 for each in found for ms in each["ms"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("main", "system"),
+    [(own_push_pull.main, servers.SHM), (own_push_pull.main, servers.TCP), (grpc_main, servers.GRPC)],
+)
+def test_every_push_and_pull_measures_each_size(run: Run, main: Callable[[], None], system: System) -> None:
+    found = run(main, servers.Servers([1024, 2**20 + 4], [system], repeats=4).turns()[0].order)
+    assert [(each["bytes"], each["processes"], len(each["ms"])) for each in found] == [(1024, 2, 4), (2**20 + 4, 2, 4)]
+    assert all(0 < ms < 60_000 for each in found for ms in each["ms"])
+
+
+def test_values_that_do_not_come_back_are_noticed() -> None:
+    class Silent:
+        def fill(self, value: float) -> None: ...
+
+        def push_and_pull(self) -> None: ...
+
+        def extremes(self) -> tuple[float, float]:
+            return 0.0, 1.0
+
+    with pytest.raises(RuntimeError, match=r"repetition 0 is \(0.0, 1.0\), and not 1.0"):
+        list(ask(Silent(), 1))
 
 
 class Forgetful:

@@ -6,6 +6,7 @@ import pytest
 from benchmarks.row import Row, compared
 from benchmarks.scaling import Scaling
 from benchmarks.selection import Crowd
+from benchmarks.servers import Servers
 from benchmarks.step import Step
 from benchmarks.target import Judgement, Target, judge
 from benchmarks.targets import TARGETS
@@ -37,7 +38,18 @@ def test_a_ratio_is_held_against_its_target(gloo: float, verdict: str) -> None:
 
 def test_what_was_not_measured_is_never_met() -> None:
     only_ours = compared([row("quorate-shm", 0.0001, size=MB)], frozenset({"quorate-shm"}), lambda each: each.case)
-    for bench in ("allreduce", "step", "startup", "scaling", "overlap", "recovery", "changes", "checkpoint", "data"):
+    for bench in (
+        "allreduce",
+        "servers",
+        "step",
+        "startup",
+        "scaling",
+        "overlap",
+        "recovery",
+        "changes",
+        "checkpoint",
+        "data",
+    ):
         assert set(verdicts(bench, only_ours, cores=16).values()) == {"not measured"}
 
 
@@ -90,6 +102,15 @@ def test_scaling_is_held_against_one_worker_and_against_the_ceiling() -> None:
         "8 workers on 16 cores: efficiency in %": "met",
         "8 workers on 16 cores: % of the ceiling": "missed",
     }
+
+
+def test_servers_are_held_against_grpc_and_against_the_ring() -> None:
+    rows = [row(name, ms, case="25 MB", size=25 * MB) for name, ms in (("quorate-shm", 4.0), ("quorate-ring", 2.0))]
+    rows.append(row("grpc", 17.0, case="25 MB", size=25 * MB))
+    ours = frozenset({"quorate-shm", "quorate-ring"})
+    explained = Servers().explained(compared(rows, ours, lambda each: each.case))
+    assert list(verdicts("servers", explained).values()) == ["met", "missed"]
+    assert [Servers().remarks(each) for each in explained] == [{"of ring": "0.50×", "grpc": "4.25×"}, {}, {}]
 
 
 def test_a_target_says_what_is_wanted_in_the_document() -> None:

@@ -15,7 +15,7 @@ from quorate.core.generation import Generation
 from quorate.core.spans import BUCKET, GATHER, SpanRecorder
 from quorate.lanes.chunks import cut, summation_order
 from quorate.reduce.memory import SharedMemory
-from quorate.reduce.reduction import PROBES, STRETCH, add_up, probe_neighbours
+from quorate.reduce.reduction import PROBES, add_up_in_stretches, probe_neighbours
 from quorate.wire.link import Deadline
 from quorate.wire.shared_memory import LONGEST_MESSAGE, Doorbell
 
@@ -135,14 +135,8 @@ class SharedMemoryReduction:
         self._barrier(b"s", step, index)
 
     def _sum(self, chunk: int, place: slice, lanes: Mapping[int, torch.Tensor], total: torch.Tensor) -> None:
-        first, *rest = (lanes[lane][place] for lane in summation_order(chunk, self._generation.lanes))
-        out = total[place]
-        if len(rest) <= 1:
-            add_up(first, rest, out)
-            return
-        for start in range(0, out.numel(), STRETCH):
-            stretch = slice(start, start + STRETCH)
-            add_up(first[stretch], [term[stretch] for term in rest], out[stretch])
+        order = summation_order(chunk, self._generation.lanes)
+        add_up_in_stretches([lanes[lane][place] for lane in order], total[place])
 
     def _barrier(self, what: bytes, step: int, index: int) -> None:
         message = _PLACE.pack(what, step, index)

@@ -1,0 +1,155 @@
+"""A worker of one lane and a server without optimizer, connected as a generation of a job connects them."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.gang import Seat, run_gang
+from benchmarks.push_pull import SERVER, WORKER, ask, readings_of, serve
+from benchmarks.size import ELEMENT
+from benchmarks.spans import Span
+from benchmarks.told import answer, read_order
+from quorate.core.generation import Generation, GenerationId, Member, Role, server_id
+from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
+from quorate.reduce.connect import Endpoint, Listeners, connect_neighbours, watch
+from quorate.reduce.connect_star import connect_star
+from quorate.reduce.exchange import Exchange
+from quorate.reduce.memory import GradientMemory
+from quorate.reduce.reduction import Reduction
+from quorate.reduce.ring import Ring
+from quorate.reduce.star import Star
+from quorate.wire.handshake import Credentials
+
+LOOPBACK = "127.0.0.1"
+BLOCKS = 8
+"""Parameters that a gradient consists of, of equal size."""
+MEMBERS = (0, server_id(0))
+
+
+class Worker:
+    """One lane."""
+
+    def __init__(
+        self, exchange: Exchange, reduction: Reduction, memory: GradientMemory, plan: Sequence[Bucket]
+    ) -> None:
+        self._exchange = exchange
+        self._reduction = reduction
+        self._lane = memory.lanes[0]
+        self._values = values_of(plan)
+        self._step = 0
+
+    def fill(self, value: float) -> None:
+        """Write the lane's gradient."""
+        for bucket in self._lane:
+            bucket.fill_(value)
+
+    def push_and_pull(self) -> None:
+        """A step as a worker sees it: what all agree upon stands between the two."""
+        self._step += 1
+        self._exchange.push(self._step)
+        self._reduction.gather(self._step, 0, b"")
+        self._exchange.pull(self._step, self._values)
+
+    def extremes(self) -> tuple[float, float]:
+        """Of the parameters."""
+        pairs = [torch.aminmax(value) for value in self._values.values()]
+        return min(float(low) for low, _ in pairs), max(float(high) for _, high in pairs)
+
+
+class Server:
+    """It sums, and gives out the sum as the new values."""
+
+    def __init__(self, exchange: Exchange, reduction: Reduction, plan: Sequence[Bucket]) -> None:
+        self._exchange = exchange
+        self._reduction = reduction
+        self._totals = values_of(plan)
+        self._step = 0
+
+    def answer_one(self) -> None:
+        self._step += 1
+        self._exchange.receive(self._step)
+        self._reduction.gather(self._step, 0, b"")
+        self._exchange.add_up(self._step, self._totals)
+        self._exchange.publish(self._step, self._totals)
+
+
+def main() -> None:
+    """Answer the launcher."""
+    order = read_order()
+    torch.set_num_threads(1)
+    token = secrets.token_urlsafe(16)
+    answer(*readings_of(order, run_gang(2, lambda seat: _work(seat, order, token))))
+
+
+def _work(seat: Seat, order: dict[str, Any], token: str) -> list[list[Span]]:
+    """One member: for every size it meets the other anew."""
+    return [
+        _exchange(seat, order, token, size, repeats)
+        for size, repeats in zip(order["sizes"], order["repeats"], strict=True)
+    ]
+
+
+def _exchange(seat: Seat, order: dict[str, Any], token: str, size: int, repeats: int) -> list[Span]:
+    listeners = Listeners.bind(LOOPBACK, shares_memory=order["links"] == "shm")
+    addresses = seat.gather([listeners.network.address, listeners.local_address])
+    plan = plan_of(size)
+    try:
+        exchange, reduction, memory = _connected(_endpoint(seat, order, token, listeners, addresses), plan)
+        try:
+            if seat.position == WORKER:
+                return list(ask(Worker(exchange, reduction, memory, plan), repeats))
+            return list(serve(Server(exchange, reduction, plan).answer_one, repeats))
+        finally:
+            exchange.close()
+            reduction.close()
+    finally:
+        listeners.close()
+
+
+def _connected(endpoint: Endpoint, plan: Sequence[Bucket]) -> tuple[Exchange, Reduction, GradientMemory]:
+    holders = [(SERVER,)] * sum(len(bucket.slots) for bucket in plan)
+    reduction = Ring(endpoint.generation, endpoint.credentials.worker, *connect_neighbours(endpoint), endpoint.lease)
+    memory = GradientMemory.of_process(plan, endpoint.hosting[endpoint.position])
+    links = connect_star(endpoint, reduction)
+    lease, blame = watch(endpoint, list(links.values()))
+    worker = endpoint.credentials.worker
+    return Star(endpoint.generation, worker, links, plan, holders, memory.lanes, lease, blame), reduction, memory
+
+
+def _endpoint(
+    seat: Seat, order: dict[str, Any], token: str, listeners: Listeners, addresses: Sequence[tuple[str, str]]
+) -> Endpoint:
+    over = time.monotonic() + order["limit"]
+    members = tuple(
+        Member(member, network, range(1) if member == MEMBERS[WORKER] else range(0), local, role=Role.of(member))
+        for member, (network, local) in zip(MEMBERS, addresses, strict=True)
+    )
+    generation = Generation(GenerationId(1, 1), members)
+    return Endpoint(
+        generation,
+        Credentials(token, MEMBERS[seat.position], generation.id),
+        listeners,
+        deadline=lambda: over - time.monotonic(),
+        lease=lambda: over - time.monotonic(),
+        silence=order["limit"],
+    )
+
+
+def plan_of(size: int) -> tuple[Bucket, ...]:
+    """Buckets as a job has them, of parameters that make up this size."""
+    elements = size // ELEMENT
+    sizes = [elements // BLOCKS + (elements % BLOCKS if block == 0 else 0) for block in range(BLOCKS)]
+    shapes = [TensorShape(str(block), "torch.float32", ELEMENT, numel) for block, numel in enumerate(sizes)]
+    return plan_buckets(shapes, 25)
+
+
+def values_of(plan: Sequence[Bucket]) -> dict[int, torch.Tensor]:
+    """A parameter for each block."""
+    return {slot.index: torch.zeros(slot.numel) for bucket in plan for slot in bucket.slots}
+
+
+if __name__ == "__main__":
+    main()
