@@ -82,7 +82,13 @@ def test_gradients_where_the_other_end_sees_another_placement_are_refused() -> N
         swapped = case([(10, F32), (10, F32)], 1, 1, 2, replicas=1)
         swapped.holders.reverse()
         other = Star(
-            given.generation, 10, members[0]._links, given.plan, swapped.holders, {0: given.values[0]}, lambda: 10.0
+            given.generation,
+            10,
+            members[0].spokes._links,
+            given.plan,
+            swapped.holders,
+            {0: given.values[0]},
+            lambda: 10.0,
         )
 
         def work(position: int, star: Star) -> None:
@@ -119,7 +125,7 @@ def test_the_one_that_is_to_blame_is_named() -> None:
     with stars(given) as members:
         blamed = PeerLost("worker 99", "its host is silent")
         star = Star(
-            given.generation, 10, members[0]._links, given.plan, given.holders, {}, lambda: 0.0, lambda _: blamed
+            given.generation, 10, members[0].spokes._links, given.plan, given.holders, {}, lambda: 0.0, lambda _: blamed
         )
         with pytest.raises(PeerLost, match="worker 99"):
             star.pull(1, given.empty([0]))

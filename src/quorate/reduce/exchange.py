@@ -11,11 +11,17 @@ class Exchange(Protocol):
 
     A *block* is a trainable parameter, by its index. All tensors are flat. In a step a worker pushes and pulls, a
     server receives, adds up and publishes, in this order; in between, members agree by gathers of their `Reduction`.
-    `bytes_sent` and `bytes_received` count what has gone from this member to others, and come to it, so far.
     """
 
-    bytes_sent: int
-    bytes_received: int
+    @property
+    def bytes_sent(self) -> int:
+        """What has gone from this member to others so far."""
+        ...
+
+    @property
+    def bytes_received(self) -> int:
+        """What has come to it."""
+        ...
 
     def push(self, step: int) -> None:
         """A worker: send what its lanes have collected to every server that holds it.
