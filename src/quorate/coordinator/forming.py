@@ -59,6 +59,13 @@ def holds_nothing(members: Members) -> bool:
     return not members.has_state and all(known.is_ready for known in members.enrolled)
 
 
+def is_stranded(members: Members) -> bool:
+    """Whether servers hold the state of a job that stops, and no worker is left that could lead them to a save."""
+    left = {*members.awaited, *(known.worker for known in members.enrolled)}
+    has_workers = any(Role.of(one) is Role.WORKER for one in left)
+    return members.has_state and not has_workers and all(known.is_ready for known in members.enrolled)
+
+
 def regroup(state: Active, now: float) -> tuple[Active, tuple[Action, ...]]:
     """End the generation that is at work, if there is one: its members report where they stand."""
     if not isinstance(state, Training):
@@ -80,7 +87,8 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: 
     if isinstance(state, Training):
         return Decision(state, actions, reason)
     is_deserted = not members.enrolled and not members.awaited
-    if members.stop is not None and (members.generations or is_deserted) and holds_nothing(members):
+    is_over = (members.generations and holds_nothing(members)) or is_deserted or is_stranded(members)
+    if members.stop is not None and is_over:
         # There is nothing to save that is not saved: to begin once more would only take the job back.
         return stopped(members.stop, actions, reason)
     waiting = _waits_for(members)
@@ -124,8 +132,8 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         told.insert(0, again)
     at_work = {member.worker for member in generation.members}
     retiring = {member.worker for member in generation.members if member.role is Role.RETIRING}
-    # Steps that only servers which are gone had completed are done again, with other words perhaps.
-    is_back = members.is_condemned or bool(generation.servers and generation.cursor < members.cursor)
+    # Steps that only servers which are gone had completed are done again, and asynchronously to other results.
+    is_back = members.is_condemned or bool(generation.servers and members.generations and not members.has_state)
     rollback = (RolledBack(step=generation.cursor.step, time=now),) if is_back else ()
     members = replace(
         members,
@@ -148,6 +156,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         formed=now,
         furthest=max(members.furthest, generation.cursor),
         ring=chosen.ring,
+        at_service=tuple(member.worker for member in generation.servers),
         deaths=0 if advanced else members.deaths,
         diverged=0 if advanced else members.diverged,
         is_condemned=False,
@@ -193,10 +202,8 @@ def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: 
 
 def _is_stuck(link: WeakLink, chosen: LineUp) -> bool:
     """Whether the next generation has a bad link just like the last."""
-    if any(Role.of(one) is Role.SERVER for one in link.pair):
-        return True  # everybody needs every server
-    both_take_part = set(link.pair) <= set(chosen.ring)
-    return both_take_part and (not link.apart_helps or are_neighbours(link.pair, chosen.ring))
+    takes_part = {*chosen.ring, *(one for one in link.pair if Role.of(one) is Role.SERVER)}
+    return takes_part.issuperset(link.pair) and (not link.apart_helps or are_neighbours(link.pair, chosen.ring))
 
 
 def _last_symptom(members: Members, suspicion: Suspicion, blamed: WeakLink | None) -> Failure:
@@ -204,7 +211,7 @@ def _last_symptom(members: Members, suspicion: Suspicion, blamed: WeakLink | Non
     failure = suspicion.symptoms[0].at(peer=None)
     if blamed is None or not is_bad(blamed):
         return failure
-    return failure.at(message=f"{failure.message.rstrip('.')}; {explain_stuck(members)}.")
+    return failure.at(message=f"{failure.message.rstrip('.')}; {explain_stuck(members, blamed)}.")
 
 
 def _waits_for(members: Members) -> str:

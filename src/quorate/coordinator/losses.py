@@ -19,7 +19,7 @@ from quorate.coordinator.states import Active, Decision, Enrolled, Forming, Memb
 from quorate.coordinator.succession import without_missing
 from quorate.core.errors import JobError, LinkError, ReplicasDiffer, WorkerUnfit
 from quorate.core.failure import Failure
-from quorate.core.generation import name_of
+from quorate.core.generation import Role, name_of
 from quorate.core.worker_status import APPLY, DIVERGED, GAVE_UP, LEFT
 
 MOST_DIVERGED = 3
@@ -51,7 +51,9 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
         failure = failure.at(worker=event.worker)
     if known and failure.step is None:
         failure = failure.at(step=known.status.step, phase=failure.phase or known.status.phase)
-    if known and failure.phase == APPLY and failure.is_repeatable and not isinstance(state, Recalling):
+    # Where there are servers no two of them apply the same.
+    is_comparable = not isinstance(state, Recalling) and not state.members.settings.servers
+    if known and failure.phase == APPLY and failure.is_repeatable and is_comparable:
         others = (other for other in state.members.enrolled if other.worker != known.worker)
         # Others apply the same step to the same state, and nobody has failed in it yet.
         if not known.is_ready and state.members.accused is None and any(other.has_trained for other in others):
@@ -224,6 +226,27 @@ def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] 
     return form_if_ready(left, actions, reason, now)
 
 
+def give_up_state(state: Active, failure: Failure, now: float) -> Decision:
+    """A part of the state is held by nobody, as all members of a generation have found: servers begin again from the
+    newest checkpoint, if there is one, and workers copy from them. All members tell it; the first word is enough."""
+    doomed = {known.process for known in state.members.keepers if known.has_trained or not known.is_ready}
+    if not doomed:
+        return form_if_ready(*regroup(state, now), "what is lost has been given up already", now)
+    members = replace(
+        expel(state.members, doomed),
+        # Or a job that loses it again and again without getting any further would never end.
+        deaths=state.members.deaths + 1,
+        founders=frozenset(),
+        futile=0,
+        suspicion=None,
+        is_explained=True,
+    )
+    left, regrouping = regroup(replace(state, members=members), now)
+    told = f"{failure.message} All go back to the newest checkpoint."
+    actions = (warning(told, members.cursor.step, now), *regrouping, *(Expel(*process) for process in sorted(doomed)))
+    return form_if_ready(left, actions, told, now)
+
+
 def proof_against(accused: Failure, members: Members) -> Failure | None:
     """That the replica of a worker which could not apply a step differs: another, with the same to apply, could."""
     others = (known for known in members.enrolled if known.worker != accused.worker and known.is_ready)
@@ -304,9 +327,10 @@ def _back_off(times: int) -> float:
 
 
 def _explain_giving_up(members: Members, worker: int, why: str) -> str:
-    resize = (
-        f", and `quorate resize RUN {members.wanted - 1}` makes do with fewer workers" if members.wanted > 1 else ""
-    )
+    fewer, option, what = members.wanted - 1, "", "workers"
+    if Role.of(worker) is Role.SERVER:
+        fewer, option, what = members.wanted_servers - 1, "--servers ", "servers"
+    resize = f", and `quorate resize RUN {option}{fewer}` makes do with fewer {what}" if fewer else ""
     return (
         f"{REPORTED_GIVEN_UP} processes in a row have given up in the place of {name_of(worker)}, none with a completed"
         f" step. The last: {why.rstrip('.')}. The next is started in {_back_off(REPORTED_GIVEN_UP):.0f} s, the ones"

@@ -61,7 +61,7 @@ from quorate.coordinator.succession import without_missing
 from quorate.coordinator.weak_links import who_may_return
 from quorate.core.errors import FrameError
 from quorate.core.failure import Failure
-from quorate.core.generation import name_of
+from quorate.core.generation import name_of, names_of
 from quorate.observe.events import Resized
 
 _SELDOM = 3600.0
@@ -161,19 +161,22 @@ def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> De
     if not 1 <= workers <= settings.lanes:
         why = f"it has {settings.lanes} lanes, so 1 to {settings.lanes} are possible."
     asked = f"{workers} workers"
-    if event.servers is not None and (servers < 1 or not settings.servers):
-        has_some = f"it has {members.wanted_servers}, and 1 is the least."
-        why = has_some if settings.servers else "only `strategy: parameter-server` has servers."
-        asked = f"{servers} servers"
+    if event.servers is not None:
+        asked = f"{servers} servers" if event.workers is None else f"{asked} and {servers} servers"
+        if not settings.servers:
+            why = "only `strategy: parameter-server` has servers."
+        elif servers < 1:
+            why = f"it has {members.wanted_servers} servers, and 1 is the least."
     if why:
         message = f"the job cannot have {asked}: {why}"
         return Decision(state, (Refuse(None, Failure("RequestError", message)),), message)
     if (workers, servers) == (members.wanted, members.wanted_servers):
-        return Decision(state, (), f"the job has {workers} workers already")
+        return Decision(state, (), f"the job has {asked} already")
     changed: Active = replace(state, members=resized(members, workers, servers))
-    reason = f"the job goes on with {workers} workers instead of {members.wanted}"
-    if servers != members.wanted_servers:
-        reason = f"the job goes on with {servers} servers instead of {members.wanted_servers}"
+    changes = {"workers": (members.wanted, workers), "servers": (members.wanted_servers, servers)}
+    reason = "the job goes on with " + " and ".join(
+        f"{after} {what} instead of {before}" for what, (before, after) in changes.items() if before != after
+    )
     told = Resized(before=members.wanted, workers=workers, servers=servers or None, time=now)
     actions = (told, *call_together(changed))
     return form_if_ready(changed, actions, reason, now)
@@ -292,8 +295,7 @@ def _let_in_again(state: Training, now: float) -> Decision:
     if not back:
         return Decision(state, (), "nothing is overdue")
     told = ", ".join(
-        f"{name_of(worker)} (its link between workers {link.pair[0]} and {link.pair[1]} has rested"
-        f" {now - link.failed:.1f} s)"
+        f"{name_of(worker)} (its link between {names_of(link.pair, ' and ')} has rested {now - link.failed:.1f} s)"
         for worker, link in back.items()
     )
     action = Regroup(state.generation.id, at_boundary=True)

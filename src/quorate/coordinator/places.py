@@ -1,9 +1,9 @@
 """The places of a job: how many there are, who takes part, who is a spare, and who leaves.
 
-There is a place for each worker that is wanted, and for each spare. A spare is enrolled like the others, with its model
-built, and waits: a generation takes as many as are wanted, those first who hold the state of the job. Whoever leaves
-does so between two generations, and hands over first: to those who stay or, where nobody stays who holds the state, to
-a checkpoint.
+There is a place for each worker that is wanted, for each spare, and for each server. A spare is a worker that is
+enrolled like the others, with its model built, and waits: a generation takes as many as are wanted, those first who
+hold the state of the job. Whoever leaves does so between two generations, and hands over first: to those who stay or,
+where nobody stays who holds the state, to a checkpoint.
 """
 
 from collections.abc import Collection
@@ -84,9 +84,10 @@ def must_hand_over(members: Members) -> bool:
 
 
 def _holders(members: Members) -> list[Enrolled]:
-    """Who holds the state of the job: those at work, or, where all have told how far they are, the furthest."""
+    """Who holds the state of the job: those at work, or, where all have told how far they are, the furthest. Servers
+    hold it together: one that is behind by a step has blocks that no other has."""
     trained = [known for known in members.keepers if known.has_trained]
-    if not all(known.is_ready for known in members.enrolled):
+    if members.settings.servers or not all(known.is_ready for known in members.enrolled):
         return trained
     return [known for known in trained if known.cursor == max(one.cursor for one in trained)]
 
@@ -114,9 +115,12 @@ def call_together(state: Active) -> tuple[Action, ...]:
     """End the generation at work at the next step boundary, if another would be made up differently."""
     if not isinstance(state, Training):
         return ()
-    at_work = {member.worker for member in state.generation.members}
-    servers = {known.worker for known, _ in serving(state.members)}
-    if at_work == {known.worker for known in taking_part(state.members)} | servers:
+    at_work = {(member.worker, member.role) for member in state.generation.members}
+    workers = {(known.worker, Role.WORKER) for known in taking_part(state.members)}
+    servers = {(known.worker, role) for known, role in serving(state.members)}
+    # What a server that leaves holds is taken over before the first step: there is nothing to wait for after that.
+    is_final = any(member.role is Role.RETIRING for member in state.generation.members)
+    if at_work == workers | servers and not is_final:
         return call_to_save(state)
     return (Regroup(state.generation.id, at_boundary=True, saves=must_hand_over(state.members)),)
 

@@ -17,7 +17,7 @@ from quorate.coordinator.actions import (
 from quorate.coordinator.autopsy import name_enrolled, warning
 from quorate.coordinator.events import Completed, HeartbeatReceived, Registered, StateReported
 from quorate.coordinator.forming import end, form_if_ready, regroup
-from quorate.coordinator.losses import condemn, proof_against
+from quorate.coordinator.losses import condemn, give_up_state, proof_against
 from quorate.coordinator.places import call_together, expel, mark_leaving, places
 from quorate.coordinator.speed import find_better_sharing, judge
 from quorate.coordinator.stall import with_status
@@ -30,6 +30,8 @@ from quorate.core.generation import Role, name_of
 from quorate.observe.events import LogMessage
 
 CANARY = "canary"
+STATE_LOST = "StateLost"
+"""What members find at the beginning of a generation: a part of the state is with nobody any more."""
 _DATA = ("dataset", "dataset layout")
 _LIBRARY = "library "
 _NOT_GIVEN = "(not given)"
@@ -68,8 +70,9 @@ def _why_refused(state: Active, event: Registered) -> str:
     is_ours = members.find(event.worker, event.pid) is not None or is_expected(state, event.worker, event.pid)
     if event.worker not in places(members) and not is_ours:
         most = members.wanted + members.settings.spares - 1
-        servers = f" and {members.wanted_servers} servers" if members.settings.servers else ""
-        return f"there is no place {event.worker}: the job has 0 to {most} (workers){servers}."
+        if not members.settings.servers:
+            return f"there is no place {event.worker}: the job has 0 to {most} (workers)."
+        return f"the job has workers 0 to {most}, and {members.wanted_servers} servers."
     if members.is_gone(event.worker, event.pid):
         return "it counts as lost, and its place is for another."
     known = members.find(event.worker)
@@ -202,11 +205,21 @@ def on_state_reported(state: Active, event: StateReported, now: float) -> Decisi
     why = f" ({event.symptom.message})" if event.symptom else ""
     reason = f"{name_of(event.worker)} stands at step {event.cursor.step}{why}"
     left: Active = replace(state, members=members)
-    if members.accused is not None and (proof := proof_against(members.accused, members)):
-        return condemn(left, proof, now)
+    if hopeless := _find_hopeless(left, event, now):
+        return hopeless
     if isinstance(left, Training) and event.generation != left.generation.id:
         return Decision(left, call_together(left), reason)
     return form_if_ready(*regroup(left, now), reason, now)
+
+
+def _find_hopeless(state: Active, event: StateReported, now: float) -> Decision | None:
+    """Whether what members hold is no use any more, as this report shows."""
+    members = state.members
+    if members.accused is not None and (proof := proof_against(members.accused, members)):
+        return condemn(state, proof, now)
+    if event.symptom is not None and event.symptom.kind == STATE_LOST:
+        return give_up_state(state, event.symptom, now)
+    return None
 
 
 def _recall(state: Active, worker: int) -> Decision:

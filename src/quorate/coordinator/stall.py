@@ -119,7 +119,9 @@ def find_stall(state: Active, now: float) -> Stall | None:
         if known.worker not in done and known.status.phase not in _MEETINGS and known.status.waits_for != OTHERS
     ]
     # Where all wait for each other, any of them may be the trouble: going on without one makes new links.
-    culprit = min(holding_up, key=lambda known: known.moved) if holding_up else at_work[-1]
+    # Not a server if need be: what it holds may be with nobody else.
+    last = [known for known in at_work if not known.is_server] or at_work
+    culprit = min(holding_up, key=lambda known: known.moved) if holding_up else last[-1]
     step = culprit.status.step or 0
     return Stall(step, since, seconds, limit, culprit, not holding_up, _sentence(culprit, seconds, at_work, holding_up))
 

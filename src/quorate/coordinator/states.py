@@ -205,6 +205,8 @@ class Members:
     # Links that have failed for no such reason, and how the last generation stood on its ring.
     links: tuple[WeakLink, ...] = ()
     ring: tuple[int, ...] = ()
+    # Its servers, each of which is linked to everybody.
+    at_service: tuple[int, ...] = ()
     stop: str | None = None
     # The last generation's number, where it went on, and how often nothing has come of one since the job last advanced.
     generations: int = 0

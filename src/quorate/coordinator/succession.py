@@ -23,6 +23,7 @@ from quorate.coordinator.states import (
     State,
     Training,
 )
+from quorate.core.generation import Role
 from quorate.observe.events import RunFinished
 
 
@@ -97,7 +98,18 @@ def settled(state: Recalling, now: float) -> tuple[Forming | Training, tuple[Act
     if newest is None:
         return Forming(state.members, since=now), ()
     ring = tuple(member.worker for member in newest.workers)
-    members = replace(state.members, generations=newest.id.number, cursor=newest.cursor, ring=ring)
+    retiring = {member.worker for member in newest.members if member.role is Role.RETIRING}
+    members = replace(
+        state.members,
+        enrolled=tuple(
+            replace(known, is_retiring=known.within == newest.id and known.worker in retiring)
+            for known in state.members.enrolled
+        ),
+        generations=newest.id.number,
+        cursor=newest.cursor,
+        ring=ring,
+        at_service=tuple(server.worker for server in newest.servers),
+    )
     entered = {known.within for known in members.enrolled if known.within is not None}
     known = {one.worker: (one.within, one.registration.address) for one in members.enrolled}
     if any(known.get(member.worker) != (newest.id, member.address) for member in newest.members):

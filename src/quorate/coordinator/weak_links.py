@@ -2,7 +2,8 @@
 
 A link that has failed twice is bad. Its two workers are kept apart on the ring. Where that is impossible, or does not
 help, one of them is left out for a while and then let in again as a trial: training is the probe. If the link fails
-once more, the while is twice as long.
+once more, the while is twice as long. Everybody is linked to every server, so that of a link with a server it is the
+worker that is left out; a link between two servers is tried as it is.
 """
 
 from collections import Counter
@@ -13,6 +14,7 @@ from quorate.coordinator.autopsy import name_enrolled
 from quorate.coordinator.places import taking_part
 from quorate.coordinator.states import Enrolled, Members, Pair, Suspicion, WeakLink
 from quorate.core.failure import Failure
+from quorate.core.generation import Role
 from quorate.core.timing import Timing
 
 BAD_FROM = 2
@@ -43,15 +45,17 @@ def shunned_for(link: WeakLink, timing: Timing) -> float:
 def blame_link(members: Members) -> tuple[Members, WeakLink | None]:
     """Count the one link whose failure has ended the last generation, if everybody has turned out to be alive."""
     suspicion = members.suspicion
-    pair = _failed_pair(members.ring, suspicion.symptoms) if suspicion and not members.is_explained else None
-    if suspicion is None or pair is None:
+    if suspicion is None or members.is_explained:
+        return members, None
+    pair = _failed_pair((*members.ring, *members.at_service), suspicion.symptoms)
+    if pair is None:
         return members, None
     link = _once_more(members, pair, suspicion)
     others = tuple(other for other in members.links if other.pair != pair)
     return replace(members, links=(*others, link)), link
 
 
-def _failed_pair(ring: tuple[int, ...], symptoms: Iterable[Failure]) -> Pair | None:
+def _failed_pair(at_work: tuple[int, ...], symptoms: Iterable[Failure]) -> Pair | None:
     """The first pair of which each names the other; else the first that is named.
 
     Whoever meets a broken link closes its other links too, so an innocent neighbour may name it. It does not name them.
@@ -59,7 +63,7 @@ def _failed_pair(ring: tuple[int, ...], symptoms: Iterable[Failure]) -> Pair | N
     named = [
         (told.worker, told.peer)
         for told in symptoms
-        if told.worker is not None and told.worker in ring and told.peer is not None and told.peer in ring
+        if told.worker is not None and told.worker in at_work and told.peer is not None and told.peer in at_work
     ]
     mutual = [(one, other) for one, other in named if (other, one) in named]
     return next((pair_of(one, other) for one, other in (*mutual, *named) if one != other), None)
@@ -108,8 +112,12 @@ def line_up(members: Members, now: float) -> LineUp:
 
 
 def _within(links: Iterable[WeakLink], workers: Collection[int]) -> list[WeakLink]:
-    """The links between two of these workers, and of them first those that no order helps."""
-    within = [link for link in links if link.pair[0] in workers and link.pair[1] in workers]
+    """The links between two of these workers, or of one with a server; of them first those that no order helps."""
+    within = [
+        link
+        for link in links
+        if link.pair[0] in workers and (link.pair[1] in workers or Role.of(link.pair[1]) is Role.SERVER)
+    ]
     return [link for link in within if not link.apart_helps] or within
 
 
@@ -126,12 +134,14 @@ def _whom_to_leave_out(
 ) -> tuple[int, WeakLink]:
     """Whoever is left out already, or has most of the bad links; else the one with the higher number.
 
-    Never the only one that is furthest: the others would have to do again what it has done.
+    Never the only one that is furthest: the others would have to do again what it has done. Servers have it, if any.
     """
     counts = Counter(worker for link in links for worker in link.pair)
     furthest = max((known.has_trained, known.cursor) for known in present)
     ahead = [known.worker for known in present if (known.has_trained, known.cursor) == furthest]
-    candidates = [worker for worker in counts if ahead != [worker]]
+    candidates = [worker for worker in counts if Role.of(worker) is Role.WORKER]
+    if not members.settings.servers:
+        candidates = [worker for worker in candidates if ahead != [worker]]
     worker = max(candidates, key=lambda worker: (worker not in members.ring, counts[worker], worker))
     return worker, next(link for link in links if worker in link.pair)
 
@@ -164,10 +174,11 @@ def explain_line_up(members: Members, blamed: WeakLink | None, chosen: LineUp) -
             story = _story(members, blamed)
             told.append(f"{story}: hosting is re-ordered so that they are not neighbours (the ring is {order}).")
         else:
-            told.append(f"{_story(members, blamed)}: {explain_stuck(members)}, so it is tried as it is.")
+            told.append(f"{_story(members, blamed)}: {explain_stuck(members, blamed)}, so it is tried as it is.")
     for worker, link in chosen.left_out.items():
         if worker in members.ring:
             why = "they cannot but be neighbours" if link.apart_helps else "it fails also where they are not neighbours"
+            why = "everybody needs every server" if Role.of(link.pair[1]) is Role.SERVER else why
             told.append(
                 f"{_story(members, link)}: {why}, so worker {worker} is left out for {shunned_for(link, timing):.1f} s."
             )
@@ -176,8 +187,10 @@ def explain_line_up(members: Members, blamed: WeakLink | None, chosen: LineUp) -
     return told
 
 
-def explain_stuck(members: Members) -> str:
+def explain_stuck(members: Members, link: WeakLink) -> str:
     """Why nobody is left out although that would help."""
+    if all(Role.of(one) is Role.SERVER for one in link.pair):
+        return "everybody needs every server"
     return f"to leave one out would leave fewer than min_workers ({members.settings.min_workers})"
 
 
