@@ -144,6 +144,7 @@ class ToyStrategy:
     ) -> None:
         self.worker = own.worker
         self.hosted = own.lanes
+        self.leads = 0 in own.lanes
         self._links = links
         self._gradients = gradients
         self._agreement = agreement

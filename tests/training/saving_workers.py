@@ -68,6 +68,7 @@ class Seat:
         self.table = table
         self.worker = worker
         self.hosted = range(position, position + 1)
+        self.leads = position == 0
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         return self.table.share(self.hosted.start, payload)
@@ -117,7 +118,7 @@ class Hand:
         generator = torch.Generator().manual_seed(step)
         for _, parameter in self.replica.parameters:
             parameter.grad = torch.randn(parameter.shape, generator=generator)
-        self.replica.optimizers.step()
+        self.replica.optimizers.update()
 
     @property
     def saving(self) -> OngoingSave:

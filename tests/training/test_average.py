@@ -31,7 +31,7 @@ def stepped(replica: Replica, step: int) -> Replica:
     generator = torch.Generator().manual_seed(step)
     for _, parameter in replica.parameters:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
-    replica.optimizers.step()
+    replica.optimizers.update()
     if replica.average is not None:
         replica.average.update()
     return replica

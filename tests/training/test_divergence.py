@@ -58,7 +58,7 @@ def trained(task: type[Task] = OddTask) -> Replica:
     replica = Replica(task(), gang.job(OddTask, average={"decay": 0.9}))
     for _, parameter in replica.parameters:
         parameter.grad = torch.ones_like(parameter)
-    replica.optimizers.step()
+    replica.optimizers.update()
     return replica
 
 
@@ -120,7 +120,7 @@ def test_state_that_an_optimizer_puts_elsewhere_is_followed() -> None:
     replica = trained(RebindingTask)
     digests = ReplicaDigests(replica)
     before = [digests.of_slice(step) for step in range(1, CYCLE)]
-    replica.optimizers.step()
+    replica.optimizers.update()
     after = [digests.of_slice(step) for step in range(1, CYCLE)]
     assert before != after
 
@@ -131,7 +131,7 @@ def test_state_that_appears_is_compared_from_then_on() -> None:
     digests.of_slice(1)
     for _, parameter in replica.parameters:
         parameter.grad = torch.ones_like(parameter)
-    replica.optimizers.step()
+    replica.optimizers.update()
     expected = ReplicaDigests(replica)
     assert [digests.of_slice(step) for step in range(2, 66)] == [expected.of_slice(step) for step in range(2, 66)]
 

@@ -62,7 +62,8 @@ def run(given: Optimizers, steps: int) -> list[float]:
         for name in given.by_name:
             for parameter in given.parameters(name):
                 parameter.grad = torch.ones_like(parameter)
-        given.step()
+        given.update()
+        given.advance_schedules()
         rates.append(next(iter(given.learning_rates.values())))
     return rates
 

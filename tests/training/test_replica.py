@@ -57,7 +57,7 @@ def trained() -> Replica:
     for number in range(3):
         for _, parameter in built.trainable:
             parameter.grad = torch.full_like(parameter, 0.1 + number)
-        built.optimizers.step()
+        built.optimizers.update()
     built.buffers.commit(
         {
             "counter": torch.tensor(2**40),
@@ -100,7 +100,7 @@ def test_a_loaded_replica_trains_on_as_the_first_does(tmp_path: Path) -> None:
     for built in (first, second):
         for _, parameter in built.trainable:
             parameter.grad = torch.full_like(parameter, 0.3)
-        built.optimizers.step()
+        built.optimizers.update()
     assert state_digests(second) == state_digests(first)
 
 

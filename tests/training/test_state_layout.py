@@ -60,7 +60,7 @@ def replicated(position: int, *, is_trained: bool) -> StateLayout:
     if is_trained:
         for index, (_, parameter) in enumerate(replica.parameters):
             parameter.grad = torch.full_like(parameter, float(index + 1))
-        replica.optimizers.step()
+        replica.optimizers.update()
     return Replicated(replica)
 
 

@@ -5,10 +5,13 @@ key: ``dict`` (all keys are strings), ``pairs`` (a dictionary with other keys), 
 ``float`` (not finite) or ``tensor``.
 """
 
+import json
 import math
 import struct
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -66,6 +69,31 @@ def decode(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return built
 
     return build(skeleton)
+
+
+def join_skeletons(skeletons: Iterable[Any]) -> Any:
+    """Of several trees, each a part of one, the skeleton of the whole; what two of them have is alike."""
+    return reduce(_join, skeletons)
+
+
+def _join(one: Any, other: Any) -> Any:
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return one
+    if "dict" in one and "dict" in other:
+        ours, theirs = one["dict"], other["dict"]
+        return {"dict": ours | {key: _join(ours[key], form) if key in ours else form for key, form in theirs.items()}}
+    if "pairs" in one or "pairs" in other:  # a dictionary without keys is one of strings, as far as anybody knows
+        pairs = [*one.get("pairs", ()), *other.get("pairs", ())]
+        by_key: dict[str, Any] = {}
+        for key, form in pairs:
+            known = by_key.setdefault(json.dumps(key), (key, form))
+            by_key[json.dumps(key)] = (key, _join(known[1], form))
+        return {"pairs": [list(pair) for _, pair in sorted(by_key.items(), key=_numbers_in_order)]}
+    return one
+
+
+def _numbers_in_order(item: tuple[str, Any]) -> tuple[int, str]:
+    return (int(item[0]), "") if item[0].isdecimal() else (-1, item[0])
 
 
 @dataclass

@@ -161,6 +161,10 @@ class OutOfMemory(WorkerUnfit):
     """There is not enough memory where a worker is."""
 
 
+class StateLost(JobError):  # noqa: N818 (a happening, not a mistake)
+    """Servers were lost, and with them parameters that nobody else holds."""
+
+
 class LinkError(JobError):
     """Trouble between two processes."""
 

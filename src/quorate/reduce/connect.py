@@ -137,7 +137,7 @@ def _share_memory(endpoint: Endpoint, plan: Sequence[Bucket]) -> tuple[SharedMem
     position, hosting, size = endpoint.position, endpoint.hosting, layout_of(plan).size
     total_size = max(size, STAGING)
     with contextlib.ExitStack() as descriptors, contextlib.ExitStack() as on_failure:
-        lanes = {position: Segment.create(len(hosting[position]) * size)}
+        lanes = {position: Segment.create(_size_of(hosting[position], size))}
         descriptors.callback(lanes[position].close)
         total = None
         if position == 0:
@@ -153,7 +153,7 @@ def _share_memory(endpoint: Endpoint, plan: Sequence[Bucket]) -> tuple[SharedMem
             pass_descriptors(sock, ours, names[peer])
         for peer, sock in connections.items():
             given = receive_descriptors(sock, 2 if peer == 0 else 1, names[peer], endpoint.deadline)
-            lanes[peer] = Segment.adopt(given[0], len(hosting[peer]) * size)
+            lanes[peer] = Segment.adopt(given[0], _size_of(hosting[peer], size))
             descriptors.callback(lanes[peer].close)
             if peer == 0:
                 total = Segment.adopt(given[1], total_size)
@@ -164,6 +164,11 @@ def _share_memory(endpoint: Endpoint, plan: Sequence[Bucket]) -> tuple[SharedMem
     generation = endpoint.generation.id
     doorbells = {peer: Doorbell(sock, names[peer], generation) for peer, sock in sorted(connections.items())}
     return memory, doorbells
+
+
+def _size_of(hosted: range, lane_size: int) -> int:
+    """Bytes for these lanes; a segment has some, even if it is a server's, which hosts none."""
+    return max(1, len(hosted) * lane_size)
 
 
 def _connections(endpoint: Endpoint) -> Iterator[tuple[int, socket.socket]]:

@@ -59,7 +59,7 @@ class WorkerNote:
     lanes: Sequence[LaneResult]
     digests: Sequence[Mapping[str, str]]
     request: StepRequest
-    state: int = 0
+    state: int | None = 0
 
     def encode(self) -> bytes:
         """As JSON, in which floats survive exactly."""
@@ -108,9 +108,10 @@ class WorkerNote:
 
 
 class StepAgreement:
-    """Reaches the agreement of each step among `members`, the workers of a generation, of which this is one.
+    """Reaches the agreement of each step among `members`, all of a generation, of which this is one.
 
-    `skips`: a step whose loss is not finite is left out by everybody, instead of ending the job.
+    `skips`: a step whose loss is not finite is left out by everybody, instead of ending the job. Servers, which have no
+    replica of the whole, have no digests of it.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class StepAgreement:
         own: Member,
         parameters: Sequence[torch.Tensor],
         buffers: Buffers,
-        replica_digests: ReplicaDigests,
+        replica_digests: ReplicaDigests | None,
         *,
         skips: bool,
     ) -> None:
@@ -157,7 +158,7 @@ class StepAgreement:
         losses = _total_losses(lanes)
         poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
         # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
-        if len({note.state for note in notes}) > 1 or (poisoned and not self._is_alone):
+        if len({note.state for note in notes} - {None}) > 1 or (poisoned and not self._is_alone):
             self._compare_replicas(step, notes)
         if poisoned:
             self._check_skippable(step, poisoned)
@@ -182,7 +183,8 @@ class StepAgreement:
         changed = [digests(result.buffers.items(), self._buffers.device) for result in results]
         if self._is_alone:
             return [WorkerNote(results, changed, request)]
-        own = WorkerNote(results, changed, request, self._digests.of_slice(step))
+        state = None if self._digests is None else self._digests.of_slice(step)
+        own = WorkerNote(results, changed, request, state)
         return [WorkerNote.decode(payload) for payload in self._gather(step, NOTES_INDEX, own.encode())]
 
     def _compare_replicas(self, step: int, notes: Sequence[WorkerNote]) -> None:
@@ -190,9 +192,10 @@ class StepAgreement:
         slices = [
             Voucher(member.worker, {"a slice of the state": f"{note.state:016x}"})
             for member, note in zip(self._members, notes, strict=True)
+            if note.state is not None
         ]
         proven = divergence(step - 1, slices)
-        own = Voucher(self._own.worker, self._digests.of_all())
+        own = None if self._digests is None else Voucher(self._own.worker, self._digests.of_all())
         try:
             compare_replicas(step - 1, own, partial(self._gather, step, COMPARE_INDEX))
         except LinkError:

@@ -3,14 +3,18 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from quorate.core.generation import Role
 from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
+from quorate.strategies.parameter_server import ServersFactory
 from quorate.strategies.ring import RingFactory
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
+from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.state_layout import StateLayout
 from quorate.training.strategy import Strategy
 from quorate.training.update import Update
 
@@ -31,6 +35,11 @@ class Connection(Protocol):
         """Where the hosted lanes leave their gradients, and where the update finds their sum."""
         ...
 
+    def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
+        """Have every member hold what it is to hold before the first step; the progress that this one has then, and the
+        bytes that were copied. `hold` is told a progress that this member has come to, whatever happens after."""
+        ...
+
     def measure(self) -> LinksMeasured:
         """How this worker is joined to the next one. All members call it before the first step, if a job is tracked."""
         ...
@@ -45,16 +54,24 @@ class Connection(Protocol):
 
 
 class StrategyFactory(Protocol):
-    """Made once in each worker; the session calls it at the beginning of each generation."""
+    """Made once in each member; the session calls it at the beginning of each generation."""
+
+    @property
+    def layout(self) -> StateLayout:
+        """How the state is spread over the members."""
+        ...
 
     def connect(self, endpoint: Endpoint) -> Connection:
         """Connect to the other members of a generation, for as long as the endpoint's deadline lasts."""
         ...
 
 
-FACTORIES: Mapping[str, Callable[[JobSpec, Replica], StrategyFactory]] = {"ring": RingFactory}
+FACTORIES: Mapping[str, Callable[[JobSpec, Replica, Role], StrategyFactory]] = {
+    "ring": RingFactory,
+    "parameter-server": ServersFactory,
+}
 
 
-def strategy_factory(spec: JobSpec, replica: Replica) -> StrategyFactory:
+def strategy_factory(spec: JobSpec, replica: Replica, role: Role = Role.WORKER) -> StrategyFactory:
     """The one that a job asks for."""
-    return FACTORIES[spec.strategy.kind](spec, replica)
+    return FACTORIES[spec.strategy.kind](spec, replica, role)

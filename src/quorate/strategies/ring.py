@@ -8,19 +8,22 @@ from queue import SimpleQueue
 
 import torch
 
-from quorate.core.generation import Member
+from quorate.core.generation import Member, Role
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint, connect
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients, LoneGradients, gradient_plan
 from quorate.training.lane import LaneResult
+from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.state_layout import Replicated
 from quorate.training.strategy import StepOutcome, StepRequest
 from quorate.training.update import Update
 
@@ -35,9 +38,10 @@ _DENORMAL = 1e-310
 class RingFactory:
     """Connects the workers of each generation of a job: in shared memory on one host, on a ring elsewhere."""
 
-    def __init__(self, spec: JobSpec, replica: Replica) -> None:
+    def __init__(self, spec: JobSpec, replica: Replica, role: Role = Role.WORKER) -> None:  # noqa: ARG002
         self._spec = spec
         self._replica = replica
+        self.layout = Replicated(replica)
 
     def connect(self, endpoint: Endpoint) -> "RingConnection":
         """Waits for the other workers. Where there is one lane, there are no buckets to be summed."""
@@ -63,6 +67,10 @@ class RingConnection:
         self._spec = spec
         self._replica = replica
         self._endpoint = endpoint
+
+    def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:  # noqa: ARG002
+        worker, layout = self._endpoint.credentials.worker, Replicated(self._replica)
+        return align(self._endpoint.generation, worker, self.links, layout, progress, activity)
 
     def measure(self) -> LinksMeasured:
         generation, position = self._endpoint.generation, self._endpoint.position
@@ -118,6 +126,7 @@ class RingStrategy:
     ) -> None:
         self.worker = own.worker
         self.hosted = own.lanes
+        self.leads = 0 in own.lanes
         self._links = links
         self._gradients = gradients
         self._agreement = agreement

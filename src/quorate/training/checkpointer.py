@@ -22,6 +22,7 @@ from typing import Any
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import TensorFile
+from quorate.checkpoint.tree import join_skeletons
 from quorate.core.errors import CheckpointError, LinkError, ReplicasDiffer
 from quorate.core.generation import Cursor, Phase
 from quorate.core.worker_status import DISK
@@ -215,7 +216,7 @@ class Checkpointer:
                 raise CheckpointError(failure)
             message = f"the checkpoint of step {progress.cursor.step:,} is tried again in {pause:.0f} s: {failure}"
             log.warning("%s", message)
-            if 0 in strategy.hosted:
+            if strategy.leads:
                 self._context.publish(LogMessage(step=progress.cursor.step, level="warning", message=message))
             self._pause(pause)
 
@@ -227,11 +228,13 @@ class Checkpointer:
             cursor = latest.plan.progress.cursor
             self._known_whole = max(self._known_whole or cursor, cursor)
         answer = Answer(self._identity, is_busy=is_busy)
-        if 0 in strategy.hosted:
+        if strategy.leads:
             answer = self._answer_as_committer(progress, held, answer)
         known = self._known_whole
         whole = None if known is None else (known.step, int(known.phase))
-        answer = replace(answer, lacked_space=latest is not None and latest.lacked_space, whole=whole)
+        outline = None if held.is_whole else held.encoded.skeleton
+        lacked_space = latest is not None and latest.lacked_space
+        answer = replace(answer, lacked_space=lacked_space, whole=whole, outline=outline)
         told = strategy.gather(progress.cursor.step, json.dumps(asdict(answer)).encode())
         answers = [Answer(**json.loads(payload)) for payload in told]
         # Who has committed it knows it first, and another may commit the next.
@@ -265,7 +268,8 @@ class Checkpointer:
         best = None if progress.best is None else asdict(progress.best)
         # All that is known before the parts are written.
         cursor, known = progress.cursor, (self._job, self._environment, progress.metrics)
-        manifest = Manifest(cursor.step, int(cursor.phase), "", (), held.encoded.skeleton, "", *known, best=best)
+        skeleton = held.encoded.skeleton if held.is_whole else join_skeletons(answer.outline for answer in answers)
+        manifest = Manifest(cursor.step, int(cursor.phase), "", (), skeleton, "", *known, best=best)
         attempt = self._context.store.open(cursor, file.size, answers[0].attempt)
         if position == 0 and any(answer.lacked_space for answer in answers) and self._context.may_act():
             # First of all: a writer that fails before would have the attempt given up, and nothing would go.

@@ -15,6 +15,7 @@ import xxhash
 
 from quorate.core.digests import first_difference, outvoted, weights_digest
 from quorate.core.errors import ReplicasDiffer
+from quorate.core.generation import names_of
 from quorate.training.device import Device, digests
 from quorate.training.replica import Replica
 
@@ -29,10 +30,11 @@ Source = Callable[[], torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Voucher:
-    """The state that a worker has, by the digest of each tensor."""
+    """The state that a worker has, by the digest of each tensor; `is_partial`: others have tensors that it has not."""
 
     worker: int
     digests: dict[str, str]
+    is_partial: bool = False
 
 
 class ReplicaDigests:
@@ -140,6 +142,10 @@ def divergence(step: int, vouchers: Sequence[Voucher]) -> ReplicasDiffer | None:
 
     Those who differ from more than half of all are the culprits; without such a majority nobody can say who is.
     """
+    if any(voucher.is_partial for voucher in vouchers):
+        names = sorted({name for voucher in vouchers for name in voucher.digests})
+        each = ([Voucher(v.worker, {name: v.digests[name]}) for v in vouchers if name in v.digests] for name in names)
+        return next(filter(None, (divergence(step, holders) for holders in each)), None)
     found = outvoted({voucher.worker: weights_digest(voucher.digests) for voucher in vouchers})
     if found is None:
         return None
@@ -157,4 +163,4 @@ def divergence(step: int, vouchers: Sequence[Voucher]) -> ReplicasDiffer | None:
 
 
 def _workers(vouchers: Sequence[Voucher]) -> str:
-    return f"worker{'s' if len(vouchers) > 1 else ''} {', '.join(str(voucher.worker) for voucher in vouchers)}"
+    return names_of(voucher.worker for voucher in vouchers)

@@ -25,7 +25,7 @@ from quorate.training.progress import BadSampleReport, Progress, metric_of, noth
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.state_watch import StateWatch, news, warn_of
-from quorate.training.strategy import Agreement, Save, StepRequest, Strategy
+from quorate.training.strategy import Agreement, Save, StepRequest, Strategy, advanced
 from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
@@ -123,16 +123,14 @@ class Loop:
         began = 0.0 if spans is None else spans.clock()
         agreed = outcome.agreed
         if self._is_warm:
-            activity.add_step(activity.seconds, len(strategy.hosted))
+            if strategy.hosted:
+                activity.add_step(activity.seconds, len(strategy.hosted))
         else:
             # The first step has waited for loaders that were just started, and does not count for the pace. Now that
             # the optimizers have their state, it is known how much there is to save.
             self.checkpointer.prepare(self.progress, self.workers)
             self._is_warm = True
-        if agreed.is_void:
-            self.progress = self.progress.after_step(0, bad=len(agreed.bad), is_barren=not agreed.samples)
-        else:
-            self.progress = self.progress.after_step(agreed.samples, agreed.tally, bad=len(agreed.bad))
+        self.progress = advanced(self.progress, agreed)
         is_plain = not (agreed.bad or agreed.put_back or self._notes)
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
         self._publish_step(step, epoch, agreed, outcome.norms, warnings)

@@ -74,10 +74,20 @@ class Optimizers:
             for group, base in zip(optimizer.param_groups, self._base_rates[name], strict=True):
                 group["lr"] = base * factor
 
-    def step(self) -> None:
+    def update(self) -> None:
+        """New parameters, by what stands in their `.grad`."""
         try:
             for optimizer in self.by_name.values():
                 optimizer.step()
+        except (Exception, SystemExit) as error:
+            blame_user_code(error, "optimizer.step()")
+            raise
+
+    def advance_schedules(self) -> None:
+        """The task's own schedules move on by a step."""
+        if not self._schedulers:
+            return
+        try:
             for scheduler in self._schedulers.values():
                 if not isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step()
@@ -138,6 +148,36 @@ class Optimizers:
             if name in state["schedulers"]:
                 then, now = began_with["schedulers"].get(name), self._given["schedulers"][name]
                 scheduler.load_state_dict(_as_before(_resumed(state["schedulers"][name], then, now), scheduler))
+
+    # --- parameters that are spread over several processes
+
+    def places(self) -> dict[torch.Tensor, tuple[str, int]]:
+        """For each parameter its optimizer, and the number that it has in the state of that."""
+        return {
+            parameter: (name, number)
+            for name, optimizer in self.by_name.items()
+            for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
+        }
+
+    def state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """What an optimizer keeps of one parameter, to be changed in place."""
+        return next((o.state[parameter] for o in self.by_name.values() if parameter in o.state), {})
+
+    def take_state(self, parameter: torch.Tensor, values: dict[str, Any]) -> None:
+        """Go on with this for one parameter; where there is nothing, as if it had never been updated."""
+        name, _ = self.places()[parameter]
+        state = self.by_name[name].state
+        state.pop(parameter, None)
+        if values:
+            state[parameter] = values
+
+    def load_settings(self, state: dict[str, Any]) -> None:
+        """Go on with the settings and schedules of another process of the same job, and with nothing of a parameter."""
+        for name, optimizer in self.by_name.items():
+            for group, saved in zip(optimizer.param_groups, state["optimizers"][name]["param_groups"], strict=True):
+                group.update({key: value for key, value in saved.items() if key != "params"})
+        for name, scheduler in self._schedulers.items():
+            scheduler.load_state_dict(_as_before(state["schedulers"][name], scheduler))
 
     def _settings(self) -> dict[str, Any]:
         groups = {

@@ -19,7 +19,7 @@ from quorate.training.device import CPU, Device, digests
 from quorate.training.optimizers import Optimizers
 from quorate.training.task import Task
 
-_AVERAGED = " (averaged)"
+AVERAGED = " (averaged)"
 """What follows the name of a parameter whose average it is; no attribute has such a name."""
 _VERSION, _IS_TRAINED = attrgetter("_version"), attrgetter("requires_grad")
 
@@ -112,7 +112,7 @@ class Replica:
     def load(self, state: dict[str, Any]) -> None:
         """Take up a saved state, in place, so that ties and optimizers keep their tensors."""
         tensors = state["tensors"]
-        averages = {name: tensor for name, tensor in tensors.items() if name.endswith(_AVERAGED)}
+        averages = {name: tensor for name, tensor in tensors.items() if name.endswith(AVERAGED)}
         saved = {name: tensor for name, tensor in tensors.items() if name not in averages}
         self._check_names(saved)
         with torch.no_grad():
@@ -146,7 +146,7 @@ class Average:
     """
 
     def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]], decay: float) -> None:
-        self._parameters = {f"{name}{_AVERAGED}": parameter for name, parameter in parameters}
+        self._parameters = {f"{name}{AVERAGED}": parameter for name, parameter in parameters}
         self._values = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         self._move = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         # Several tensors are moved at once, all of one type.

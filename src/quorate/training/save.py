@@ -203,6 +203,8 @@ class OngoingSave:
         if len(vouchers) < len(self.plan.writers):
             return False
         held = [Voucher(**json.loads(content)) for _, content in sorted(vouchers.items())]
+        for voucher in held if not self.plan.held.is_whole else ():
+            self.digests |= voucher.digests
         self.divergence = divergence(self.plan.progress.cursor.step, held)
         if self.divergence is not None:
             self.give_up("the replicas differ")
@@ -265,7 +267,7 @@ class OngoingSave:
             plan.attempt.write(plan.position, plan.parts, self._content)
         if self._is_shared:
             progress = json.dumps(plan.progress.to_dict(), sort_keys=True)
-            voucher = Voucher(plan.worker, self.digests | {"progress": progress})
+            voucher = Voucher(plan.worker, self.digests | {"progress": progress}, is_partial=not plan.held.is_whole)
             plan.attempt.vouch(plan.position, json.dumps(asdict(voucher)).encode())
         self._is_written = True
         self._written_s = round(self._context.clock() - self._began, 4)

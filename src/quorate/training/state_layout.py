@@ -22,15 +22,16 @@ Parts = tuple[tuple[str, ...], ...]
 class HeldState:
     """The state after a step, as far as one member holds it. Its tensors are those that training goes on to change.
 
-    `encoded` is the tree of the whole state, and the tensors of it that this member holds. `compared` are the tensors
-    that every member holds and must hold alike, by names for people; those in `weights` make up the weights digest.
-    They are on `device`.
+    `encoded` is the tree of the state, and the tensors of it that this member writes. `compared` are the tensors that
+    others hold too and must hold alike, by names for people; those in `weights` make up the weights digest. They are on
+    `device`. Where it `is_whole`, every member holds all; otherwise the tree of the state is that of all together.
     """
 
     encoded: Encoded
     compared: dict[str, torch.Tensor]
     weights: frozenset[str]
     device: Device = CPU
+    is_whole: bool = True
 
 
 class StateLayout(Protocol):

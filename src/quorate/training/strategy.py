@@ -9,6 +9,7 @@ import torch
 
 from quorate.data.ledger import Tally
 from quorate.training.lane import LaneResult, LossSum
+from quorate.training.progress import Progress
 
 
 class Save(IntEnum):
@@ -88,6 +89,13 @@ class Agreement(NamedTuple):
         return self.skipped is not None or not self.samples
 
 
+def advanced(progress: Progress, agreed: Agreement) -> Progress:
+    """How far a job is with one more step."""
+    if agreed.is_void:
+        return progress.after_step(0, bad=len(agreed.bad), is_barren=not agreed.samples)
+    return progress.after_step(agreed.samples, agreed.tally, bad=len(agreed.bad))
+
+
 class StepOutcome(NamedTuple):
     """A completed step: what all agreed on, and the norm of each optimizer's gradient, before clipping."""
 
@@ -112,6 +120,11 @@ class Strategy(Protocol):
         """The lanes that this worker hosts."""
         ...
 
+    @property
+    def leads(self) -> bool:
+        """Whether it is the first in what `gather` gives, who commits checkpoints."""
+        ...
+
     def begin(self, step: int) -> None:
         """A step begins: from now on its gradients may be exchanged as they become ready."""
         ...
@@ -124,7 +137,7 @@ class Strategy(Protocol):
         ...
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
-        """The payloads of all workers, in lane order, on every one of them."""
+        """The payloads of all members on every one of them, those of workers in lane order."""
         ...
 
     def close(self) -> None:

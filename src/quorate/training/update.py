@@ -42,28 +42,42 @@ class Update:
 
     def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         """Update parameters and buffers; the norm of each optimizer's gradient, before clipping."""
-        self._before_change()
-        self._activity.enter(APPLY)
-        norms = self._leave_out() if agreement.is_void else self._apply(step, agreement)
+        self.begin()
+        norms = self.leave_out() if agreement.is_void else self._apply(step, agreement)
         self._activity.leave()
         return norms
 
+    def begin(self) -> None:
+        """The state is about to change; the activity is left when it has. Raises where this worker may not."""
+        self._before_change()
+        self._activity.enter(APPLY)
+
     def _apply(self, step: int, agreement: Agreement) -> dict[str, float]:
-        replica, gradients, clip = self._replica, self._gradients, self._spec.clip_norm
-        optimizers = replica.optimizers
+        gradients, optimizers = self._gradients, self._replica.optimizers
+        scales = self.install(agreement)
+        if self._spec.clip_norm is None and not scales and list(optimizers.by_name) == [SOLE]:
+            # Nothing depends on its last bits here, and whole buckets take a fraction of the time of many tensors.
+            norms = {SOLE: gradients.total_norm(self._replica.device)}
+        else:
+            norms = self._norms(optimizers.by_name)
+        self.change(step, agreement, optimizers.update)
+        return norms
+
+    def install(self, agreement: Agreement) -> bool:
+        """Put the sums where the optimizers look for them, as gradients of a mean; whether they had to be scaled."""
+        scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
+        self._gradients.install(agreement.present, scales or self._spec.clip_norm is not None)
+        if scales:
+            self._scale(agreement)
+        return scales
+
+    def change(self, step: int, agreement: Agreement, update: Callable[[], None]) -> None:
+        """Everything that a step changes; `update` changes the parameters."""
+        replica, optimizers = self._replica, self._replica.optimizers
         runs_user_code = optimizers.run_user_code
         if runs_user_code:
             # Noise, which is then the same in every worker.
             replica.device.seed(derive_seed(self._spec.seed, "apply", step))
-        scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
-        gradients.install(agreement.present, scales or clip is not None)
-        if scales:
-            self._scale(agreement)
-        if clip is None and not scales and list(optimizers.by_name) == [SOLE]:
-            # Nothing depends on its last bits here, and whole buckets take a fraction of the time of many tensors.
-            norms = {SOLE: gradients.total_norm(replica.device)}
-        else:
-            norms = self._norms(optimizers.by_name)
         if self._spec.schedule is not None:
             optimizers.prepare(step, self._total_steps)
         if runs_user_code:
@@ -71,12 +85,12 @@ class Update:
         if agreement.buffers:
             # Before the step, which may change buffers too: an average is made of the statistics of this step.
             replica.buffers.commit(agreement.buffers)
-        optimizers.step()
+        update()
+        optimizers.advance_schedules()
         if runs_user_code:
             self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
         if replica.average is not None:
             replica.average.update()
-        return norms
 
     def react(self, metric: float) -> None:
         self._tidy()
@@ -93,7 +107,7 @@ class Update:
         self._replica.buffers.adopt()
         self._watch.after_update(where)
 
-    def _leave_out(self) -> dict[str, float]:
+    def leave_out(self) -> dict[str, float]:
         """A step that is void: no parameter, buffer, optimizer or schedule is touched, and there is no norm.
 
         What lanes have left in the model's buffers was never committed: whoever uses the model next restores them.
@@ -103,7 +117,12 @@ class Update:
             parameter.grad = None
         return {}
 
-    def _parameters(self, name: str) -> list[torch.Tensor]:
+    @property
+    def optimizer_names(self) -> Iterable[str]:
+        return self._replica.optimizers.by_name
+
+    def parameters_of(self, name: str) -> list[torch.Tensor]:
+        """What one optimizer updates."""
         if name == SOLE:
             return list(self._gradients.parameters)
         return self._replica.optimizers.parameters(name)
@@ -111,7 +130,7 @@ class Update:
     def _scale(self, agreement: Agreement) -> None:
         """Make each gradient that of the mean over what was read: only now it is known how much that is."""
         for name, loss in agreement.losses.items():
-            gradients = [p.grad for p in self._parameters(name) if p.grad is not None]
+            gradients = [p.grad for p in self.parameters_of(name) if p.grad is not None]
             if loss.per_item and gradients:
                 torch._foreach_div_(gradients, loss.count)
             elif agreement.bad and gradients:
@@ -120,7 +139,7 @@ class Update:
     def _norms(self, names: Iterable[str]) -> dict[str, float]:
         clip, norms = self._spec.clip_norm, {}
         for name in names:
-            parameters = self._parameters(name)
+            parameters = self.parameters_of(name)
             if clip is not None:
                 norms[name] = clip_grad_norm_(parameters, clip)
             else:

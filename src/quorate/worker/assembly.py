@@ -10,7 +10,7 @@ from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
-from quorate.core.generation import Cursor, Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId, Role
 from quorate.core.user_code import building_code
 from quorate.core.worker_status import CHECKPOINT
 from quorate.data.block_sampler import Blocked, BlockSampler
@@ -23,6 +23,7 @@ from quorate.data.samples import Samples
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
+from quorate.spec.strategy import RingSpec
 from quorate.strategies.kinds import Connection, StrategyFactory, strategy_factory
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
@@ -33,7 +34,7 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.save import SaveContext
-from quorate.training.state_layout import Replicated, StateLayout
+from quorate.training.state_layout import StateLayout
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task
@@ -53,6 +54,8 @@ class SessionParts:
     samples: Samples
     environment: dict[str, str]
     folder: CheckpointFolder
+    role: Role = Role.WORKER
+    mode: RunMode = TRAINING
 
     @cached_property
     def sampler(self) -> Sampler:
@@ -66,11 +69,13 @@ class SessionParts:
 
     @cached_property
     def strategy(self) -> StrategyFactory:
-        return strategy_factory(self.spec, self.replica)
+        # What is evaluated or replayed comes to the same without servers.
+        spec = self.spec if self.mode.is_training else self.spec.model_copy(update={"strategy": RingSpec()})
+        return strategy_factory(spec, self.replica, self.role)
 
     @property
     def layout(self) -> StateLayout:
-        return Replicated(self.replica)
+        return self.strategy.layout
 
 
 @dataclass(frozen=True)

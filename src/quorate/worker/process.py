@@ -26,7 +26,7 @@ from quorate.core.errors import (
     WorkerUnfit,
 )
 from quorate.core.failure import Failure
-from quorate.core.generation import name_of
+from quorate.core.generation import Role, name_of
 from quorate.core.log_records import Place, current_place, log_by_stderr
 from quorate.core.machine import is_shortage
 from quorate.core.masking import register_secrets, secrets_in
@@ -295,7 +295,8 @@ class Worker:
             self._page.write_setup("metrics()")
             sanity_check_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)
-        parts = SessionParts(spec, task, replica, samples, environment, folder)
+        role, mode = Role.of(self._assignment.slot), self._assignment.mode
+        parts = SessionParts(spec, task, replica, samples, environment, folder, role, mode)
         return parts, self._restore(parts)
 
     def _configure(self) -> Task:

@@ -27,7 +27,6 @@ from quorate.worker.assembly import Hooks, SessionParts, assemble
 from quorate.worker.assignment import Assignment, Tell, WorkerHook
 from quorate.worker.heartbeats import Backlog
 from quorate.worker.membership import Membership
-from quorate.worker.state_copy import align
 
 log = logging.getLogger(__name__)
 
@@ -201,19 +200,20 @@ class LoopTrainer:
         return StrategyLinks(self.parts.strategy.connect(endpoint))
 
     def align(self, generation: Generation, links: StrategyLinks) -> None:
-        if not generation.behind:
+        if not (generation.behind or generation.servers):
             return
         if self.tracer is not None:
             self.tracer.enter(COPY)
         self.write_status(generation.cursor.step, COPY, None)
         began, worker = time.perf_counter(), self.assignment.slot
-        self.progress, size = align(
-            generation, worker, links.connection.links, self.parts.layout, self.progress, self.activity
-        )
-        if 0 in generation.members[generation.position(worker)].lanes:
+        self.progress, size = links.connection.align(self.progress, self.activity, self._hold)
+        if size and 0 in generation.members[generation.position(worker)].lanes:
             seconds = round(time.perf_counter() - began, 4)
             step, formed = self.progress.cursor.step, str(generation.id)
             self.backlog.publish(StateCopied(step=step, generation=formed, bytes=size, seconds=seconds))
+
+    def _hold(self, progress: Progress) -> None:
+        self.progress = progress
 
     def train(self, generation: Generation, links: StrategyLinks) -> str | None:
         # Whoever has not done the step itself does what follows from it, such as an evaluation, at that step.

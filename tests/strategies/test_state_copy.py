@@ -22,8 +22,8 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated
 from quorate.training.task import Task, configure
-from quorate.worker import state_copy
-from quorate.worker.state_copy import align
+from quorate.strategies import state_copy
+from quorate.strategies.state_copy import align
 from reduce.rings import memory_links
 from training.counting_device import CountingDevice
 from wire.pairs import within
@@ -42,7 +42,7 @@ def replica_of(task: type[Task] = Adam, *, is_trained: bool, device: Device = CP
     if is_trained:
         for index, (_, parameter) in enumerate(replica.parameters):
             parameter.grad = torch.full_like(parameter, float(index + 1))
-        replica.optimizers.step()
+        replica.optimizers.update()
     return replica
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from itertools import count
 
 import xxhash
 
@@ -49,27 +50,53 @@ def align(
         voucher = None if own is None else Voucher(worker, digests(own.compared.items(), own.device))
         compare_replicas(step, voucher, partial(reduction.gather, step, COMPARE_INDEX))
     copied = 0
+    passing = Passing(generation, position, reduction, activity)
     for donor in sorted(set(donors.values())):
         receivers = [receiver for receiver, of in donors.items() if of == donor]
-        broadcast = _numbered(reduction, step, donor, activity)
-        # Everybody has to know the size, to know how many pieces follow.
-        told = memoryview(bytearray(8))
-        if position == donor and own is not None:
-            source, size = _as_bytes(own.encoded)
-            told[:] = size.to_bytes(8)
-            broadcast(told, range(len(generation.members)))
-            _send(source, size, receivers, broadcast)
-        else:
-            broadcast(told, range(len(generation.members)))
-            size = int.from_bytes(told)
-            if position in receivers:
-                progress = _receive(size, receivers, broadcast, layout, step)
-                giver = generation.members[donor].worker
-                log.info("copied the state at step %d (%d bytes) from %s", step, size, name_of(giver))
-            else:
-                _pass_on(size, receivers, broadcast)
+        encoded, size = passing.copy(donor, receivers, None if own is None else own.encoded)
+        if encoded is not None:
+            progress = layout.load(encoded)
         copied += size
     return progress, copied
+
+
+class Passing:
+    """Passes states from one member to others; all members call it, with the same donors and receivers, in order."""
+
+    def __init__(self, generation: Generation, position: int, reduction: Reduction, activity: Activity) -> None:
+        self._generation = generation
+        self._position = position
+        self._reduction = reduction
+        self._activity = activity
+        self._step = generation.cursor.step
+        # Each broadcast under a number of its own: a piece that comes out of turn is refused.
+        self._numbers = count()
+
+    def copy(self, donor: int, receivers: Collection[int], own: Encoded | None) -> tuple[Encoded | None, int]:
+        """What a receiver gets of the donor, who gives its `own`; and how many bytes that was. By ring positions."""
+        broadcast = partial(self._broadcast, donor)
+        # Everybody has to know the size, to know how many pieces follow.
+        told = memoryview(bytearray(8))
+        everybody = range(len(self._generation.members))
+        if self._position == donor and own is not None:
+            source, size = _as_bytes(own)
+            told[:] = size.to_bytes(8)
+            broadcast(told, everybody)
+            _send(source, size, receivers, broadcast)
+            return None, size
+        broadcast(told, everybody)
+        size = int.from_bytes(told)
+        if self._position not in receivers:
+            _pass_on(size, receivers, broadcast)
+            return None, size
+        encoded = _receive(size, receivers, broadcast, self._step)
+        giver = self._generation.members[donor].worker
+        log.info("copied the state at step %d (%d bytes) from %s", self._step, size, name_of(giver))
+        return encoded, size
+
+    def _broadcast(self, donor: int, buffer: memoryview, receivers: Collection[int]) -> None:
+        with self._activity.waiting(OTHERS):
+            self._reduction.broadcast(self._step, next(self._numbers), donor, buffer, receivers)
 
 
 def _as_bytes(encoded: Encoded) -> tuple[Iterator[Buffer], int]:
@@ -88,8 +115,8 @@ def _send(source: Iterator[Buffer], size: int, receivers: Collection[int], broad
     broadcast(memoryview(bytearray(digest.digest())), receivers)
 
 
-def _receive(size: int, receivers: Collection[int], broadcast: Broadcast, layout: StateLayout, step: int) -> Progress:
-    """Straight into memory of its own, and from there into the replica; the progress that it has then.
+def _receive(size: int, receivers: Collection[int], broadcast: Broadcast, step: int) -> Encoded:
+    """Straight into memory of its own, from where it may be taken up.
 
     If the donor dies half way, this worker still holds a state that it can go on from.
     """
@@ -103,7 +130,7 @@ def _receive(size: int, receivers: Collection[int], broadcast: Broadcast, layout
     if sent != digest.digest():
         raise WorkerUnfit(f"the state that it has copied at step {step} is not the one that was sent.")
     tensors = 8 + int.from_bytes(content[:8])
-    return layout.load(Encoded(json.loads(bytes(content[8:tensors])), tensors_in(content[tensors:])))
+    return Encoded(json.loads(bytes(content[8:tensors])), tensors_in(content[tensors:]))
 
 
 def _pass_on(size: int, receivers: Collection[int], broadcast: Broadcast) -> None:
@@ -128,14 +155,3 @@ def _pieces(chunks: Iterator[Buffer], size: int) -> Iterator[memoryview]:
                 filled = 0
     if filled:
         yield scratch[:filled]
-
-
-def _numbered(reduction: Reduction, step: int, donor: int, activity: Activity) -> Broadcast:
-    """Each broadcast under a number of its own: a piece that comes out of turn is refused."""
-    numbers = iter(range(2**62))
-
-    def broadcast(buffer: memoryview, receivers: Collection[int]) -> None:
-        with activity.waiting(OTHERS):
-            reduction.broadcast(step, next(numbers), donor, buffer, receivers)
-
-    return broadcast

@@ -1,0 +1,153 @@
+"""What one member of a job with servers holds of its state.
+
+The state is what every member holds alike (progress, buffers, schedules, settings and frozen parameters: its *base*),
+and *blocks*, each a trained parameter with its average and with what its optimizer keeps of it. A server holds some
+blocks. A worker holds the values of all, as it has pulled them, and nothing of an optimizer.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quorate.core.generation import Role
+from quorate.training.progress import Progress
+from quorate.training.replica import AVERAGED, Replica
+
+
+@dataclass
+class Share:
+    """A member's share, by the numbers of its blocks in `replica.trainable`.
+
+    `held` are those that it has, and `placed` those that it is to have in its generation; it is the `primary` of some,
+    whose values it gives to workers and writes to checkpoints. `number` says which of the `servers` it is; none is a
+    worker's, or that of a server that leaves.
+    """
+
+    replica: Replica
+    role: Role
+    held: set[int] = field(default_factory=set)
+    placed: frozenset[int] = frozenset()
+    primary: tuple[int, ...] = ()
+    number: int | None = None
+    servers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.role is not Role.WORKER:
+            self.held = set(range(len(self.replica.trainable)))
+
+    @property
+    def is_server(self) -> bool:
+        return self.role is not Role.WORKER
+
+    def drop_surplus(self) -> None:
+        """Let go of what others hold now."""
+        for block in self.held - self.placed:
+            self.replica.optimizers.take_state(self.parameter(block), {})
+        self.held &= self.placed
+
+    def parameter(self, block: int) -> torch.nn.Parameter:
+        return self.replica.trainable[block][1]
+
+    def base(self, progress: Progress) -> dict[str, Any]:
+        """What every member holds alike, as a tree."""
+        state, trained = self.replica.state(), {name for name, _ in self.replica.trainable}
+        tensors = {
+            name: tensor
+            for name, tensor in state["tensors"].items()
+            if name not in trained and name.removesuffix(AVERAGED) not in trained
+        }
+        settings = {name: {"state": {}, **_settings(of)} for name, of in state["optimizers"].items()}
+        return {"replica": state | {"tensors": tensors, "optimizers": settings}, "progress": progress.to_dict()}
+
+    def blocks(self, blocks: Iterable[int], *, values_only: bool = False) -> dict[str, Any]:
+        """Some blocks as a tree of the same form; `values_only` without what optimizers keep."""
+        replica = self.replica
+        places = {} if values_only else replica.optimizers.places()
+        averages = {} if replica.average is None else dict(replica.average.tensors())
+        tensors: dict[str, torch.Tensor] = {}
+        states: dict[str, dict[str, Any]] = {name: {"state": {}} for name in replica.optimizers.by_name}
+        for block in sorted(blocks):
+            name, parameter = replica.trainable[block]
+            tensors[name] = parameter.detach()
+            if (averaged := f"{name}{AVERAGED}") in averages:
+                tensors[averaged] = averages[averaged]
+            if parameter in places:
+                optimizer, number = places[parameter]
+                if state := replica.optimizers.state_of(parameter):
+                    states[optimizer]["state"][number] = state
+        return {"replica": {"tensors": tensors, "optimizers": states}}
+
+    def load_base(self, tree: dict[str, Any]) -> Progress:
+        state = tree["replica"]
+        self._load_tensors(state["tensors"])
+        self.replica.optimizers.load_settings(state)
+        return Progress.from_dict(tree["progress"])
+
+    def load_blocks(self, tree: dict[str, Any], blocks: Collection[int]) -> None:
+        """Take up blocks, values only where they come without the rest; a server holds them from now on."""
+        state, optimizers = tree["replica"], self.replica.optimizers
+        self._load_tensors(state["tensors"])
+        if not self.is_server:
+            return
+        places = optimizers.places()
+        for block in blocks:
+            parameter = self.parameter(block)
+            if parameter in places:
+                name, number = places[parameter]
+                optimizers.take_state(parameter, state["optimizers"][name]["state"].get(number, {}))
+        self.held |= set(blocks)
+
+    def load(self, tree: dict[str, Any]) -> Progress:
+        """Take up a whole state, such as that of a checkpoint."""
+        self.replica.load(tree["replica"])
+        if self.is_server:
+            self.held = set(range(len(self.replica.trainable)))
+        else:
+            for _, parameter in self.replica.trainable:
+                self.replica.optimizers.take_state(parameter, {})
+        return Progress.from_dict(tree["progress"])
+
+    def compared(self) -> dict[str, torch.Tensor]:
+        """What this member has of the state, by names for people, for others to compare with what they have."""
+        replica = self.replica
+        trained = dict(replica.trainable)
+        left_out = {name for block, (name, _) in enumerate(replica.trainable) if block not in self.held}
+        if not self.is_server:
+            left_out = set()
+        numbers = {place: parameter for parameter, place in replica.optimizers.places().items()}
+        kept = {id(trained[name]) for name in trained.keys() - left_out}
+        named = {
+            name: tensor
+            for name, tensor in replica.tensors()
+            if name not in left_out and name.removesuffix(AVERAGED) not in left_out
+        }
+        for optimizer, state in replica.optimizers.state()["optimizers"].items():
+            for number, values in state["state"].items():
+                if id(numbers[optimizer, number]) in kept:
+                    named |= {
+                        f"optimizer {optimizer} {number} {key}": value
+                        for key, value in values.items()
+                        if isinstance(value, torch.Tensor)
+                    }
+        return named
+
+    def _load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        replica = self.replica
+        parameters = dict(replica.parameters)
+        averages = {} if replica.average is None else dict(replica.average.tensors())
+        buffers = {}
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                if name in parameters:
+                    parameters[name].copy_(tensor)
+                elif name in averages:
+                    averages[name].copy_(tensor)
+                else:
+                    buffers[name] = tensor
+        replica.buffers.commit(buffers)
+
+
+def _settings(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key != "state"}

@@ -1,0 +1,159 @@
+"""The `parameter-server` strategy, synchronous: servers hold and update the parameters, to the bits of the ring."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from quorate.core.generation import Role
+from quorate.observe.events import LinksMeasured
+from quorate.reduce.connect import Endpoint, connect
+from quorate.reduce.connect_star import connect_star
+from quorate.reduce.exchange import Exchange
+from quorate.reduce.memory import GradientMemory
+from quorate.reduce.reduction import Reduction
+from quorate.reduce.shared_exchange import SharedExchange
+from quorate.reduce.shared_memory import SharedMemoryReduction
+from quorate.reduce.star import Star
+from quorate.servers.layout import OnServers
+from quorate.servers.placement import Holders, place
+from quorate.servers.share import Share
+from quorate.spec.job import JobSpec
+from quorate.spec.strategy import ServersSpec
+from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.server_align import Aligner, Pending, tell_placement
+from quorate.strategies.server_step import ServerStep, StepParts, WorkerStep
+from quorate.strategies.server_update import HeldGradients, check_optimizers
+from quorate.training.activity import Activity
+from quorate.training.divergence import ReplicaDigests
+from quorate.training.flat_gradients import FlatGradients
+from quorate.training.gradients import Gradients, gradient_plan
+from quorate.training.progress import Progress
+from quorate.training.replica import Replica
+from quorate.training.strategy import Strategy
+from quorate.training.update import Update
+
+log = logging.getLogger(__name__)
+
+
+class ServersFactory:
+    """Connects the members of each generation: in shared memory on one host; elsewhere each worker to each server.
+
+    What this member holds, and a step that it may have to complete, outlive a generation.
+    """
+
+    def __init__(self, spec: JobSpec, replica: Replica, role: Role) -> None:
+        assert isinstance(spec.strategy, ServersSpec)
+        check_optimizers(replica.optimizers)
+        self._spec = spec
+        self._replica = replica
+        self._replicas = spec.strategy.replicas
+        self.share = Share(replica, role)
+        self.layout = OnServers(self.share)
+        self.pending: Pending | None = None
+        self.norms: Mapping[str, float] | None = None
+
+    def connect(self, endpoint: Endpoint) -> "ServersConnection":
+        generation, replica = endpoint.generation, self._replica
+        plan = gradient_plan(replica.trainable, self._spec.bucket_mb)
+        placement = self._place(endpoint)
+        links, memory = connect(endpoint, plan, allocate=replica.device.zeros)
+        try:
+            worker = endpoint.credentials.worker
+            exchange: Exchange
+            if isinstance(links, SharedMemoryReduction):
+                exchange = SharedExchange(generation, worker, links, plan)
+            else:
+                positions = [[generation.position(server) for server in holders] for holders in placement]
+                peers = connect_star(endpoint, links)
+                exchange = Star(generation, worker, peers, plan, positions, memory.lanes, endpoint.lease)
+            gradients = self._gradients(memory)
+        except BaseException:
+            links.close()
+            raise
+        return ServersConnection(self._spec, self, endpoint, links, exchange, gradients, placement)
+
+    def _gradients(self, memory: GradientMemory) -> Gradients:
+        if self.share.is_server:
+            return HeldGradients(self.share)
+        plan = gradient_plan(self._replica.trainable, self._spec.bucket_mb)
+        return FlatGradients(self._replica.trainable, plan, memory)
+
+    def _place(self, endpoint: Endpoint) -> tuple[Holders, ...]:
+        """Where each block is in this generation; and what of it is this member's."""
+        generation, share, own = endpoint.generation, self.share, endpoint.credentials.worker
+        staying = [server.worker for server in generation.servers if server.role is Role.SERVER]
+        trainable = self._replica.trainable
+        sizes = [parameter.nbytes for _, parameter in trainable]
+        placement = place([name for name, _ in trainable], staying, self._replicas, sizes)
+        share.placed = frozenset(block for block, holders in enumerate(placement) if own in holders)
+        share.primary = tuple(block for block, holders in enumerate(placement) if holders[0] == own)
+        share.number = staying.index(own) if own in staying else None
+        share.servers = len(staying)
+        return placement
+
+
+class ServersConnection:
+    """One member's connection to the others of its generation."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        factory: ServersFactory,
+        endpoint: Endpoint,
+        links: Reduction,
+        exchange: Exchange,
+        gradients: Gradients,
+        placement: tuple[Holders, ...],
+    ) -> None:
+        self.links = links
+        self.gradients = gradients
+        self._spec = spec
+        self._factory = factory
+        self._endpoint = endpoint
+        self._exchange = exchange
+        self._placement = placement
+
+    def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
+        factory, generation = self._factory, self._endpoint.generation
+        aligner = Aligner(generation, self._endpoint.credentials.worker, self.links, factory.share, activity, hold)
+        aligned = aligner.run(progress, self._placement, factory.pending, factory.norms)
+        factory.pending = None
+        tell_placement(generation, factory.share)
+        return aligned
+
+    def measure(self) -> LinksMeasured:
+        generation, position = self._endpoint.generation, self._endpoint.position
+        following = generation.members[(position + 1) % len(generation.members)].worker
+        trip = self.links.round_trip()
+        sizes = [parameter.nbytes for _, parameter in self._factory.share.replica.trainable]
+        pushed = sum(size * len(holders) for size, holders in zip(sizes, self._placement, strict=True))
+        return LinksMeasured(
+            step=generation.cursor.step,
+            generation=str(generation.id),
+            worker=self._endpoint.credentials.worker,
+            peer=None if trip is None else following,
+            round_trip_s=None if trip is None else round(trip, 9),
+            bytes_per_step=pushed * len(generation.members[position].lanes),
+        )
+
+    def strategy(self, update: Update, activity: Activity) -> Strategy:
+        spec, share, generation = self._spec, self._factory.share, self._endpoint.generation
+        own = generation.members[self._endpoint.position]
+        agreement = StepAgreement(
+            self.links.gather,
+            generation.members,
+            own,
+            [parameter for _, parameter in share.replica.trainable],
+            share.replica.buffers,
+            None if share.is_server else ReplicaDigests(share.replica),
+            skips=spec.on_poison == "skip",
+        )
+        factory = self._factory
+        parts = StepParts(generation, own, self.links, self._exchange, agreement, share, update, activity, factory)
+        if isinstance(self.gradients, HeldGradients):
+            return ServerStep(parts, self.gradients, spec.clip_norm)
+        return WorkerStep(parts, self.gradients)
+
+    def close(self) -> None:
+        self._exchange.close()
+        self.links.close()
+        self.gradients.close()

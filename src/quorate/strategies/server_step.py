@@ -1,0 +1,159 @@
+"""One synchronous step with parameter servers: push, agree, update, pull.
+
+::
+
+    worker   lanes ─ push ─┐          ┌─ notes ─┐           ┌─ norms ─┐            ┌─ pull ─ buffers, schedule, average
+    server           receive          │         │  add up   │         │  optimizer │
+                                      agreement             all are prepared       publish
+
+Lanes are summed in the order of the ring, clipping sees the norms of all parameters, and everything else is what every
+strategy shares: the bits are those of the ring. Whoever has the norms of all knows that every server could complete the
+step. So a server that is cut off before it has them completes it in the next generation, if anybody has.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from quorate.core.generation import Generation, Member, Role
+from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.reduce.exchange import Exchange
+from quorate.reduce.reduction import Reduction
+from quorate.servers.share import Share
+from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.ring import GATHER_INDEX
+from quorate.strategies.server_align import Pending
+from quorate.strategies.server_update import HeldGradients, PulledUpdate, ServerUpdate, total_norms
+from quorate.training.activity import Activity
+from quorate.training.gradients import Gradients
+from quorate.training.lane import LaneResult
+from quorate.training.progress import Progress
+from quorate.training.strategy import Agreement, StepOutcome, StepRequest, advanced
+from quorate.training.update import Update
+
+NORMS_INDEX = 8
+"""Tells the norms of gradients from what else is gathered in a step."""
+
+
+class Memory(Protocol):
+    """What outlives a generation: the step that is under way, and the norms of the last one that was completed."""
+
+    pending: Pending | None
+    norms: Mapping[str, float] | None
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a member's steps are made of in one generation."""
+
+    generation: Generation
+    own: Member
+    links: Reduction
+    exchange: Exchange
+    agreement: StepAgreement
+    share: Share
+    update: Update
+    activity: Activity
+    memory: Memory
+
+
+class _Step:
+    """What a worker and a server have in common."""
+
+    def __init__(self, parts: StepParts, gradients: Gradients) -> None:
+        self.worker = parts.own.worker
+        self.hosted = parts.own.lanes
+        self.leads = parts.share.number == 0
+        self._links = parts.links
+        self._exchange = parts.exchange
+        self._gradients = gradients
+        self._agreement = parts.agreement
+        self._share = parts.share
+        self._update = parts.update
+        self._activity = parts.activity
+        self._memory = parts.memory
+        # Servers first, since they write checkpoints; those that leave behind those that stay.
+        in_order = (Role.SERVER, Role.RETIRING, Role.WORKER)
+        members = enumerate(parts.generation.members)
+        self._order = [at for at, _ in sorted(members, key=lambda one: (in_order.index(one[1].role), one[0]))]
+
+    def begin(self, step: int) -> None:  # noqa: ARG002
+        self._links.spans = self._activity.spans
+
+    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
+        with self._activity.waiting(OTHERS):
+            told = self._links.gather(step, GATHER_INDEX, payload)
+        return tuple(told[position] for position in self._order)
+
+    def close(self) -> None:
+        self._exchange.close()
+        self._links.close()
+        self._gradients.close()
+
+    def _gather_norms(self, step: int, own: Mapping[int, float]) -> dict[str, float]:
+        told = self._links.gather(step, NORMS_INDEX, json.dumps(sorted(own.items())).encode())
+        norms = {block: norm for payload in told for block, norm in json.loads(payload)}
+        parameters = [parameter for _, parameter in self._share.replica.trainable]
+        return total_norms(self._update, parameters, norms) if norms else {}
+
+
+class WorkerStep(_Step):
+    """A worker's side: its lanes' gradients go to the servers, and their new values come back."""
+
+    def __init__(self, parts: StepParts, gradients: Gradients) -> None:
+        super().__init__(parts, gradients)
+        parameters = [parameter for _, parameter in self._share.replica.trainable]
+        self._pulled = {block: torch.empty(p.numel(), dtype=p.dtype) for block, p in enumerate(parameters)}
+        self._values = [(p, self._pulled[block].view(p.shape)) for block, p in enumerate(parameters)]
+        self._following = PulledUpdate(self._update, self._activity, self._share.replica.optimizers)
+
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+        self._activity.enter(EXCHANGE)
+        self._exchange.push(step)
+        agreed = self._agreement.reach(step, results, request)
+        norms = self._gather_norms(step, {})
+        self._exchange.pull(step, self._pulled)
+        self._activity.leave()
+        self._following.complete(step, agreed, self._values)
+        self._memory.norms = norms
+        return StepOutcome(agreed, norms)
+
+
+class ServerStep(_Step):
+    """A server's side: it sums what the lanes have of the blocks that it holds, and updates these."""
+
+    def __init__(self, parts: StepParts, gradients: HeldGradients, clip: float | None) -> None:
+        super().__init__(parts, gradients)
+        self._held = gradients
+        self._updating = ServerUpdate(self._update, self._share, self._held, clip, self._activity)
+
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+        self._activity.enter(EXCHANGE)
+        self._exchange.receive(step)
+        agreed = self._agreement.reach(step, results, request)
+        # Everybody has taken up what it was to have, and completed the step before.
+        self._share.drop_surplus()
+        self._memory.pending = None
+        if not agreed.is_void:
+            self._exchange.add_up(step, self._held.totals)
+        own = self._updating.prepare(agreed)
+        self._memory.pending = Pending(step, lambda norms, progress: self._complete(step, agreed, norms, progress))
+        norms = self._gather_norms(step, own)
+        self._activity.leave()
+        self._updating.complete(step, agreed, norms)
+        self._memory.pending, self._memory.norms = None, norms
+        self._activity.enter(EXCHANGE)
+        self._exchange.publish(step, self._own_values())
+        self._activity.leave()
+        return StepOutcome(agreed, norms)
+
+    def _own_values(self) -> dict[int, torch.Tensor]:
+        return {block: self._share.parameter(block).detach().reshape(-1) for block in self._share.primary}
+
+    def _complete(self, step: int, agreed: Agreement, norms: Mapping[str, float], progress: Progress) -> Progress:
+        self._updating.complete(step, agreed, norms)
+        self._memory.pending, self._memory.norms = None, norms
+        return advanced(progress, agreed)

@@ -1,0 +1,145 @@
+"""From summed gradients to new values on several servers, with the bits of an update in one place."""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+import torch
+from torch.nn.utils import clip_grads_with_norm_
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+from quorate.core.errors import UnsupportedModelError
+from quorate.servers.share import Share
+from quorate.training.activity import Activity
+from quorate.training.gradients import LoneGradients
+from quorate.training.optimizers import Optimizers
+from quorate.training.strategy import Agreement
+from quorate.training.update import Update
+
+BlockNorms = Mapping[int, float]
+"""The norm of each block's gradient."""
+
+
+class HeldGradients(LoneGradients):
+    """The summed gradients of the blocks that a server holds, each in a flat tensor of its own. It has no lanes."""
+
+    def __init__(self, share: Share) -> None:
+        super().__init__(share.replica.trainable)
+        held = {block: self.parameters[block] for block in sorted(share.placed)}
+        self.totals = {block: torch.empty(one.numel(), dtype=one.dtype) for block, one in held.items()}
+        self._views = {block: total.view(self.parameters[block].shape) for block, total in self.totals.items()}
+
+    def install(self, present: int, to_be_written: bool = False) -> None:  # noqa: ARG002
+        """Where the optimizers look for them; what has no gradient, or is on another server, has none here."""
+        for block, parameter in enumerate(self.parameters):
+            parameter.grad = self._views[block] if block in self._views and present >> block & 1 else None
+
+    def close(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+class ServerUpdate:
+    """Updates the blocks that a server holds, in two halves: between them all servers tell each other their norms."""
+
+    def __init__(self, update: Update, share: Share, gradients: HeldGradients, clip: float | None, activity: Activity):
+        self._update = update
+        self._share = share
+        self._gradients = gradients
+        self._clip = clip
+        self._activity = activity
+
+    def prepare(self, agreed: Agreement) -> dict[int, float]:
+        """Make the sums gradients of a mean; the norms of those of which this server is the primary."""
+        if agreed.is_void:
+            return {}
+        self._update.install(agreed)
+        blocks = [block for block in self._share.primary if agreed.present >> block & 1]
+        gradients = [self._share.parameter(block).grad for block in blocks]
+        norms = torch._foreach_norm([one for one in gradients if one is not None]) if blocks else ()
+        return dict(zip(blocks, (float(norm) for norm in norms), strict=True))
+
+    def complete(self, step: int, agreed: Agreement, norms: Mapping[str, float]) -> None:
+        """Clip by the norms of all, and update."""
+        update, optimizers = self._update, self._share.replica.optimizers
+        update.begin()
+        if agreed.is_void:
+            update.leave_out()
+        else:
+            self._gradients.install(agreed.present)
+            for name, norm in norms.items() if self._clip is not None else ():
+                self._scale(agreed, name, norm)
+            update.change(step, agreed, optimizers.update)
+        self._activity.leave()
+
+    def _scale(self, agreed: Agreement, name: str, norm: float) -> None:
+        numbers = {id(one): block for block, one in enumerate(self._gradients.parameters)}
+        present = [one for one in self._update.parameters_of(name) if agreed.present >> numbers[id(one)] & 1]
+        held = [one for one in present if one.grad is not None]
+        if held and self._clip is not None:
+            dtype = reduce(torch.promote_types, (one.dtype for one in present))
+            clip_grads_with_norm_(held, self._clip, torch.tensor(norm, dtype=dtype))
+
+
+class PulledUpdate:
+    """What a worker does instead: it takes the new values, and everything else changes as on the servers."""
+
+    def __init__(self, update: Update, activity: Activity, optimizers: Optimizers) -> None:
+        self._update = update
+        self._activity = activity
+        for optimizer in optimizers.by_name.values():
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # or its schedule warns that it never steps
+
+    def complete(self, step: int, agreed: Agreement, values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """`values` are parameters with what they are to be."""
+        self._update.begin()
+        if agreed.is_void:
+            self._update.leave_out()
+        else:
+            self._update.change(step, agreed, lambda: _copy(values))
+        self._activity.leave()
+
+
+def _copy(values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        torch._foreach_copy_([parameter for parameter, _ in values], [value for _, value in values])
+
+
+def total_norms(update: Update, parameters: Sequence[torch.Tensor], norms: BlockNorms) -> dict[str, float]:
+    """The norm of each optimizer's gradient from those of all its blocks, as `clip_grad_norm_` would find it."""
+    numbers = {id(parameter): block for block, parameter in enumerate(parameters)}
+    totals = {}
+    for name in update.optimizer_names:
+        present = [one for one in update.parameters_of(name) if numbers.get(id(one)) in norms]
+        totals[name] = float(_total_norm(present, [norms[numbers[id(one)]] for one in present]))
+    return totals
+
+
+def _total_norm(parameters: list[torch.Tensor], norms: Sequence[float]) -> torch.Tensor:
+    if not parameters:
+        return torch.tensor(0.0)
+    grouped = _group_tensors_by_device_and_dtype([parameters], with_indices=True)  # type: ignore[list-item]
+    in_order = [
+        torch.tensor(norms[index], dtype=parameters[index].dtype)
+        for _, indices in grouped.values()
+        for index in indices
+    ]
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(in_order), 2.0)
+    return total
+
+
+def check_optimizers(optimizers: Optimizers) -> None:
+    """Refuse what does not update each parameter by itself, or may not: a server has only some of them."""
+    for name, optimizer in optimizers.by_name.items():
+        kind = type(optimizer)
+        called = f"{kind.__name__}{f' ({name})' if name else ''}"
+        if not kind.__module__.startswith("torch.optim.") and not getattr(kind, "per_parameter", False):
+            raise UnsupportedModelError(
+                f"{called} is not one of torch's optimizers: with `strategy: parameter-server` each server updates "
+                "only the parameters that it holds. If it updates each parameter by itself, and draws no random "
+                f"numbers, set `per_parameter = True` on {kind.__name__}; otherwise use `strategy: ring`."
+            )
+    if optimizers.hooks:
+        raise UnsupportedModelError(
+            "an optimizer has hooks, which would see only some of the parameters with `strategy: parameter-server`. "
+            "Use `strategy: ring`, or leave them out."
+        )
