@@ -30,8 +30,8 @@ class FlatTensors:
         views: dict[int, torch.Tensor] = {}
         for bucket, flat in zip(plan, buckets, strict=True):
             for slot in bucket.slots:
-                part = flat[slot.offset : slot.offset + slot.numel]
-                views[slot.index] = part.view(parameters[slot.index].shape)
+                part, shape = flat[slot.offset : slot.offset + slot.numel], parameters[slot.index].shape
+                views[slot.index] = part.view(shape) if slot.numel == shape.numel() else part
         return cls(tuple(buckets), tuple(views[i] for i in range(len(parameters))))
 
 
@@ -100,7 +100,7 @@ class FlatGradients:
                 view.zero_()
                 continue
             bits |= 1 << index
-            if self.parameters[index].grad is not view:
+            if not self._is_left(index):
                 raise detached(self.names[index])
         self._announce_rest()
         return bits
@@ -184,6 +184,10 @@ class FlatGradients:
         parameter.grad = view
         self._touched.add(index)
         return gradient
+
+    def _is_left(self, index: int) -> bool:
+        """Whether a gradient is where the backward pass has left it."""
+        return self.parameters[index].grad is self._current.views[index]
 
     def _announce_rest(self) -> None:
         if self._readiness is not None and self._current is self._last:

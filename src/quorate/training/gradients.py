@@ -1,7 +1,7 @@
 """What the loop asks of gradients, whoever keeps them; those of a job with one lane; and what is refused."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter, is_
 from typing import Protocol
 
@@ -144,11 +144,14 @@ def run_backward(loss: torch.Tensor, weight: float, inputs: list[torch.Tensor] |
     )
 
 
-def gradient_plan(parameters: Sequence[tuple[str, torch.nn.Parameter]], bucket_mb: float) -> tuple[Bucket, ...]:
-    """The buckets in which the gradients of these parameters are exchanged."""
+def gradient_plan(
+    parameters: Sequence[tuple[str, torch.nn.Parameter]], bucket_mb: float, by_rows: Collection[int] = ()
+) -> tuple[Bucket, ...]:
+    """The buckets in which the gradients of these parameters are exchanged. Those that are `by_rows`, by their index,
+    have a place of no size: they travel by themselves."""
     shapes = [
-        TensorShape(name, str(parameter.dtype), parameter.element_size(), parameter.numel())
-        for name, parameter in parameters
+        TensorShape(name, str(parameter.dtype), parameter.element_size(), 0 if index in by_rows else parameter.numel())
+        for index, (name, parameter) in enumerate(parameters)
     ]
     return plan_buckets(shapes, bucket_mb)
 
@@ -158,7 +161,7 @@ def cannot_be_summed(name: str, gradient: torch.Tensor) -> UnsupportedModelError
     if gradient.layout is not torch.strided:
         return UnsupportedModelError(
             f"The gradient of '{name}' is sparse ({gradient.layout}), which the ring does not sum. "
-            "Build the layer with sparse=False."
+            "Build the layer with sparse=False, or let servers hold it (`strategy: parameter-server`)."
         )
     return UnsupportedModelError(
         f"The gradient of '{name}' carries a graph of its own (create_graph) and so cannot stay in its buffer. "
