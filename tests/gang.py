@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ import torch._dynamo  # noqa: F401 (the first optimizer would import it in every
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import FIRST_SERVER, Generation, GenerationId, Member, Role, server_id
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.lanes.hosting import host_lanes
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.spec.job import JobSpec
+from quorate.spec.strategy import server_count
 from quorate.training.activity import Activity
 from quorate.training.device import CPU, digests
 from quorate.training.progress import Progress
@@ -83,13 +84,14 @@ def train(
     sabotage: Callable[[int, Any], None] | None = None,
     hosts: str = "",
 ) -> Ended:
-    """Train on forked workers. With a checkpoint in `folder`, go on from it.
+    """Train on forked workers, and on the servers of the strategy. With a checkpoint in `folder`, go on from it.
 
     `stop_at`: the last worker asks to stop in the exchange of that step. `sabotage(position, loop)` runs in each
-    worker before its loop. `hosts`: a letter for the host of each worker, as if they ran on several.
+    worker before its loop. `hosts`: a letter for the host of each worker, and then of each server, as if they ran on
+    several. What is collected is what workers have.
     """
     pids, conversations = [], []
-    for position in range(workers):
+    for position in range(workers + server_count(spec.strategy)):
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
@@ -107,19 +109,19 @@ def train(
         conversation.close()
     for pid in pids:
         os.waitpid(pid, 0)
-    return _collect(folder, workers)
+    return _collect(folder, workers, len(pids))
 
 
-def _collect(folder: Path, workers: int) -> Ended:
+def _collect(folder: Path, workers: int, members: int) -> Ended:
     told = []
-    for position in range(workers):
+    for position in range(members):
         file = folder / f"worker-{position}.json"
         assert file.exists(), f"worker {position} died without a word"
         told.append(json.loads(file.read_text()))
         file.unlink()
     log = "".join(one.get("log", "") for one in told)
     failures = [Failure.from_dict(one["failure"]) for one in told if "failure" in one]
-    whole = [one for one in told if "failure" not in one]
+    whole = [one for one in told[:workers] if "failure" not in one]
     if failures:
         return Ended("failed", [one["digest"] for one in whole], {}, [], {}, failures, log)
     first, all_digests = whole[0], [one["digest"] for one in whole]
@@ -142,13 +144,15 @@ def _child(
     try:
         listeners = Listeners.bind("127.0.0.1", shares_memory=spec.links == "auto")
         generation = _learn_generation(parent, listeners, host_lanes(spec.lanes, workers))
+        position = generation.members[position].worker
         told = _work(task, spec, generation, position, listeners, folder, stop_at, sabotage, activity)
     except BaseException as error:
         failure = Failure.of(error).at(worker=position, lane=activity.lane, step=activity.step)
         told = {"failure": failure.to_dict()}
-    temporary = folder / f"worker-{position}.tmp"
+    place = position if position < FIRST_SERVER else workers + position - FIRST_SERVER
+    temporary = folder / f"worker-{place}.tmp"
     temporary.write_text(json.dumps(told))
-    temporary.rename(folder / f"worker-{position}.json")
+    temporary.rename(folder / f"worker-{place}.json")
     os._exit(0)
 
 
@@ -157,11 +161,16 @@ def _learn_generation(parent: socket.socket, listeners: Listeners, hosting: Sequ
         conversation.write(f"{listeners.network.address} {listeners.local_address}\n")
         conversation.flush()
         addresses = json.loads(conversation.readline())
-    members = (
+    workers = len(hosting)
+    members = [
         Member(i, network, lanes, local)
-        for i, ((network, local), lanes) in enumerate(zip(addresses, hosting, strict=True))
+        for i, ((network, local), lanes) in enumerate(zip(addresses[:workers], hosting, strict=True))
+    ]
+    servers = (
+        Member(server_id(number), network, range(0), local, role=Role.SERVER)
+        for number, (network, local) in enumerate(addresses[workers:])
     )
-    return Generation(GenerationId(1, 1), tuple(members))
+    return Generation(GenerationId(1, 1), (*members, *servers))
 
 
 def no_trouble() -> None:
@@ -172,7 +181,7 @@ def _work(
     task: type[Task],
     spec: JobSpec,
     generation: Generation,
-    position: int,
+    worker: int,
     listeners: Listeners,
     folder: Path,
     stop_at: int | None,
@@ -183,16 +192,17 @@ def _work(
     configured = configure(task, spec.params, "test", spec.seed)
     checkpoints = CheckpointFolder(folder / "checkpoints")
     replica = Replica(configured, spec, CPU)
-    parts = SessionParts(spec, configured, replica, build_samples(configured, spec), {}, checkpoints)
+    samples, role = build_samples(configured, spec), Role.of(worker)
+    parts = SessionParts(spec, configured, replica, samples, {}, checkpoints, role)
     fingerprint_in_child(parts.samples)
     progress = Progress()
     newest = checkpoints.search().newest
     if newest is not None:
-        loaded = checkpoints.load(newest)
-        replica.load(loaded.state["replica"])
-        progress = Progress.from_dict(loaded.state["progress"])
+        progress = parts.layout.load(checkpoints.load(newest).encoded)
+        members = (replace(member, cursor=progress.cursor) for member in generation.members)
+        generation = replace(generation, members=tuple(members))
     over = time.monotonic() + 60
-    credentials = Credentials(TOKEN, position, generation.id)
+    credentials = Credentials(TOKEN, worker, generation.id)
     deadline = lambda: over - time.monotonic()  # noqa: E731
     words = io.StringIO()
     logger = logging.getLogger("quorate")
@@ -200,8 +210,9 @@ def _work(
     logger.addHandler(logging.StreamHandler(words))
     connection = parts.strategy.connect(Endpoint(generation, credentials, listeners, deadline, deadline))
     listeners.close()
+    progress, _ = connection.align(progress, activity, lambda _: None)
     events: list[Event] = []
-    asks = position == len(generation.members) - 1
+    asks = worker == generation.members[-1].worker
     hooks = Hooks(
         publish=events.append,
         check_lease=no_trouble,
@@ -212,10 +223,10 @@ def _work(
         parts, TRAINING, publish=events.append, check_lease=no_trouble, check_commit=no_trouble
     )
     loop = assemble(
-        parts, generation, position, connection=connection, progress=progress, checkpointer=checkpointer, hooks=hooks
+        parts, generation, worker, connection=connection, progress=progress, checkpointer=checkpointer, hooks=hooks
     )
     if sabotage is not None:
-        sabotage(position, loop)
+        sabotage(worker, loop)
     try:
         ending = loop.run()
     finally:

@@ -133,6 +133,10 @@ class SimulatedStrategy:
     worker: int
     hosted: range
 
+    @property
+    def leads(self) -> bool:
+        return 0 in self.hosted
+
     def begin(self, step: int) -> None:
         """The worker itself trains."""
 

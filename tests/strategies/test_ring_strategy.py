@@ -289,7 +289,7 @@ class Torn:
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         if index == NOTES_INDEX:
             note = WorkerNote.decode(payload)
-            return payload, replace(note, state=note.state + 1).encode(), payload
+            return payload, replace(note, state=(note.state or 0) + 1).encode(), payload
         if self._whole is None:
             raise PeerLost("worker 1", "end of file")
         other = json.dumps({"worker": 1, "digests": self._whole}).encode()

@@ -16,14 +16,14 @@ from quorate.core.errors import ReplicasDiffer, WorkerUnfit
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.machine import fresh_memory
 from quorate.reduce.ring import Ring
+from quorate.strategies import state_copy
+from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
 from quorate.training.device import CPU, Device
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated
 from quorate.training.task import Task, configure
-from quorate.strategies import state_copy
-from quorate.strategies.state_copy import align
 from reduce.rings import memory_links
 from training.counting_device import CountingDevice
 from wire.pairs import within

@@ -1,7 +1,7 @@
 """A strategy of two roles: workers that train, and a server that hosts no lane and sums what they send it."""
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,7 +21,9 @@ from quorate.training.divergence import ReplicaDigests
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import gradient_plan
 from quorate.training.lane import LaneResult
+from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.state_layout import Replicated
 from quorate.training.strategy import StepOutcome, StepRequest
 from quorate.training.update import Update
 
@@ -105,6 +107,7 @@ class ToyFactory:
         self._spec = spec
         self._replica = replica
         self._server = server
+        self.layout = Replicated(replica)
 
     def connect(self, endpoint: Endpoint) -> "ToyConnection":
         generation = endpoint.generation
@@ -126,6 +129,9 @@ class ToyConnection:
             links.gather, workers, own, parameters, replica.buffers, ReplicaDigests(replica), skips=False
         )
         self._own = own
+
+    def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
+        return progress, 0
 
     def measure(self) -> LinksMeasured:
         return LinksMeasured(worker=self._own.worker)

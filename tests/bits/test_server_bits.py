@@ -1,0 +1,78 @@
+"""With parameter servers a job gives the digest of the ring, on any number of workers and servers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gang
+from bits import bit_tasks as tasks
+from bits.test_bits import CASES, Case
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+REFUSED = {tasks.NoisyOptimizer, tasks.AveragesInside}
+"""Optimizers of which nobody can say that they update each parameter by itself: of one's own, or with hooks."""
+SERVED = [case for case in CASES if case.task not in REFUSED and case.keys.get("threads", 1) == 1]
+
+SHAPES = [(1, 1, 1), (2, 2, 2), (4, 3, 2), (3, 1, 1)]
+"""Workers, servers and replicas that are compared."""
+
+
+def digest(case: Case, folder: Path, workers: int, servers: int = 0, replicas: int = 1, **keys: Any) -> str:
+    folder.mkdir()
+    hosts = keys.pop("hosts", "")
+    served = {"strategy": {"kind": "parameter-server", "servers": servers, "replicas": replicas}} if servers else {}
+    spec = gang.job(case.task, **case.keys, **served, **keys)
+    return gang.train(case.task, spec, workers, folder, hosts=hosts).digest
+
+
+@pytest.mark.parametrize("case", SERVED, ids=lambda case: case.name)
+def test_servers_give_the_digest_of_the_ring(case: Case, tmp_path: Path) -> None:
+    ring = digest(case, tmp_path / "ring", 1)
+    served = {shape: digest(case, tmp_path / f"{shape}", *shape) for shape in SHAPES[1:3]}
+    assert set(served.values()) == {ring}, served
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("case", [SERVED[1], SERVED[4], SERVED[12]], ids=lambda case: case.name)
+def test_every_shape_gives_the_digest_of_the_ring(
+    case: Case, workers: int, servers: int, replicas: int, tmp_path: Path
+) -> None:
+    assert digest(case, tmp_path / "served", workers, servers, replicas) == digest(case, tmp_path / "ring", 1)
+
+
+@pytest.mark.parametrize("hosts", ["tcp", "AABB", "ABAB", "AABBC"])
+@pytest.mark.parametrize("case", [SERVED[1], SERVED[4], SERVED[12]], ids=lambda case: case.name)
+def test_over_other_links_the_digest_is_the_same(case: Case, hosts: str, tmp_path: Path) -> None:
+    servers = 3 if len(hosts) == 5 else 2
+    links: dict[str, Any] = {"links": "tcp"} if hosts == "tcp" else {"hosts": hosts}
+    # Buckets so small that most parameters have one of their own, and some share one.
+    small = {"bucket_mb": 0.0005}
+    ring = digest(case, tmp_path / "ring", 1, **small)
+    assert digest(case, tmp_path / "served", 2, servers, 2, **small, **links) == ring
+
+
+@pytest.mark.parametrize("case", [SERVED[2], SERVED[4], SERVED[-1]], ids=lambda case: case.name)
+def test_a_job_changes_from_the_ring_to_servers_and_back(case: Case, tmp_path: Path) -> None:
+    """Saved by one and gone on with by the other, with all that optimizers and schedules keep."""
+    whole = digest(case, tmp_path / "whole", 2)
+    folder = tmp_path / "changing"
+    folder.mkdir()
+    ring = gang.job(case.task, **case.keys)
+    served = gang.job(case.task, **case.keys, strategy={"kind": "parameter-server", "servers": 2})
+    first = gang.train(case.task, served, 2, folder, stop_at=2)
+    assert (first.ending, first.progress["cursor"][0]) == ("interrupted", 2)
+    second = gang.train(case.task, ring, 3, folder, stop_at=4)
+    assert (second.ending, second.progress["cursor"][0]) == ("interrupted", 4)
+    assert gang.train(case.task, served.model_copy(), 1, folder).digest == whole
+
+
+def test_an_optimizer_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
+    spec = gang.job(tasks.NoisyOptimizer, strategy={"kind": "parameter-server"})
+    failure = gang.train(tasks.NoisyOptimizer, spec, 1, tmp_path).failure
+    assert "is not one of torch's optimizers" in failure.message
+    assert "per_parameter = True" in failure.message
