@@ -29,6 +29,7 @@ from quorate.observe.events import (
     RunStopped,
     ShardReading,
     SkippedStep,
+    StalenessObserved,
     StateCopied,
     StepCompleted,
     StepTraced,
@@ -111,6 +112,7 @@ EVERY: list[Event] = [
         gpus=(GpuLoad(0, "NVIDIA H200", 97.0, 2**35, 2**37, 61.0, 512.5), GpuLoad(1)),
     ),
     LinksMeasured(step=0, time=13.7, generation="1.1", worker=0, peer=1, round_trip_s=2.5e-5, bytes_per_step=4096),
+    StalenessObserved(time=13.8, step=20, from_step=10, updates={"0": 31, "2": 9}, gap=1, bound=4),
     LogMessage(time=14.0, level="info", message="hello"),
     StepTraced(
         time=15.0,

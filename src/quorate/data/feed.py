@@ -34,7 +34,8 @@ class Feed:
 
     User code never runs in a thread: one that draws from a global generator would race with the lane that is computing.
     Blocks of shards are read ahead by threads, which run nothing but Quorate's own code. Whoever waits for data calls
-    `check` now and then; what that raises ends the waiting.
+    `check` now and then; what that raises ends the waiting. Unless it `is_planned`, there is no plan, and everything is
+    read just in time.
     """
 
     def __init__(
@@ -47,8 +48,11 @@ class Feed:
         *,
         lanes: int = 1,
         check: Callable[[], None] = lambda: None,
+        is_planned: bool = True,
     ) -> None:
         self._samples = samples
+        # Where nobody knows what is read next, nothing is read ahead.
+        loader_workers = loader_workers if is_planned else 0
         # Loaders are for the code of the task. Batches of columns need none of it, and are made faster here, or by a
         # thread, than they come from another process.
         self._loader_workers = 0 if samples.columns.keys() == samples.datasets.keys() else loader_workers
@@ -61,7 +65,7 @@ class Feed:
         self._planned: deque[tuple[Request, Pending | None]] = deque()
         if self._loader_workers:
             self._start_loaders(requests, lanes)
-        elif samples.shards:
+        elif samples.shards and is_planned:
             samples.divide_memory(1)
             self._ahead = iter(BlockPrefetch(requests, samples.shards, behind=prefetch))
             # It makes batches of columns ahead: for these no code of the task runs, and nothing is drawn.

@@ -387,6 +387,20 @@ class LinksMeasured(Event):
     bytes_per_step: Count | None = None
 
 
+@event(kind="staleness")
+class StalenessObserved(Event):
+    """How late updates came since the step `from_step`, where units of work are applied one by one.
+
+    `updates` has how many units came with how many updates of others between their pull and their push. `gap` is how
+    many steps ahead of the oldest unapplied one a unit was begun at most; `bound` is how many were allowed.
+    """
+
+    from_step: Count = 0
+    updates: dict[str, Count] = field(default_factory=dict)
+    gap: Count = 0
+    bound: Count | None = None
+
+
 @event(kind="spans")
 class StepTraced(Event):
     """What one worker has done in a step of a generation, or on the way into it, or to save it: one for each root.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from quorate.core.generation import Role
+from quorate.servers.unit_record import UnitRecord
 from quorate.training.progress import Progress
 from quorate.training.replica import AVERAGED, Replica
 
@@ -22,7 +23,8 @@ class Share:
 
     `held` are those that it has, and `placed` those that it is to have in its generation; it is the `primary` of some,
     whose values it gives to workers and writes to checkpoints. `number` says which of the `servers` it is; none is a
-    worker's, or that of a server that leaves.
+    worker's, or that of a server that leaves. `units` tells which units of work are in it, where they are applied one
+    by one.
     """
 
     replica: Replica
@@ -32,10 +34,13 @@ class Share:
     primary: tuple[int, ...] = ()
     number: int | None = None
     servers: int = 1
+    units: UnitRecord | None = None
 
     def __post_init__(self) -> None:
         if self.role is not Role.WORKER:
             self.held = set(range(len(self.replica.trainable)))
+        if self.units is not None:
+            self.units.reset(0, self.held)
 
     @property
     def is_server(self) -> bool:
@@ -46,6 +51,8 @@ class Share:
         for block in self.held - self.placed:
             self.replica.optimizers.take_state(self.parameter(block), {})
         self.held &= self.placed
+        if self.units is not None:
+            self.units.keep_only(self.held)
 
     def parameter(self, block: int) -> torch.nn.Parameter:
         return self.replica.trainable[block][1]
@@ -107,7 +114,10 @@ class Share:
         else:
             for _, parameter in self.replica.trainable:
                 self.replica.optimizers.take_state(parameter, {})
-        return Progress.from_dict(tree["progress"])
+        progress = Progress.from_dict(tree["progress"])
+        if self.units is not None:
+            self.units.reset(progress.cursor.step, self.held)
+        return progress
 
     def compared(self) -> dict[str, torch.Tensor]:
         """What this member has of the state, by names for people, for others to compare with what they have."""

@@ -155,13 +155,13 @@ class StepAgreement:
                 )
         notes = self._exchange_notes(step, results, request)
         lanes = [lane for note in notes for lane in note.lanes]
-        losses = _total_losses(lanes)
+        losses = total_losses(lanes)
         poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
         # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
         if len({note.state for note in notes} - {None}) > 1 or (poisoned and not self._is_alone):
             self._compare_replicas(step, notes)
         if poisoned:
-            self._check_skippable(step, poisoned)
+            check_skippable(step, poisoned, self._parameters, self._buffers, skips=self._skips)
         else:
             _check_counts(step, losses)
         return Agreement(
@@ -169,10 +169,10 @@ class StepAgreement:
             tally=total(lane.tally for lane in lanes),
             present=0 if poisoned else reduce(or_, (lane.present for lane in lanes)),
             losses=losses,
-            log={} if poisoned else _mean_log(lanes),
+            log={} if poisoned else mean_log(lanes),
             buffers={} if poisoned else self._agree_on_buffers(step, results, notes, lanes),
             request=StepRequest.combine(note.request for note in notes),
-            skipped=_skipped(poisoned) if poisoned else None,
+            skipped=skipped_of(poisoned) if poisoned else None,
             bad=tuple(sample for lane in lanes for sample in lane.bad),
             why=tuple(reason for lane in lanes for reason in lane.why),
             data_s=max(sum(lane.data_s for lane in note.lanes) for note in notes),
@@ -205,19 +205,6 @@ class StepAgreement:
             raise
         if proven is not None:
             log.warning("%s Yet all of it is equal: one of them was read wrongly.", proven)
-
-    def _check_skippable(self, step: int, poisoned: Sequence[LaneResult]) -> None:
-        """A step with a loss that is not finite is skipped if the job wants that and the samples are to blame."""
-        if self._skips and self._state_is_finite():
-            return
-        # With weights that are not finite, every later loss would be like that: the job would skip its way to the end.
-        remedy = _NOT_THE_SAMPLES if self._skips else _REMEDY
-        raise LossError(f"{_not_finite_at(step, poisoned[0])} {remedy}", _skipped(poisoned).samples)
-
-    def _state_is_finite(self) -> bool:
-        buffers = (value for _, value in self._buffers.committed())
-        found = [torch.isfinite(value).all() for value in (*self._parameters, *buffers)]
-        return all(self._buffers.device.numbers(found)())
 
     # --- buffers
 
@@ -325,9 +312,23 @@ def _refused(name: str, step: int) -> UnsupportedModelError:
 # --- losses
 
 
-def _skipped(poisoned: Sequence[LaneResult]) -> Skipped:
+def check_skippable(
+    step: int, poisoned: Sequence[LaneResult], parameters: Sequence[torch.Tensor], buffers: Buffers, *, skips: bool
+) -> None:
+    """Work whose loss is not finite is skipped if the job wants that and the samples are to blame."""
+    if skips:
+        values = (*parameters, *(value for _, value in buffers.committed()))
+        if all(buffers.device.numbers([torch.isfinite(value).all() for value in values])()):
+            return
+    # With weights that are not finite, every later loss would be like that: the job would skip its way to the end.
+    remedy = _NOT_THE_SAMPLES if skips else _REMEDY
+    raise LossError(f"{_not_finite_at(step, poisoned[0])} {remedy}", skipped_of(poisoned).samples)
+
+
+def skipped_of(poisoned: Sequence[LaneResult], *, is_partial: bool = False) -> Skipped:
+    """What is left out of the lanes whose loss is not finite."""
     samples = tuple(index for lane in poisoned for index in lane.read.tolist())
-    return Skipped(tuple(lane.lane for lane in poisoned), samples)
+    return Skipped(tuple(lane.lane for lane in poisoned), samples, is_partial)
 
 
 def _not_finite_at(step: int, lane: LaneResult) -> str:
@@ -350,7 +351,8 @@ def _check_counts(step: int, losses: Mapping[str, LossSum]) -> None:
             )
 
 
-def _total_losses(lanes: Sequence[LaneResult]) -> dict[str, LossSum]:
+def total_losses(lanes: Sequence[LaneResult]) -> dict[str, LossSum]:
+    """The losses of these lanes together, by optimizer."""
     totals: dict[str, LossSum] = {}
     for lane in lanes:
         for name, loss in lane.losses.items():
@@ -358,7 +360,8 @@ def _total_losses(lanes: Sequence[LaneResult]) -> dict[str, LossSum]:
     return totals
 
 
-def _mean_log(lanes: Sequence[LaneResult]) -> dict[str, float]:
+def mean_log(lanes: Sequence[LaneResult]) -> dict[str, float]:
+    """The mean over samples of what the task has logged in these lanes."""
     sums: dict[str, LossSum] = {}
     for lane in lanes:
         for name, value in lane.log.items():

@@ -16,12 +16,14 @@ from quorate.reduce.star import Star
 from quorate.servers.layout import OnServers
 from quorate.servers.placement import Holders, place
 from quorate.servers.share import Share
+from quorate.servers.unit_record import UnitRecord
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import ServersSpec
+from quorate.spec.strategy import ServersSpec, is_synchronous
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.server_align import Aligner, Pending, tell_placement
 from quorate.strategies.server_step import ServerStep, StepParts, WorkerStep
 from quorate.strategies.server_update import HeldGradients, check_optimizers
+from quorate.strategies.units.unit_connection import UnitConnection, connect_units
 from quorate.training.activity import Activity
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.flat_gradients import FlatGradients
@@ -46,15 +48,20 @@ class ServersFactory:
         self._spec = spec
         self._replica = replica
         self._replicas = spec.strategy.replicas
-        self.share = Share(replica, role)
+        is_dealt = not is_synchronous(spec.strategy)
+        self.share = Share(
+            replica, role, units=UnitRecord(spec.lanes) if is_dealt and role is not Role.WORKER else None
+        )
         self.layout = OnServers(self.share)
         self.pending: Pending | None = None
         self.norms: Mapping[str, float] | None = None
 
-    def connect(self, endpoint: Endpoint) -> "ServersConnection":
+    def connect(self, endpoint: Endpoint) -> "ServersConnection | UnitConnection":
         generation, replica = endpoint.generation, self._replica
-        plan = gradient_plan(replica.trainable, self._spec.bucket_mb)
         placement = self._place(endpoint)
+        if not is_synchronous(self._spec.strategy):
+            return connect_units(self._spec, self, endpoint, placement)
+        plan = gradient_plan(replica.trainable, self._spec.bucket_mb)
         links, memory = connect(endpoint, plan, allocate=replica.device.zeros)
         try:
             worker = endpoint.credentials.worker

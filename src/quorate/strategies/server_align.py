@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.errors import StateLost
@@ -118,13 +119,17 @@ class Aligner:
         norms: Mapping[str, float] | None,
         versions: Mapping[int, int] | None = None,
     ) -> tuple[Progress, int]:
-        """The progress that this member has then, and the bytes that were copied."""
+        """The progress that this member has then, and the bytes that were copied.
+
+        `versions` are those of its blocks, wherever it stands itself; without them, blocks are of where it stands.
+        """
         generation, share = self.generation, self.share
         step, position = generation.cursor.step, generation.position(self.worker)
         may_complete = pending is not None and pending.step == step == progress.cursor.step + 1
         stands_there = progress.cursor == generation.cursor
         own = versions if versions is not None else dict.fromkeys(share.held, 0)
-        told = Holdings(own if stands_there or may_complete else {}, norms if stands_there else None)
+        is_told = stands_there or may_complete or versions is not None
+        told = Holdings(own if is_told else {}, norms if stands_there else None)
         everyone = [Holdings.decode(payload) for payload in self._gather(HOLDINGS_INDEX, told.encode())]
         if pending is not None and may_complete:
             known = next(one.norms for one in everyone if one.norms is not None)
@@ -144,13 +149,15 @@ class Aligner:
                 received.append((transfer, encoded))
         self._gather(ALIGNED_INDEX, b"")
         for transfer, encoded in received:
-            tree = decode(encoded.skeleton, encoded.tensors)
-            if transfer.blocks:
-                share.load_blocks(tree, transfer.blocks)
-            else:
-                progress = share.load_base(tree)
+            progress = self._take(transfer, decode(encoded.skeleton, encoded.tensors), progress)
         self.hold(progress)
         return progress, copied
+
+    def _take(self, transfer: Transfer, tree: dict[str, Any], progress: Progress) -> Progress:
+        if not transfer.blocks:
+            return self.share.load_base(tree)
+        self.share.load_blocks(tree, transfer.blocks)
+        return progress
 
     def _given(self, transfer: Transfer, progress: Progress) -> Encoded:
         if not transfer.blocks:

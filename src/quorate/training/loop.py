@@ -130,17 +130,21 @@ class Loop:
             # the optimizers have their state, it is known how much there is to save.
             self.checkpointer.prepare(self.progress, self.workers)
             self._is_warm = True
+        self._complete(step, agreed, outcome.norms)
+        if spans is not None:
+            spans.add(PUBLISH, began, spans.root)
+        return agreed.request
+
+    def _complete(self, step: int, agreed: Agreement, norms: dict[str, float]) -> None:
+        """A step is done: count it, and publish it."""
         self.progress = advanced(self.progress, agreed)
         is_plain = not (agreed.bad or agreed.put_back or self._notes)
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
-        self._publish_step(step, epoch, agreed, outcome.norms, warnings)
+        self._publish_step(step, self.sampler.epoch_of(step), agreed, norms, warnings)
         barren = self.progress.barren
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
             raise nothing_to_train_on(barren, agreed.why)
-        if spans is not None:
-            spans.add(PUBLISH, began, spans.root)
-        return agreed.request
 
     def _warnings(self, source: Source, found: Agreement | Evaluated) -> tuple[str, ...]:
         """What is wrong with bad samples, and what user code has assigned: each thing once in a run. And what else this
@@ -240,6 +244,9 @@ class Loop:
             self.save_begun()
             self.checkpointer.save(self.progress, self.strategy)
 
+    def _learning_rates(self, step: int) -> dict[str, float]:  # noqa: ARG002
+        return self.replica.optimizers.learning_rates
+
     def _publish_begin(self) -> None:
         event = RunBegan(
             from_step=self.progress.cursor.step,
@@ -284,7 +291,7 @@ class Loop:
             step=step,
             epoch=epoch,
             losses=losses,
-            learning_rates=self.replica.optimizers.learning_rates,
+            learning_rates=self._learning_rates(step),
             gradient_norms=norms,
             samples=agreement.samples,
             samples_per_second=agreement.samples / elapsed,

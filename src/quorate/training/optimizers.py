@@ -63,6 +63,11 @@ class Optimizers:
     def schedulers(self) -> list[LRScheduler]:
         return list(self._schedulers.values())
 
+    @property
+    def are_scheduled_by_job(self) -> bool:
+        """Whether the job file has a schedule: `prepare` follows it."""
+        return self._schedule is not None
+
     def parameters(self, name: str) -> list[torch.Tensor]:
         """What one optimizer updates, in its own order."""
         return [p for group in self.by_name[name].param_groups for p in group["params"] if p.requires_grad]

@@ -50,10 +50,12 @@ NOTHING_ASKED = StepRequest()
 
 @dataclass(frozen=True)
 class Skipped:
-    """A step that is void: the lanes whose loss is not finite, and the samples that they have read."""
+    """The lanes whose loss is not finite, and the samples that they have read. Their whole step is void, unless it
+    `is_partial`: where lanes are applied one by one, only these are left out."""
 
     lanes: tuple[int, ...]
     samples: tuple[int, ...]
+    is_partial: bool = False
 
 
 class Agreement(NamedTuple):
@@ -86,7 +88,7 @@ class Agreement(NamedTuple):
     @property
     def is_void(self) -> bool:
         """Whether the step changes nothing: a loss is not finite, or no lane has a single sample."""
-        return self.skipped is not None or not self.samples
+        return (self.skipped is not None and not self.skipped.is_partial) or not self.samples
 
 
 def advanced(progress: Progress, agreed: Agreement) -> Progress:

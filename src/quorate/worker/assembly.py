@@ -23,8 +23,10 @@ from quorate.data.samples import Samples
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import RingSpec
+from quorate.spec.strategy import RingSpec, is_synchronous
 from quorate.strategies.kinds import Connection, StrategyFactory, strategy_factory
+from quorate.strategies.units.unit_loop import UnitLoop
+from quorate.strategies.units.unit_strategy import UnitStrategy
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluator
@@ -175,6 +177,7 @@ def assemble(
         # That read at all: the batches of a very small set leave some without a sample.
         lanes=max(1, sum(lane < sampler.batch_samples(1) for lane in hosted)),
         check=hooks.check_lease,
+        is_planned=is_synchronous(spec.strategy),
     )
     averaged = mode.evaluates_averages(spec.average)
 
@@ -191,7 +194,9 @@ def assemble(
 
     update = Update(spec, replica, gradients, watch, sampler.total_steps, activity, before_change)
     strategy = connection.strategy(update, activity)
-    return Loop(
+    kind = UnitLoop if isinstance(strategy, UnitStrategy) else Loop
+    leads = strategy.leads if isinstance(strategy, UnitStrategy) else 0 in hosted
+    return kind(
         spec=spec,
         sampler=sampler,
         evaluation=evaluation,
@@ -205,7 +210,7 @@ def assemble(
         checkpointer=checkpointer,
         activity=activity,
         progress=progress,
-        publish=hooks.publish if 0 in hosted else hooks.keep,
+        publish=hooks.publish if leads else hooks.keep,
         check_lease=hooks.check_lease,
         requested=hooks.requested,
         settle_save=settle_save,

@@ -1,0 +1,75 @@
+"""The settings of the optimizers at each step, where several steps are being applied at the same time."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from quorate.training.optimizers import Optimizers
+
+Settings = list[list[dict[str, Any]]]
+"""Of each optimizer and each of its groups, all but the parameters."""
+
+
+class StepSettings:
+    """What the learning rate and all else is for the units of a step: schedules count steps, not pushes.
+
+    A scheduler only ever goes forward. So the settings of each step are kept as they come up, until the boundary; there
+    the scheduler has taken as many steps as the job.
+    """
+
+    def __init__(self, optimizers: Optimizers, total_steps: int, step: int) -> None:
+        self._optimizers = optimizers
+        self._total_steps = total_steps
+        self._taken = step
+        self._kept: dict[int, Settings] = {}
+        for optimizer in self._each():
+            # Workers have no steps of an optimizer, and a server may be told of the next step first.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def at(self, step: int) -> Settings:
+        """The settings of a step behind the last boundary."""
+        while step not in self._kept:
+            coming = max(self._kept, default=self._taken) + 1
+            self._move_to(coming - 1)
+            if self._optimizers.are_scheduled_by_job:
+                self._optimizers.prepare(coming, self._total_steps)
+            self._kept[coming] = _settings(self._each())
+        return self._kept[step]
+
+    def install(self, settings: Settings, factor: float = 1.0) -> None:
+        """Give them to the optimizers, with the learning rates multiplied by a factor."""
+        for optimizer, groups in zip(self._each(), settings, strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                group.update(values)
+                if factor != 1.0:
+                    group["lr"] = values["lr"] * factor
+
+    def reach(self, boundary: int) -> None:
+        """All steps up to here are applied: from now on the settings are those that follow."""
+        if self._kept:
+            self.at(boundary)
+        self._move_to(boundary)
+        self._kept.clear()
+
+    def _move_to(self, step: int) -> None:
+        if self._kept:
+            # A scheduler goes on from what it has left, not from what the last unit has put in its place.
+            self.install(self._kept[max(self._kept)])
+        while self._taken < step:
+            self._optimizers.advance_schedules()
+            self._taken += 1
+
+    def _each(self) -> list[Optimizer]:
+        return list(self._optimizers.by_name.values())
+
+
+def learning_rates(optimizers: Optimizers, settings: Settings) -> dict[str, float]:
+    """By the optimizers' names, as a step tells them."""
+    return {name: float(groups[0]["lr"]) for name, groups in zip(optimizers.by_name, settings, strict=True)}
+
+
+def _settings(optimizers: list[Optimizer]) -> Settings:
+    return [
+        [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        for optimizer in optimizers
+    ]

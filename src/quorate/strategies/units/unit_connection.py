@@ -1,0 +1,117 @@
+"""The members of a generation in which units are applied one by one: how they connect, and what they train with."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from quorate.core.generation import Role
+from quorate.observe.events import LinksMeasured
+from quorate.reduce.connect import Endpoint, connect, watch
+from quorate.reduce.connect_star import connect_star
+from quorate.servers.placement import Holders
+from quorate.servers.share import Share
+from quorate.spec.job import JobSpec
+from quorate.spec.strategy import ServersSpec
+from quorate.strategies.server_align import tell_placement
+from quorate.strategies.units.channel import UnitChannel
+from quorate.strategies.units.unit_align import Standing, UnitAligner
+from quorate.strategies.units.unit_plan import UnitPlan
+from quorate.strategies.units.unit_strategy import LinkedReduction, UnitParts, UnitStrategy
+from quorate.training.activity import Activity
+from quorate.training.gradients import LoneGradients, gradient_plan
+from quorate.training.progress import Progress
+from quorate.training.update import Update
+
+
+class Factory(Protocol):
+    """Who connects: what a member holds outlives its connections."""
+
+    share: Share
+
+
+def connect_units(
+    spec: JobSpec, factory: Factory, endpoint: Endpoint, placement: Sequence[Holders]
+) -> "UnitConnection":
+    """Waits for the other members: all of them are joined for gathers, and each worker is linked to each server."""
+    reduction, _ = connect(endpoint, ())
+    try:
+        links = connect_star(endpoint, reduction)
+    except BaseException:
+        reduction.close()
+        raise
+    generation, replica = endpoint.generation, factory.share.replica
+    deadline, _ = watch(endpoint, list(links.values()))
+    staying = [at for at, member in enumerate(generation.members) if member.role is Role.SERVER]
+    workers = [at for at, member in enumerate(generation.members) if member.role is Role.WORKER]
+    peers = staying if endpoint.position in workers else workers if endpoint.position in staying else []
+    channels = {peer: UnitChannel(links[peer], generation.id, deadline) for peer in peers}
+    holders = [[generation.position(server) for server in places] for places in placement]
+    plan = UnitPlan(gradient_plan(replica.trainable, spec.bucket_mb), holders, staying)
+    return UnitConnection(spec, factory, endpoint, LinkedReduction(reduction, links), channels, plan, placement)
+
+
+class UnitConnection:
+    """One member's connection to the others of its generation."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        factory: Factory,
+        endpoint: Endpoint,
+        links: LinkedReduction,
+        channels: dict[int, UnitChannel],
+        plan: UnitPlan,
+        placement: Sequence[Holders],
+    ) -> None:
+        self.links = links
+        self.gradients = LoneGradients(factory.share.replica.trainable)
+        self._spec = spec
+        self._factory = factory
+        self._endpoint = endpoint
+        self._channels = channels
+        self._plan = plan
+        self._placement = placement
+        self._standing: Standing | None = None
+
+    def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
+        share, generation = self._factory.share, self._endpoint.generation
+        worker = self._endpoint.credentials.worker
+        aligner = UnitAligner(generation, worker, self.links, share, activity, hold)
+        progress, copied, self._standing = aligner.align(progress, self._placement)
+        tell_placement(generation, share)
+        return progress, copied
+
+    def measure(self) -> LinksMeasured:
+        generation, position = self._endpoint.generation, self._endpoint.position
+        following = generation.members[(position + 1) % len(generation.members)].worker
+        trip = self.links.round_trip()
+        sizes = [parameter.nbytes for _, parameter in self._factory.share.replica.trainable]
+        pushed = sum(size * len(holders) for size, holders in zip(sizes, self._placement, strict=True))
+        return LinksMeasured(
+            step=generation.cursor.step,
+            generation=str(generation.id),
+            worker=self._endpoint.credentials.worker,
+            peer=None if trip is None else following,
+            round_trip_s=None if trip is None else round(trip, 9),
+            bytes_per_step=pushed * len(generation.members[position].lanes),
+        )
+
+    def strategy(self, update: Update, activity: Activity) -> UnitStrategy:  # noqa: ARG002
+        assert isinstance(self._spec.strategy, ServersSpec)
+        assert self._standing is not None, "members are aligned before they train"
+        generation = self._endpoint.generation
+        parts = UnitParts(
+            generation,
+            generation.members[self._endpoint.position],
+            self.links,
+            self._channels,
+            self._plan,
+            self._factory.share,
+            self._spec.strategy,
+            activity,
+            self._standing,
+        )
+        return UnitStrategy(parts, self.gradients)
+
+    def close(self) -> None:
+        self.links.close()
+        self.gradients.close()
