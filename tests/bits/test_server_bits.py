@@ -51,7 +51,7 @@ def test_over_other_links_the_digest_is_the_same(case: Case, hosts: str, tmp_pat
     servers = 3 if len(hosts) == 5 else 2
     links: dict[str, Any] = {"links": "tcp"} if hosts == "tcp" else {"hosts": hosts}
     # Buckets so small that most parameters have one of their own, and some share one.
-    small = {"bucket_mb": 0.0005}
+    small: dict[str, Any] = {"bucket_mb": 0.0005}
     ring = digest(case, tmp_path / "ring", 1, **small)
     assert digest(case, tmp_path / "served", 2, servers, 2, **small, **links) == ring
 

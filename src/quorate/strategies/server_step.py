@@ -12,12 +12,14 @@ step. So a server that is cut off before it has them completes it in the next ge
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from quorate.core.errors import LinkError
 from quorate.core.generation import Generation, Member, Role
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.reduce.exchange import Exchange
@@ -33,6 +35,8 @@ from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.strategy import Agreement, StepOutcome, StepRequest, advanced
 from quorate.training.update import Update
+
+log = logging.getLogger(__name__)
 
 NORMS_INDEX = 8
 """Tells the norms of gradients from what else is gathered in a step."""
@@ -146,7 +150,11 @@ class ServerStep(_Step):
         self._updating.complete(step, agreed, norms)
         self._memory.pending, self._memory.norms = None, norms
         self._activity.enter(EXCHANGE)
-        self._exchange.publish(step, self._own_values())
+        try:
+            self._exchange.publish(step, self._own_values())
+        except LinkError as error:
+            # The step is completed here, whoever has not heard of it: the links are closed, which the next one meets.
+            log.info("step %d is completed, but could not be published: %s", step, error)
         self._activity.leave()
         return StepOutcome(agreed, norms)
 
