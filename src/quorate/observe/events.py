@@ -91,6 +91,11 @@ class GenerationFormed(Event):
     def workers(self) -> frozenset[int]:
         return frozenset(member.worker for member in self.members or ())
 
+    @property
+    def processes(self) -> frozenset[int]:
+        """Its workers and its servers."""
+        return self.workers | frozenset(self.servers or ())
+
 
 @event(kind="copied")
 class StateCopied(Event):

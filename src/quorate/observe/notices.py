@@ -46,7 +46,7 @@ def _generation(event: events.GenerationFormed, progress: Progress) -> Notice | 
     now = hosting(*progress.hosts_by(event))
     first = progress.step if event.from_step is None else event.from_step
     again = f", from step {first:,}" if first < progress.step else ""
-    back = sorted((event.workers | set(event.servers or ())) & progress.lost.keys())
+    back = sorted(event.processes & progress.lost.keys())
     if not back:
         return Notice(f"going on with {now}{again}", "yellow")
     waited = duration(event.time - min(progress.lost[worker] for worker in back))

@@ -83,7 +83,7 @@ class Progress:
                 self.lost.setdefault(-1 if event.worker is None else event.worker, event.time)
             case GenerationFormed():
                 self.workers, self.lanes = self.hosts_by(event)
-                for worker in event.workers:
+                for worker in event.processes:
                     self.lost.pop(worker, None)
             case RunFinished():
                 self.is_over = True

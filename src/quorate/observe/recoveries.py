@@ -24,7 +24,7 @@ CAUSES = (*_SAID, STALLED, OTHER)
 """How a worker can be lost: a closed set, for whoever counts."""
 
 _CAUSE = re.compile(
-    r"worker \d+ \([^)]*\) (?:" + "|".join(f"(?P<{cause}>{words})" for cause, words in _SAID.items()) + ")"
+    r"(?:worker|server) \d+ \([^)]*\) (?:" + "|".join(f"(?P<{cause}>{words})" for cause, words in _SAID.items()) + ")"
 )
 
 
@@ -179,7 +179,7 @@ class RecoveryLog:
             self._losses = []
             self._mended = {}
         self._incarnation = event.incarnation
-        self._members = event.workers
+        self._members = event.processes
         for loss in self._losses:
             is_mended = False
             if loss.formed is None:
