@@ -20,6 +20,7 @@ from quorate.reduce.exchange import Exchange
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.ring import Ring
+from quorate.reduce.spokes import Spokes
 from quorate.reduce.star import Star
 from quorate.wire.handshake import Credentials
 
@@ -116,7 +117,8 @@ def _connected(endpoint: Endpoint, plan: Sequence[Bucket]) -> tuple[Exchange, Re
     links = connect_star(endpoint, reduction)
     lease, blame = watch(endpoint, list(links.values()))
     worker = endpoint.credentials.worker
-    return Star(endpoint.generation, worker, links, plan, holders, memory.lanes, lease, blame), reduction, memory
+    spokes = Spokes(endpoint.generation, worker, links, lease, blame)
+    return Star(spokes, plan, holders, memory.lanes), reduction, memory
 
 
 def _endpoint(

@@ -14,6 +14,7 @@ from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.memory import dtype_of
 from quorate.reduce.reduction import sum_lanes
+from quorate.reduce.spokes import Spokes
 from quorate.reduce.star import Star
 from quorate.wire.link import Link
 from reduce.reference import wide_values
@@ -97,9 +98,8 @@ def stars(given: Case, seconds: float = 10) -> Iterator[list[Star]]:
     made = []
     for position, member in enumerate(given.generation.members):
         own = {lane: given.values[lane] for lane in member.lanes}
-        made.append(
-            Star(given.generation, member.worker, links[position], given.plan, given.holders, own, within(seconds))
-        )
+        spokes = Spokes(given.generation, member.worker, links[position], within(seconds))
+        made.append(Star(spokes, given.plan, given.holders, own))
     try:
         yield made
     finally:

@@ -13,6 +13,7 @@ from quorate.lanes.hosting import host_lanes
 from quorate.reduce.connect import Endpoint, Listeners, Neighbour, connect_neighbours, watch
 from quorate.reduce.connect_star import connect_star, peers_of
 from quorate.reduce.ring import Ring
+from quorate.reduce.spokes import Spokes
 from quorate.reduce.star import Star
 from quorate.wire.link import Tag
 from reduce.reference import bits
@@ -111,7 +112,8 @@ def test_a_step_over_links_of_both_kinds() -> None:
         position = endpoint.position
         deadline, blame = watch(endpoint, [*links.values()])
         lanes = {lane: given.values[lane] for lane in endpoint.hosting[position]}
-        star = Star(endpoint.generation, position, links, given.plan, given.holders, lanes, deadline, blame)
+        spokes = Spokes(endpoint.generation, position, links, deadline, blame)
+        star = Star(spokes, given.plan, given.holders, lanes)
         values = given.empty(range(len(given.holders)))
         if position in given.workers:
             star.push(1)

@@ -8,6 +8,7 @@ from quorate.core.errors import FrameError, PeerLost
 from quorate.lanes import parcels
 from quorate.lanes.parcels import ALONE
 from quorate.reduce import star as star_module
+from quorate.reduce.spokes import Spokes
 from quorate.reduce.star import Star
 from reduce.reference import bits
 from reduce.stars import Case, at_all, case, stars
@@ -81,15 +82,7 @@ def test_gradients_where_the_other_end_sees_another_placement_are_refused() -> N
     with stars(given) as members:
         swapped = case([(10, F32), (10, F32)], 1, 1, 2, replicas=1)
         swapped.holders.reverse()
-        other = Star(
-            given.generation,
-            10,
-            members[0].spokes._links,
-            given.plan,
-            swapped.holders,
-            {0: given.values[0]},
-            lambda: 10.0,
-        )
+        other = Star(members[0].spokes, given.plan, swapped.holders, {0: given.values[0]})
 
         def work(position: int, star: Star) -> None:
             if position == 0:
@@ -124,9 +117,8 @@ def test_the_one_that_is_to_blame_is_named() -> None:
     given = case([(4, F32)], 1, 1, 1, replicas=1)
     with stars(given) as members:
         blamed = PeerLost("worker 99", "its host is silent")
-        star = Star(
-            given.generation, 10, members[0].spokes._links, given.plan, given.holders, {}, lambda: 0.0, lambda _: blamed
-        )
+        spokes = Spokes(given.generation, 10, members[0].spokes._links, lambda: 0.0, lambda _: blamed)
+        star = Star(spokes, given.plan, given.holders, {})
         with pytest.raises(PeerLost, match="worker 99"):
             star.pull(1, given.empty([0]))
 

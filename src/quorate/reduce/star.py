@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from quorate.core.generation import Generation
 from quorate.lanes.block_sums import plan_blocks
 from quorate.lanes.buckets import Bucket, Slot
 from quorate.lanes.parcels import Parcel, plan_parcels
 from quorate.reduce.memory import dtype_of
 from quorate.reduce.reduction import add_up_block
-from quorate.reduce.ring import Blame, unchanged
 from quorate.reduce.spokes import Spokes
-from quorate.wire.link import Deadline, Link, Tag
+from quorate.wire.link import Tag
 
 PUSH_CHANNEL = 8
 PUBLISH_CHANNEL = 9
@@ -22,24 +20,14 @@ Lanes = Mapping[int, Sequence[torch.Tensor]]
 
 
 class Star:
-    """An `Exchange` over links, by the positions of those to whom they lead; it closes them.
+    """An `Exchange` over the links of `spokes`, which it closes.
 
     `holders` has for each block the positions of the servers that hold it, the primary first. `lanes` is the memory of
     a worker's lanes. One thread at a time.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        worker: int,
-        links: Mapping[int, Link],
-        plan: Sequence[Bucket],
-        holders: Sequence[Sequence[int]],
-        lanes: Lanes,
-        deadline: Deadline,
-        blame: Blame = unchanged,
-    ) -> None:
-        self.spokes = spokes = Spokes(generation, worker, links, deadline, blame)
+    def __init__(self, spokes: Spokes, plan: Sequence[Bucket], holders: Sequence[Sequence[int]], lanes: Lanes) -> None:
+        self.spokes = spokes
         self._plan = plan
         self._blocks = plan_blocks(plan, spokes.generation.lanes)
         self._lanes = lanes

@@ -39,6 +39,8 @@ class Share:
     def __post_init__(self) -> None:
         if self.role is not Role.WORKER:
             self.held = set(range(len(self.replica.trainable)))
+        else:
+            self._forget_optimizer_state()
         if self.units is not None:
             self.units.reset(0, self.held)
 
@@ -112,8 +114,7 @@ class Share:
         if self.is_server:
             self.held = set(range(len(self.replica.trainable)))
         else:
-            for _, parameter in self.replica.trainable:
-                self.replica.optimizers.take_state(parameter, {})
+            self._forget_optimizer_state()
         progress = Progress.from_dict(tree["progress"])
         if self.units is not None:
             self.units.reset(progress.cursor.step, self.held)
@@ -142,6 +143,11 @@ class Share:
                         if isinstance(value, torch.Tensor)
                     }
         return named
+
+    def _forget_optimizer_state(self) -> None:
+        """Some optimizers, such as Adagrad, have one before their first step."""
+        for _, parameter in self.replica.trainable:
+            self.replica.optimizers.take_state(parameter, {})
 
     def _load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         replica = self.replica

@@ -1,17 +1,22 @@
 """The `parameter-server` strategy, synchronous: servers hold and update the parameters, to the bits of the ring."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Role
+from quorate.lanes.buckets import Bucket
 from quorate.observe.events import LinksMeasured
-from quorate.reduce.connect import Endpoint, connect
+from quorate.reduce.connect import Endpoint, Neighbour, connect, watch
 from quorate.reduce.connect_star import connect_star
 from quorate.reduce.exchange import Exchange
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
+from quorate.reduce.row_exchange import RowExchange
+from quorate.reduce.rows import Table
 from quorate.reduce.shared_exchange import SharedExchange
 from quorate.reduce.shared_memory import SharedMemoryReduction
+from quorate.reduce.spokes import Spokes
 from quorate.reduce.star import Star
 from quorate.servers.layout import OnServers
 from quorate.servers.placement import Holders, place
@@ -30,6 +35,7 @@ from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients, gradient_plan
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.row_gradients import RowGradients, check_row_optimizers, parameters_by_rows
 from quorate.training.strategy import Strategy
 from quorate.training.update import Update
 
@@ -45,6 +51,13 @@ class ServersFactory:
     def __init__(self, spec: JobSpec, replica: Replica, role: Role) -> None:
         assert isinstance(spec.strategy, ServersSpec)
         check_optimizers(replica.optimizers)
+        self.by_rows = parameters_by_rows(replica.model, replica.trainable)
+        check_row_optimizers(replica.optimizers.by_name, replica.trainable, self.by_rows)
+        if self.by_rows and not is_synchronous(spec.strategy):
+            raise UnsupportedModelError(
+                f"'{replica.trainable[min(self.by_rows)][0]}' has sparse gradients (sparse=True), which `mode: "
+                f"{spec.strategy.mode}` does not take. Use `mode: synchronous`, or build the layer with sparse=False."
+            )
         self._spec = spec
         self._replica = replica
         self._replicas = spec.strategy.replicas
@@ -57,31 +70,42 @@ class ServersFactory:
         self.norms: Mapping[str, float] | None = None
 
     def connect(self, endpoint: Endpoint) -> "ServersConnection | UnitConnection":
-        generation, replica = endpoint.generation, self._replica
+        generation, replica, worker = endpoint.generation, self._replica, endpoint.credentials.worker
         placement = self._place(endpoint)
         if not is_synchronous(self._spec.strategy):
             return connect_units(self._spec, self, endpoint, placement)
-        plan = gradient_plan(replica.trainable, self._spec.bucket_mb)
+        plan = gradient_plan(replica.trainable, self._spec.bucket_mb, self.by_rows)
+        positions = [[generation.position(server) for server in holders] for holders in placement]
         links, memory = connect(endpoint, plan, allocate=replica.device.zeros)
+        peers: dict[int, Neighbour] = {}
         try:
-            worker = endpoint.credentials.worker
             exchange: Exchange
+            spokes = None
+            if self.by_rows or not isinstance(links, SharedMemoryReduction):
+                peers = connect_star(endpoint, links)
+                spokes = Spokes(generation, worker, peers, *watch(endpoint, list(peers.values())))
             if isinstance(links, SharedMemoryReduction):
                 exchange = SharedExchange(generation, worker, links, plan)
             else:
-                positions = [[generation.position(server) for server in holders] for holders in placement]
-                peers = connect_star(endpoint, links)
-                exchange = Star(generation, worker, peers, plan, positions, memory.lanes, endpoint.lease)
-            gradients = self._gradients(memory)
+                assert spokes is not None, "members on several hosts are linked"
+                exchange = Star(spokes, plan, positions, memory.lanes)
+            rows = None
+            if spokes is not None and self.by_rows:
+                tables = {block: Table.of(replica.trainable[block][1]) for block in self.by_rows}
+                rows = RowExchange(spokes, tables, positions)
+            gradients = self._gradients(plan, memory)
         except BaseException:
+            for link in peers.values():
+                link.close()
             links.close()
             raise
-        return ServersConnection(self._spec, self, endpoint, links, exchange, gradients, placement)
+        return ServersConnection(self._spec, self, endpoint, links, exchange, gradients, placement, rows)
 
-    def _gradients(self, memory: GradientMemory) -> Gradients:
+    def _gradients(self, plan: Sequence[Bucket], memory: GradientMemory) -> Gradients:
         if self.share.is_server:
-            return HeldGradients(self.share)
-        plan = gradient_plan(self._replica.trainable, self._spec.bucket_mb)
+            return HeldGradients(self.share, self.by_rows)
+        if self.by_rows:
+            return RowGradients(self._replica.trainable, plan, memory, self.by_rows)
         return FlatGradients(self._replica.trainable, plan, memory)
 
     def _place(self, endpoint: Endpoint) -> tuple[Holders, ...]:
@@ -110,6 +134,7 @@ class ServersConnection:
         exchange: Exchange,
         gradients: Gradients,
         placement: tuple[Holders, ...],
+        rows: RowExchange | None = None,
     ) -> None:
         self.links = links
         self.gradients = gradients
@@ -117,6 +142,7 @@ class ServersConnection:
         self._factory = factory
         self._endpoint = endpoint
         self._exchange = exchange
+        self._rows = rows
         self._placement = placement
 
     def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
@@ -131,7 +157,9 @@ class ServersConnection:
         generation, position = self._endpoint.generation, self._endpoint.position
         following = generation.members[(position + 1) % len(generation.members)].worker
         trip = self.links.round_trip()
-        sizes = [parameter.nbytes for _, parameter in self._factory.share.replica.trainable]
+        trainable, by_rows = self._factory.share.replica.trainable, self._factory.by_rows
+        # Of what travels by rows only a step can tell how much it is.
+        sizes = [0 if block in by_rows else parameter.nbytes for block, (_, parameter) in enumerate(trainable)]
         pushed = sum(size * len(holders) for size, holders in zip(sizes, self._placement, strict=True))
         return LinksMeasured(
             step=generation.cursor.step,
@@ -155,12 +183,16 @@ class ServersConnection:
             skips=spec.on_poison == "skip",
         )
         factory = self._factory
-        parts = StepParts(generation, own, self.links, self._exchange, agreement, share, update, activity, factory)
+        parts = StepParts(
+            generation, own, self.links, self._exchange, self._rows, agreement, share, update, activity, factory
+        )
         if isinstance(self.gradients, HeldGradients):
             return ServerStep(parts, self.gradients, spec.clip_norm)
         return WorkerStep(parts, self.gradients)
 
     def close(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
         self._exchange.close()
         self.links.close()
         self.gradients.close()

@@ -24,6 +24,7 @@ from quorate.core.generation import Generation, Member, Role
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.reduce.exchange import Exchange
 from quorate.reduce.reduction import Reduction
+from quorate.reduce.row_exchange import RowExchange
 from quorate.servers.share import Share
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.ring import GATHER_INDEX
@@ -33,6 +34,7 @@ from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
+from quorate.training.row_gradients import RowGradients
 from quorate.training.strategy import Agreement, StepOutcome, StepRequest, advanced
 from quorate.training.update import Update
 
@@ -57,6 +59,7 @@ class StepParts:
     own: Member
     links: Reduction
     exchange: Exchange
+    rows: RowExchange | None
     agreement: StepAgreement
     share: Share
     update: Update
@@ -73,6 +76,7 @@ class _Step:
         self.leads = parts.share.number == 0
         self._links = parts.links
         self._exchange = parts.exchange
+        self._rows = parts.rows
         self._gradients = gradients
         self._agreement = parts.agreement
         self._share = parts.share
@@ -93,6 +97,8 @@ class _Step:
         return tuple(told[position] for position in self._order)
 
     def close(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
         self._exchange.close()
         self._links.close()
         self._gradients.close()
@@ -109,19 +115,25 @@ class WorkerStep(_Step):
 
     def __init__(self, parts: StepParts, gradients: Gradients) -> None:
         super().__init__(parts, gradients)
-        parameters = [parameter for _, parameter in self._share.replica.trainable]
-        self._pulled = {block: torch.empty(p.numel(), dtype=p.dtype) for block, p in enumerate(parameters)}
-        self._values = [(p, self._pulled[block].view(p.shape)) for block, p in enumerate(parameters)]
+        self._by_rows = gradients if isinstance(gradients, RowGradients) else None
+        sparse = self._by_rows.by_rows if self._by_rows is not None else frozenset()
+        dense = {b: p for b, (_, p) in enumerate(self._share.replica.trainable) if b not in sparse}
+        self._pulled = {block: torch.empty(p.numel(), dtype=p.dtype) for block, p in dense.items()}
+        self._values = [(p, self._pulled[block].view(p.shape)) for block, p in dense.items()]
         self._following = PulledUpdate(self._update, self._activity, self._share.replica.optimizers)
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         self._activity.enter(EXCHANGE)
         self._exchange.push(step)
+        if self._rows is not None and self._by_rows is not None:
+            self._rows.push(step, self._by_rows.rows)
         agreed = self._agreement.reach(step, results, request)
         norms = self._gather_norms(step, {})
         self._exchange.pull(step, self._pulled)
+        changed = {} if self._rows is None else self._rows.pull(step)
+        rows = [(self._share.parameter(block), some) for block, some in changed.items()]
         self._activity.leave()
-        self._following.complete(step, agreed, self._values)
+        self._following.complete(step, agreed, self._values, rows)
         self._memory.norms = norms
         return StepOutcome(agreed, norms)
 
@@ -137,12 +149,16 @@ class ServerStep(_Step):
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         self._activity.enter(EXCHANGE)
         self._exchange.receive(step)
+        if self._rows is not None:
+            self._rows.receive(step)
         agreed = self._agreement.reach(step, results, request)
         # Everybody has taken up what it was to have, and completed the step before.
         self._share.drop_surplus()
         self._memory.pending = None
         if not agreed.is_void:
             self._exchange.add_up(step, self._held.totals)
+            if self._rows is not None:
+                self._held.take_rows(self._rows.add_up())
         own = self._updating.prepare(agreed)
         self._memory.pending = Pending(step, lambda norms, progress: self._complete(step, agreed, norms, progress))
         norms = self._gather_norms(step, own)
@@ -152,6 +168,8 @@ class ServerStep(_Step):
         self._activity.enter(EXCHANGE)
         try:
             self._exchange.publish(step, self._own_values())
+            if self._rows is not None:
+                self._rows.publish(step, {} if agreed.is_void else self._held.changed_rows(self._share.primary))
         except LinkError as error:
             # The step is completed here, whoever has not heard of it: the links are closed, which the next one meets.
             log.info("step %d is completed, but could not be published: %s", step, error)
@@ -159,7 +177,8 @@ class ServerStep(_Step):
         return StepOutcome(agreed, norms)
 
     def _own_values(self) -> dict[int, torch.Tensor]:
-        return {block: self._share.parameter(block).detach().reshape(-1) for block in self._share.primary}
+        blocks = [block for block in self._share.primary if block in self._held.totals]
+        return {block: self._share.parameter(block).detach().reshape(-1) for block in blocks}
 
     def _complete(self, step: int, agreed: Agreement, norms: Mapping[str, float], progress: Progress) -> Progress:
         self._updating.complete(step, agreed, norms)

@@ -1,6 +1,6 @@
 """From summed gradients to new values on several servers, with the bits of an update in one place."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 
 import torch
@@ -8,6 +8,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from quorate.core.errors import UnsupportedModelError
+from quorate.reduce.rows import Rows
 from quorate.servers.share import Share
 from quorate.training.activity import Activity
 from quorate.training.gradients import LoneGradients
@@ -20,18 +21,43 @@ BlockNorms = Mapping[int, float]
 
 
 class HeldGradients(LoneGradients):
-    """The summed gradients of the blocks that a server holds, each in a flat tensor of its own. It has no lanes."""
+    """The summed gradients of the blocks that a server holds, each in a flat tensor of its own. It has no lanes.
 
-    def __init__(self, share: Share) -> None:
+    Those `by_rows` are sparse, and others in every step.
+    """
+
+    def __init__(self, share: Share, by_rows: Collection[int] = ()) -> None:
         super().__init__(share.replica.trainable)
-        held = {block: self.parameters[block] for block in sorted(share.placed)}
+        held = {block: self.parameters[block] for block in sorted(share.placed) if block not in by_rows}
+        self._rows: dict[int, Rows] = {}
+        self._sparse: dict[int, torch.Tensor] = {}
+        if by_rows:
+            # Rows are checked where they come from; torch would warn of it in every process.
+            torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
         self.totals = {block: torch.empty(one.numel(), dtype=one.dtype) for block, one in held.items()}
         self._views = {block: total.view(self.parameters[block].shape) for block, total in self.totals.items()}
 
     def install(self, present: int, to_be_written: bool = False) -> None:  # noqa: ARG002
         """Where the optimizers look for them; what has no gradient, or is on another server, has none here."""
         for block, parameter in enumerate(self.parameters):
-            parameter.grad = self._views[block] if block in self._views and present >> block & 1 else None
+            parameter.grad = self._gradient(block) if present >> block & 1 else None
+
+    def take_rows(self, sums: Mapping[int, Rows]) -> None:
+        """The sums of a step of what has gradients by rows."""
+        self._rows = dict(sums)
+        self._sparse = {block: rows.as_gradient(self.parameters[block]) for block, rows in sums.items()}
+
+    def changed_rows(self, blocks: Collection[int]) -> dict[int, Rows]:
+        """The rows of these blocks that the step has changed, as they are now."""
+        return {
+            block: Rows(rows.indices, self.parameters[block].detach()[rows.indices])
+            for block, rows in self._rows.items()
+            if block in blocks
+        }
+
+    def _gradient(self, block: int) -> torch.Tensor | None:
+        dense = self._views.get(block)
+        return dense if dense is not None else self._sparse.get(block)
 
     def close(self) -> None:
         for parameter in self.parameters:
@@ -55,7 +81,8 @@ class ServerUpdate:
         self._update.install(agreed)
         blocks = [block for block in self._share.primary if agreed.present >> block & 1]
         gradients = [self._share.parameter(block).grad for block in blocks]
-        norms = torch._foreach_norm([one for one in gradients if one is not None]) if blocks else ()
+        values = [one._values() if one.is_sparse else one for one in gradients if one is not None]
+        norms = torch._foreach_norm(values) if blocks else ()
         return dict(zip(blocks, (float(norm) for norm in norms), strict=True))
 
     def complete(self, step: int, agreed: Agreement, norms: Mapping[str, float]) -> None:
@@ -89,19 +116,28 @@ class PulledUpdate:
         for optimizer in optimizers.by_name.values():
             optimizer._opt_called = True  # type: ignore[attr-defined]  # or its schedule warns that it never steps
 
-    def complete(self, step: int, agreed: Agreement, values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """`values` are parameters with what they are to be."""
+    def complete(
+        self,
+        step: int,
+        agreed: Agreement,
+        values: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        rows: Sequence[tuple[torch.Tensor, Rows]] = (),
+    ) -> None:
+        """`values` are parameters with what they are to be, `rows` those of which only some rows are new."""
         self._update.begin()
         if agreed.is_void:
             self._update.leave_out()
         else:
-            self._update.change(step, agreed, lambda: _copy(values))
+            self._update.change(step, agreed, lambda: _copy(values, rows))
         self._activity.leave()
 
 
-def _copy(values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _copy(values: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: Sequence[tuple[torch.Tensor, Rows]]) -> None:
     with torch.no_grad():
-        torch._foreach_copy_([parameter for parameter, _ in values], [value for _, value in values])
+        if values:
+            torch._foreach_copy_([parameter for parameter, _ in values], [value for _, value in values])
+        for parameter, changed in rows:
+            parameter[changed.indices] = changed.values
 
 
 def total_norms(update: Update, parameters: Sequence[torch.Tensor], norms: BlockNorms) -> dict[str, float]:

@@ -60,7 +60,7 @@ class RowGradients(FlatGradients):
         memory: GradientMemory,
         by_rows: Collection[int],
     ) -> None:
-        self._by_rows = frozenset(by_rows)
+        self.by_rows = frozenset(by_rows)
         self._left: dict[int, torch.Tensor] = {}
         self._lane = -1
         super().__init__(parameters, plan, memory)
@@ -81,7 +81,7 @@ class RowGradients(FlatGradients):
         return bits
 
     def _take(self, index: int) -> torch.Tensor | None:
-        if index not in self._by_rows:
+        if index not in self.by_rows:
             return super()._take(index)
         gradient = self.parameters[index].grad
         if gradient is not None:
@@ -95,7 +95,7 @@ class RowGradients(FlatGradients):
         return None
 
     def _is_left(self, index: int) -> bool:
-        if index not in self._by_rows:
+        if index not in self.by_rows:
             return super()._is_left(index)
         return self.parameters[index].grad is self._left.get(index)
 

@@ -1,0 +1,79 @@
+"""Embeddings that were built with sparse=True give the same digest on any number of workers and servers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gang
+import quorate
+from bits import sparse_tasks as tasks
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+CASES: list[tuple[type[quorate.Task], dict[str, Any]]] = [
+    (tasks.Embeddings, {}),
+    (tasks.Embeddings, {"clip_norm": 0.05, "accumulate": 2, "batch_size": 16}),
+    (tasks.Embeddings, {"lanes": 1, "average": {"decay": 0.9}}),
+    (tasks.PerWord, {"clip_norm": 1.0}),
+    (tasks.Rates, {}),
+    (tasks.TwoKinds, {"schedule": {"kind": "cosine"}}),
+]
+IDS = [f"{task.__name__}{''.join(f'-{key}' for key in keys)}" for task, keys in CASES]
+
+
+def trained(task: type[quorate.Task], folder: Path, shape: tuple[int, int, int], **keys: Any) -> gang.Ended:
+    folder.mkdir(exist_ok=True)
+    workers, servers, replicas = shape
+    hosts, stop_at = keys.pop("hosts", ""), keys.pop("stop_at", None)
+    strategy = {"kind": "parameter-server", "servers": servers, "replicas": replicas}
+    spec = gang.job(task, strategy=strategy, **keys)
+    return gang.train(task, spec, min(workers, spec.lanes), folder, hosts=hosts, stop_at=stop_at)
+
+
+@pytest.mark.parametrize(("task", "keys"), CASES, ids=IDS)
+def test_the_digest_depends_on_lanes_alone(task: type[quorate.Task], keys: dict[str, Any], tmp_path: Path) -> None:
+    shapes = [(1, 1, 1), (3, 2, 2), (2, 3, 1)]
+    found = {str(shape): trained(task, tmp_path / str(shape), shape, **keys).digest for shape in shapes}
+    found["tcp"] = trained(task, tmp_path / "tcp", (2, 2, 1), links="tcp", **keys).digest
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize("hosts", ["AABB", "ABAB"])
+def test_over_other_links_the_digest_is_the_same(hosts: str, tmp_path: Path) -> None:
+    one = trained(tasks.TwoKinds, tmp_path / "one", (1, 1, 1))
+    assert trained(tasks.TwoKinds, tmp_path / "hosts", (2, 2, 2), hosts=hosts).digest == one.digest
+
+
+def test_it_is_close_to_what_dense_gradients_give(tmp_path: Path) -> None:
+    """Not to the bit: rows that a lane does not have are not added as zeros, and lanes are added in another order."""
+    sparse = trained(tasks.Embeddings, tmp_path / "sparse", (2, 1, 1))
+    dense = trained(tasks.Embeddings, tmp_path / "dense", (2, 1, 1), params={"sparse": False})
+    assert sparse.losses == pytest.approx(dense.losses, rel=1e-4)
+    assert sparse.losses[-1] != sparse.losses[0]
+
+
+@pytest.mark.parametrize("task", [tasks.Rates, tasks.TwoKinds])
+def test_a_job_goes_on_from_a_checkpoint_on_other_servers(task: type[quorate.Task], tmp_path: Path) -> None:
+    whole = trained(task, tmp_path / "whole", (1, 1, 1))
+    first = trained(task, tmp_path / "parts", (2, 2, 1), stop_at=3)
+    assert first.ending == "interrupted"
+    assert trained(task, tmp_path / "parts", (3, 1, 1)).digest == whole.digest
+
+
+def test_an_optimizer_that_changes_other_rows_is_refused(tmp_path: Path) -> None:
+    failure = trained(tasks.Momentum, tmp_path / "run", (1, 1, 1)).failure
+    assert "'words.weight' has sparse gradients" in failure.message
+    assert "momentum of SGD" in failure.message
+
+
+def test_units_of_single_lanes_are_refused(tmp_path: Path) -> None:
+    spec = gang.job(tasks.Embeddings, strategy={"kind": "parameter-server", "mode": "asynchronous"})
+    failure = gang.train(tasks.Embeddings, spec, 1, tmp_path).failure
+    assert "`mode: asynchronous` does not take" in failure.message
+
+
+def test_the_ring_names_servers_as_the_remedy(tmp_path: Path) -> None:
+    failure = gang.train(tasks.Embeddings, gang.job(tasks.Embeddings), 2, tmp_path).failure
+    assert "'words.weight'" in failure.message or "'bags.weight'" in failure.message
+    assert "strategy: parameter-server" in failure.message
