@@ -81,7 +81,7 @@ class AppliedSet:
         return AppliedSet(self.lanes, self.through, set(self.beyond))
 
     def to_json(self) -> dict[str, Any]:
-        return {"lanes": self.lanes, "through": self.through, "beyond": sorted(self.beyond)}
+        return {"lanes": self.lanes, "through": self.through, "beyond": [list(unit) for unit in sorted(self.beyond)]}
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> "AppliedSet":

@@ -49,7 +49,7 @@ class UnitRecord:
 
     def of_base(self) -> dict[str, Any]:
         """The rest, for a server that lacks some of it."""
-        notes = [[unit, note] for unit, note in sorted(self.notes.items())]
+        notes = [[list(unit), note] for unit, note in sorted(self.notes.items())]
         return {"applied": self.base.to_json(), "notes": notes}
 
     def take_base(self, told: dict[str, Any]) -> None:

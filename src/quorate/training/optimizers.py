@@ -118,7 +118,7 @@ class Optimizers:
         """All that an update depends on besides the parameters."""
         return {
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.by_name.items()},
-            "schedulers": self._scheduler_states(),
+            "schedulers": self.scheduler_states(),
             "given": self._given,
         }
 
@@ -191,11 +191,12 @@ class Optimizers:
         }
         return {
             "groups": groups,
-            "schedulers": self._scheduler_states(),
+            "schedulers": self.scheduler_states(),
             "scheduled": [name for name in self.by_name if self._schedule is not None or name in self._schedulers],
         }
 
-    def _scheduler_states(self) -> dict[str, Any]:
+    def scheduler_states(self) -> dict[str, Any]:
+        """What the task's own schedules keep."""
         return {name: _plain(scheduler.state_dict()) for name, scheduler in self._schedulers.items()}
 
     def _apply_new_settings(self, name: str, began_with: dict[str, Any]) -> None:

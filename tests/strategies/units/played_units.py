@@ -129,7 +129,10 @@ class Played:
             thread.join()
         self.late.update(hub.late)
         self.largest_gap = max(self.largest_gap, hub.largest_gap)
-        if not raised:
+        if raised:
+            for each in settings:
+                each.go_back()
+        else:
             self.step = hub.boundary
             for each in settings:
                 each.reach(hub.boundary)

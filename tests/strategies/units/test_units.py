@@ -163,6 +163,19 @@ def test_a_worker_that_dies_among_its_messages_to_the_servers_is_made_up_for(ask
     assert sorted(play.agreements) == [1, 2, 3, 4, 5, 6]
 
 
+def test_schedules_go_back_with_a_segment_that_ends_too_early() -> None:
+    """Else the next would begin with a rate that is scaled by a share, and with a schedule that is ahead."""
+    play = played(Scheduled, steps=6)
+
+    def die(_worker: int, unit: Unit) -> None:
+        if unit == (5, 1):
+            raise Died
+
+    assert any(isinstance(error, Died) for error in play.play(1, 6, die))
+    assert play.play(1, 6) == []
+    assert_equal(play.values(), by_hand(play, 6))
+
+
 @pytest.mark.parametrize("damping", [False, True])
 def test_a_late_gradient_is_damped_if_the_job_wants_it(damping: bool) -> None:
     """Both workers compute from the first values; the second to push is late by one update."""

@@ -1,5 +1,6 @@
 """The settings of the optimizers at each step, where several steps are being applied at the same time."""
 
+import copy
 from typing import Any
 
 from torch.optim import Optimizer
@@ -22,6 +23,7 @@ class StepSettings:
         self._total_steps = total_steps
         self._taken = step
         self._kept: dict[int, Settings] = {}
+        self._stood: dict[str, Any] = self._standing()
         for optimizer in self._each():
             # Workers have no steps of an optimizer, and a server may be told of the next step first.
             optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -50,6 +52,11 @@ class StepSettings:
             self.at(boundary)
         self._move_to(boundary)
         self._kept.clear()
+        self._stood = self._standing()
+
+    def go_back(self) -> None:
+        """To the last boundary, where a generation ends before the next one: schedules have gone ahead of the job."""
+        self._optimizers.load_settings(self._stood)
 
     def _move_to(self, step: int) -> None:
         if self._kept:
@@ -58,6 +65,12 @@ class StepSettings:
         while self._taken < step:
             self._optimizers.advance_schedules()
             self._taken += 1
+
+    def _standing(self) -> dict[str, Any]:
+        settings = {
+            name: {"param_groups": o.state_dict()["param_groups"]} for name, o in self._optimizers.by_name.items()
+        }
+        return copy.deepcopy({"optimizers": settings, "schedulers": self._optimizers.scheduler_states()})
 
     def _each(self) -> list[Optimizer]:
         return list(self._optimizers.by_name.values())

@@ -68,6 +68,7 @@ class UnitLoop(Loop):
         except BaseException:
             # Of what is done between boundaries only the servers' records know.
             self.progress = stood
+            self._settings.go_back()
             raise
 
     def _save_is_due(self) -> bool:
