@@ -191,7 +191,7 @@ class Living:
         factory = self.factory
         placement = factory._place(endpoint)
         connection = ServersConnection(
-            self.spec, factory, endpoint, links, links, factory._gradients(memory), placement
+            self.spec, factory, endpoint, links, links, factory._gradients(plan, memory), placement
         )
         activity = Activity(lambda *_: None)
         loop: Loop | None = None
