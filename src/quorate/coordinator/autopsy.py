@@ -2,6 +2,7 @@
 
 from quorate.coordinator.events import ExitReported
 from quorate.coordinator.states import Enrolled, JobSettings
+from quorate.core.errors import ResidualsLost
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
 from quorate.core.processes import describe_departure, likely_cause
@@ -86,6 +87,11 @@ def autopsy_of_divergence(failure: Failure, process: tuple[int, int], known: Enr
     """Why a worker is replaced whose replica differs, or may be the one that does. One that has not come back to a new
     coordinator is not known."""
     who, status = (name_worker(*process, ""), WorkerStatus()) if known is None else (name_enrolled(known), known.status)
+    if failure.kind == ResidualsLost.__name__:
+        message = (
+            f"{who} cannot go on: {failure.message} All workers are replaced and go back to the newest checkpoint."
+        )
+        return Failure(failure.kind, message, worker=process[0], step=status.step, phase=status.phase)
     verdict = "holds wrong bits" if failure.culprits else "may hold wrong bits"
     message = (
         f"{who} {verdict}, as bad memory or a bad processor makes them: {failure.message} All workers"

@@ -39,7 +39,7 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
     """
     if state.members.is_gone(event.failure.worker if event.worker is None else event.worker, event.pid):
         return Decision(state, (), f"{name_of(event.worker)} (pid {event.pid}) counts as lost; its report is ignored")
-    if event.failure.kind == ReplicasDiffer.__name__:
+    if _is_kind_of(event.failure.kind, ReplicasDiffer):
         # All members tell the same; the first word is enough, and what comes later is of a generation that is no more.
         known = state.members.find(event.worker, event.pid)
         if known is None or known.within != event.generation:

@@ -9,7 +9,7 @@ What each of them means stands at its class; some are defined where they are rai
     ├── OutputError
     └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, UserCodeError, LossError, MetricError,
         │                    UnsupportedModelError, RegistryError
-        ├── DivergedError    ReplicasDiffer
+        ├── DivergedError    ReplicasDiffer (ResidualsLost)
         ├── CheckpointError  NewerFormatError, ForeignError, AttemptGone, NoSpace, UntrustedError
         ├── StoreError       ObjectMissing
         ├── ShardError       BadRecord, DamagedBlock
@@ -135,6 +135,10 @@ class ReplicasDiffer(DivergedError):  # noqa: N818 (a happening, not a mistake)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.message, self.culprits)
+
+
+class ResidualsLost(ReplicasDiffer):
+    """What lanes had held back of their gradients is gone with its host: all go back to the newest checkpoint."""
 
 
 class CheckpointError(JobError):

@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,8 @@ class ForkServer:
         self._gone: set[int] = set()
         self._task_type: Any = None
         self._search_path: list[str] = []
+        # What lanes keep from step to step outlives their workers here. It takes no room until one of them needs it.
+        self._lane_memory = os.memfd_create("quorate-lanes", os.MFD_CLOEXEC)
 
     def serve(self) -> None:
         """Until the launcher is gone; then nothing of ours is left."""
@@ -161,6 +163,7 @@ class ForkServer:
     def _start(self, assignment: Assignment) -> None:
         if not self._children and not self._gone:
             self._own = frozenset(children_of(os.getpid()))
+        assignment = replace(assignment, lane_memory=self._lane_memory)
         threads = sum(1 for _ in Path("/proc/self/task").iterdir())
         pipes = OutputPipes()
         if threads == 1:
@@ -225,6 +228,7 @@ class ForkServer:
             stderr=pipes.write_ends[1],
             env=os.environ | {"PYTHONPATH": path},
             process_group=0,
+            pass_fds=(self._lane_memory,),
         )
         assert child.stdin is not None
         child.stdin.write(assignment.to_json().encode() + b"\n")

@@ -406,6 +406,20 @@ class StalenessObserved(Event):
     bound: Count | None = None
 
 
+@event(kind="compression")
+class GradientsCompressed(Event):
+    """What a step's gradients have taken where a job compresses them: bytes of one lane, and bytes that the worker of
+    lane 0 has sent and received, beside what it all would be as it is. Once in a generation, after its first step."""
+
+    generation: str | None = None
+    worker: Count | None = None
+    lane_bytes: Count
+    lane_bytes_dense: Count
+    sent_bytes: Count
+    received_bytes: Count
+    sent_bytes_dense: Count
+
+
 @event(kind="spans")
 class StepTraced(Event):
     """What one worker has done in a step of a generation, or on the way into it, or to save it: one for each root.

@@ -60,13 +60,13 @@ class SharedMemory(GradientMemory):
         for lanes, segment in zip(hosting, lane_segments, strict=True):
             content = segment.shared()
             for index, lane in enumerate(lanes):
-                self.all_lanes[lane] = _buckets(content, plan, layout, index * layout.size)
+                self.all_lanes[lane] = buckets_in(content, plan, layout, index * layout.size)
         shared, self._private = total_segment.shared(), total_segment.private()
-        self.shared_total = _buckets(shared, plan, layout, 0)
+        self.shared_total = buckets_in(shared, plan, layout, 0)
         # Between two sums anything may be passed through here.
         self.staging = memoryview(shared)
         own = {lane: self.all_lanes[lane] for lane in hosting[position]}
-        super().__init__(own, _buckets(self._private, plan, layout, 0), writes_are_slow=True)
+        super().__init__(own, buckets_in(self._private, plan, layout, 0), writes_are_slow=True)
         self._versions = [bucket._version for bucket in self.total]
 
     def forget_own_writes(self, always: bool) -> None:
@@ -82,7 +82,10 @@ def layout_of(plan: Sequence[Bucket]) -> Layout:
     return lay_out(plan, [dtype_of(bucket).itemsize for bucket in plan])
 
 
-def _buckets(content: mmap.mmap, plan: Sequence[Bucket], layout: Layout, start: int) -> tuple[torch.Tensor, ...]:
+def buckets_in(
+    content: mmap.mmap | bytearray, plan: Sequence[Bucket], layout: Layout, start: int
+) -> tuple[torch.Tensor, ...]:
+    """The flat tensors of a plan in memory, from a byte on."""
     return tuple(
         torch.frombuffer(content, dtype=dtype_of(bucket), count=bucket.numel, offset=start + offset)
         for bucket, offset in zip(plan, layout.offsets, strict=True)

@@ -8,6 +8,7 @@ from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
+from quorate.strategies.compressed_ring import CompressedRingFactory
 from quorate.strategies.parameter_server import ServersFactory
 from quorate.strategies.ring import RingFactory
 from quorate.training.activity import Activity
@@ -66,12 +67,27 @@ class StrategyFactory(Protocol):
         ...
 
 
-FACTORIES: Mapping[str, Callable[[JobSpec, Replica, Role], StrategyFactory]] = {
-    "ring": RingFactory,
-    "parameter-server": ServersFactory,
-}
+Make = Callable[[JobSpec, Replica, Role, int | None], StrategyFactory]
 
 
-def strategy_factory(spec: JobSpec, replica: Replica, role: Role = Role.WORKER) -> StrategyFactory:
-    """The one that a job asks for."""
-    return FACTORIES[spec.strategy.kind](spec, replica, role)
+def ring_factory(spec: JobSpec, replica: Replica, role: Role, lane_memory: int | None) -> StrategyFactory:
+    """The ring, or the one whose gradients are compressed."""
+    compress = spec.strategy.compress
+    if compress is None:
+        return RingFactory(spec, replica, role)
+    return CompressedRingFactory(spec, replica, compress, lane_memory)
+
+
+def servers_factory(spec: JobSpec, replica: Replica, role: Role, lane_memory: int | None) -> StrategyFactory:  # noqa: ARG001
+    """Servers hold the parameters."""
+    return ServersFactory(spec, replica, role)
+
+
+FACTORIES: Mapping[str, Make] = {"ring": ring_factory, "parameter-server": servers_factory}
+
+
+def strategy_factory(
+    spec: JobSpec, replica: Replica, role: Role = Role.WORKER, lane_memory: int | None = None
+) -> StrategyFactory:
+    """The one that a job asks for. `lane_memory` is the descriptor of memory that is held for what lanes keep."""
+    return FACTORIES[spec.strategy.kind](spec, replica, role, lane_memory)

@@ -23,8 +23,8 @@ from quorate.training.gradients import Gradients, LoneGradients, gradient_plan
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.state_layout import Replicated
-from quorate.training.strategy import StepOutcome, StepRequest
+from quorate.training.state_layout import Replicated, StateLayout
+from quorate.training.strategy import StepOutcome, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -67,37 +67,33 @@ class RingConnection:
         self._spec = spec
         self._replica = replica
         self._endpoint = endpoint
+        self._layout: StateLayout = Replicated(replica)
 
     def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:  # noqa: ARG002
-        worker, layout = self._endpoint.credentials.worker, Replicated(self._replica)
-        return align(self._endpoint.generation, worker, self.links, layout, progress, activity)
+        worker = self._endpoint.credentials.worker
+        return align(self._endpoint.generation, worker, self.links, self._layout, progress, activity)
 
     def measure(self) -> LinksMeasured:
         generation, position = self._endpoint.generation, self._endpoint.position
         following = generation.members[(position + 1) % len(generation.members)].worker
         trip = self.links.round_trip()
-        buckets = self.gradients.total.buckets if isinstance(self.gradients, FlatGradients) else ()
         return LinksMeasured(
             step=generation.cursor.step,
             generation=str(generation.id),
             worker=self._endpoint.credentials.worker,
             peer=None if trip is None else following,
             round_trip_s=None if trip is None else round(trip, 9),
-            bytes_per_step=sum(self.links.bytes_passed(bucket.numel(), bucket.itemsize) for bucket in buckets),
+            bytes_per_step=self._bytes_per_step(),
         )
 
-    def strategy(self, update: Update, activity: Activity) -> "RingStrategy":
+    def _bytes_per_step(self) -> int | None:
+        buckets = self.gradients.total.buckets if isinstance(self.gradients, FlatGradients) else ()
+        return sum(self.links.bytes_passed(bucket.numel(), bucket.itemsize) for bucket in buckets)
+
+    def strategy(self, update: Update, activity: Activity) -> Strategy:
         spec, replica, generation = self._spec, self._replica, self._endpoint.generation
         own = generation.members[self._endpoint.position]
-        agreement = StepAgreement(
-            self.links.gather,
-            generation.workers,
-            own,
-            [parameter for _, parameter in replica.trainable],
-            replica.buffers,
-            ReplicaDigests(replica),
-            skips=spec.on_poison == "skip",
-        )
+        agreement = agreement_of(spec, replica, self.links, generation.workers, own)
         overlaps = spec.overlap and self.links.overlaps
         return RingStrategy(own, self.links, self.gradients, agreement, update, activity, overlaps=overlaps)
 
@@ -105,6 +101,15 @@ class RingConnection:
         """Close the links, and let the parameters go: another generation has other gradients."""
         self.links.close()
         self.gradients.close()
+
+
+def agreement_of(
+    spec: JobSpec, replica: Replica, links: Reduction, workers: Sequence[Member], own: Member
+) -> StepAgreement:
+    """How the workers of a generation agree on a step besides its gradients."""
+    parameters = [parameter for _, parameter in replica.trainable]
+    digests, skips = ReplicaDigests(replica), spec.on_poison == "skip"
+    return StepAgreement(links.gather, workers, own, parameters, replica.buffers, digests, skips=skips)
 
 
 class RingStrategy:

@@ -53,7 +53,7 @@ def align(
     passing = Passing(generation, position, reduction, activity)
     for donor in sorted(set(donors.values())):
         receivers = [receiver for receiver, of in donors.items() if of == donor]
-        encoded, size = passing.copy(donor, receivers, None if own is None else own.encoded)
+        encoded, size = passing.copy(donor, receivers, None if own is None else own.common)
         if encoded is not None:
             progress = layout.load(encoded)
         copied += size

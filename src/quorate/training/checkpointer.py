@@ -152,7 +152,9 @@ class Checkpointer:
         """Have the memory for the copies ready before the first one is due."""
         held = self._layout.state(progress)
         parts = self._layout.parts(held, workers)
-        largest = max(TensorFile({name: held.encoded.tensors[name] for name in part}).size for part in parts)
+        # Of what others alone hold, nothing is written here.
+        tensors = held.encoded.tensors
+        largest = max(TensorFile({n: tensors[n] for n in part if n in tensors}).size for part in parts)
         self._context.arena.reserve_in_background(largest + HEADER)
 
     def begin(self, progress: Progress, strategy: Strategy) -> None:

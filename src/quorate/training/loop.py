@@ -131,6 +131,8 @@ class Loop:
             self.checkpointer.prepare(self.progress, self.workers)
             self._is_warm = True
         self._complete(step, agreed, outcome.norms)
+        for event in outcome.told:
+            self.publish(event)
         if spans is not None:
             spans.add(PUBLISH, began, spans.root)
         return agreed.request

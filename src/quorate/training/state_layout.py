@@ -3,7 +3,7 @@ and who copies it from whom."""
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,6 +13,7 @@ from quorate.core.generation import Generation
 from quorate.training.device import CPU, Device
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.residuals import LANES, Residuals
 
 Parts = tuple[tuple[str, ...], ...]
 """The names of the tensors in each part. The first writer writes the first part; there may be fewer than writers."""
@@ -25,6 +26,7 @@ class HeldState:
     `encoded` is the tree of the state, and the tensors of it that this member writes. `compared` are the tensors that
     others hold too and must hold alike, by names for people; those in `weights` make up the weights digest. They are on
     `device`. Where it `is_whole`, every member holds all; otherwise the tree of the state is that of all together.
+    `of_lanes` are tensors of the lanes that this member hosts, which go another way to whoever hosts them next.
     """
 
     encoded: Encoded
@@ -32,6 +34,15 @@ class HeldState:
     weights: frozenset[str]
     device: Device = CPU
     is_whole: bool = True
+    of_lanes: frozenset[str] = frozenset()
+
+    @property
+    def common(self) -> Encoded:
+        """What is copied to a member that is behind."""
+        if not self.of_lanes:
+            return self.encoded
+        tensors = {name: tensor for name, tensor in self.encoded.tensors.items() if name not in self.of_lanes}
+        return Encoded(self.encoded.skeleton, tensors)
 
 
 class StateLayout(Protocol):
@@ -64,15 +75,8 @@ class Replicated:
 
     def parts(self, held: HeldState, writers: int) -> Parts:
         """Parts of about equal size: the largest tensor that is left goes to the writer that has least."""
-        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in held.encoded.tensors.items()}
-        parts: list[list[str]] = [[] for _ in range(max(1, min(writers, len(sizes))))]
-        # By how many as well: tensors without elements must not leave a part empty.
-        least = [(0, 0, index) for index in range(len(parts))]
-        for size, name in sorted((-size, name) for name, size in sizes.items()):
-            load, count, index = least[0]
-            parts[index].append(name)
-            heapq.heapreplace(least, (load - size, count + 1, index))
-        return tuple(tuple(part) for part in parts)
+        tensors = held.common.tensors
+        return _shared_out(tensors, [[] for _ in range(max(1, min(writers, len(tensors))))])
 
     def load(self, encoded: Encoded) -> Progress:
         state = decode(encoded.skeleton, encoded.tensors)
@@ -82,3 +86,38 @@ class Replicated:
     def donors(self, generation: Generation) -> Mapping[int, int]:
         """The first of the most advanced, for everybody who is not."""
         return {generation.position(worker): generation.donor for worker in generation.behind}
+
+
+@dataclass(frozen=True)
+class WithResiduals(Replicated):
+    """Besides what every member holds, each has what its lanes have held back: whoever hosts a lane writes that."""
+
+    residuals: Residuals
+
+    def state(self, progress: Progress) -> HeldState:
+        held, of_lanes = super().state(progress), self.residuals.state()
+        skeleton = {"dict": held.encoded.skeleton["dict"] | {LANES: of_lanes.skeleton}}
+        encoded = Encoded(skeleton, held.encoded.tensors | of_lanes.tensors)
+        return replace(held, encoded=encoded, of_lanes=frozenset(of_lanes.tensors))
+
+    def parts(self, held: HeldState, writers: int) -> Parts:
+        if not self.residuals.applied:
+            return super().parts(held, writers)
+        return _shared_out(held.common.tensors, self.residuals.names_by_host(writers))
+
+    def load(self, encoded: Encoded) -> Progress:
+        fields = dict(encoded.skeleton["dict"])
+        self.residuals.load(fields.pop(LANES, None), encoded.tensors)
+        return super().load(Encoded({"dict": fields}, encoded.tensors))
+
+
+def _shared_out(tensors: Mapping[str, torch.Tensor], parts: list[list[str]]) -> Parts:
+    """Add tensors to parts, all of which have as much already, or nothing."""
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    # By how many as well: tensors without elements must not leave a part empty.
+    least = [(0, 0, index) for index in range(len(parts))]
+    for size, name in sorted((-size, name) for name, size in sizes.items()):
+        load, count, index = least[0]
+        parts[index].append(name)
+        heapq.heapreplace(least, (load - size, count + 1, index))
+    return tuple(tuple(part) for part in parts)

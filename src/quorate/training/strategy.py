@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from quorate.data.ledger import Tally
+from quorate.observe.event import Event
 from quorate.training.lane import LaneResult, LossSum
 from quorate.training.progress import Progress
 
@@ -99,10 +100,12 @@ def advanced(progress: Progress, agreed: Agreement) -> Progress:
 
 
 class StepOutcome(NamedTuple):
-    """A completed step: what all agreed on, and the norm of each optimizer's gradient, before clipping."""
+    """A completed step: what all agreed on, and the norm of each optimizer's gradient, before clipping. `told` is what
+    the strategy has to tell of it."""
 
     agreed: Agreement
     norms: dict[str, float]
+    told: tuple[Event, ...] = ()
 
 
 class Strategy(Protocol):

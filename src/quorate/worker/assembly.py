@@ -48,7 +48,8 @@ TRAINING = RunMode()
 
 @dataclass(frozen=True)
 class SessionParts:
-    """What a worker builds once and keeps through all generations."""
+    """What a worker builds once and keeps through all generations. `lane_memory` is the descriptor of memory that its
+    engine holds for what lanes keep."""
 
     spec: JobSpec
     task: Task
@@ -58,6 +59,7 @@ class SessionParts:
     folder: CheckpointFolder
     role: Role = Role.WORKER
     mode: RunMode = TRAINING
+    lane_memory: int | None = None
 
     @cached_property
     def sampler(self) -> Sampler:
@@ -72,8 +74,10 @@ class SessionParts:
     @cached_property
     def strategy(self) -> StrategyFactory:
         # What is evaluated or replayed comes to the same without servers.
-        spec = self.spec if self.mode.is_training else self.spec.model_copy(update={"strategy": RingSpec()})
-        return strategy_factory(spec, self.replica, self.role)
+        spec = self.spec
+        if not self.mode.is_training and not isinstance(spec.strategy, RingSpec):
+            spec = spec.model_copy(update={"strategy": RingSpec()})
+        return strategy_factory(spec, self.replica, self.role, self.lane_memory)
 
     @property
     def layout(self) -> StateLayout:

@@ -53,6 +53,8 @@ class Assignment:
     mode: RunMode = field(default_factory=RunMode)
     # Its engine says where it listens.
     network: Network = LOOPBACK
+    # Its engine holds the memory, by this descriptor, for what lanes keep; without it that is gone with the worker.
+    lane_memory: int | None = None
     # A dotted name, `package.module:Name`, and what else the hook has to know.
     hook: str = ""
     hook_options: dict[str, Any] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from quorate.core.errors import (
     OutOfMemory,
     QuorateError,
     ReplicasDiffer,
+    ResidualsLost,
     WorkerUnfit,
 )
 from quorate.core.failure import Failure
@@ -155,7 +156,8 @@ class Worker:
         if not isinstance(error, ReplicasDiffer):
             return self._report(Failure.of(error))
         # What this worker holds must not be used any more; the job goes on from a checkpoint, if there is one.
-        if self._assignment.checkpoint is None and not self._has_checkpoint():
+        is_damage = not isinstance(error, ResidualsLost)
+        if is_damage and self._assignment.checkpoint is None and not self._has_checkpoint():
             message = (
                 f"{error} There is no checkpoint to go back to, so the job ends; `checkpoint.every` saves earlier."
             )
@@ -296,7 +298,10 @@ class Worker:
             sanity_check_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)
         role, mode = Role.of(self._assignment.slot), self._assignment.mode
-        parts = SessionParts(spec, task, replica, samples, environment, folder, role, mode)
+        parts = SessionParts(
+            spec, task, replica, samples, environment, folder, role, mode, self._assignment.lane_memory
+        )
+        _ = parts.strategy  # what it refuses of the task is told before anybody waits for this worker
         return parts, self._restore(parts)
 
     def _configure(self) -> Task:

@@ -1,0 +1,239 @@
+"""The ring with compressed gradients: every lane's few bytes go to everybody, and everybody sums them alike.
+
+A partial sum of sparse gradients is less and less sparse, so nothing is summed on the way. What is sent depends on the
+lane alone and lanes are added in the order of the ring, so the bits do not depend on the workers here either.
+"""
+
+import logging
+import struct
+from collections.abc import Sequence
+
+from quorate.core.errors import FrameError, UnsupportedModelError
+from quorate.core.generation import Member
+from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.observe.events import GradientsCompressed
+from quorate.reduce.compressor import Compressor, EncodedLane, Method
+from quorate.reduce.connect import Endpoint, connect
+from quorate.reduce.memory import GradientMemory
+from quorate.reduce.quantize import EightBits
+from quorate.reduce.reduction import Reduction
+from quorate.reduce.sparsify import RandomK, TopK
+from quorate.spec.job import JobSpec
+from quorate.spec.strategy import CompressSpec
+from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.ring import GATHER_INDEX, RingConnection, agreement_of
+from quorate.training.activity import Activity
+from quorate.training.flat_gradients import FlatGradients
+from quorate.training.gradients import gradient_plan
+from quorate.training.lane import LaneResult
+from quorate.training.replica import Replica
+from quorate.training.residuals import Residuals, check_momentum
+from quorate.training.state_layout import Replicated, StateLayout, WithResiduals
+from quorate.training.strategy import StepOutcome, StepRequest
+from quorate.training.update import Update
+
+log = logging.getLogger(__name__)
+
+GRADIENTS_INDEX = 5
+"""Tells the lanes' encoded gradients from what else is gathered in a step."""
+
+_LANE = struct.Struct("<IQ")
+
+
+def method_of(compress: CompressSpec) -> Method:
+    """What a job takes of a gradient."""
+    if compress.top_k is not None:
+        return TopK(compress.top_k)
+    if compress.random_k is not None:
+        return RandomK(compress.random_k)
+    return EightBits()
+
+
+def residuals_of(spec: JobSpec, replica: Replica, descriptor: int | None = None) -> Residuals | None:
+    """What a job's lanes hold back, in the memory that this descriptor is of; None where they hold nothing back."""
+    compress = spec.strategy.compress
+    if compress is None or not compress.feedback:
+        return None
+    if compress.momentum is not None:
+        check_momentum(replica.optimizers)
+    plan = gradient_plan(replica.trainable, spec.bucket_mb)
+    return Residuals(plan, spec.lanes, momentum=compress.momentum, descriptor=descriptor)
+
+
+class CompressedRingFactory:
+    """Connects the workers of each generation of a job whose gradients are compressed."""
+
+    def __init__(self, spec: JobSpec, replica: Replica, compress: CompressSpec, lane_memory: int | None = None) -> None:
+        self._spec = spec
+        self._replica = replica
+        self._residuals = residuals_of(spec, replica, lane_memory)
+        self.layout: StateLayout = (
+            Replicated(replica) if self._residuals is None else WithResiduals(replica, self._residuals)
+        )
+        for name, parameter in replica.trainable:
+            if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
+                raise UnsupportedModelError(
+                    f"'{name}' is of type {parameter.dtype}, whose gradient cannot be compressed. "
+                    "Leave strategy.compress out."
+                )
+        self._plan = gradient_plan(replica.trainable, spec.bucket_mb)
+        self._compressor = Compressor(method_of(compress), self._plan, spec.lanes, spec.seed)
+
+    def connect(self, endpoint: Endpoint) -> "CompressedRingConnection":
+        """Waits for the other workers. Each sums in memory of its own: what is gathered is all that they share."""
+        links, _ = connect(endpoint, ())
+        memory = GradientMemory.of_process(self._plan, endpoint.hosting[endpoint.position], self._replica.device.zeros)
+        gradients = FlatGradients(self._replica.trainable, self._plan, memory)
+        return CompressedRingConnection(
+            self._spec, self._replica, endpoint, links, gradients, self.layout, self._compressor, self._residuals
+        )
+
+
+class CompressedRingConnection(RingConnection):
+    """One worker's connection to the others of its generation."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        replica: Replica,
+        endpoint: Endpoint,
+        links: Reduction,
+        gradients: FlatGradients,
+        layout: StateLayout,
+        compressor: Compressor,
+        residuals: Residuals | None,
+    ) -> None:
+        super().__init__(spec, replica, endpoint, links, gradients)
+        self._layout = layout
+        self._flat = gradients
+        self._compressor = compressor
+        self._residuals = residuals
+
+    def strategy(self, update: Update, activity: Activity) -> "CompressedRingStrategy":
+        generation, position = self._endpoint.generation, self._endpoint.position
+        if self._residuals is not None:
+            with activity.waiting(OTHERS):
+                self._residuals.settle(generation, position, self.links)
+        own = generation.members[position]
+        agreement = agreement_of(self._spec, self._replica, self.links, generation.workers, own)
+        traffic = Traffic(str(generation.id), own.worker, position, self._compressor.dense_bytes, self._dense_bytes())
+        return CompressedRingStrategy(
+            own, self.links, self._flat, self._compressor, self._residuals, agreement, update, activity, traffic
+        )
+
+    def _bytes_per_step(self) -> int | None:
+        """They are known when there was a step, which `GradientsCompressed` tells."""
+        return None
+
+    def _dense_bytes(self) -> int:
+        return sum(self.links.bytes_passed(bucket.numel(), bucket.itemsize) for bucket in self._flat.total.buckets)
+
+
+class Traffic:
+    """The bytes of a step's gradients that one worker sends and receives, beside what they would be as they are."""
+
+    def __init__(self, generation: str, worker: int, position: int, lane_dense: int, dense: int) -> None:
+        self._generation = generation
+        self._worker = worker
+        self._position = position
+        self._lane_dense = lane_dense
+        self._dense = dense
+
+    def event(self, step: int, payloads: Sequence[bytes], lanes: int) -> GradientsCompressed:
+        """What has gone round in a step: all but the next worker's own goes through here, all but our own comes."""
+        sizes = [len(payload) for payload in payloads]
+        following = (self._position + 1) % len(sizes)
+        return GradientsCompressed(
+            step=step,
+            generation=self._generation,
+            worker=self._worker,
+            lane_bytes=round(sum(sizes) / lanes),
+            lane_bytes_dense=self._lane_dense,
+            sent_bytes=sum(sizes) - sizes[following] if len(sizes) > 1 else 0,
+            received_bytes=sum(sizes) - sizes[self._position],
+            sent_bytes_dense=self._dense,
+        )
+
+
+class CompressedRingStrategy:
+    """Gathers every lane's encoded gradient, and sums them in the order that the job fixes."""
+
+    def __init__(
+        self,
+        own: Member,
+        links: Reduction,
+        gradients: FlatGradients,
+        compressor: Compressor,
+        residuals: Residuals | None,
+        agreement: StepAgreement,
+        update: Update,
+        activity: Activity,
+        traffic: Traffic,
+    ) -> None:
+        self.worker = own.worker
+        self.hosted = own.lanes
+        self.leads = 0 in own.lanes
+        self._links = links
+        self._gradients = gradients
+        self._compressor = compressor
+        self._residuals = residuals
+        self._agreement = agreement
+        self._update = update
+        self._activity = activity
+        self._traffic: Traffic | None = traffic
+
+    def begin(self, step: int) -> None:  # noqa: ARG002
+        self._links.spans = self._activity.spans
+
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+        """What lanes hold back after this step counts once it is applied; a void one leaves them what they had."""
+        self._activity.enter(EXCHANGE)
+        own = {result.lane: self._encode(step, result) for result in results}
+        payloads = self._links.gather(step, GRADIENTS_INDEX, pack_lanes(own))
+        lanes = {lane: self._compressor.decode(step, lane, content) for lane, content in unpack_lanes(payloads)}
+        self._compressor.add_up(lanes, self._gradients.total.buckets)
+        agreed = self._agreement.reach(step, results, request)
+        self._activity.leave()
+        norms = self._update.apply(step, agreed)
+        if self._residuals is not None and not agreed.is_void:
+            self._residuals.commit(step)
+        # Once in a generation: steps differ by a few bytes.
+        traffic, self._traffic = self._traffic, None
+        told = () if traffic is None else (traffic.event(step, payloads, len(lanes)),)
+        return StepOutcome(agreed, norms, told)
+
+    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
+        with self._activity.waiting(OTHERS):
+            return self._links.gather(step, GATHER_INDEX, payload)
+
+    def close(self) -> None:
+        self._links.close()
+        self._gradients.close()
+
+    def _encode(self, step: int, result: LaneResult) -> EncodedLane:
+        gradient = self._gradients.lanes[result.lane].buckets
+        if self._residuals is None:
+            return self._compressor.encode(step, result.lane, result.present, gradient)
+        return self._residuals.encode(self._compressor, step, result.lane, result.present, gradient)
+
+
+def pack_lanes(lanes: dict[int, EncodedLane]) -> bytes:
+    """Several lanes' encoded gradients as one message."""
+    pieces = [piece for lane, of in lanes.items() for piece in (_LANE.pack(lane, len(of.payload)), of.payload)]
+    return b"".join(pieces)
+
+
+def unpack_lanes(payloads: Sequence[bytes]) -> list[tuple[int, memoryview]]:
+    """Every lane of several messages, with its encoded gradient."""
+    lanes = []
+    for payload in payloads:
+        rest = memoryview(payload)
+        while rest:
+            if len(rest) < _LANE.size:
+                raise FrameError(f"a message of encoded gradients ends with {len(rest)} bytes that are none")
+            lane, size = _LANE.unpack_from(rest)
+            if len(rest) < _LANE.size + size:
+                raise FrameError(f"the encoded gradient of lane {lane} is cut off")
+            lanes.append((lane, rest[_LANE.size : _LANE.size + size]))
+            rest = rest[_LANE.size + size :]
+    return lanes

@@ -1,0 +1,238 @@
+"""What compression holds back of each lane's gradient, to be sent later: the error feedback of a job.
+
+It is the only state that belongs to a lane and not to the replica. So it is in the checkpoint, goes with the lane
+where another worker hosts it, and survives the death of a worker in the memory of its host. A step that is redone
+finds what it found before: what a step leaves is written beside it, and counts when the step is applied. A step that is
+void leaves nothing.
+
+With momentum it is the correction of Deep Gradient Compression (Lin et al. 2018): a lane sums velocities instead of
+gradients, and forgets the velocity of what it has sent.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from quorate.checkpoint.tree import Encoded
+from quorate.core.errors import ResidualsLost, TaskError
+from quorate.core.generation import Generation
+from quorate.lanes.buckets import Bucket
+from quorate.reduce.compressor import Compressor, EncodedLane
+from quorate.reduce.lane_memory import Fields, LaneMemory
+from quorate.reduce.reduction import Reduction
+from quorate.training.optimizers import Optimizers
+
+log = logging.getLogger(__name__)
+
+KEPT_INDEX = 4
+"""Tells what is gathered here from what else is at a step."""
+
+PIECE = 8 * 2**20
+"""Bytes of a lane that are passed on at a time: all the memory that it costs whoever does not receive it."""
+
+LANES = "lanes"
+"""Under which name they are in a state."""
+
+
+class Residuals:
+    """What the lanes that this worker hosts have held back after step `applied`, the last that changed the weights."""
+
+    def __init__(
+        self, plan: Sequence[Bucket], lanes: int, *, momentum: float | None = None, descriptor: int | None = None
+    ) -> None:
+        self.applied = 0
+        self._plan = plan
+        self._lanes = lanes
+        self._momentum = momentum
+        self._memory = LaneMemory(plan, lanes, self._field_count, descriptor)
+        self._hosting: tuple[range, ...] = (range(lanes),)
+        self._hosted = range(lanes)
+        # Of a checkpoint, until it is known who hosts which lane.
+        self._restored: dict[int, list[list[torch.Tensor]]] = {}
+
+    @property
+    def _field_count(self) -> int:
+        return 1 if self._momentum is None else 2
+
+    # --- a step
+
+    def encode(
+        self, compressor: Compressor, step: int, lane: int, present: int, gradient: Sequence[torch.Tensor]
+    ) -> EncodedLane:
+        """Encode a lane's gradient together with what it has held back so far, and write down what it holds back then.
+
+        It counts once the step is applied. It is all there when this returns: as soon as others have what was sent,
+        one of them may complete the step, and whoever hosts the lane then needs the rest.
+        """
+        before = self._memory.at(lane, self.applied) if self.applied else None
+        after = self._memory.begin(lane, self.applied)
+        residual = after[0]
+        for bucket in range(len(self._plan)):
+            self._add(
+                gradient[bucket], None if before is None else [f[bucket] for f in before], [f[bucket] for f in after]
+            )
+        self._keep_absent(present, before, after)
+        encoded = compressor.encode(step, lane, present, residual)
+        encoded.take_out(residual)
+        for velocity in after[1:]:
+            encoded.clear_sent(velocity)
+        self._memory.seal(lane, step)
+        return encoded
+
+    def commit(self, step: int) -> None:
+        """The step is applied: what it has left is what lanes have held back."""
+        self.applied = step
+
+    def _add(
+        self, gradient: torch.Tensor, before: Sequence[torch.Tensor] | None, after: Sequence[torch.Tensor]
+    ) -> None:
+        if before is None:
+            for field in after:
+                field.copy_(gradient)
+        elif self._momentum is None:
+            torch.add(before[0], gradient, out=after[0])
+        else:
+            torch.mul(before[1], self._momentum, out=after[1]).add_(gradient)
+            torch.add(before[0], after[1], out=after[0])
+
+    def _keep_absent(self, present: int, before: Fields | None, after: Fields) -> None:
+        """What has no gradient in a step is not touched by it, as an optimizer does not."""
+        for number, bucket in enumerate(self._plan):
+            for slot in bucket.slots:
+                if present >> slot.index & 1:
+                    continue
+                place = slice(slot.offset, slot.offset + slot.numel)
+                for index, field in enumerate(after):
+                    if before is None:
+                        field[number][place].zero_()
+                    else:
+                        field[number][place] = before[index][number][place]
+
+    # --- a generation
+
+    def settle(self, generation: Generation, position: int, links: Reduction) -> None:
+        """Have each worker hold what its lanes have held back: from its host's memory, a checkpoint, or another worker.
+
+        All members call it, at the same state. Where nobody has it, ResidualsLost is raised by all of them.
+        """
+        restored, self._restored = self._restored, {}
+        self._hosting = tuple(member.lanes for member in generation.members)
+        self._hosted = self._hosting[position]
+        if not self.applied:
+            return
+        here = [lane for lane in range(self._lanes) if lane in restored or self._memory.holds(lane, self.applied)]
+        step = generation.cursor.step
+        told = links.gather(step, KEPT_INDEX, json.dumps(here).encode())
+        holders = [frozenset(json.loads(payload)) for payload in told]
+        lost = [lane for lane in range(self._lanes) if not any(lane in held for held in holders)]
+        if lost:
+            raise _lost(lost, step)
+        for lane in self._hosted:
+            if lane in restored:
+                # Rather than what the memory has: that may be of workers that were given up.
+                self._adopt(lane, restored[lane])
+        moves = [
+            (lane, next(p for p, held in enumerate(holders) if lane in held), host)
+            for host, hosted in enumerate(self._hosting)
+            for lane in hosted
+            if lane not in holders[host]
+        ]
+        for number, (lane, giver, host) in enumerate(moves):
+            if position == host:
+                content = self._memory.begin_copy(lane)
+            elif position != giver:
+                content = None
+            elif self._memory.holds(lane, self.applied):
+                content = self._memory.content(lane, self.applied)
+            else:
+                content = self._memory.packed(restored[lane])
+            self._pass_on(step, links, giver, host, content, number)
+            if position == host:
+                self._memory.seal(lane, self.applied)
+                log.info("has taken over what lane %d holds back, from a worker elsewhere", lane)
+
+    def _pass_on(
+        self, step: int, links: Reduction, giver: int, host: int, content: memoryview | None, number: int
+    ) -> None:
+        """From the one to the other; whoever is neither has no content, and passes it on piece by piece."""
+        size = self._memory.slot_size
+        pieces, scratch = range(0, size, PIECE), memoryview(bytearray(min(PIECE, size) if content is None else 0))
+        for piece, start in enumerate(pieces):
+            stop = min(start + PIECE, size)
+            part = scratch[: stop - start] if content is None else content[start:stop]
+            links.broadcast(step, number * len(pieces) + piece, giver, part, [host])
+
+    def _adopt(self, lane: int, kept: Sequence[Sequence[torch.Tensor]]) -> None:
+        for field, saved in zip(self._memory.begin(lane, 0), kept, strict=True):
+            for bucket, values in zip(field, saved, strict=True):
+                bucket.copy_(values)
+        self._memory.seal(lane, self.applied)
+
+    # --- the state of a job
+
+    def names(self, lane: int) -> list[list[str]]:
+        """The names of a lane's tensors in a checkpoint, by field and bucket."""
+        buckets = range(len(self._plan))
+        return [[f"{LANES}.{lane}.{field}.{bucket}" for bucket in buckets] for field in range(self._field_count)]
+
+    def state(self) -> Encoded:
+        """The tree of what all lanes have held back, with the tensors of those that this worker hosts."""
+        if not self.applied:
+            return Encoded({"dict": {"applied": 0, LANES: []}}, {})
+        forms = [[[{"tensor": name} for name in of] for of in self.names(lane)] for lane in range(self._lanes)]
+        tensors = {
+            name: tensor
+            for lane in self._hosted
+            if self._memory.holds(lane, self.applied)  # not yet where it was just restored
+            for names, field in zip(self.names(lane), self._memory.at(lane, self.applied), strict=True)
+            for name, tensor in zip(names, field, strict=True)
+        }
+        return Encoded({"dict": {"applied": self.applied, LANES: forms}}, tensors)
+
+    def load(self, skeleton: Mapping[str, object] | None, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take up a state; of another worker's state only where it stands, since it comes without the tensors."""
+        form = {} if skeleton is None else skeleton["dict"]
+        assert isinstance(form, dict)
+        self.applied = int(form.get("applied", 0))
+        self._restored = {}
+        if len(form.get(LANES, ())) != (self._lanes if self.applied else 0):
+            log.warning("the checkpoint is of another number of lanes: what these have held back is left out")
+            self.applied = 0
+            return
+        for lane in range(self._lanes):
+            names = self.names(lane)
+            if self.applied and all(name in tensors for of in names for name in of):
+                self._restored[lane] = [[tensors[name] for name in of] for of in names]
+
+    def names_by_host(self, members: int) -> list[list[str]]:
+        """The names of the tensors that each member has, in ring order."""
+        if len(self._hosting) != members:
+            raise ValueError(f"lanes are hosted by {len(self._hosting)} members, not {members}")
+        return [[name for lane in hosted for of in self.names(lane) for name in of] for hosted in self._hosting]
+
+
+def check_momentum(optimizers: Optimizers) -> None:
+    """Refuse an optimizer beside which the momentum of lanes would be a second one."""
+    for name, optimizer in optimizers.by_name.items():
+        of = f"optimizer() gives {type(optimizer).__name__}{f' as {name!r}' if name else ''}"
+        if not isinstance(optimizer, torch.optim.SGD):
+            raise TaskError(
+                f"{of}, and strategy.compress.momentum is for torch.optim.SGD alone: it takes the place of its "
+                "momentum. Use SGD, or leave compress.momentum out."
+            )
+        used = [group["momentum"] for group in optimizer.param_groups if group["momentum"]]
+        if used:
+            raise TaskError(
+                f"{of} with momentum={used[0]}, which strategy.compress.momentum takes the place of. "
+                "Build it with momentum=0, or leave compress.momentum out."
+            )
+
+
+def _lost(lanes: Sequence[int], step: int) -> ResidualsLost:
+    which = f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {', '.join(map(str, lanes))}"
+    return ResidualsLost(
+        f"What {which} had held back of the gradients at step {step} (strategy.compress.feedback) was on a host that "
+        "is gone."
+    )

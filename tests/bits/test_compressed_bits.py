@@ -1,0 +1,154 @@
+"""Compressed gradients: the same bits on any number of workers, through a checkpoint, and as plain PyTorch has them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gang
+from bits import bit_tasks as tasks
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.data.lane_sampler import LaneSampler
+from quorate.training.replica import build_model
+from quorate.training.task import Task, configure
+from training.test_skipping import Poisoned
+
+TOP_K = {"top_k": 0.1}
+RANDOM_K = {"random_k": 0.1}
+BITS = {"bits": 8}
+COMPRESS: list[dict[str, Any]] = [
+    TOP_K,
+    RANDOM_K,
+    BITS,
+    TOP_K | {"feedback": False},
+    TOP_K | {"momentum": 0.9},
+    RANDOM_K | {"momentum": 0.9},
+    BITS | {"feedback": False},
+]
+TASKS: list[tuple[type[Task], dict[str, Any]]] = [
+    (tasks.Regression, {}),
+    (tasks.BatchNormAndDropout, {"batch_size": 21, "epochs": 2, "evaluate": {"every": 2}}),
+    (tasks.TinyTransformer, {"clip_norm": 1.0, "accumulate": 2, "batch_size": 24}),
+    (tasks.SometimesUsed, {}),
+    (tasks.TwoOptimizers, {}),
+    (tasks.NAdamInFloat64, {}),
+    (Poisoned, {"epochs": 2, "batch_size": 10, "on_poison": "skip"}),
+]
+
+
+def named(value: Any) -> str:
+    if isinstance(value, dict):
+        return "-".join(f"{key}={each}" for key, each in value.items())
+    return value.__name__ if isinstance(value, type) else ""
+
+
+def train(task: type[Task], folder: Path, workers: int, compress: dict[str, Any] | None, **keys: Any) -> gang.Ended:
+    folder.mkdir(exist_ok=True)
+    strategy = {"kind": "ring", "compress": compress}
+    hosts, stop_at = keys.pop("hosts", ""), keys.pop("stop_at", None)
+    spec = gang.job(task, lanes=keys.pop("lanes", 4), strategy=strategy, **keys)
+    return gang.train(task, spec, workers, folder, hosts=hosts, stop_at=stop_at)
+
+
+@pytest.mark.parametrize("compress", COMPRESS, ids=named)
+def test_any_number_of_workers_gives_one_digest(compress: dict[str, Any], tmp_path: Path) -> None:
+    """In shared memory, over TCP and on a mixed ring; and not what the ring gives without compression."""
+    hosts = {3: "AAB"}
+    digests = {
+        workers: train(
+            tasks.Regression, tmp_path / str(workers), workers, compress, hosts=hosts.get(workers, "")
+        ).digest
+        for workers in (1, 2, 3, 4)
+    }
+    assert len(set(digests.values())) == 1, digests
+    assert train(tasks.Regression, tmp_path / "dense", 2, None).digest not in digests.values()
+
+
+@pytest.mark.parametrize(("task", "keys"), TASKS[1:], ids=named)
+@pytest.mark.parametrize("compress", [TOP_K, BITS], ids=named)
+def test_any_task_gives_one_digest(
+    compress: dict[str, Any], task: type[Task], keys: dict[str, Any], tmp_path: Path
+) -> None:
+    digests = {n: train(task, tmp_path / str(n), n, compress, **keys).digest for n in (1, 3)}
+    assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize("compress", COMPRESS, ids=named)
+def test_a_resumed_job_ends_with_the_digest_of_the_undisturbed_one(compress: dict[str, Any], tmp_path: Path) -> None:
+    """On another number of workers: what lanes have held back is in the checkpoint, and finds its lane again."""
+    whole = train(tasks.Regression, tmp_path / "whole", 2, compress).digest
+    for first, second in ((4, 1), (1, 3)):
+        folder = tmp_path / f"{first}-{second}"
+        assert train(tasks.Regression, folder, first, compress, stop_at=3).ending == "interrupted"
+        assert train(tasks.Regression, folder, second, compress, links="tcp").digest == whole
+
+
+def test_what_is_held_back_is_not_in_the_weights_alone(tmp_path: Path) -> None:
+    """The test above can fail: without what was held back the job ends elsewhere."""
+    assert (
+        train(tasks.Regression, tmp_path / "with", 2, TOP_K).digest
+        != train(tasks.Regression, tmp_path / "without", 2, TOP_K | {"feedback": False}).digest
+    )
+
+
+def test_a_lone_lane_is_compressed_too(tmp_path: Path) -> None:
+    one, dense = (train(tasks.Regression, tmp_path / str(c), 1, c, lanes=1).digest for c in (TOP_K, None))
+    assert one != dense
+
+
+@pytest.mark.parametrize("compress", [TOP_K, TOP_K | {"momentum": 0.9}, TOP_K | {"feedback": False}], ids=named)
+def test_the_weights_are_those_of_a_loop_by_hand(compress: dict[str, Any], tmp_path: Path) -> None:
+    """Error feedback and momentum correction as they are written in books, with a residual for each lane."""
+    lanes, steps = 2, 6
+    spec = gang.job(tasks.Regression, lanes=lanes, steps=steps)
+    task = configure(tasks.Regression, {}, "test", spec.seed)
+    model = build_model(task, spec.seed)
+    sampler = LaneSampler(spec, tasks.SAMPLES, lambda _epoch, _generator: None)
+    points, parameters = tasks.Points(), list(model.parameters())
+    zeros = [[torch.zeros_like(p) for p in parameters] for _ in range(lanes)]
+    residuals, velocities = zeros, [[z.clone() for z in of] for of in zeros]
+    for step in range(1, steps + 1):
+        total = [torch.zeros_like(p) for p in parameters]
+        for lane in range(lanes):
+            samples = [int(i) for batch in sampler.micro_batches(step, lane) for i in batch]
+            batch = (torch.stack([points[i][0] for i in samples]), torch.stack([points[i][1] for i in samples]))
+            loss = task.loss(model, batch) * len(samples) / sampler.batch_samples(step)
+            for index, gradient in enumerate(torch.autograd.grad(loss, parameters)):
+                velocity = velocities[lane][index].mul_(compress.get("momentum", 0.0)).add_(gradient)
+                if not compress.get("feedback", True):
+                    residuals[lane][index].zero_()
+                held = residuals[lane][index].add_(velocity)
+                count = max(1, -(-held.numel() // 10))
+                sent = torch.zeros_like(held).view(-1)
+                places = held.view(-1).abs().sort(descending=True, stable=True).indices[:count]
+                sent[places] = held.view(-1)[places]
+                total[index] += sent.view_as(held)
+                held.view(-1)[places] = 0
+                velocity.view(-1)[places] = 0
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, total, strict=True):
+                parameter.sub_(1e-3 * gradient)
+    folder = tmp_path / "run"
+    ended = train(tasks.Regression, folder, 2, compress, lanes=lanes, steps=steps)
+    assert not ended.failures, ended.failures
+    checkpoints = CheckpointFolder(folder / "checkpoints")
+    newest = checkpoints.search().newest
+    assert newest is not None
+    tensors = checkpoints.load(newest).state["replica"]["tensors"]
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(tensors[name], parameter.detach(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        (tasks.Adam, "gives Adam, and strategy.compress.momentum is for"),
+        (tasks.Momentum, "gives SGD with momentum=0.9"),
+    ],
+)
+def test_a_second_momentum_is_refused_by_name(task: type[Task], told: str, tmp_path: Path) -> None:
+    failure = train(task, tmp_path / "run", 1, TOP_K | {"momentum": 0.9}).failure
+    assert failure.kind == "TaskError"
+    assert told in failure.message
+    assert "leave compress.momentum out" in failure.message
