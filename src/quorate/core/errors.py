@@ -8,14 +8,14 @@ What each of them means stands at its class; some are defined where they are rai
     ├── RequestError         JobFileError, TaskError, FaultError, RunError (DamagedFileError)
     ├── OutputError
     └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, UserCodeError, LossError, MetricError,
-        │                    UnsupportedModelError, RegistryError
+        │                    UnsupportedModelError, RegistryError, StateLost, ClockViolation
         ├── DivergedError    ReplicasDiffer (ResidualsLost)
         ├── CheckpointError  NewerFormatError, ForeignError, AttemptGone, NoSpace, UntrustedError
         ├── StoreError       ObjectMissing
         ├── ShardError       BadRecord, DamagedBlock
         ├── Unreachable      StoreAway
         ├── WorkerUnfit      HelperLost, OutOfMemory
-        └── LinkError        PeerLost, FrameError, LeaseExpired, GenerationOver
+        └── LinkError        PeerLost, FrameError (MalformedGradient), LeaseExpired, GenerationOver
 """
 
 import re
