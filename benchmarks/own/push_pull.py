@@ -14,12 +14,13 @@ from benchmarks.spans import Span
 from benchmarks.told import answer, read_order
 from quorate.core.generation import Generation, GenerationId, Member, Role, server_id
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.connect import Endpoint, Listeners, connect_neighbours, watch
+from quorate.reduce.connect import Endpoint, Listeners, connect, watch
 from quorate.reduce.connect_star import connect_star
 from quorate.reduce.exchange import Exchange
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
-from quorate.reduce.ring import Ring
+from quorate.reduce.shared_exchange import SharedExchange
+from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.reduce.spokes import Spokes
 from quorate.reduce.star import Star
 from quorate.wire.handshake import Credentials
@@ -39,7 +40,7 @@ class Worker:
         self._exchange = exchange
         self._reduction = reduction
         self._lane = memory.lanes[0]
-        self._values = values_of(plan)
+        self._values = values_of(plan, exchange)
         self._step = 0
 
     def fill(self, value: float) -> None:
@@ -55,7 +56,7 @@ class Worker:
         self._exchange.pull(self._step, self._values)
 
     def extremes(self) -> tuple[float, float]:
-        """Of the parameters."""
+        """Of the new values."""
         pairs = [torch.aminmax(value) for value in self._values.values()]
         return min(float(low) for low, _ in pairs), max(float(high) for _, high in pairs)
 
@@ -66,7 +67,7 @@ class Server:
     def __init__(self, exchange: Exchange, reduction: Reduction, plan: Sequence[Bucket]) -> None:
         self._exchange = exchange
         self._reduction = reduction
-        self._totals = values_of(plan)
+        self._totals = values_of(plan, exchange)
         self._step = 0
 
     def answer_one(self) -> None:
@@ -96,9 +97,9 @@ def _work(seat: Seat, order: dict[str, Any], token: str) -> list[list[Span]]:
 def _exchange(seat: Seat, order: dict[str, Any], token: str, size: int, repeats: int) -> list[Span]:
     listeners = Listeners.bind(LOOPBACK, shares_memory=order["links"] == "shm")
     addresses = seat.gather([listeners.network.address, listeners.local_address])
-    plan = plan_of(size)
+    plan, endpoint = plan_of(size), _endpoint(seat, order, token, listeners, addresses)
     try:
-        exchange, reduction, memory = _connected(_endpoint(seat, order, token, listeners, addresses), plan)
+        exchange, reduction, memory = _connected(endpoint, plan, order["links"])
         try:
             if seat.position == WORKER:
                 return list(ask(Worker(exchange, reduction, memory, plan), repeats))
@@ -110,14 +111,16 @@ def _exchange(seat: Seat, order: dict[str, Any], token: str, size: int, repeats:
         listeners.close()
 
 
-def _connected(endpoint: Endpoint, plan: Sequence[Bucket]) -> tuple[Exchange, Reduction, GradientMemory]:
+def _connected(endpoint: Endpoint, plan: Sequence[Bucket], links: str) -> tuple[Exchange, Reduction, GradientMemory]:
+    generation, worker = endpoint.generation, endpoint.credentials.worker
+    reduction, memory = connect(endpoint, plan)
+    if isinstance(reduction, SharedMemoryReduction):
+        return SharedExchange(generation, worker, reduction, plan), reduction, memory
+    if links == "shm":
+        raise RuntimeError("the two cannot share memory here: the kernel does not tell that they are on one host")
+    peers = connect_star(endpoint, reduction)
+    spokes = Spokes(generation, worker, peers, *watch(endpoint, list(peers.values())))
     holders = [(SERVER,)] * sum(len(bucket.slots) for bucket in plan)
-    reduction = Ring(endpoint.generation, endpoint.credentials.worker, *connect_neighbours(endpoint), endpoint.lease)
-    memory = GradientMemory.of_process(plan, endpoint.hosting[endpoint.position])
-    links = connect_star(endpoint, reduction)
-    lease, blame = watch(endpoint, list(links.values()))
-    worker = endpoint.credentials.worker
-    spokes = Spokes(endpoint.generation, worker, links, lease, blame)
     return Star(spokes, plan, holders, memory.lanes), reduction, memory
 
 
@@ -148,9 +151,9 @@ def plan_of(size: int) -> tuple[Bucket, ...]:
     return plan_buckets(shapes, 25)
 
 
-def values_of(plan: Sequence[Bucket]) -> dict[int, torch.Tensor]:
-    """A parameter for each block."""
-    return {slot.index: torch.zeros(slot.numel) for bucket in plan for slot in bucket.slots}
+def values_of(plan: Sequence[Bucket], exchange: Exchange) -> dict[int, torch.Tensor]:
+    """Of each block: the sum is formed where the worker reads it, as that of an all-reduce is."""
+    return {slot.index: exchange.room(slot.index) for bucket in plan for slot in bucket.slots}
 
 
 if __name__ == "__main__":

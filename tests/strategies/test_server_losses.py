@@ -24,7 +24,7 @@ from quorate.lanes.block_sums import plan_blocks
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.connect import Endpoint
-from quorate.reduce.memory import GradientMemory
+from quorate.reduce.memory import GradientMemory, dtype_of
 from quorate.reduce.reduction import add_up_block
 from quorate.spec.job import JobSpec
 from quorate.strategies.parameter_server import ServersConnection, ServersFactory
@@ -123,6 +123,10 @@ class TableLinks:
 
     def bytes_passed(self, elements: int, itemsize: int) -> int:
         return elements * itemsize
+
+    def room(self, block: int) -> torch.Tensor:
+        place = self._blocks[block]
+        return torch.empty(place.slot.numel, dtype=dtype_of(self._plan[place.bucket]))
 
     def push(self, step: int) -> None:
         given = {lane: [bucket.clone() for bucket in buckets] for lane, buckets in self._lanes.items()}

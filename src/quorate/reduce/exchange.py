@@ -23,6 +23,13 @@ class Exchange(Protocol):
         """What has come to it."""
         ...
 
+    def room(self, block: int) -> torch.Tensor:
+        """Memory for a block's values: what is published from there, or pulled into there, need not be copied.
+
+        A worker may read it from the pull on until its next push.
+        """
+        ...
+
     def push(self, step: int) -> None:
         """A worker: send what its lanes have collected to every server that holds it.
 

@@ -27,6 +27,11 @@ class SharedExchange:
         self._hosted = len(generation.members[generation.position(worker)].lanes)
         self.bytes_sent = self.bytes_received = 0
 
+    def room(self, block: int) -> torch.Tensor:
+        """Where all members see it."""
+        slot = self._blocks[block].slot
+        return self._reduction.memory.shared_total[self._blocks[block].bucket][slot.offset : slot.offset + slot.numel]
+
     def push(self, step: int) -> None:  # noqa: ARG002
         """Nothing moves: servers read the lanes once all members have met."""
         self.bytes_sent += self._hosted * sum(bucket.nbytes for bucket in self._lanes[0])
@@ -43,20 +48,20 @@ class SharedExchange:
 
     def publish(self, step: int, values: Mapping[int, torch.Tensor]) -> None:
         for block, value in values.items():
-            self._published(block).copy_(value)
+            _copy(value, self.room(block))
             self.bytes_sent += value.nbytes
         self._reduction.gather(step, PUBLISHED_INDEX, b"")
 
     def pull(self, step: int, values: Mapping[int, torch.Tensor]) -> None:
         self._reduction.gather(step, PUBLISHED_INDEX, b"")
         for block, value in values.items():
-            value.copy_(self._published(block))
+            _copy(self.room(block), value)
             self.bytes_received += value.nbytes
 
     def close(self) -> None:
         self._reduction.close()
 
-    def _published(self, index: int) -> torch.Tensor:
-        block = self._blocks[index]
-        bucket = self._reduction.memory.shared_total[block.bucket]
-        return bucket[block.slot.offset : block.slot.offset + block.slot.numel]
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    if source.data_ptr() != target.data_ptr():
+        target.copy_(source)

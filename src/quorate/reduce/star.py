@@ -52,6 +52,11 @@ class Star:
     def bytes_received(self) -> int:
         return self.spokes.bytes_received
 
+    def room(self, block: int) -> torch.Tensor:
+        """Frames of large blocks are sent from everywhere, and received everywhere."""
+        place = self._blocks[block]
+        return torch.empty(place.slot.numel, dtype=dtype_of(self._plan[place.bucket]))
+
     def push(self, step: int) -> None:
         with self.spokes.exchange():
             for server in self.spokes.peers:

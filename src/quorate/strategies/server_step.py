@@ -118,7 +118,7 @@ class WorkerStep(_Step):
         self._by_rows = gradients if isinstance(gradients, RowGradients) else None
         sparse = self._by_rows.by_rows if self._by_rows is not None else frozenset()
         dense = {b: p for b, (_, p) in enumerate(self._share.replica.trainable) if b not in sparse}
-        self._pulled = {block: torch.empty(p.numel(), dtype=p.dtype) for block, p in dense.items()}
+        self._pulled = {block: self._exchange.room(block) for block in dense}
         self._values = [(p, self._pulled[block].view(p.shape)) for block, p in dense.items()]
         self._following = PulledUpdate(self._update, self._activity, self._share.replica.optimizers)
 
