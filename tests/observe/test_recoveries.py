@@ -107,3 +107,12 @@ def test_fields_of_another_kind_do_no_harm() -> None:
     odd: dict[str, Any] = {"worker": "one", "members": 3, "from_step": "x", "seconds": None, "detect_s": "soon"}
     kinds = ("lost", "generation", "copied", "run", "step")
     assert recoveries_of([make_event(kind, None, odd, 1.0) for kind in kinds]) == []
+
+
+def test_what_servers_hold_beyond_the_last_boundary_is_not_lost() -> None:
+    by_units = make_event("run", None, {"from_step": 0, "by_units": True}, 0.0)
+    events = [by_units, *BEGIN, lost(1, 2.5), generation(2, 3.0, [0], 10), step(17, 3.5)]
+    assert [each.steps_lost for each in recoveries_of(events)] == [0]
+    rolled_back = make_event("rollback", 10, {}, 2.75)
+    events = [by_units, *BEGIN, lost(1, 2.5), rolled_back, generation(2, 3.0, [0], 10), step(11, 3.5)]
+    assert [each.steps_lost for each in recoveries_of(events)] == [6]

@@ -121,3 +121,17 @@ def test_another_kind_leaves_out_the_keys_of_the_one_before() -> None:
 def test_the_kind_says_whether_each_worker_hosts_a_lane(strategy: Any, is_broken: bool) -> None:
     job = {"workers": 3, "lanes": 2, "strategy": strategy}
     assert bool([*rules._workers_fit_lanes(job, lambda _: "")]) is is_broken
+
+
+def test_an_average_is_refused_where_there_are_no_steps_for_it() -> None:
+    with pytest.raises(JobFileError) as raised:
+        JobSpec.model_validate(
+            {
+                "task": "a.py:A",
+                "batch_size": 8,
+                "steps": 1,
+                "average": {"decay": 0.9},
+                "strategy": {"kind": "parameter-server", "mode": "asynchronous"},
+            }
+        )
+    assert [problem.path for problem in raised.value.problems] == ["average"]

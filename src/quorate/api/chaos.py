@@ -22,6 +22,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob, changes
+from quorate.spec.strategy import is_synchronous
 from quorate.storage.run_folder import RunFolder
 
 
@@ -94,7 +95,7 @@ class Trial:
     """What became of a job under faults. With a failure it has not ended, and there is nothing to compare.
 
     `differing_facts` are what the bits depend on, and is not the same for both: the task's source, a version of a
-    library.
+    library. A job whose weights depend on who was when at work does not promise bits.
     """
 
     undisturbed: Result
@@ -103,10 +104,16 @@ class Trial:
     faults: tuple[Fault, ...]
     firings: tuple[Firing, ...]
     differing_facts: tuple[str, ...]
+    promises_bits: bool = True
 
     @property
     def is_same(self) -> bool:
-        return self.failure is None and self.disturbed.weights_digest == self.undisturbed.weights_digest
+        """Whether it came to the same bits; where the job promises none, whether it has used the same samples."""
+        if self.failure is not None:
+            return False
+        if not self.promises_bits:
+            return bool(self.disturbed.fields.get("ledger") == self.undisturbed.fields.get("ledger"))
+        return self.disturbed.weights_digest == self.undisturbed.weights_digest
 
     @property
     def have_all_fired(self) -> bool:
@@ -141,7 +148,8 @@ def try_under(
     before, after = (RunFolder(each.folder).read_environment() or {} for each in (undisturbed, disturbed))
     facts = tuple(name for name, value in before.items() if after.get(name, value) != value)
     fired = tuple(firings(RunFolder(disturbed.folder).logs))
-    return Trial(undisturbed, disturbed, failure, faults, fired, facts)
+    promises_bits = is_synchronous(resolved.spec.strategy)
+    return Trial(undisturbed, disturbed, failure, faults, fired, facts, promises_bits)
 
 
 def _read_script(script: Path) -> list[Line]:

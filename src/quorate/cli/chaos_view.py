@@ -75,6 +75,8 @@ def _verdict(trial: Trial, ledger: Ledger) -> str:
     if trial.failure is not None:
         return f"failed: {trial.failure.message}"
     if not trial.is_same:
+        if not trial.promises_bits:
+            return f"DIFFERENT: other samples were used. See where: quorate show {trial.disturbed.run} --ledger"
         facts = (
             f"; these differ between the runs too: {', '.join(trial.differing_facts)}" if trial.differing_facts else ""
         )
@@ -88,4 +90,5 @@ def _verdict(trial: Trial, ledger: Ledger) -> str:
         return (
             f"same weights, but {count} did not come about: its worker was away until the end, or its phase never came"
         )
-    return "same: the faults have not changed a bit"
+    is_bitwise, without_bits = "same: the faults have not changed a bit", "same samples; bits depend on timing here"
+    return is_bitwise if trial.promises_bits else without_bits

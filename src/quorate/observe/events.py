@@ -51,7 +51,8 @@ class TrainingBlocks:
 
 @event(kind="run")
 class RunBegan(Event):
-    """A launcher has taken the run up: training begins after `from_step`."""
+    """A launcher has taken the run up: training begins after `from_step`; `by_units`: not step by step, but lane by
+    lane, so that servers may hold more than the last step that all have agreed on."""
 
     from_step: Count | None = None
     total_steps: Count | None = None
@@ -60,6 +61,7 @@ class RunBegan(Event):
     dataset_samples: Count | None = None
     lanes: Count | None = None
     data: TrainingBlocks | None = None
+    by_units: bool = False
 
 
 @dataclass(frozen=True, slots=True)

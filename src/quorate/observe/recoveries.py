@@ -110,6 +110,8 @@ class RecoveryLog:
         # By generation, those whose loss it has mended: what is copied at its beginning is copied for them.
         self._mended: dict[str, list[_Loss]] = {}
         self._position = 0
+        # Where units are applied one by one, servers hold more than the step that a generation goes on from.
+        self._by_units = False
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "RecoveryLog":
@@ -119,6 +121,7 @@ class RecoveryLog:
         log._closed, log._losses = losses[: state["closed"]], losses[state["closed"] :]
         log._incarnation, log._position = state["incarnation"], state["position"]
         log._members = frozenset(state["members"])
+        log._by_units = state.get("by_units", False)
         log._mended = {generation: [losses[each] for each in mended] for generation, mended in state["mended"].items()}
         return log
 
@@ -133,6 +136,7 @@ class RecoveryLog:
             "members": sorted(self._members),
             "mended": {name: [place[id(loss)] for loss in mended] for name, mended in self._mended.items()},
             "position": self._position,
+            "by_units": self._by_units,
         }
 
     @property
@@ -146,6 +150,9 @@ class RecoveryLog:
                 self.take_step(step, event.time)
             case events.RunBegan():
                 self._position = event.from_step or 0
+                self._by_units = event.by_units
+            case events.RolledBack(step=int(step)) if self._by_units:
+                self._position = min(self._position, step)
             case events.CoordinatorReplaced():  # one that takes the place of another goes on with what it has begun
                 self._incarnation = str(event.incarnation)
             case events.WorkerLost(worker=int(worker)):
@@ -184,6 +191,8 @@ class RecoveryLog:
             is_mended = False
             if loss.formed is None:
                 loss.formed, loss.from_step = event.time, event.from_step or 0
+                if self._by_units and loss.last_step <= self._position:
+                    loss.from_step = max(loss.from_step, self._position, loss.step - 1)
                 is_mended = True
             if loss.refilled is None and loss.worker in self._members:
                 loss.refilled = event.time

@@ -106,6 +106,18 @@ def _strategy_is_whole(job: Job, told: Told) -> Iterator[Problem]:
         yield from _one_compression(dict(given["compress"]), told("strategy.compress"))
 
 
+def _average_has_steps(job: Job, told: Told) -> Iterator[Problem]:
+    strategy = job["strategy"]
+    mode = "synchronous" if isinstance(strategy, str) else dict(strategy).get("mode", "synchronous")
+    if job["average"] is not None and mode != "synchronous":
+        yield Problem(
+            "average",
+            f"it moves with each step, and in strategy.mode: {mode}{told('strategy')} the weights after a step are "
+            "nowhere all at once",
+            "Leave average out, or use strategy.mode: synchronous.",
+        )
+
+
 def _one_compression(compress: dict[str, Any], said: str) -> Iterator[Problem]:
     kinds = [kind for kind in ("top_k", "random_k", "bits") if compress.get(kind) is not None]
     if len(kinds) != 1:
@@ -173,6 +185,7 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _one_length: frozenset({"epochs", "steps"}),
     _early_stop_sees_evaluations: frozenset({"early_stop", "evaluate"}),
     _strategy_is_whole: frozenset({"strategy"}),
+    _average_has_steps: frozenset({"strategy", "average"}),
     _places_take_copies: frozenset({"checkpoint"}),
     _one_key: frozenset({"checkpoint"}),
 }

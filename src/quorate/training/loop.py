@@ -17,6 +17,7 @@ from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, RunBegan, SkippedStep, StepCompleted, TrainingBlocks
 from quorate.spec.job import JobSpec
+from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
@@ -258,6 +259,7 @@ class Loop:
             dataset_samples=self.sampler.samples,
             lanes=self.spec.lanes,
             data=TrainingBlocks.of(self.sampler.describe()),
+            by_units=not is_synchronous(self.spec.strategy),
         )
         self.publish(event)
 
