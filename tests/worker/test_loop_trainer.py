@@ -46,7 +46,6 @@ class Noted:
         self.reached = Progress(Cursor(9), samples=900)
         self.validation: dict[Source, list[int]] = {}
         monkeypatch.setattr(session, "assemble", self._assemble)
-        monkeypatch.setattr(session, "align", self._align)
         membership = SimpleNamespace(
             view=self.view,
             check_lease=self._check_lease,
@@ -86,10 +85,13 @@ class Noted:
         self.connected.append(endpoint)
         links = SimpleNamespace(close=lambda: self.notes.append("aborted"))
         return SimpleNamespace(
-            links=links, close=lambda: self.notes.append("closed"), measure=lambda: LinksMeasured(worker=0)
+            links=links,
+            close=lambda: self.notes.append("closed"),
+            measure=lambda: LinksMeasured(worker=0),
+            align=lambda *_: self._align(endpoint.generation),
         )
 
-    def _align(self, generation: Generation, worker: int, *_: Any) -> tuple[Progress, int]:
+    def _align(self, generation: Generation) -> tuple[Progress, int]:
         self.notes.append("copied")
         return Progress(generation.cursor, samples=700), 123
 
