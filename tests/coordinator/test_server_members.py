@@ -30,6 +30,7 @@ from quorate.coordinator.events import FailureReported, HeartbeatReceived, Resiz
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Handover, JobSettings, Recollection, State, Training
 from quorate.coordinator.succession import succeed, take_over
+from quorate.core.errors import PeerLost
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId, Role, server_id
 from quorate.core.worker_status import LEFT, Position
@@ -527,3 +528,9 @@ def test_a_link_between_servers_is_tried_as_it_is() -> None:
     assert workers_of(declared(decisions[-1])) == list(EVERYBODY)
     (told,) = messages_of(decisions[-1].actions)
     assert "everybody needs every server, so it is tried as it is" in told
+
+
+def test_a_server_is_named_as_the_other_end_of_a_link() -> None:
+    assert PeerLost("server 1 (this host)", "end of file").worker == B
+    assert PeerLost("worker 1 (this host)", "end of file").worker == 1
+    assert PeerLost("server 1", PeerLost.CLOSED_HERE).worker is None

@@ -6,12 +6,12 @@ import sys
 import time
 from collections import Counter
 
-from simulation.mutants import MUTANTS, SOUND, Mutant
+from simulation.mutants import MUTANTS, SOUND, WITH_SERVERS, Mutant
 from simulation.schedules import PAIRS, Coverage
 from simulation.simulation import Simulation, Verdict, shrink
 
 _NAMED = 12
-_BY_NAME = {mutant.name: mutant for mutant in (SOUND, *MUTANTS)}
+_BY_NAME = {mutant.name: mutant for mutant in (SOUND, *MUTANTS, *WITH_SERVERS)}
 
 
 def main() -> int:
@@ -21,24 +21,25 @@ def main() -> int:
     logging.getLogger("quorate").setLevel(logging.ERROR)
     mutant = _BY_NAME[options.mutant]
     if options.seed is not None:
-        verdict = Simulation(options.seed, mutant, _numbers(options.without), traces=True).run()
+        without = _numbers(options.without)
+        verdict = Simulation(options.seed, mutant, without, servers=options.servers, traces=True).run()
         _print_trace(verdict)
         return int(verdict.broken is not None)
-    return _simulate_many(options.first, options.seeds, mutant)
+    return _simulate_many(options.first, options.seeds, mutant, options.servers)
 
 
-def _simulate_many(first: int, seeds: int, mutant: Mutant) -> int:
+def _simulate_many(first: int, seeds: int, mutant: Mutant, servers: int) -> int:
     began = time.perf_counter()
     endings: Counter[str] = Counter()
     steps = copies = generations = successions = deaths = 0
     coverage = Coverage()
     for seed in coverage.seeds(first, seeds):
-        verdict = Simulation(seed, mutant).run()
+        verdict = Simulation(seed, mutant, servers=servers).run()
         if verdict.broken is not None:
             print(f"seed {seed} breaks an invariant; with as few faults as still do:")
-            least = shrink(seed, mutant)
+            least = shrink(seed, mutant, servers)
             _print_trace(least)
-            print(f"again: {_command(least, mutant)}")
+            print(f"again: {_command(least, mutant, servers)}")
             return 1
         endings[verdict.ending] += 1
         steps, copies = steps + verdict.steps, copies + verdict.copies
@@ -64,10 +65,11 @@ def _print_trace(verdict: Verdict) -> None:
     print(f"seed {verdict.seed}: {verdict.broken or f'every invariant holds; the job ended: {verdict.ending}'}")
 
 
-def _command(verdict: Verdict, mutant: Mutant) -> str:
+def _command(verdict: Verdict, mutant: Mutant, servers: int) -> str:
     without = f" --without {','.join(map(str, verdict.without))}" if verdict.without else ""
     as_mutant = f" --mutant '{mutant.name}'" if mutant is not SOUND else ""
-    return f"{sys.executable} -m simulation --seed {verdict.seed}{without}{as_mutant}"
+    with_servers = f" --servers {servers}" if servers else ""
+    return f"{sys.executable} -m simulation --seed {verdict.seed}{with_servers}{without}{as_mutant}"
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -84,6 +86,7 @@ def _options() -> argparse.Namespace:
         help="from which seed on (default 0): even ones draw, of odd ones the best aims are taken",
     )
     parser.add_argument("--seed", type=int, help="replay this one, and print what happens")
+    parser.add_argument("--servers", type=int, default=0, help="how many parameter servers the jobs have (default 0)")
     parser.add_argument("--without", default="", help="numbers of faults to leave out, such as 0,2")
     parser.add_argument("--mutant", default=SOUND.name, choices=list(_BY_NAME), help="build it with this mistake")
     return parser.parse_args()

@@ -7,6 +7,8 @@
 5. A checkpoint is of a state that the undisturbed run passes through.
 6. No worker completes a step or causes an outside effect after its lease ended, under an older generation, or after it
    has promised to take nothing more of its generation.
+7. A block is with some server as long as fewer than `replicas` of them are gone since all held what they were to hold,
+   and each block that a server holds has had each step applied once.
 
 The referee sees what no process does: everybody's true state at the same time.
 """
@@ -16,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from quorate.core.failure import POISON_BATCH, Failure
-from quorate.core.generation import Cursor, Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId, Role, name_of
 from simulation.clock import VirtualClock
 from simulation.task import Contribution, Course, Holding, undisturbed
 
@@ -33,7 +35,10 @@ class Watched(Protocol):
 
     pid: int
     slot: int
+    place: str
     holding: Holding
+    blocks: dict[int, int]
+    is_server: bool
     is_alive: bool
     is_dirty: bool
     promised: GenerationId | None
@@ -50,10 +55,15 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Commit:
-    """A checkpoint, and the generation that was the last when it was written; `is_whole` until it cannot be read."""
+    """A checkpoint, and the generation that was the last when it was written; `is_whole` until it cannot be read.
+
+    `is_late`: where servers were lost, workers may complete it when the job has gone back already. That is a checkpoint
+    as good as any, and nobody could have known of it.
+    """
 
     holding: Holding
     during: GenerationId
+    is_late: bool = False
     is_whole: bool = True
 
 
@@ -72,9 +82,16 @@ class Referee:
         # By process, how many checkpoints there were when it was started.
         self._found: dict[int, int] = {}
         self._condemned: set[tuple[int, int]] = set()
+        # By generation, the servers that hold what they are to hold; and the processes of the last in which all do.
+        self._aligned: dict[GenerationId, set[int]] = {}
+        self._keepers: frozenset[int] = frozenset()
+        # Of a job with servers: the furthest step of anybody since it has last gone back.
+        self._has_servers = False
+        self._reached = 0
         self.commits: list[Commit] = []
         self.steps = 0
         self.copies = 0
+        self.losses = 0
         self.generations = 0
         self.successions = 0
 
@@ -106,23 +123,31 @@ class Referee:
             if worker and worker.is_alive and not worker.is_dirty and worker.holding.cursor != member.cursor:
                 self._break(
                     6,
-                    f"generation {generation.id} begins while worker {member.worker} stands at"
+                    f"generation {generation.id} begins while {name_of(member.worker)} stands at"
                     f" {_at(worker.holding.cursor)}, and it had promised {_at(member.cursor)}",
                 )
         # What there was when somebody was started: whoever holds the state is past it, and whoever was started since
         # nobody does has it.
         found = max(
-            (self._found.get(workers[one.worker].pid, 0) for one in generation.members if one.worker in workers),
+            (
+                self._found.get(workers[one.worker].pid, 0)
+                for one in generation.servers or generation.members
+                if one.worker in workers
+            ),
             default=0,
         )
-        known = [*self.commits[:found], *(one for one in self.commits if one.during < self._latest)]
+        later = (one for one in self.commits if one.during < self._latest and not one.is_late)
+        known = [*self.commits[:found], *later]
+        self._has_servers = bool(generation.servers)
+        if self._has_servers:
+            self._reached = min(self._reached, generation.cursor.step)
         before = [one.holding.cursor.step for one in known if one.is_whole]
         # A worker may be left that was a step behind one which saved, and is gone.
         if generation.cursor.step < max(before, default=0) - 1:
             self._break(2, f"generation {generation.id} begins at {_at(generation.cursor)}, before a checkpoint")
         for member in generation.members:
             if (worker := workers.get(member.worker)) and (worker.slot, worker.pid) in self._condemned:
-                self._break(2, f"worker {worker.slot} (pid {worker.pid}) goes on although its replica may be wrong")
+                self._break(2, f"{worker.place} (pid {worker.pid}) goes on although its replica may be wrong")
         self._latest = generation.id
         self._at_work = {(one.worker, workers[one.worker].pid) for one in generation.members if one.worker in workers}
         self.generations += 1
@@ -139,11 +164,16 @@ class Referee:
         """
         if (worker.slot, worker.pid) not in self._at_work:
             return
-        steps = [other.holding.cursor.step for other in others if other is not worker]
-        steps += [commit.holding.cursor.step for commit in self.commits]
+        left = [other for other in others if other is not worker]
+        saved = [commit.holding.cursor.step for commit in self.commits]
+        if worker.is_server and worker.holding.cursor.step > max(saved, default=0):
+            held = {block for other in left for block in other.blocks}
+            if lacking := sorted(worker.blocks.keys() - held):
+                self._break(7, f"{worker.place} is let go with the blocks {lacking}, which nobody else holds")
+        steps = [other.holding.cursor.step for other in left] + saved
         # Where a generation broke, it may be one step further than those who stay.
         if worker.holding.cursor.step > max(steps, default=0) + 1:
-            self._break(2, f"worker {worker.slot} is let go with {_at(worker.holding.cursor)}, which nobody else holds")
+            self._break(2, f"{worker.place} is let go with {_at(worker.holding.cursor)}, which nobody else holds")
 
     def lost(self, message: str) -> None:
         """A loss is written down."""
@@ -157,7 +187,7 @@ class Referee:
         self._empty = {place: self._empty.get(place, self._clock.now) for place in places}
         for place, since in self._empty.items():
             if self._clock.now - since > EMPTY_AT_MOST:
-                self._break(4, f"the place of worker {place} stays empty")
+                self._break(4, f"the place of {name_of(place)} stays empty")
 
     def recorded(self, lines: Iterable[str]) -> None:
         """Events are written down."""
@@ -187,10 +217,29 @@ class Referee:
         if worker.holding.cursor != generation.cursor:
             self._break(
                 1,
-                f"worker {worker.slot} begins in generation {generation.id} at {_at(worker.holding.cursor)},"
+                f"{worker.place} begins in generation {generation.id} at {_at(worker.holding.cursor)},"
                 f" and the generation at {_at(generation.cursor)}",
             )
         self._check_holding(worker)
+
+    def aligned(self, worker: Watched, generation: Generation) -> None:
+        """A member of a generation with servers holds what it is to hold."""
+        self._check_blocks(worker)
+        if worker.is_server:
+            aligned = self._aligned.setdefault(generation.id, set())
+            aligned.add(worker.slot)
+            staying = {server.worker for server in generation.servers if server.role is Role.SERVER}
+            if aligned >= staying and generation.id == self._latest:
+                self._keepers = frozenset(pid for slot, pid in self._at_work if slot in staying)
+
+    def lost_blocks(self, generation: Generation, workers: Mapping[int, Watched], replicas: int) -> None:
+        """The members of a generation have found that a block is held by nobody."""
+        self.losses += 1
+        if generation.id != self._latest:
+            return
+        gone = self._keepers - {pid for _, pid in self._at_work}
+        if len(gone) < min(replicas, len(self._keepers)):
+            self._break(7, f"blocks are lost, and of {len(self._keepers)} servers {len(gone)} are gone ({replicas=})")
 
     def copied(self, worker: Watched) -> None:
         """A worker has taken up the state of a donor."""
@@ -204,33 +253,40 @@ class Referee:
         step = worker.holding.cursor.step + 1
         self._check_right(worker, generation, f"applies step {step}")
         if any(source != generation.id for source in sources):
-            self._break(6, f"worker {worker.slot} applies step {step} with a contribution of another generation")
+            self._break(6, f"{worker.place} applies step {step} with a contribution of another generation")
         if sorted(lane for lane, _ in parts) != list(range(self._course.lanes)):
             lanes = sorted(lane for lane, _ in parts)
-            self._break(3, f"worker {worker.slot} applies step {step} with the lanes {lanes}")
+            self._break(3, f"{worker.place} applies step {step} with the lanes {lanes}")
 
     def completed(self, worker: Watched) -> None:
         """A worker has changed its state."""
         self.steps += 1
+        self._reached = max(self._reached, worker.holding.cursor.step)
         self._check_holding(worker)
+
+    def _check_blocks(self, worker: Watched) -> None:
+        step = worker.holding.cursor.step
+        if wrong := {block: version for block, version in worker.blocks.items() if version != step}:
+            self._break(7, f"{worker.place} stands at step {step}, and its blocks at {wrong}")
 
     def committed(self, writer: Watched, holding: Holding) -> None:
         """A worker has made a checkpoint visible, which holds this. It may do so in a later generation than it was
         begun in, or between two: what all had agreed on stays true."""
         if writer.lease_remaining() <= 0 and not writer.has_heard_the_end:
-            self._break(6, f"worker {writer.slot} commits {_at(holding.cursor)} after its lease ended")
+            self._break(6, f"{writer.place} commits {_at(holding.cursor)} after its lease ended")
         expected = self._undisturbed.get(holding.cursor)
         if holding.digest != expected:
             self._break(5, f"the checkpoint of {_at(holding.cursor)} holds {holding.digest}, not {expected}")
-        self.commits.append(Commit(holding, self._latest))
+        is_late = self._has_servers and holding.cursor.step > self._reached
+        self.commits.append(Commit(holding, self._latest, is_late=is_late))
 
     def removed(self, writer: Watched, cursor: Cursor) -> None:
         """A worker has removed a checkpoint."""
         if writer.lease_remaining() <= 0 and not writer.has_heard_the_end:
-            self._break(6, f"worker {writer.slot} removes a checkpoint after its lease ended")
+            self._break(6, f"{writer.place} removes a checkpoint after its lease ended")
         newest = self.newest_checkpoint()
         if newest is not None and newest.cursor == cursor:
-            self._break(5, f"worker {writer.slot} removes the newest whole checkpoint, of {_at(cursor)}")
+            self._break(5, f"{writer.place} removes the newest whole checkpoint, of {_at(cursor)}")
         self.spoilt(cursor)
 
     def newest_checkpoint(self) -> Holding | None:
@@ -245,11 +301,11 @@ class Referee:
 
     def _check_right(self, worker: Watched, generation: Generation, what: str) -> None:
         if worker.lease_remaining() <= 0:
-            self._break(6, f"worker {worker.slot} {what} {-worker.lease_remaining():.3f} s after its lease ended")
+            self._break(6, f"{worker.place} {what} {-worker.lease_remaining():.3f} s after its lease ended")
         if generation.id < self._latest:
-            self._break(6, f"worker {worker.slot} {what} in generation {generation.id}, after {self._latest} began")
+            self._break(6, f"{worker.place} {what} in generation {generation.id}, after {self._latest} began")
         if worker.promised is not None and generation.id <= worker.promised:
-            self._break(6, f"worker {worker.slot} {what} although it has promised to have left {generation.id}")
+            self._break(6, f"{worker.place} {what} although it has promised to have left {generation.id}")
 
     def _check_holding(self, worker: Watched) -> None:
         holding = worker.holding
@@ -257,7 +313,7 @@ class Referee:
         if holding.digest != expected:
             self._break(
                 2,
-                f"worker {worker.slot} holds {holding.digest} at {_at(holding.cursor)}, where the undisturbed run has"
+                f"{worker.place} holds {holding.digest} at {_at(holding.cursor)}, where the undisturbed run has"
                 f" {expected}",
             )
 

@@ -111,6 +111,14 @@ def decide_to_go_on(state: State, event: MembershipEvent, now: float) -> Decisio
     return decide(state, event, now)
 
 
+def decide_without_handing_over(state: State, event: MembershipEvent, now: float) -> Decision:
+    """Take a server that leaves for one that has handed over what it holds."""
+    if not isinstance(state, Ended):
+        enrolled = tuple(replace(known, has_retired=known.is_server) for known in state.members.enrolled)
+        state = replace(state, members=replace(state.members, enrolled=enrolled))
+    return decide(state, event, now)
+
+
 SOUND = Mutant("sound")
 
 MUTANTS = (
@@ -136,3 +144,11 @@ MUTANTS = (
     Mutant("a next coordinator that begins anew", decide=decide_as_at_the_beginning),
     Mutant("a generation whose replicas differ goes on", decide=decide_to_go_on),
 )
+
+WITH_SERVERS = (
+    Mutant("a server let go before it has handed over", decide=decide_without_handing_over),
+    Mutant("a server that does not complete what others have", Habits(completes_what_others_have=False)),
+    Mutant("blocks of another step taken for those of this one", Habits(drops_blocks_of_other_steps=False)),
+    Mutant("a block dropped before all have theirs", Habits(drops_no_block_before_all_have_theirs=False)),
+)
+"""Mistakes that only a job with servers can show."""

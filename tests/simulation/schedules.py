@@ -36,6 +36,7 @@ from simulation.simulated_faults import (
     draw,
     drawn,
     with_manners,
+    with_servers,
 )
 from simulation.task import Course
 
@@ -72,9 +73,9 @@ _OTHER_FAULTS = (*(RESIZE,) * 5, *(CRASH,) * 3, *(FLIP,) * 3, TERM, TERM, SPOIL,
 _CANDIDATES = 4
 
 
-def scenario(seed: int) -> Scenario:
-    """The scenario of a seed."""
-    return with_manners(aimed(seed) if seed % 2 else drawn(seed), seed)
+def scenario(seed: int, servers: int = 0) -> Scenario:
+    """The scenario of a seed, in a job with so many servers."""
+    return with_servers(with_manners(aimed(seed) if seed % 2 else drawn(seed), seed), seed, servers)
 
 
 def aimed(seed: int) -> Scenario:
@@ -133,6 +134,7 @@ def _aim(
         plain.others,
         plain.weather,
         plain.workers,
+        0,
         chance.choice((IT, HOLDER, HOLDER, HOLDER, NEWCOMER, OTHER, ALL)),
         after,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from quorate.core.digests import derive_seed
+from quorate.core.generation import name_of, server_id
 from quorate.core.timing import Timing
 from simulation.network import Weather
 from simulation.task import Course
@@ -49,6 +50,7 @@ class SimulatedFault:
     others: tuple[str, ...] = ()
     weather: Weather = field(default_factory=Weather)
     workers: int = 0
+    servers: int = 0
     whom: str = ""
     after: int | None = None
 
@@ -61,17 +63,17 @@ class SimulatedFault:
     def _told(self) -> str:  # noqa: C901 (one sentence for each kind)
         when = f"from {self.at:.3f} s on" if self.phase else f"at {self.at:.3f} s"
         where = f", the {self.nth}. time in {self.phase}" if self.phase else ""
-        who = "anybody" if self.worker == ANYBODY else f"worker {self.worker}"
+        who = "anybody" if self.worker == ANYBODY else name_of(self.worker)
         match self.kind:
             case "kill":
                 return f"kill {who} {when}{where}"
             case "stop":
                 return f"stop {who} {when}{where}, for {self.seconds:.3f} s"
             case "cut":
-                return f"cut worker {self.worker} off from {', '.join(self.others)} {when}, for {self.seconds:.3f} s"
+                return f"cut {who} off from {', '.join(self.others)} {when}, for {self.seconds:.3f} s"
             case "link":
                 span = f"for {self.seconds:.3f} s" if math.isfinite(self.seconds) else "for ever"
-                return f"the link between worker {self.worker} and {self.others[0]} is cut {when}, {span}"
+                return f"the link between {who} and {self.others[0]} is cut {when}, {span}"
             case "storm":
                 return f"storm {when}, for {self.seconds:.3f} s: {self.weather}"
             case "pause":
@@ -86,7 +88,8 @@ class SimulatedFault:
             case "spoil":
                 return f"spoil the newest checkpoint {when}{where}"
             case "resize":
-                return f"resize to {self.workers} workers {when}"
+                what = f"{self.servers} servers" if self.servers else f"{self.workers} workers"
+                return f"resize to {what} {when}"
             case "save":
                 return f"save, which somebody asks for {when}{where}"
             case "power":
@@ -120,6 +123,8 @@ class Scenario:
     balance: str = "even"
     poison: tuple[int, int] | None = None
     slow: int | None = None
+    servers: int = 0
+    replicas: int = 1
 
     @property
     def calm_from(self) -> float:
@@ -189,6 +194,31 @@ def with_manners(whole: Scenario, seed: int) -> Scenario:
         poison=poison if poison is not None and poison[0] <= course.steps else None,
         slow=chance.randrange(workers) if is_balanced else None,
     )
+
+
+def with_servers(whole: Scenario, seed: int, servers: int) -> Scenario:
+    """With so many servers beside the workers: half of what befalls one of the processes befalls one of them."""
+    if not servers:
+        return whole
+    chance = random.Random(derive_seed(seed, "servers", servers))
+    faults = tuple(_for_servers(chance, fault, servers) for fault in whole.faults)
+    return replace(whole, servers=servers, replicas=chance.choice((1, 2, 2, 2, 3)), faults=faults)
+
+
+def _for_servers(chance: random.Random, fault: SimulatedFault, servers: int) -> SimulatedFault:
+    server = server_id(chance.randrange(servers))
+    if chance.random() < 0.5:
+        return fault
+    match fault.kind:
+        case "kill" | "stop" | "term" | "hang" if fault.worker != ANYBODY:
+            return replace(fault, worker=server)
+        case "cut":
+            return replace(fault, others=(*fault.others, name_of(server)))
+        case "link":
+            return replace(fault, others=(name_of(server),))
+        case "resize":
+            return replace(fault, workers=0, servers=chance.randint(1, 3))
+    return fault
 
 
 def _crashes(chance: random.Random, others: list[SimulatedFault], length: float) -> list[SimulatedFault]:

@@ -47,6 +47,9 @@ class Habits:
     ignores_late_words: bool = True
     checks_incarnations: bool = True
     goes_by_who_recalls: bool = True
+    completes_what_others_have: bool = True
+    drops_blocks_of_other_steps: bool = True
+    drops_no_block_before_all_have_theirs: bool = True
 
 
 class SimulatedLink:

@@ -4,7 +4,7 @@ What is simulated is the loop around them, processes, and calls of the coordinat
 is dead is the simulation itself.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from queue import Empty
@@ -237,9 +237,9 @@ class SimulatedSupervisor(Process):
         """How many workers the job has, as far as it has been told; 0 for as many as it began with."""
         return self._watch.workers
 
-    def begin(self, places: int) -> None:
+    def begin(self, places: Sequence[int]) -> None:
         """Start a process in each place, and look after them."""
-        for slot in range(places):
+        for slot in places:
             self._processes.start(slot, None)
         self.runtime.spawn("main", self._supervise)
 
@@ -277,7 +277,7 @@ class SimulatedSupervisor(Process):
             return None
         return coordinator
 
-    def empty_places(self, places: range) -> list[int]:
+    def empty_places(self, places: Sequence[int]) -> list[int]:
         """Those of these places in which no process is, nor will be soon."""
         alive = {slot for (slot, _), child in self.engine.children.items() if child.is_alive}
         coming = {slot for slot, pid in self._processes.processes() if not pid}
@@ -306,10 +306,10 @@ class SimulatedSupervisor(Process):
         """As a signal to the launcher does."""
         self._stop = reason
 
-    def ask_to_resize(self, workers: int) -> None:
+    def ask_to_resize(self, workers: int | None, servers: int | None = None) -> None:
         """As the command line does, which asks once."""
         coordinator = self.coordinator
-        self._network.send(self, coordinator, lambda: coordinator.hear(ResizeRequested(workers)))
+        self._network.send(self, coordinator, lambda: coordinator.hear(ResizeRequested(workers, servers)))
 
     def ask_to_save(self, request: str) -> None:
         """As the command line does."""

@@ -15,9 +15,9 @@ from greenlet import GreenletExit
 
 from quorate.checkpoint.retention import Retention
 from quorate.core.digests import outvoted
-from quorate.core.errors import LinkError, PeerLost, ReplicasDiffer
+from quorate.core.errors import LinkError, PeerLost, ReplicasDiffer, StateLost
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId
+from quorate.core.generation import Cursor, Generation, GenerationId, Role, name_of
 from quorate.core.timing import Timing
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, OTHERS, Pace, WorkerStatus
 from quorate.observe.events import StepCompleted
@@ -42,6 +42,7 @@ from simulation.simulated_disk import HeldLayout, SimulatedArena, SimulatedDisk,
 from simulation.simulated_faults import Scenario
 from simulation.simulated_membership import Habits, SimulatedLink, SimulatedMembership
 from simulation.simulated_memory import Segment, SimulatedMemory
+from simulation.simulated_servers import Held, Pending, check_held, everything, placed_at, placement_of
 from simulation.task import BEGINNING, Contribution, Course, Holding, apply_evaluation, apply_step, contribute
 from simulation.threads import SimulatedRuntime
 
@@ -77,6 +78,7 @@ class Frame:
     wants_answer: bool = False
     payload: bytes = b""
     digest: str = ""
+    blocks: Held = field(default_factory=dict)
 
 
 @dataclass
@@ -163,8 +165,13 @@ class SimulatedWorker(Process):
         checkpoint: Path | None,
         chance: random.Random,
     ) -> None:
-        super().__init__(clock, f"worker {slot}")
+        super().__init__(clock, name_of(slot))
         self.slot = slot
+        self.is_server = Role.of(slot) is Role.SERVER
+        # Of a server: what it holds, what it is to hold from the first step on, and a step that it could complete.
+        self.blocks: dict[int, int] = {}
+        self._placed: frozenset[int] | None = None
+        self._pending: Pending | None = None
         self.pid = pid
         self.holding = BEGINNING
         self._checkpoint = checkpoint
@@ -252,7 +259,7 @@ class SimulatedWorker(Process):
     def die(self) -> None:
         """Be killed: the kernel closes its sockets."""
         if self.is_alive:
-            self._around.trace(f"worker {self.slot} (pid {self.pid}) dies in {self.phase}")
+            self._around.trace(f"{self.place} (pid {self.pid}) dies in {self.phase}")
             self._depart()
 
     def end(self) -> None:
@@ -261,7 +268,7 @@ class SimulatedWorker(Process):
         self._runtime.end()
 
     def _exit(self, code: int) -> None:
-        self._around.trace(f"worker {self.slot} (pid {self.pid}) exits with code {code}")
+        self._around.trace(f"{self.place} (pid {self.pid}) exits with code {code}")
         self.exit_code = code
         self._depart()
 
@@ -278,6 +285,8 @@ class SimulatedWorker(Process):
         self._sleep("build", self._ground.paces.build)
         if self._checkpoint is not None:
             self.holding = self._ground.disk.restore(self._checkpoint) or BEGINNING
+        if self.is_server:
+            self.blocks = everything(self.holding)
         self._checkpointer = self._make_checkpointer()
         try:
             code = self._run_session()
@@ -290,7 +299,7 @@ class SimulatedWorker(Process):
             self._exit(DIVERGED)
         except LinkError as error:
             if not self._membership.view.ended:
-                self._around.trace(f"worker {self.slot} (pid {self.pid}) gives up: {error}")
+                self._around.trace(f"{self.place} (pid {self.pid}) gives up: {error}")
                 self._membership.report_failure(Failure.of(error))
             self._exit(ENDED_WITH_THE_JOB if self._membership.view.ended else 1)
             self._checkpointer.close(SAVING_PATIENCE)
@@ -407,7 +416,7 @@ class SimulatedWorker(Process):
         missing = self._linked()
         while missing:
             if self.clock.now >= over:
-                raise PeerLost(f"worker {missing[0]}", "it did not come")
+                raise PeerLost(name_of(missing[0]), "it did not come")
             for peer in missing:
                 self._send(peer, Frame(generation.id, "hello", 0, self.slot, wants_answer=True), is_connected=False)
             self._until(
@@ -424,6 +433,9 @@ class SimulatedWorker(Process):
 
     def align(self, generation: Generation, connection: SimulatedConnection) -> None:
         """Have whoever is behind take up the state of the donor."""
+        if generation.servers:
+            self._align_with_servers(generation)
+            return
         if not generation.behind:
             return
         donor = generation.members[generation.donor].worker
@@ -440,6 +452,49 @@ class SimulatedWorker(Process):
         self.is_dirty = False
         self._around.trace(f"worker {self.slot} has copied step {self.holding.cursor.step} from worker {donor}")
         self._ground.referee.copied(self)
+
+    def _align_with_servers(self, generation: Generation) -> None:
+        """As strategies/server_align.py does: nothing is taken up before all have all."""
+        step = generation.cursor.step
+        self.enter("copy")
+        pending = self._pending
+        completes = pending is not None and pending.step == step == self.cursor.step + 1
+        completes = completes and self._habits.completes_what_others_have
+        own = {block: version + completes for block, version in self.blocks.items()}
+        told = Frame(
+            generation.id,
+            "holdings",
+            step,
+            self.slot,
+            holding=self.holding,
+            blocks=own if completes or self.cursor.step == step else {},
+        )
+        frames = self._exchange(told)
+        if completes and pending is not None:
+            self.holding, self.blocks = apply_step(self.holding, pending.parts), own
+            self._ground.referee.completed(self)
+        try:
+            check_held([frame.blocks for frame in frames], step)
+        except StateLost:
+            self._ground.referee.lost_blocks(generation, self._ground.workers, self._ground.scenario.replicas)
+            raise
+        placed = placed_at(placement_of(generation, self._ground.scenario.replicas), self.slot)
+        if not self._habits.drops_no_block_before_all_have_theirs:
+            self.blocks = {block: version for block, version in self.blocks.items() if block in placed}
+        self._sleep("copy", self._ground.paces.copy)
+        self._exchange(Frame(generation.id, "aligned", step, self.slot))
+        self._pending = None
+        if not completes and self.cursor.step != step and self._habits.drops_blocks_of_other_steps:
+            self.blocks = {}
+        if self.is_server:
+            self._placed = placed
+            self.blocks = {**self.blocks, **dict.fromkeys(placed, step)}
+        if self.cursor != generation.cursor:
+            donor = generation.members[generation.donor].worker
+            self.holding = next(frame.holding for frame in frames if frame.worker == donor) or self.holding
+            self._around.trace(f"{self.place} has copied step {self.holding.cursor.step} from {name_of(donor)}")
+            self._ground.referee.copied(self)
+        self._ground.referee.aligned(self, generation)
 
     def train(self, generation: Generation, connection: SimulatedConnection) -> str | None:
         """As the loop does; "complete", why it was asked to stop, or None."""
@@ -520,13 +575,35 @@ class SimulatedWorker(Process):
         if self._segment is not None:
             # Nobody writes to its lanes again before everybody has read them.
             self._exchange(Frame(generation.id, "summed", step, self.slot))
+        if generation.servers:
+            self._agree_with_servers(generation, step, summed)
         checkpointer.settle()
         self._membership.check_lease()
         self._apply(generation, frames, summed)
+        self._publish_values(generation, step)
         publish = self._backlog.publish if 0 in lanes else self._backlog.keep
         self._steps_since += 1
         publish(StepCompleted(step=step, time=self.clock.now, extra={"pid": self.pid}))
         return StepRequest.combine(frame.request for frame in frames if frame.request is not None)
+
+    def _agree_with_servers(self, generation: Generation, step: int, parts: Sequence[Contribution]) -> None:
+        """Servers have what they need, and know it of each other; a worker has the new values of each of them."""
+        if self.is_server:
+            if self._placed is not None:
+                # All have taken up what they are to hold, or they would not have come to this step.
+                self.blocks = {block: version for block, version in self.blocks.items() if block in self._placed}
+                self._placed = None
+            self._pending = Pending(step, tuple(parts))
+        self._exchange(Frame(generation.id, "norms", step, self.slot))
+        if not self.is_server:
+            self._collect(generation.id, "values", step, [server.worker for server in generation.servers])
+
+    def _publish_values(self, generation: Generation, step: int) -> None:
+        if self.is_server:
+            self._pending = None
+            self.blocks = {block: version + 1 for block, version in self.blocks.items()}
+            for worker in generation.workers:
+                self._send(worker.worker, Frame(generation.id, "values", step, self.slot))
 
     def _compare(self, generation: Generation, frames: Sequence[Frame]) -> None:
         """As training/divergence.py does, of all of the state at each step."""
@@ -623,9 +700,14 @@ class SimulatedWorker(Process):
     def _linked(self) -> list[int]:
         """Its neighbours on the ring; all others where they share memory."""
         peers = self._peers()
-        if self._in is None or self._ground.memory is not None or len(peers) < 2:
+        if self._in is None or self._is_meshed or len(peers) < 2:
             return peers
         return [self._next_on_ring(-1), self._next_on_ring(1)]
+
+    @property
+    def _is_meshed(self) -> bool:
+        """Whether everybody sends to everybody: in shared memory, or where there are servers."""
+        return self._ground.memory is not None or bool(self._in and self._in.servers)
 
     def _next_on_ring(self, direction: int) -> int:
         assert self._in is not None, "a worker has neighbours while it is in a generation"
@@ -644,7 +726,7 @@ class SimulatedWorker(Process):
         while True:
             for frame in [frame for frame in frames.values() if frame.worker not in passed_on]:
                 passed_on.add(frame.worker)
-                if self._ground.memory is None:
+                if not self._is_meshed:
                     self._pass_on(frame)
             if len(frames) == count:
                 break
@@ -654,20 +736,34 @@ class SimulatedWorker(Process):
             )
             self._membership.check_generation()
             if len(frames) < count and self._broken:
-                raise PeerLost(f"worker {self._broken[0]}", "the link is broken")
+                raise PeerLost(name_of(self._broken[0]), "the link is broken")
             self._membership.check_lease()
         # A frame is gone when it has been read.
         self._frames.pop((own.generation, own.kind, own.step), None)
         return sorted([own, *frames.values()], key=lambda frame: frame.worker)
 
+    def _collect(self, generation: GenerationId, kind: str, step: int, senders: Sequence[int]) -> None:
+        """Wait until something has come from each of these."""
+        frames = self._received(generation, kind, step)
+        while not frames.keys() >= set(senders):
+            self._until(
+                lambda: frames.keys() >= set(senders) or self._membership.is_over or bool(self._broken),
+                max(self._membership.lease_remaining(), self._timing.heartbeat_every),
+            )
+            self._membership.check_generation()
+            if self._broken and not frames.keys() >= set(senders):
+                raise PeerLost(name_of(self._broken[0]), "the link is broken")
+            self._membership.check_lease()
+        self._frames.pop((generation, kind, step), None)
+
     def _pass_on(self, frame: Frame) -> None:
         """Send a frame to all others, or to the next on the ring unless it comes from there."""
-        targets = self._peers() if self._ground.memory is not None else self._linked()[-1:]
+        targets = self._peers() if self._is_meshed else self._linked()[-1:]
         for peer in targets:
             if peer == frame.worker:
                 continue
             if peer in self._broken:
-                raise PeerLost(f"worker {peer}", "the link is broken")
+                raise PeerLost(name_of(peer), "the link is broken")
             self._send(peer, frame)
 
     def _send(self, peer: int, frame: Frame, *, is_connected: bool = True) -> None:

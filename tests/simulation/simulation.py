@@ -10,9 +10,11 @@ from pathlib import Path
 from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, EndJob, GrantLease, RecordEvents
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.membership import start
+from quorate.coordinator.places import places, places_of
 from quorate.coordinator.states import Decision, Ended, JobSettings, State
 from quorate.coordinator.succession import take_over
 from quorate.core.digests import derive_seed
+from quorate.core.generation import name_of
 from quorate.observe.events import WorkerLost
 from quorate.spec.job import CheckpointSpec
 from simulation.clock import Clock, HostClock, VirtualClock
@@ -66,12 +68,13 @@ class Simulation:
         mutant: Mutant = SOUND,
         without: Collection[int] = (),
         *,
+        servers: int = 0,
         given: Scenario | None = None,
         traces: bool = False,
     ) -> None:
         self._seed = seed
         self._without = tuple(sorted(without))
-        self._scenario = given or scenario(seed)
+        self._scenario = given or scenario(seed, servers)
         # What has befallen the job, and what waits for something to happen.
         self._befallen = set(without)
         self._waiting: dict[str, list[tuple[int, SimulatedFault]]] = {}
@@ -153,7 +156,7 @@ class Simulation:
         )
 
     def _run(self) -> None:
-        self._supervisor.begin(self._scenario.workers + self._scenario.spares)
+        self._supervisor.begin(places_of(self._scenario.workers + self._scenario.spares, self._scenario.servers))
         self._clock.after(1.0, self._look_at_places)
         for number, fault in self._planned():
             self._note(f"planned: {fault}")
@@ -173,8 +176,7 @@ class Simulation:
         if isinstance(state, Ended):
             return
         is_calm = self._clock.now > self._scenario.calm_from and state.members.stop is None
-        places = range(state.members.wanted + state.members.settings.spares)
-        self._referee.sees_empty(self._supervisor.empty_places(places) if is_calm else [])
+        self._referee.sees_empty(self._supervisor.empty_places(places(state.members)) if is_calm else [])
         self._clock.after(1.0, self._look_at_places)
 
     # --- processes
@@ -183,9 +185,9 @@ class Simulation:
         self._pids += 1
         chance = self._random("worker", self._pids)
         what = f" from {checkpoint.name}" if checkpoint else ""
-        self._note(f"worker {slot} is started as pid {self._pids}{what}")
+        self._note(f"{name_of(slot)} is started as pid {self._pids}{what}")
         worker = SimulatedWorker(
-            self._around, self._ground, self._host_clock(f"worker {slot}"), slot, self._pids, checkpoint, chance
+            self._around, self._ground, self._host_clock(name_of(slot)), slot, self._pids, checkpoint, chance
         )
         self._workers[slot] = worker
         self._started.append(worker)
@@ -215,6 +217,7 @@ class Simulation:
                 self._scenario.step_timeout,
                 self._scenario.spares,
                 self._scenario.balance,
+                self._scenario.servers,
             ),
             self._mutant.decide,
             EventLog(self._sink),
@@ -358,7 +361,7 @@ class Simulation:
             case "spoil":
                 self._referee.spoilt(self._disk.spoil_newest())
             case "resize":
-                self._supervisor.ask_to_resize(fault.workers)
+                self._supervisor.ask_to_resize(fault.workers or None, fault.servers or None)
             case "save":
                 self._supervisor.ask_to_save(f"request {number}")
             case "power":
@@ -371,7 +374,8 @@ class Simulation:
             case "kill":
                 worker.die()
             case "flip":
-                worker.flip()
+                if not worker.is_server:  # a server has nobody who holds the same as it does
+                    worker.flip()
             case "hang":
                 worker.hang()
             case "stop":
@@ -379,7 +383,7 @@ class Simulation:
                     worker.stop()
                     self._clock.after(fault.seconds, worker.go_on)
             case "cut" | "link":
-                neighbour = f"worker {(worker.slot + 1) % self._scenario.workers}"
+                neighbour = name_of((worker.slot + 1) % self._scenario.workers)
                 others = frozenset(fault.others) - {worker.place} or {neighbour}
                 mend = self._network.cut(frozenset({worker.place}), frozenset(others))
                 if math.isfinite(fault.seconds):
@@ -428,14 +432,14 @@ class Simulation:
             self._trace.append(f"{self._clock.now:9.4f}  {text}")
 
 
-def shrink(seed: int, mutant: Mutant = SOUND) -> Verdict:
+def shrink(seed: int, mutant: Mutant = SOUND, servers: int = 0) -> Verdict:
     """The same seed with as few faults as still break an invariant, and the trace of what happens then."""
     without: set[int] = set()
     is_less = True
     while is_less:  # until each that is left is needed
         is_less = False
-        for number in sorted(set(range(len(scenario(seed).faults))) - without):
-            if Simulation(seed, mutant, without | {number}).run().broken:
+        for number in sorted(set(range(len(scenario(seed, servers).faults))) - without):
+            if Simulation(seed, mutant, without | {number}, servers=servers).run().broken:
                 without.add(number)
                 is_less = True
-    return Simulation(seed, mutant, without, traces=True).run()
+    return Simulation(seed, mutant, without, servers=servers, traces=True).run()

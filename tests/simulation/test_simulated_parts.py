@@ -142,7 +142,9 @@ class Witness:
     """A worker as the referee sees it."""
 
     def __init__(self, step: int = 0) -> None:
-        self.pid, self.slot = 101, 0
+        self.pid, self.slot, self.place = 101, 0, "worker 0"
+        self.blocks: dict[int, int] = {}
+        self.is_server = False
         self.holding = Holding(Cursor(step), undisturbed(COURSE)[Cursor(step)])
         self.is_alive, self.is_dirty = True, False
         self.promised: GenerationId | None = None

@@ -24,14 +24,12 @@ from quorate.coordinator.stall import with_status
 from quorate.coordinator.states import Active, Decision, Ended, Enrolled, Recalling, Suspicion, Training
 from quorate.coordinator.succession import is_expected, take_back, without_missing
 from quorate.core.digests import first_difference, outvoted
-from quorate.core.errors import DivergedError, FrameError, ReplicasDiffer, RequestError
+from quorate.core.errors import DivergedError, FrameError, ReplicasDiffer, RequestError, StateLost
 from quorate.core.failure import Failure
 from quorate.core.generation import Role, name_of
 from quorate.observe.events import LogMessage
 
 CANARY = "canary"
-STATE_LOST = "StateLost"
-"""What members find at the beginning of a generation: a part of the state is with nobody any more."""
 _DATA = ("dataset", "dataset layout")
 _LIBRARY = "library "
 _NOT_GIVEN = "(not given)"
@@ -217,7 +215,7 @@ def _find_hopeless(state: Active, event: StateReported, now: float) -> Decision 
     members = state.members
     if members.accused is not None and (proof := proof_against(members.accused, members)):
         return condemn(state, proof, now)
-    if event.symptom is not None and event.symptom.kind == STATE_LOST:
+    if event.symptom is not None and event.symptom.kind == StateLost.__name__:
         return give_up_state(state, event.symptom, now)
     return None
 

@@ -8,19 +8,21 @@ What each of them means stands at its class; some are defined where they are rai
     ├── RequestError         JobFileError, TaskError, FaultError, RunError (DamagedFileError)
     ├── OutputError
     └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, UserCodeError, LossError, MetricError,
-        │                    UnsupportedModelError, RegistryError, StateLost, ClockViolation
+        │                    UnsupportedModelError, RegistryError, ClockViolation
         ├── DivergedError    ReplicasDiffer (ResidualsLost)
         ├── CheckpointError  NewerFormatError, ForeignError, AttemptGone, NoSpace, UntrustedError
         ├── StoreError       ObjectMissing
         ├── ShardError       BadRecord, DamagedBlock
         ├── Unreachable      StoreAway
         ├── WorkerUnfit      HelperLost, OutOfMemory
-        └── LinkError        PeerLost, FrameError (MalformedGradient), LeaseExpired, GenerationOver
+        └── LinkError        PeerLost, FrameError (MalformedGradient), LeaseExpired, GenerationOver, StateLost
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from quorate.core.generation import member_of
 
 
 class QuorateError(Exception):
@@ -165,16 +167,13 @@ class OutOfMemory(WorkerUnfit):
     """There is not enough memory where a worker is."""
 
 
-class StateLost(JobError):  # noqa: N818 (a happening, not a mistake)
-    """Servers were lost, and with them parameters that nobody else holds."""
-
-
 class LinkError(JobError):
     """Trouble between two processes."""
 
 
 class PeerLost(LinkError):  # noqa: N818 (a happening, not a mistake)
-    """The other end is gone. A worker is named as such, with whatever else helps to find it: "worker 2 (this host)"."""
+    """The other end is gone. A worker or a server is named as such, with whatever else helps to find it:
+    "worker 2 (this host)"."""
 
     CLOSED_HERE = "the link was closed on this side"
 
@@ -185,9 +184,9 @@ class PeerLost(LinkError):  # noqa: N818 (a happening, not a mistake)
 
     @property
     def worker(self) -> int | None:
-        """The worker at the other end of the link that failed; None where this side has closed it itself."""
-        named = re.match(r"worker (\d+)\b", self.peer)
-        return int(named[1]) if named and self.detail != self.CLOSED_HERE else None
+        """Who is at the other end of the link that failed; None where this side has closed it itself."""
+        named = re.match(r"(?:worker|server) \d+\b", self.peer)
+        return member_of(named[0].replace(" ", "-")) if named and self.detail != self.CLOSED_HERE else None
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.peer, self.detail)
@@ -203,3 +202,8 @@ class LeaseExpired(LinkError):  # noqa: N818
 
 class GenerationOver(LinkError):  # noqa: N818
     """The coordinator has ended the generation that a worker is in."""
+
+
+class StateLost(LinkError):  # noqa: N818
+    """Servers were lost, and with them parameters that nobody else holds, as all members of a generation have found
+    together. They leave it, and the job goes back to its newest checkpoint."""

@@ -50,9 +50,13 @@ class Share:
 
     def drop_surplus(self) -> None:
         """Let go of what others hold now."""
-        for block in self.held - self.placed:
+        self.drop(self.held - self.placed)
+
+    def drop(self, blocks: Collection[int]) -> None:
+        """Hold these no longer."""
+        for block in blocks:
             self.replica.optimizers.take_state(self.parameter(block), {})
-        self.held &= self.placed
+        self.held -= set(blocks)
         if self.units is not None:
             self.units.keep_only(self.held)
 

@@ -83,12 +83,13 @@ def plan_transfers(
     workers = tuple(position for position in behind if generation.members[position].role is Role.WORKER)
     to_servers: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     to_workers: dict[int, list[int]] = {}
+    if lost := len(set(range(len(placement))) - {block for held in holdings for block in held}):
+        raise StateLost(
+            f"{lost} of {len(placement)} parameters were on no other server than those that are lost"
+            " (`strategy.replicas` says how many servers hold each)."
+        )
     for block, holders in enumerate(placement):
-        newest = max((held[block] for held in holdings if block in held), default=None)
-        if newest is None:
-            raise StateLost(
-                f"some of the {len(placement)} parameters were on no other server than those that are lost."
-            )
+        newest = max(held[block] for held in holdings if block in held)
         has = [position for position, held in enumerate(holdings) if held.get(block) == newest]
         lacking = tuple(positions[server] for server in holders if positions[server] not in has)
         if lacking:
@@ -126,7 +127,8 @@ class Aligner:
         generation, share = self.generation, self.share
         step, position = generation.cursor.step, generation.position(self.worker)
         may_complete = pending is not None and pending.step == step == progress.cursor.step + 1
-        stands_there = progress.cursor == generation.cursor
+        # An evaluation changes no block: who has not done it yet holds what the others hold.
+        stands_there = progress.cursor.step == step
         own = versions if versions is not None else dict.fromkeys(share.held, 0)
         is_told = stands_there or may_complete or versions is not None
         told = Holdings(own if is_told else {}, norms if stands_there else None)
@@ -139,7 +141,7 @@ class Aligner:
         transfers = plan_transfers(generation, [one.versions for one in everyone], placement)
         copied, received = 0, []
         if transfers:
-            self._compare(step, is_sound=stands_there)
+            self._compare(step, is_sound=progress.cursor == generation.cursor and not may_complete)
         passing = Passing(generation, position, self.reduction, self.activity)
         for transfer in transfers:
             given = self._given(transfer, progress) if position == transfer.donor else None
@@ -148,6 +150,9 @@ class Aligner:
             if encoded is not None:
                 received.append((transfer, encoded))
         self._gather(ALIGNED_INDEX, b"")
+        if not is_told:
+            # Of another step, which this one is about to leave: after that they would be taken for those of this one.
+            share.drop(set(share.held))
         for transfer, encoded in received:
             progress = self._take(transfer, decode(encoded.skeleton, encoded.tensors), progress)
         self.hold(progress)
