@@ -42,6 +42,7 @@ def benchmarks() -> None:
       python -m benchmarks startup --json
       python -m benchmarks scaling --workers 1,2
       python -m benchmarks overlap
+      python -m benchmarks compress
       python -m benchmarks servers
       python -m benchmarks checkpoint --size 100MB
       python -m benchmarks data --size 500MB
@@ -204,6 +205,28 @@ def overlap(
     from benchmarks.run import Options, run
 
     raise typer.Exit(run(Overlap(), Options(rounds, output=output, as_json=as_json)))
+
+
+@app.command()
+def compress(
+    rounds: Rounds = 1,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Train with a hundredth of each gradient, and with all of it.
+
+    Digits by plain SGD with several seeds, and a step of two workers in network namespaces of their own, joined at 100
+    Mbit/s. Needs root, ip and tc, and scikit-learn. Systems: quorate-dense, quorate-top-k, quorate-no-feedback.
+
+    \b
+    Examples:
+      python -m benchmarks compress
+      python -m benchmarks compress --rounds 3 --output compress.json
+    """
+    from benchmarks.compress import Compress
+    from benchmarks.run import Options, run
+
+    raise typer.Exit(run(Compress(), Options(rounds, output=output, as_json=as_json)))
 
 
 @app.command()

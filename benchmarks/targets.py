@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.changes import SIGTERM
+from benchmarks.compress import BYTES, LEARNT, NO_FEEDBACK, TOP_K
 from benchmarks.row import Row
 from benchmarks.saves import ADDED, COMMITTED, LOADED, LOADED_AGAIN
 from benchmarks.target import Target, Value
@@ -205,6 +206,31 @@ TARGETS = (
         _detail("of_ideal", system="quorate", case="200 Mbit/s"),
         1.15,
         is_lowest=False,
+    ),
+    Target(
+        "compress",
+        "Top-K 1 %: bytes of a dense gradient ÷ bytes that a lane sends",
+        _detail(BYTES, system=TOP_K.name, case=LEARNT),
+        40.0,
+    ),
+    Target(
+        "compress",
+        "Top-K 1 % on digits: points of accuracy below whole gradients",
+        _detail("lost_points", system=TOP_K.name, case=LEARNT),
+        0.5,
+        is_lowest=False,
+    ),
+    Target(
+        "compress",
+        "Top-K 1 % on digits without feedback: points of accuracy below whole gradients",
+        _detail("lost_points", system=NO_FEEDBACK.name, case=LEARNT),
+        0.5,
+    ),
+    Target(
+        "compress",
+        "100 Mbit/s, 2 workers: step with whole gradients ÷ with Top-K 1 %",
+        _detail("faster", system=TOP_K.name, case="100 Mbit/s"),
+        5.0,
     ),
     Target(
         "changes",

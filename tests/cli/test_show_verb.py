@@ -20,6 +20,7 @@ from quorate.core.errors import RunError
 from quorate.core.failure import Failure
 from quorate.core.task_source import TaskSource
 from quorate.history.run_detail import Advice, RunDetail, advise
+from quorate.observe.events import GradientsCompressed
 from quorate.spec.override import Override
 from quorate.storage.kept_source import keep_source
 from quorate.storage.run_folder import RunFolder
@@ -62,6 +63,24 @@ def rows(text: str) -> dict[str, str]:
     for label, value in re.findall(r"^  (\S.{12})(\S.*)$", text, re.MULTILINE):
         found.setdefault(label.strip(), value)
     return found
+
+
+def test_compressed_gradients_are_told_with_what_they_would_be(runs: Path) -> None:
+    run = complete_run(runs)
+    for sent in (0, 50_000):
+        told = GradientsCompressed(
+            step=1,
+            lane_bytes=50_000,
+            lane_bytes_dense=4_000_000,
+            sent_bytes=sent,
+            received_bytes=sent,
+            sent_bytes_dense=4_000_000,
+        )
+        with run.events_file.open("a") as file:
+            file.write(told.to_json() + "\n")
+        shown = rows(page(run))["gradients"]
+        assert shown.startswith("50 kB of each lane, 80 times as much (4 MB) without compression")
+        assert ("a worker sends 50 kB a step and receives 50 kB, 4 MB each way without" in shown) == bool(sent)
 
 
 def test_a_complete_run_from_top_to_bottom(runs: Path) -> None:

@@ -21,7 +21,14 @@ from quorate.history.run_detail import Advice, RunDetail, advise, job_values
 from quorate.history.run_record import Status
 from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.observe.event import Event
-from quorate.observe.events import CoordinatorReplaced, GenerationFormed, Resized, RunStopped, WorkerLost
+from quorate.observe.events import (
+    CoordinatorReplaced,
+    GenerationFormed,
+    GradientsCompressed,
+    Resized,
+    RunStopped,
+    WorkerLost,
+)
 from quorate.observe.quantities import blocks_for, count, duration, measure, plural, size, some_of, sparkline
 from quorate.observe.recoveries import brief
 from quorate.observe.summary import recovered
@@ -45,6 +52,7 @@ NOUNS = {
     "coordinator": "replaced coordinator",
     "system": "load sample",
     "links": "measured link",
+    "compression": "measured compression",
     "spans": "worker trace",
 }
 USUAL_KINDS = ("step", "evaluation", "checkpoint", "generation")
@@ -154,13 +162,7 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
     yield "created", f"{record.created.astimezone():%Y-%m-%d %H:%M:%S} ({ago(record.age(now))})"
     if took := _duration(detail, now):
         yield took
-    if (pace := RunPace.of(detail.timeline)) is not None:
-        shares = [f"{phase} {share:.0%}" for phase, share in pace.shares.items() if share >= SMALLEST_SHARE]
-        spent = f" ({', '.join(shares)})" if shares else ""
-        speed = record.samples_per_second or pace.samples_per_second
-        yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{spent}"
-    if advice := detail.advice_on_waiting:
-        yield "waiting", waiting_in_words(detail.timeline.waiting.share, advice)
+    yield from _speed(detail)
     if (best := record.best) is not None:
         saved = nearest_saved(best.step, detail.checkpoints)
         instead = "" if saved is None else f"; nearest saved: step {saved:,}"
@@ -178,6 +180,29 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
     if record.launcher is not None:
         listening = f"; its coordinator listens on {detail.address}" if detail.address else ""
         yield "launcher", f"{record.launcher}{listening}"
+
+
+def _speed(detail: RunDetail) -> Iterator[tuple[str, str]]:
+    """How fast it is, and what its steps wait for and send."""
+    if (pace := RunPace.of(detail.timeline)) is not None:
+        shares = [f"{phase} {share:.0%}" for phase, share in pace.shares.items() if share >= SMALLEST_SHARE]
+        spent = f" ({', '.join(shares)})" if shares else ""
+        speed = detail.record.samples_per_second or pace.samples_per_second
+        yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{spent}"
+    if told := detail.timeline.of_kind(GradientsCompressed):
+        yield "gradients", _compressed(told[-1])
+    if advice := detail.advice_on_waiting:
+        yield "waiting", waiting_in_words(detail.timeline.waiting.share, advice)
+
+
+def _compressed(last: GradientsCompressed) -> str:
+    """What a step's gradients take, and what the worker of lane 0 sends and receives of them."""
+    whole = f"{last.lane_bytes_dense / max(1, last.lane_bytes):.0f} times as much"
+    lane = f"{size(last.lane_bytes)} of each lane, {whole} ({size(last.lane_bytes_dense)}) without compression"
+    if not last.received_bytes:
+        return lane
+    instead = f"{size(last.sent_bytes_dense)} each way without"
+    return f"{lane}; a worker sends {size(last.sent_bytes)} a step and receives {size(last.received_bytes)}, {instead}"
 
 
 def _duration(detail: RunDetail, now: datetime) -> tuple[str, str] | None:
