@@ -233,6 +233,22 @@ EXCHANGE = Board(
                 },
                 "Links are made anew in each.",
             ),
+            Panel(
+                "Late updates",
+                PLAIN,
+                {
+                    "{{run}} mean": mean("quorate_staleness_updates", "run"),
+                    "{{run}} 95 %": quantile(0.95, "quorate_staleness_updates", "run"),
+                },
+                "Updates of others between the pull and the push of a unit of work: strategy.mode bounded or"
+                " asynchronous.",
+            ),
+            Panel(
+                "Steps ahead",
+                PLAIN,
+                {"{{run}}": selected("quorate_staleness_gap_steps")},
+                "Of the oldest unapplied one, at which a unit was begun since the last boundary, at most.",
+            ),
         ),
     },
 )

@@ -22,6 +22,7 @@ from quorate.observe.events import (
     HostedLanes,
     LinksMeasured,
     MachineLoad,
+    StalenessObserved,
     StepCompleted,
     SystemSampled,
     WorkerLost,
@@ -289,3 +290,15 @@ def test_more_gpus_than_a_host_has_are_not_shown() -> None:
     gpus = tuple(GpuLoad(index, use_percent=1.0) for index in range(10 * MOST_GPUS))
     job.handle(SystemSampled(worker=0, host="a", machine=MachineLoad(), gpus=gpus))
     assert sum(name == "quorate_gpu_use_ratio" for name, _ in job.series) == MOST_GPUS
+
+
+def test_staleness_is_a_histogram_of_jobs_that_have_any() -> None:
+    job = Scraped()
+    assert "quorate_staleness" not in job.text
+    job.handle(StalenessObserved(step=10, updates={"0": 3, "2": 1}, gap=2, bound=4))
+    job.handle(StalenessObserved(step=20, updates={"2": 2, "300": 1}, gap=1, bound=4))
+    assert job["quorate_staleness_updates_bucket le=0"] == 3
+    assert job["quorate_staleness_updates_bucket le=2"] == 6
+    assert job["quorate_staleness_updates_count"] == 7
+    assert job["quorate_staleness_updates_sum"] == 306
+    assert job["quorate_staleness_gap_steps"] == 1

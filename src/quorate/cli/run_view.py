@@ -27,10 +27,12 @@ from quorate.observe.events import (
     GradientsCompressed,
     Resized,
     RunStopped,
+    StalenessObserved,
     WorkerLost,
 )
 from quorate.observe.quantities import blocks_for, count, duration, measure, plural, size, some_of, sparkline
 from quorate.observe.recoveries import brief
+from quorate.observe.staleness import Staleness
 from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
 from quorate.spec.keys import Mark
@@ -54,6 +56,7 @@ NOUNS = {
     "links": "measured link",
     "compression": "measured compression",
     "spans": "worker trace",
+    "staleness": "boundary",
 }
 USUAL_KINDS = ("step", "evaluation", "checkpoint", "generation")
 STORY = frozenset({"generation", "lost", "resize", "coordinator"})
@@ -267,6 +270,8 @@ def _print_events(page: Page, timeline: Timeline) -> None:
             page.items("generation", _members(event, timeline))
         else:
             page.row(event.kind, _event_text(event, timeline))
+    if (staleness := Staleness.of(timeline.of_kind(StalenessObserved))) is not None:
+        page.row("staleness", staleness.in_words())
     if timeline.recoveries:
         page.row("recovered", recovered([recovery.to_dict() for recovery in timeline.recoveries]))
     for stop in timeline.of_kind(RunStopped)[-1:]:

@@ -16,7 +16,8 @@ from quorate.history.run_record import Listing, RunRecord, moment
 from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.history.traces import Trace, WorkerTime
 from quorate.observe.event import plain
-from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, WorkerLost
+from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, StalenessObserved, WorkerLost
+from quorate.observe.staleness import Staleness
 from quorate.spec.override import Absent
 
 
@@ -59,6 +60,7 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
     """Everything about one run."""
     record, timeline, timing = detail.record, detail.timeline, detail.timing
     launcher, wait, pace = record.launcher, timeline.waiting, RunPace.of(timeline)
+    staleness = Staleness.of(timeline.of_kind(StalenessObserved))
     document = _record(record, now)
     if record.best is not None:
         document["best"] |= {"nearest_saved": nearest_saved(record.best.step, detail.checkpoints)}
@@ -75,6 +77,7 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
         "metrics": [_curve(curve) for curve in metric_curves(timeline)],
         "events": _events(timeline),
         "recoveries": [recovery.to_dict() for recovery in timeline.recoveries],
+        "staleness": None if staleness is None else staleness.to_dict(),
         "checkpoints": [_checkpoint(each) for each in detail.checkpoints],
         "job": None if detail.job is None else [asdict(each) for each in job_values(detail.job)],
         "environment": detail.environment,

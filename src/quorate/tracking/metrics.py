@@ -18,6 +18,9 @@ PREFIX = "quorate_"
 MOST_GPUS = 64
 """So many GPUs are shown of a host."""
 
+UPDATE_BOUNDS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89)
+"""Updates that come between a pull and a push: a few more than there are workers."""
+
 LONG_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 Reading = tuple[str, str, Callable[[Any], float | None]]
@@ -73,6 +76,9 @@ class Metrics:
         self.run = run
         self.steps = StepSums()
         self.validation = NamedNumbers()
+        # Only of jobs that apply units of work one by one.
+        self.late: Distribution | None = None
+        self.gap = 0
         # Bytes by worker of generations that are over; of the one at work there are links.
         self.passed: dict[int, int] = {}
         self.systems: dict[int, SystemSampled] = {}
@@ -165,6 +171,12 @@ class Metrics:
         if last is not None:
             yield _gauge("epoch", "The epoch of the last step, from 0.", last.epoch or 0)
             yield _gauge("samples_per_second", "Samples per second in the last step.", last.samples_per_second or 0.0)
+
+        if self.late is not None:
+            text = "Updates of others between the pull and the push of a unit of work."
+            yield _histogram("staleness_updates", text, {"": self.late})
+            text = "Steps ahead of the oldest unapplied one at which a unit was begun since the last boundary, at most."
+            yield _gauge("staleness_gap_steps", text, self.gap)
 
     def _of_exchange(self) -> Iterator[Metric]:
         links, passed, last = dict(self.links), self.bytes_passed(), self.steps.last

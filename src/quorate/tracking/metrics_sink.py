@@ -13,7 +13,8 @@ from quorate.observe import events
 from quorate.observe.event import Event
 from quorate.observe.recoveries import RecoveryLog, brief, cause_of
 from quorate.spec.job import JobSpec
-from quorate.tracking.metrics import Metrics
+from quorate.tracking.metrics import UPDATE_BOUNDS, Metrics
+from quorate.tracking.step_sums import Distribution
 
 
 class MetricsSink:
@@ -35,6 +36,7 @@ class MetricsSink:
             events.EvaluationDone: self._take_evaluation,
             events.GenerationFormed: self._take_generation,
             events.LinksMeasured: self._take_links,
+            events.StalenessObserved: self._take_staleness,
             events.Resized: lambda event: metrics.wanted.set(event.workers or 0),
             events.WorkerLost: self._take_loss,
             events.SystemSampled: self._take_system,
@@ -93,6 +95,13 @@ class MetricsSink:
         is_of_ours = event.generation == self._generation and event.peer in (None, *self._members)
         if worker in self._members and worker not in known and is_of_ours:
             known[worker] = event
+
+    def _take_staleness(self, event: events.StalenessObserved) -> None:
+        metrics = self._metrics
+        metrics.late = metrics.late or Distribution(UPDATE_BOUNDS)
+        for updates, units in event.updates.items():
+            metrics.late.add(int(updates), units)
+        metrics.gap = event.gap
 
     def _take_loss(self, event: events.WorkerLost) -> None:
         message = event.message or ""

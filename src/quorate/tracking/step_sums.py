@@ -24,9 +24,9 @@ class Distribution:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
 
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    def add(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self.total += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
         """Each bound with how many values were not above it; the last is all of them."""
