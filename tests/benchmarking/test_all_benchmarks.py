@@ -7,6 +7,7 @@ import pytest
 from benchmarks.allreduce import AllReduce
 from benchmarks.bench import Bench
 from benchmarks.blocks import Blocks
+from benchmarks.compress import Compress
 from benchmarks.overlap import Overlap
 from benchmarks.run import Options, measure
 from benchmarks.scaling import Scaling
@@ -28,6 +29,7 @@ from schemas import validate
         Startup(),
         Scaling([Crowd(1), Crowd(2), Crowd(2, 2)], lanes=2, steps_per_worker=1),
         Overlap(stretches=1, warm_up=1, steps=2),
+        Compress(epochs=1, seeds=(1,), mbit=1000, warm_up=1, steps=2),
     ],
     ids=lambda bench: str(bench.name),
 )
