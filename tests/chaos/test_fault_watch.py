@@ -24,7 +24,7 @@ from quorate.chaos.worker_hook import FaultWatch
 
 logs, worker, script, moments = sys.argv[1:]
 tell = lambda *moment: print(*moment, flush=True)
-watch = FaultWatch([parse_fault(line) for line in script.split(";")], int(worker), 2, Path(logs), tell)
+watch = FaultWatch([parse_fault(line) for line in script.split(";")], int(worker), range(2), Path(logs), tell)
 for moment in moments.split(";"):
     step, phase, *stays = moment.split()
     tell(int(step), phase, None)
@@ -102,7 +102,7 @@ def test_after_a_delay_a_worker_stops_and_can_be_woken(tmp_path: Path) -> None:
 
 def test_of_those_who_are_to_die_after_a_delay_nobody_is_given_time_once_somebody_has(tmp_path: Path) -> None:
     script = "kill all at step 2 in apply after 100ms"
-    late = FaultWatch([parse_fault(script)], 1, 2, tmp_path, lambda *_: None)
+    late = FaultWatch([parse_fault(script)], 1, range(2), tmp_path, lambda *_: None)
     late.on_phase(1, "apply")
     assert live(tmp_path, 0, script, "2 apply stays")[0] == -signal.SIGKILL
     killed = []
@@ -115,7 +115,11 @@ def test_of_those_who_are_to_die_after_a_delay_nobody_is_given_time_once_somebod
 def test_whoever_waits_for_somebody_who_is_away_says_so(tmp_path: Path) -> None:
     told: list[tuple[int, str]] = []
     watch = FaultWatch(
-        [parse_fault("kill worker 1 at step 1")], 0, 2, tmp_path, lambda step, phase, _: told.append((step, phase))
+        [parse_fault("kill worker 1 at step 1")],
+        0,
+        range(2),
+        tmp_path,
+        lambda step, phase, _: told.append((step, phase)),
     )
     looks = iter([False, False, True])
     watch.on_generation({0}, lambda: next(looks))
@@ -137,7 +141,8 @@ def test_faults_that_are_alike_come_one_after_the_other(tmp_path: Path) -> None:
 def test_when_all_are_killed_nobody_lives_on_who_was_there_and_their_successors_do(tmp_path: Path) -> None:
     script = "kill all at step 2 in apply"
     told: list[tuple[int, str]] = []
-    survivor = FaultWatch([parse_fault(script)], 1, 2, tmp_path, lambda step, phase, _: told.append((step, phase)))
+    faults = [parse_fault(script)]
+    survivor = FaultWatch(faults, 1, range(2), tmp_path, lambda step, phase, _: told.append((step, phase)))
     survivor.on_phase(1, "apply")
     assert live(tmp_path, 0, script)[0] == -signal.SIGKILL
     killed = []
@@ -173,7 +178,7 @@ def test_a_stopped_worker_sleeps_for_its_time_and_goes_on(tmp_path: Path) -> Non
 
 
 def test_a_fault_that_cannot_be_noted_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    watch = FaultWatch([Fault(Act.KILL, 0, 1)], 0, 1, tmp_path / "gone", lambda *_: None)
+    watch = FaultWatch([Fault(Act.KILL, 0, 1)], 0, range(1), tmp_path / "gone", lambda *_: None)
     watch.on_phase(1, "data")
     assert "fault 0 is left out, since it cannot be noted" in caplog.text
 
@@ -189,7 +194,7 @@ def _state(pid: int) -> str:
 
 def test_a_slow_worker_lingers_in_its_lanes_from_its_step_on_and_its_successor_does_not(tmp_path: Path) -> None:
     script = [parse_fault("slow worker 1 4x from step 2")]
-    watch = FaultWatch(script, 1, 2, tmp_path, lambda *_: None)
+    watch = FaultWatch(script, 1, range(2), tmp_path, lambda *_: None)
     watch.on_phase(1, "data")
     assert watch.stretch("compute", 0.01) == 0.0
     watch.on_phase(2, "data")
@@ -199,9 +204,9 @@ def test_a_slow_worker_lingers_in_its_lanes_from_its_step_on_and_its_successor_d
     assert watch.stretch("data", 0.01) == 0.0
     watch.on_phase(3, "data")
     assert watch.stretch("compute", 0.01) >= 0.03
-    successor = FaultWatch(script, 1, 2, tmp_path, lambda *_: None)
+    successor = FaultWatch(script, 1, range(2), tmp_path, lambda *_: None)
     successor.on_phase(3, "data")
     assert successor.stretch("compute", 0.01) == 0.0
-    other = FaultWatch(script, 0, 2, tmp_path, lambda *_: None)
+    other = FaultWatch(script, 0, range(2), tmp_path, lambda *_: None)
     other.on_phase(3, "data")
     assert other.stretch("compute", 0.01) == 0.0

@@ -22,7 +22,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob, changes
-from quorate.spec.strategy import is_synchronous
+from quorate.spec.strategy import is_synchronous, server_count
 from quorate.storage.run_folder import RunFolder
 
 
@@ -66,7 +66,7 @@ class FaultRequest:
         """
         workers = spec.worker_count(usable_cores())
         if self.mean is None:
-            check_script(self.written, workers, steps, spec.lanes)
+            check_script(self.written, workers, steps, spec.lanes, server_count(spec.strategy))
             return self.written
         can_cut = can_make_networks()
         if steps is None:
@@ -81,6 +81,7 @@ class FaultRequest:
             can_cut=can_cut,
             saves_every=None if every == "epoch" else every,  # how many steps an epoch has is not known yet
             has_loaders=spec.loader_workers > 0,
+            servers=server_count(spec.strategy),
         )
         if not faults:
             raise RequestError(

@@ -30,12 +30,12 @@ _STALE_AFTER = 30.0
 """Seconds for which nothing of an attempt changes when whoever wrote it has died: a disk may be that slow."""
 
 
-def resize(runs: Path, name: str, workers: int) -> RunFolder:
-    """Have a running job go on with another number of workers, from its next step boundary on."""
+def resize(runs: Path, name: str, workers: int | None = None, servers: int | None = None) -> RunFolder:
+    """Have a running job go on with another number of workers or servers, from its next step boundary on."""
     run = RunFolder.find(runs, name)
     try:
         with _coordinator_of(run, PATIENCE) as client:
-            client.resize(workers)
+            client.resize(workers, servers)
     except LinkError as error:
         raise _cannot_be_asked(run, error) from None
     return run

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from quorate.core.generation import Role, file_name_of, name_of
 from quorate.storage.atomic import sync_folder, write_new_file
 
 log = logging.getLogger(__name__)
@@ -41,17 +42,20 @@ class Whom(StrEnum):
     COORDINATOR = "coordinator"
     LAUNCHER = "launcher"
     LOADER = "loader"
+    SERVER = "server"  # one more, or one less; a certain one is known by its id
 
 
 RESIZES = {Act.ADD: 1, Act.REMOVE: -1}
-"""By how much these change the number of workers; which worker it is, nobody says."""
+"""By how much these change the number of workers, or servers; which one it is, nobody says."""
 LASTING = frozenset({Act.STOP, Act.CUT})
 """Acts that last for a time."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. Without a worker it is for all of them, or for none; without a phase it comes when the step begins.
+    """One fault. Without a worker it is for all processes, or for none; without a phase it comes when the step begins.
+
+    `worker` is the id of a worker or a server.
 
     `seconds` is how long a worker stays stopped or cut off. With `after` it comes so many seconds later than that,
     whatever the worker is doing then. `factor` is how many times as long a worker that is made slow takes for its
@@ -75,7 +79,7 @@ class Fault:
     def __str__(self) -> str:
         whom = self.whom or ("worker" if self.act in RESIZES else "all")
         if self.worker is not None:
-            whom = f"loader of worker {self.worker}" if self.whom is Whom.LOADER else f"worker {self.worker}"
+            whom = f"loader of {name_of(self.worker)}" if self.whom is Whom.LOADER else name_of(self.worker)
         if self.factor is not None:
             return f"{self.act} {whom} {_number(self.factor)}x from step {self.step}"
         within = f" in {self.phase}" if self.phase else ""
@@ -95,7 +99,12 @@ class Fault:
         step has an evaluation, and a worker may be away while the others go on.
         """
         begun = step + 1 if phase in BETWEEN_STEPS else step
-        return phase == PHASES[self.phase or "data"] and begun >= self.step
+        return phase == PHASES[self.phase or self._first_phase] and begun >= self.step
+
+    @property
+    def _first_phase(self) -> str:
+        """What a step begins with: a server reads no data."""
+        return "data" if self.worker is None or Role.of(self.worker) is Role.WORKER else "exchange"
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ class Firing:
 
 def marker_of(logs: Path, fault: int, worker: int | None) -> Path:
     """The file that says that this worker has met this fault, or that it has come from outside."""
-    return logs / f"fault-{fault}-{'outside' if worker is None else f'worker-{worker}'}.fired"
+    return logs / f"fault-{fault}-{'outside' if worker is None else file_name_of(worker)}.fired"
 
 
 def call_of(logs: Path, fault: int) -> Path:

@@ -17,17 +17,20 @@
     kill launcher at step 30                            # the run is taken up again by `quorate resume`
     add worker at step 12
     remove worker at step 20
+    kill server 1 at step 20                            # a parameter server, with `strategy: parameter-server`
+    remove server at step 30                            # it hands over what it holds, and goes
 """
 
 import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quorate.chaos.fault import LASTING, PHASES, RESIZES, Act, Fault, Whom
 from quorate.core.digests import derive_seed
 from quorate.core.errors import RequestError
+from quorate.core.generation import Role, name_of, server_id
 from quorate.spec.keys import nearest
 
 EXAMPLE = "kill worker 1 at step 20"
@@ -46,15 +49,17 @@ _MORE = "the end, a phase (`in exchange`), a delay (`after 5ms`) or how long it 
 _WORKER, _ALL = "worker", "all"
 _VICTIMS = {
     Act.KILL: (_WORKER, _ALL, *Whom),
-    Act.STOP: (_WORKER, _ALL),
-    Act.TERM: (_WORKER, _ALL),
+    Act.STOP: (_WORKER, _ALL, Whom.SERVER),
+    Act.TERM: (_WORKER, _ALL, Whom.SERVER),
     Act.SLOW: (_WORKER, _ALL),
     Act.FLIP: (_WORKER,),
-    Act.STARVE: (_WORKER,),
-    Act.CUT: (_WORKER,),
-    Act.ADD: (_WORKER,),
-    Act.REMOVE: (_WORKER,),
+    Act.STARVE: (_WORKER, Whom.SERVER),
+    Act.CUT: (_WORKER, Whom.SERVER),
+    Act.ADD: (_WORKER, Whom.SERVER),
+    Act.REMOVE: (_WORKER, Whom.SERVER),
 }
+_NOT_OF_SERVERS = ("data", "forward")
+"""Phases that servers do not come to: they host no lane."""
 _IN_EVERY_STEP = (None, "data", "forward", "exchange", "apply")
 
 
@@ -124,11 +129,13 @@ def parse_fault(text: str) -> Fault:
 
 
 def _parse_victim(words: "_Words", act: Act) -> tuple[int | None, Whom | None]:
-    """To whom it happens: a worker by its number, and who else if it is not the worker itself."""
+    """To whom it happens: a worker or a server by its id, and who else if it is not that one itself."""
     victim = words.take_one_of(list(_VICTIMS[act]), "to whom it happens")
     if victim == Whom.LOADER:
         words.take_one_of(["of"], "whose loader, such as `of worker 1`")
         words.take_one_of([_WORKER], "whose loader, such as `of worker 1`")
+    if victim == Whom.SERVER and act not in RESIZES:
+        return server_id(words.take_number("the number of a server", least=0)), None
     is_numbered = victim == Whom.LOADER or (victim == _WORKER and act not in RESIZES)
     worker = words.take_number("the number of a worker", least=0) if is_numbered else None
     return worker, Whom(victim) if victim not in (_WORKER, _ALL) else None
@@ -165,17 +172,38 @@ def parse_mean(text: str) -> float:
     return float(steps[1])
 
 
-def check_script(faults: Sequence[Fault], workers: int, steps: int | None, lanes: int) -> None:
-    """Refuse what cannot happen in a job of so many workers, lanes and, if that is known, steps."""
-    mistakes, present = [], workers
+def check_script(faults: Sequence[Fault], workers: int, steps: int | None, lanes: int, servers: int = 0) -> None:
+    """Refuse what cannot happen in a job of so many workers, lanes, servers and, if that is known, steps."""
+    mistakes, present, serving = [], workers, servers
     for fault in sorted(faults, key=lambda fault: fault.step):
-        mistakes += [f"`{fault}`: {why}" for why in _impossible(fault, present, steps, lanes)]
-        present = _present_after(fault, present, workers)
+        impossible = (
+            _impossible_for_server(fault, serving) if _is_of_servers(fault) else _impossible(fault, present, lanes)
+        )
+        mistakes += [f"`{fault}`: {why}" for why in impossible]
+        if steps is not None and fault.step > steps:
+            mistakes.append(f"`{fault}`: there is no step {fault.step}; the job has {steps} steps")
+        present, serving = _present_after(fault, present, workers), _serving_after(fault, serving, servers)
     if mistakes:
         raise FaultError("\n".join(mistakes))
 
 
-def _impossible(fault: Fault, workers: int, steps: int | None, lanes: int) -> Iterator[str]:
+def _is_of_servers(fault: Fault) -> bool:
+    return fault.whom is Whom.SERVER or (fault.worker is not None and Role.of(fault.worker) is Role.SERVER)
+
+
+def _impossible_for_server(fault: Fault, servers: int) -> Iterator[str]:
+    if not servers:
+        yield "the job has no servers; only `strategy: parameter-server` has"
+    elif fault.worker is not None and fault.worker >= server_id(servers):
+        there = "server 0 only" if servers == 1 else f"servers 0 to {servers - 1}"
+        yield f"there is no {name_of(fault.worker)}; the job has {there}"
+    elif servers + RESIZES.get(fault.act, 0) < 1:
+        yield "the job has one server by then, and needs it"
+    if fault.phase in _NOT_OF_SERVERS:
+        yield f"servers host no lane, and have no phase {fault.phase}; exchange is the first of their step"
+
+
+def _impossible(fault: Fault, workers: int, lanes: int) -> Iterator[str]:
     """What keeps a fault from happening in a job that has so many workers by then."""
     if fault.worker is not None and fault.worker >= workers:
         there = "worker 0 only" if workers == 1 else f"workers 0 to {workers - 1}"
@@ -184,8 +212,6 @@ def _impossible(fault: Fault, workers: int, steps: int | None, lanes: int) -> It
         yield "a job of one worker has nobody to compare its state with"
     if not 1 <= workers + RESIZES.get(fault.act, 0) <= lanes:
         yield f"the job has {workers} workers by then, and can have 1 to {lanes}"
-    if steps is not None and fault.step > steps:
-        yield f"there is no step {fault.step}; the job has {steps} steps"
 
 
 def random_script(
@@ -198,14 +224,16 @@ def random_script(
     can_cut: bool = False,
     saves_every: int | None = None,
     has_loaders: bool = False,
+    servers: int = 0,
 ) -> tuple[Fault, ...]:
     """Faults at random moments, `mean` steps apart on average: always the same ones for the same arguments.
 
-    The launcher is killed only where there is a checkpoint to go on from by then.
+    The launcher is killed only where there is a checkpoint to go on from by then. What befalls a worker may befall one
+    of the servers instead.
     """
     chance = random.Random(derive_seed(seed, "faults", steps, workers, repr(mean)))
     faults: list[Fault] = []
-    moment, present = 0.0, workers
+    moment, present, serving = 0.0, workers, servers
     while True:
         moment += -math.log(1.0 - chance.random()) * mean
         step = math.ceil(moment)
@@ -219,13 +247,34 @@ def random_script(
             # It is found by comparing with others: they must be there, and live to see it.
             fault = Fault(Act.FLIP, fault.worker or 0, step)
             moment += 2 * CALM
+        elif serving and chance.random() < serving / (serving + present):
+            fault = _for_server(fault, serving, chance.random())
         faults.append(fault)
-        present = _present_after(fault, present, workers)
+        present, serving = _present_after(fault, present, workers), _serving_after(fault, serving, servers)
+
+
+def _for_server(fault: Fault, servers: int, drawn: float) -> Fault:
+    """The same for one of the servers, where there is such a thing for them."""
+    phase = None if fault.phase in _NOT_OF_SERVERS else fault.phase
+    if fault.act in RESIZES:
+        return replace(fault, act=Act.ADD if servers == 1 else fault.act, whom=Whom.SERVER)
+    is_for_one = fault.worker is not None and fault.whom is None
+    if is_for_one and fault.act in (Act.KILL, Act.STOP, Act.TERM, Act.STARVE, Act.CUT):
+        return replace(fault, worker=server_id(int(drawn * servers)), phase=phase)
+    return fault
 
 
 def _present_after(fault: Fault, present: int, workers: int) -> int:
     """How many workers a job of so many has after a fault: who resumes it begins with as many as the job says."""
+    if fault.whom is Whom.SERVER:
+        return present
     return workers if fault.whom is Whom.LAUNCHER else present + RESIZES.get(fault.act, 0)
+
+
+def _serving_after(fault: Fault, present: int, servers: int) -> int:
+    if fault.whom is Whom.LAUNCHER:
+        return servers
+    return present + (RESIZES.get(fault.act, 0) if fault.whom is Whom.SERVER else 0)
 
 
 def _random_fault(

@@ -14,10 +14,12 @@ from quorate.chaos.fault import RESIZES, Act, Fault, Firing, Whom, call_of, firi
 from quorate.chaos.network_namespaces import NetworkNamespaces
 from quorate.coordinator.news import Outcome
 from quorate.core.errors import LinkError, RequestError
+from quorate.core.generation import FIRST_SERVER, Role
 from quorate.core.networks import LOOPBACK, Network
 from quorate.engines.engine import Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
+from quorate.spec.strategy import server_count
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Controls, Launch, Supervisor
 from quorate.worker.assignment import Assignment
@@ -35,11 +37,13 @@ def run_under(faults: Sequence[Fault]) -> Callable[..., Outcome]:
     ) -> Outcome:
         with contextlib.ExitStack() as stack:
             namespaces = None
+            added = [fault.whom for fault in faults if fault.act is Act.ADD]
+            servers = server_count(launch.spec.strategy)
+            workers = launch.workers + launch.spec.spares + added.count(None)
             if any(fault.act is Act.CUT for fault in faults):
                 # Whoever is cut off lives in a network of its own, and so does everybody who may come to be there.
-                places = launch.workers + launch.spec.spares + sum(fault.act is Act.ADD for fault in faults)
-                namespaces = stack.enter_context(NetworkNamespaces(places))
-            hook = FaultInjection(faults, launch.run.logs, namespaces)
+                namespaces = stack.enter_context(NetworkNamespaces(workers + servers + added.count(Whom.SERVER)))
+            hook = FaultInjection(faults, launch.run.logs, namespaces, servers, workers)
             engine = LocalEngine(launch.run, launch.preparation, hook.network_of)
             return Supervisor(engine, launch, handle, accept, signals, hook).run()
 
@@ -49,7 +53,16 @@ def run_under(faults: Sequence[Fault]) -> Callable[..., Outcome]:
 class FaultInjection:
     """Each fault comes about once in a run. The marker that proves it is on the disk before."""
 
-    def __init__(self, faults: Sequence[Fault], logs: Path, namespaces: NetworkNamespaces | None = None) -> None:
+    def __init__(
+        self,
+        faults: Sequence[Fault],
+        logs: Path,
+        namespaces: NetworkNamespaces | None = None,
+        servers: int = 0,
+        most_workers: int = 0,
+    ) -> None:
+        self._servers = servers
+        self._most_workers = most_workers
         self._faults = faults
         self._logs = logs
         self._namespaces = namespaces
@@ -64,10 +77,15 @@ class FaultInjection:
         }
 
     def network_of(self, place: int) -> Network:
-        return LOOPBACK if self._namespaces is None else self._namespaces.network_of(place)
+        return LOOPBACK if self._namespaces is None else self._namespaces.network_of(self._namespace_of(place))
+
+    def _namespace_of(self, place: int) -> int:
+        """Those of servers come after all that workers may need."""
+        return place if Role.of(place) is Role.WORKER else self._most_workers + place - FIRST_SERVER
 
     def on_start(self, assignment: Assignment) -> Assignment:
-        return replace(assignment, hook=WORKER_HOOK, hook_options={"faults": [asdict(fault) for fault in self._faults]})
+        options = {"faults": [asdict(fault) for fault in self._faults], "servers": self._servers}
+        return replace(assignment, hook=WORKER_HOOK, hook_options=options)
 
     def on_round(self, controls: Controls, now: float) -> None:
         """Bring about what workers call for; end what has lasted for long enough."""
@@ -112,8 +130,9 @@ class FaultInjection:
             return True
         log.warning("the fault `%s` comes about at step %d, in %s", fault, firing.step, firing.phase)
         if fault.act is Act.CUT and self._namespaces is not None and fault.worker is not None:
-            self._namespaces.cut(fault.worker)
-            self._cut.append((now + (fault.seconds or 0.0), fault.worker))
+            namespace = self._namespace_of(fault.worker)
+            self._namespaces.cut(namespace)
+            self._cut.append((now + (fault.seconds or 0.0), namespace))
         elif fault.whom is Whom.COORDINATOR:
             controls.kill_coordinator()
         elif fault.whom is Whom.LAUNCHER:
@@ -122,7 +141,11 @@ class FaultInjection:
 
     def _resize(self, fault: Fault, firing: Firing, controls: Controls) -> bool:
         try:
-            controls.resize(controls.workers + RESIZES[fault.act])
+            if fault.whom is Whom.SERVER:
+                controls.resize(None, self._servers + RESIZES[fault.act])
+                self._servers += RESIZES[fault.act]
+            else:
+                controls.resize(controls.workers + RESIZES[fault.act], None)
         except RequestError as error:
             log.warning("the fault `%s` cannot come about: %s", fault, error.message)
             return True

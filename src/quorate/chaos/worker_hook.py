@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.chaos.fault import BETWEEN_STEPS, PHASES, Act, Fault, Firing, Whom, call_of, mark, marker_of
+from quorate.coordinator.places import places_of
 from quorate.core.errors import OutOfMemory
 from quorate.core.processes import children_of
 from quorate.core.worker_status import WAITING
@@ -31,7 +32,8 @@ _SIGNALS = {Act.KILL: signal.SIGKILL, Act.STOP: signal.SIGSTOP, Act.TERM: signal
 def hook_of(assignment: Assignment, tell: Tell) -> "FaultWatch":
     """The hook of a worker, by what its assignment says of the faults."""
     faults = [Fault.from_dict(fault) for fault in assignment.hook_options["faults"]]
-    return FaultWatch(faults, assignment.slot, assignment.workers, RunFolder(Path(assignment.run)).logs, tell)
+    everyone = places_of(assignment.workers, assignment.hook_options["servers"])
+    return FaultWatch(faults, assignment.slot, everyone, RunFolder(Path(assignment.run)).logs, tell)
 
 
 class FaultWatch:
@@ -44,9 +46,9 @@ class FaultWatch:
     comes about must not depend on how soon a replacement is there.
     """
 
-    def __init__(self, faults: Sequence[Fault], worker: int, workers: int, logs: Path, tell: Tell) -> None:
+    def __init__(self, faults: Sequence[Fault], worker: int, everyone: Sequence[int], logs: Path, tell: Tell) -> None:
         self._worker = worker
-        self._everyone = range(workers)
+        self._everyone = everyone
         self._logs = logs
         self._tell = tell
         self._faults = tuple(faults)

@@ -52,7 +52,7 @@ def print_trial(trial: Trial, ledger: Ledger, screen: Screen) -> None:
     say("recoveries", "bold")
     for each in trial.disturbed.recoveries:
         spans = [f"{word} {duration(each[key])}" for key, word in _SPANS.items() if each.get(key) is not None]
-        say(f"  step {each.get('step')}, worker {each.get('worker')}: {', '.join(spans) or each.get('cause')}")
+        say(f"  step {each.get('step')}, {name_of(each.get('worker'))}: {', '.join(spans) or each.get('cause')}")
     if not trial.disturbed.recoveries:
         say("  none")
     say("weights", "bold")

@@ -26,7 +26,7 @@ from quorate.cli.options import (
     run_names,
 )
 from quorate.cli.output import print_answer, print_document
-from quorate.core.errors import OutputError
+from quorate.core.errors import OutputError, RequestError
 from quorate.observe.quantities import size
 from quorate.storage.run_folder import RunFolder
 
@@ -182,25 +182,36 @@ def evaluate(
 def resize(
     run: Run,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, help="How many workers the job shall have from now on.")
-    ],
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, help="How many workers the job shall have from now on."),
+    ] = None,
+    servers: Annotated[
+        int | None,
+        typer.Option("--servers", metavar="N", min=1, help="How many parameter servers it shall have from now on."),
+    ] = None,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Change the number of workers of a running job, to the same bits.
+    """Change the number of workers or parameter servers of a running job, to the same bits.
 
-    The change comes at a step boundary: no worker restarts, and no step is lost.
+    The change comes at a step boundary: no process restarts, and no step is lost. A server that leaves hands over what
+    it holds first.
 
     \b
     Examples:
       quorate resize last --workers 4
       quorate resize digits-0001 --workers 1
+      quorate resize last --servers 3
     """
     from quorate.api import control
 
-    folder = control.resize(runs, run, workers)
-    sentence = f"{folder.name} goes on with {workers} worker{'s' if workers > 1 else ''}."
-    print_answer(as_json, {"run": folder.name, "workers": workers}, sentence)
+    asked = {"worker": workers, "server": servers}
+    if workers is None and servers is None:
+        raise RequestError("resize needs to know to what: add --workers N, --servers N, or both.")
+    folder = control.resize(runs, run, workers, servers)
+    numbers = " and ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in asked.items() if count)
+    fields = {f"{what}s": count for what, count in asked.items() if count}
+    print_answer(as_json, {"run": folder.name, **fields}, f"{folder.name} goes on with {numbers}.")
 
 
 def checkpoint(

@@ -14,7 +14,7 @@ from quorate.cli.layout import Page
 from quorate.cli.output import print_document
 from quorate.cli.runs_view import STATUS_STYLES, ago, progress, short_task
 from quorate.core.errors import RunError
-from quorate.core.generation import name_of
+from quorate.core.generation import name_of, names_of
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
 from quorate.history.documents import detail_document
 from quorate.history.run_detail import Advice, RunDetail, advise, job_values
@@ -281,7 +281,7 @@ def _print_events(page: Page, timeline: Timeline) -> None:
 def _event_text(event: Event, timeline: Timeline) -> str:
     match event:
         case Resized():
-            what = f"{event.before} to {event.workers} workers"
+            what = event.said
         case CoordinatorReplaced():
             what = f"another took over; {event.present} workers came back to it"
         case WorkerLost(message=str(message)):
@@ -303,6 +303,8 @@ def _members(event: GenerationFormed, timeline: Timeline) -> list[str]:
     shown = [f"{name_of(each.worker)} hosts {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
     more = len(members) - len(shown)
     first, *rest = [*shown, plural(more, "more worker")] if more else shown or ["nobody"]
+    if event.servers:
+        rest.append(names_of(event.servers, " and "))
     place = [_when(event, timeline), f"from step {event.from_step:,}" if event.from_step else ""]
     where = ", ".join(words for words in place if words)
     return [f"{event.generation or ''}{f' ({where})' if where else ''}: {first}", *rest]

@@ -213,7 +213,7 @@ class _Watching:
     def _resize(self, seen: Any, more: int) -> None:
         from quorate.api.control import resize
 
-        workers, run = max(1, (seen.wanted or len(seen.workers)) + more), self._live.run
+        workers, run = max(1, (seen.wanted or sum(bool(each.lanes) for each in seen.workers)) + more), self._live.run
 
         def ask() -> str:
             resize(run.path.parent, run.name, workers)

@@ -11,6 +11,7 @@ from rich.text import Text
 from quorate.api.live import Snapshot, WorkerNow
 from quorate.cli.layout import GAP, NONE, headed_table
 from quorate.cli.runs_view import STATUS_STYLES, age, ago, progress
+from quorate.core.generation import cell_of
 from quorate.history.run_record import RunRecord, Status
 from quorate.observe.progress import lines_of
 from quorate.observe.quantities import blocks_for, count, duration, measure, plural, sparkline
@@ -86,11 +87,11 @@ def _cells(each: WorkerNow) -> dict[str, str]:
     word = each.word
     lanes = f"{each.lanes[0]}-{each.lanes[-1]}" if len(each.lanes) > 1 else "".join(map(str, each.lanes)) or NONE
     if word is None:
-        return {"worker": str(each.worker), "lanes": lanes} | dict.fromkeys(
+        return {"worker": cell_of(each.worker), "lanes": lanes} | dict.fromkeys(
             ("phase", "step", "waits for", "heard", "process"), NONE
         )
     return {
-        "worker": str(each.worker),
+        "worker": cell_of(each.worker),
         "lanes": lanes,
         "phase": f"{word.phase or NONE}{' (leaving)' if word.is_leaving else ''}",
         "step": f"{word.step:,}",

@@ -7,6 +7,7 @@ from rich.text import Text
 from quorate.cli.layout import NONE, Page, headed_table
 from quorate.cli.output import print_document
 from quorate.core.errors import RequestError, RunError
+from quorate.core.generation import cell_of
 from quorate.history.chrome_trace import write_chrome_trace
 from quorate.history.documents import trace_document
 from quorate.history.traces import Trace, WorkerTime, traces_in
@@ -49,7 +50,7 @@ def print_trace(trace: Trace, page: Page) -> None:
         page.line(f"  {span.name} {duration(span.seconds)}{cause}")
     phases = list(dict.fromkeys(phase for worker in workers for phase in worker.phases))
     rows = [
-        [str(worker.worker), _milliseconds(worker.seconds), *_cells(worker, phases), _clock(worker)]
+        [cell_of(worker.worker), _milliseconds(worker.seconds), *_cells(worker, phases), _clock(worker)]
         for worker in workers
     ]
     if rows:

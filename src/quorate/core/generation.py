@@ -66,6 +66,11 @@ def name_of(member: int | None) -> str:
     return f"server {member - FIRST_SERVER}" if member >= FIRST_SERVER else f"worker {member}"
 
 
+def cell_of(member: int) -> str:
+    """A worker or a server in a column of workers: 0, server 1."""
+    return name_of(member).removeprefix("worker ")
+
+
 def file_name_of(member: int) -> str:
     """What its files in a run's folder begin with: worker-0, server-1."""
     return name_of(member).replace(" ", "-")

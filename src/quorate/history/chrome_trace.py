@@ -101,7 +101,7 @@ def _label(span: TracedSpan, trace: Trace) -> str:
     if span.name in (SEND, RECEIVE):
         arrow = "→" if span.name == SEND else "←"
         what = f"chunk {of['chunk']} hop {of['hop']}" if "chunk" in of else f"notes of {of.get('of')}"
-        return f"{span.name} {what} {arrow} worker {of.get('peer')}"
+        return f"{span.name} {what} {arrow} {name_of(of.get('peer'))}"
     if span.name == GATHER:
         return GATHER
     return f"{span.name} lane {of['lane']}" if "lane" in of else span.name

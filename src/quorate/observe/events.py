@@ -302,6 +302,14 @@ class Resized(Event):
     workers: Count | None = None
     servers: Count | None = None
 
+    @property
+    def said(self) -> str:
+        """With what the job is to go on."""
+        if self.servers is not None and self.workers == self.before:
+            return f"{self.servers} servers"
+        beside = "" if self.servers is None else f", and {self.servers} servers"
+        return f"{self.workers} workers instead of {self.before}{beside}"
+
 
 @event(kind="stop")
 class RunStopped(Event):

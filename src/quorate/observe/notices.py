@@ -43,7 +43,7 @@ def _run(event: events.RunBegan, progress: Progress) -> Notice | None:
 def _generation(event: events.GenerationFormed, progress: Progress) -> Notice | None:
     if not progress.has_begun:
         return None
-    now = hosting(*progress.hosts_by(event))
+    now = hosting(*progress.hosts_by(event), len(event.servers or ()))
     first = progress.step if event.from_step is None else event.from_step
     again = f", from step {first:,}" if first < progress.step else ""
     back = sorted(event.processes & progress.lost.keys())
@@ -125,9 +125,7 @@ _NOTICES: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
     events.StepCompleted: lambda event, progress: (
         Notice("\n".join(_warnings(event, progress)), "yellow") if event.warnings else None
     ),
-    events.Resized: lambda event, _: Notice(
-        f"asked to go on with {event.workers} workers instead of {event.before}", "bold"
-    ),
+    events.Resized: lambda event, _: Notice(f"asked to go on with {event.said}", "bold"),
     events.RolledBack: lambda event, progress: Notice(
         f"back to step {event.step or 0:,}: what follows it is trained again, up to {progress.place}", "yellow"
     ),

@@ -158,6 +158,7 @@ def lines_of(facts: Sequence[str], width: int, gap: str = GAP) -> list[str]:
     return lines
 
 
-def hosting(workers: int, lanes: int) -> str:
+def hosting(workers: int, lanes: int, servers: int = 0) -> str:
     """How a job runs."""
-    return f"{plural(lanes, 'lane')} on {plural(workers, 'worker')}"
+    beside = f" and {plural(servers, 'server')}" if servers else ""
+    return f"{plural(lanes, 'lane')} on {plural(workers, 'worker')}{beside}"

@@ -82,7 +82,8 @@ class Controls:
     running: Mapping[int, int]
     workers: int
     kill_coordinator: Callable[[], None]
-    resize: Callable[[int], None]
+    # To so many workers, and servers; None is as many as now.
+    resize: Callable[[int | None, int | None], None]
 
 
 class SupervisorHook(Protocol):
@@ -152,13 +153,15 @@ class Supervisor:
 
     def _warn_of_crowd(self) -> None:
         workers, threads, cores = self._launch.workers, self._launch.spec.threads, self._engine.capacity().cores
-        if self._launch.mode.is_training and workers * threads > cores:
+        needed = (workers + self._servers) * threads
+        if self._launch.mode.is_training and needed > cores:
+            who = f"({workers} workers + {self._servers} servers)" if self._servers else f"{workers} workers"
             log.warning(
-                "%d workers × %d threads = %d, more than the %d cores that may be used here: they take turns, which is "
-                "slower (same result; fewer `workers` may be faster)",
-                workers,
+                "%s × %d threads = %d, more than the %d cores that may be used here: they take turns, which is slower "
+                "(same result; fewer `workers` may be faster)",
+                who,
                 threads,
-                workers * threads,
+                needed,
                 cores,
             )
 

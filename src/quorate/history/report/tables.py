@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from quorate.core.generation import name_of
 from quorate.history.checkpoint_list import CheckpointRecord
 from quorate.history.report.history_lines import lanes_in_words
 from quorate.history.report.markup import Content, Html, tag
@@ -62,7 +63,7 @@ def recoveries(told: Sequence[Recovery]) -> Html:
     rows = [
         (
             f"{each.step:,}",
-            f"worker\u00a0{each.worker}",
+            name_of(each.worker).replace(" ", "\u00a0"),
             each.cause,
             tag("div", _bar(each, longest), class_="parts"),
             duration(each.detect_s),
@@ -208,11 +209,12 @@ def _said(event: object) -> str:
         case GenerationFormed():
             members = event.members or ()
             hosts = "; ".join(f"worker {each.worker} {lanes_in_words(each.lanes)}" for each in members[:_MEMBERS_SHOWN])
-            said = f"generation {event.generation}, {plural(len(members), 'worker')}: {hosts}"
+            servers = f", {plural(len(event.servers), 'server')}" if event.servers else ""
+            said = f"generation {event.generation}, {plural(len(members), 'worker')}{servers}: {hosts}"
         case WorkerLost():
             said = brief(event.message or "a worker is lost")
         case Resized():
-            said = f"asked to go on with {event.workers} workers instead of {event.before}"
+            said = f"asked to go on with {event.said}"
         case CoordinatorReplaced():
             said = f"another coordinator took over; {event.present} workers came back to it"
         case RunStopped():
