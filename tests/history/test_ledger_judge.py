@@ -81,6 +81,17 @@ def test_skipped_steps_are_listed_and_their_samples_are_not_counted_as_used(judg
     assert "Skipped, since the loss was not finite: step 4, with 8 samples." in ledger.verdict
 
 
+def test_of_a_step_that_is_skipped_in_part_the_rest_is_used(judged: Judged) -> None:
+    story = tell(begin(Story()), [1, 2, 3])
+    left_out = PLAN.share(4, 2).tolist()
+    tell(story, [4], skipped={"lanes": [2], "samples": left_out, "partial": True})
+    ledger = judged(tell(story, [5, 6, 7]), 7)
+    assert ledger.is_whole
+    assert [entry.samples for entry in ledger.epochs] == [24, 24 - len(left_out), 8]
+    assert [entry.skipped_steps for entry in ledger.epochs] == [(), (4,), ()]
+    assert [entry.skipped_samples for entry in ledger.epochs] == [0, len(left_out), 0]
+
+
 def test_a_skipped_step_with_other_samples_breaks_the_ledger_like_any(judged: Judged) -> None:
     story = tell(begin(Story()), [1, 2, 3])
     tell(story, [4], skipped={"lanes": [2], "samples": [1]}, **read(PLAN.batch(5).tolist()))

@@ -123,15 +123,9 @@ def test_the_kind_says_whether_each_worker_hosts_a_lane(strategy: Any, is_broken
     assert bool([*rules._workers_fit_lanes(job, lambda _: "")]) is is_broken
 
 
-def test_an_average_is_refused_where_there_are_no_steps_for_it() -> None:
+@pytest.mark.parametrize(("key", "value"), [("average", {"decay": 0.9}), ("balance", "speed")])
+def test_what_needs_steps_is_refused_where_there_are_units(key: str, value: Any) -> None:
+    strategy = {"kind": "parameter-server", "mode": "asynchronous"}
     with pytest.raises(JobFileError) as raised:
-        JobSpec.model_validate(
-            {
-                "task": "a.py:A",
-                "batch_size": 8,
-                "steps": 1,
-                "average": {"decay": 0.9},
-                "strategy": {"kind": "parameter-server", "mode": "asynchronous"},
-            }
-        )
-    assert [problem.path for problem in raised.value.problems] == ["average"]
+        JobSpec.model_validate({"task": "a.py:A", "batch_size": 8, "steps": 1, key: value, "strategy": strategy})
+    assert [problem.path for problem in raised.value.problems] == [key]

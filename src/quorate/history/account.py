@@ -20,7 +20,8 @@ _LARGEST_BATCH = 2**24
 class StepEntry:
     """What a step has told of its samples. The step that ends an epoch also says what was dropped, and what `order()`
     has given for the epoch if the task has an order of its own. What a step that `is_skipped` has read has not gone
-    into the weights; `bad` samples could not be read at all, and were left out of its batch."""
+    into the weights, and of others `skipped_samples` have not; `bad` samples could not be read at all, and were left
+    out of its batch."""
 
     tally: Tally
     samples: int
@@ -29,6 +30,7 @@ class StepEntry:
     planned: Tally | None = None
     is_skipped: bool = False
     bad: Ranges = ()
+    skipped_samples: int = 0
 
     @classmethod
     def of(cls, event: StepCompleted) -> "StepEntry":
@@ -39,14 +41,16 @@ class StepEntry:
             raise ValueError("a sample has a number that none can have")
         if count_in(bad := _checked(event.bad)) > _LARGEST_BATCH:
             raise ValueError("a step has more bad samples than any can have")
+        skipped = event.skipped
         return cls(
             tally=Tally.from_hex(event.ledger),
             samples=event.samples,
             is_own=event.own_order,
             dropped=event.dropped,
             planned=None if event.planned is None else Tally.from_hex(event.planned),
-            is_skipped=event.skipped is not None,
+            is_skipped=skipped is not None and not skipped.partial,
             bad=bad,
+            skipped_samples=0 if skipped is None else len(skipped.samples) if skipped.partial else event.samples,
         )
 
 

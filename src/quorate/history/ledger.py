@@ -255,13 +255,13 @@ class _Epoch:
             first_step=begin,
             last_step=end,
             steps=len(self._told),
-            samples=sum(entry.samples for entry in self._told.values() if not entry.is_skipped),
+            samples=sum(entry.samples - entry.skipped_samples for entry in self._told.values()),
             dropped=self._dropped,
             is_own=self._is_own,
             status=status,
             reason=problem,
-            skipped_steps=tuple(step for step, entry in self._told.items() if entry.is_skipped),
-            skipped_samples=sum(entry.samples for entry in self._told.values() if entry.is_skipped),
+            skipped_steps=tuple(step for step, entry in self._told.items() if entry.skipped_samples),
+            skipped_samples=sum(entry.skipped_samples for entry in self._told.values()),
             bad=ranges_of(self._bad),
         )
 

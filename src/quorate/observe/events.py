@@ -110,10 +110,12 @@ class StateCopied(Event):
 
 @dataclass(frozen=True, slots=True)
 class SkippedStep:
-    """The lanes whose loss was not finite, and the samples that they had read."""
+    """The lanes whose loss was not finite, and the samples that they had read. `partial`: the other lanes of the step
+    are in the weights, since each is applied by itself."""
 
     lanes: tuple[Count, ...] = ()
     samples: tuple[Count, ...] = ()
+    partial: bool = False
 
 
 FAMILIES = {"loss": "losses", "learning_rate": "learning_rates", "gradient_norm": "gradient_norms"}

@@ -106,10 +106,18 @@ def _strategy_is_whole(job: Job, told: Told) -> Iterator[Problem]:
         yield from _one_compression(dict(given["compress"]), told("strategy.compress"))
 
 
-def _average_has_steps(job: Job, told: Told) -> Iterator[Problem]:
+def _units_have_no_steps(job: Job, told: Told) -> Iterator[Problem]:
     strategy = job["strategy"]
     mode = "synchronous" if isinstance(strategy, str) else dict(strategy).get("mode", "synchronous")
-    if job["average"] is not None and mode != "synchronous":
+    if mode == "synchronous":
+        return
+    if job["balance"] == "speed":
+        yield Problem(
+            "balance",
+            f"in strategy.mode: {mode}{told('strategy')} work goes to whoever is free, and lanes are not shared out",
+            "Leave balance out: who is slow gets less to do by itself.",
+        )
+    if job["average"] is not None:
         yield Problem(
             "average",
             f"it moves with each step, and in strategy.mode: {mode}{told('strategy')} the weights after a step are "
@@ -185,7 +193,7 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _one_length: frozenset({"epochs", "steps"}),
     _early_stop_sees_evaluations: frozenset({"early_stop", "evaluate"}),
     _strategy_is_whole: frozenset({"strategy"}),
-    _average_has_steps: frozenset({"strategy", "average"}),
+    _units_have_no_steps: frozenset({"strategy", "average", "balance"}),
     _places_take_copies: frozenset({"checkpoint"}),
     _one_key: frozenset({"checkpoint"}),
 }

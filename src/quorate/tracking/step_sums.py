@@ -70,7 +70,7 @@ class StepSums:
         self.waited += max(0.0, seconds[0], event.longest_data_s or 0.0)
         self.samples += event.samples or 0
         self.bad += event.bad_samples
-        self.skipped += event.skipped is not None
+        self.skipped += event.skipped is not None and not event.skipped.partial
         self.losses.update(event.losses)
         self.learning_rates.update(event.learning_rates)
         self.gradient_norms.update(event.gradient_norms)

@@ -297,7 +297,7 @@ class Loop:
             losses=losses,
             learning_rates=self._learning_rates(step),
             gradient_norms=norms,
-            samples=agreement.samples,
+            samples=agreement.samples + (len(skipped.samples) if skipped is not None and skipped.is_partial else 0),
             samples_per_second=agreement.samples / elapsed,
             data_s=seconds[DATA],
             compute_s=seconds[COMPUTE],
@@ -315,6 +315,8 @@ class Loop:
             bad_samples=len(agreement.bad),
             bad=ranges_of(agreement.bad) if agreement.bad else (),
             warnings=warnings,
-            skipped=None if skipped is None else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples)),
+            skipped=None
+            if skipped is None
+            else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples), skipped.is_partial),
         )
         self.publish(event)
