@@ -240,15 +240,18 @@ def servers(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Send a gradient to a parameter server, and get new values back.
+    """Measure parameter servers.
 
-    One worker, one server, no optimizer; against a stream of gRPC, and the all-reduce of two workers. Systems:
-    quorate-shm, quorate-tcp, quorate-ring, grpc.
+    A gradient to a server and new values back, against a stream of gRPC and the all-reduce of two workers; a job with a
+    slow worker, in each mode; a job whose members are killed; a large table with sparse gradients. Systems:
+    quorate-shm, quorate-tcp, quorate-ring, grpc, quorate-synchronous, quorate-bounded, quorate-asynchronous,
+    quorate-killed, quorate-sparse, quorate-dense.
 
     \b
     Examples:
       python -m benchmarks servers
-      python -m benchmarks servers --sizes 25MB --rounds 9
+      python -m benchmarks servers --systems quorate-shm,quorate-ring,grpc --sizes 25MB --rounds 9
+      python -m benchmarks servers --systems quorate-synchronous,quorate-bounded,quorate-asynchronous
     """
     from benchmarks.run import Options, run
     from benchmarks.selection import choose_systems, parse_sizes

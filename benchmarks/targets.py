@@ -6,6 +6,7 @@ from benchmarks.changes import SIGTERM
 from benchmarks.compress import BYTES, LEARNT, NO_FEEDBACK, TOP_K
 from benchmarks.row import Row
 from benchmarks.saves import ADDED, COMMITTED, LOADED, LOADED_AGAIN
+from benchmarks.servers import SLOWED, TABLE
 from benchmarks.target import Target, Value
 
 MB = 2**20
@@ -108,6 +109,31 @@ TARGETS = (
         "shm, push and pull of 25 MB: the ring's all-reduce ÷ ours",
         _detail("of_ring", system="quorate-shm", bytes=25 * MB),
         0.6,
+    ),
+    *(
+        Target(
+            "servers",
+            f"one of 4 workers slowed 4×: synchronous ÷ {mode}",
+            _detail("faster", system=f"quorate-{mode}", case=SLOWED),
+            2.0,
+        )
+        for mode in ("asynchronous", "bounded")
+    ),
+    Target(
+        "servers",
+        "a worker, a server or the coordinator killed: ms of the longest pause",
+        _worst("worst_ms", "killed"),
+        1000.0,
+        is_lowest=False,
+    ),
+    *(
+        Target(
+            "servers",
+            f"1 % of a table touched, TCP: {text} of dense ÷ sparse",
+            _detail(name, system="quorate-sparse", case=TABLE),
+            20.0,
+        )
+        for text, name in (("bytes", "fewer_bytes"), ("step time", "faster"))
     ),
     Target(
         "step",

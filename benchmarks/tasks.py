@@ -1,6 +1,8 @@
 """The cases as tasks, for jobs of Quorate."""
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 from torch import nn, optim
@@ -59,6 +61,30 @@ class PausingTask(CaseTask):
         """The same as everywhere, later."""
         time.sleep(self.pause_s)
         return super().loss(model, batch)
+
+
+class SlowedTask(PausingTask):
+    """The same, in which one worker, the first that comes, takes `factor` times as long for each lane."""
+
+    factor: float
+    mark: str
+    """A file that the slow one makes."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> object:
+        """The same as everywhere, later still in one worker."""
+        if self._is_slow:
+            time.sleep((self.factor - 1) * self.pause_s)
+        return super().loss(model, batch)
+
+    @property
+    def _is_slow(self) -> bool:
+        # On the disk: what a lane leaves in the task does not outlive it.
+        try:
+            with Path(self.mark).open("x") as file:
+                file.write(str(os.getpid()))
+        except FileExistsError:
+            return Path(self.mark).read_text() == str(os.getpid())
+        return True
 
 
 class SizedTask(Task):

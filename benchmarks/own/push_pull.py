@@ -97,7 +97,7 @@ def _work(seat: Seat, order: dict[str, Any], token: str) -> list[list[Span]]:
 def _exchange(seat: Seat, order: dict[str, Any], token: str, size: int, repeats: int) -> list[Span]:
     listeners = Listeners.bind(LOOPBACK, shares_memory=order["links"] == "shm")
     addresses = seat.gather([listeners.network.address, listeners.local_address])
-    plan, endpoint = plan_of(size), _endpoint(seat, order, token, listeners, addresses)
+    plan, endpoint = plan_of(size), endpoint_of(seat, order, token, listeners, addresses)
     try:
         exchange, reduction, memory = _connected(endpoint, plan, order["links"])
         try:
@@ -124,9 +124,10 @@ def _connected(endpoint: Endpoint, plan: Sequence[Bucket], links: str) -> tuple[
     return Star(spokes, plan, holders, memory.lanes), reduction, memory
 
 
-def _endpoint(
+def endpoint_of(
     seat: Seat, order: dict[str, Any], token: str, listeners: Listeners, addresses: Sequence[tuple[str, str]]
 ) -> Endpoint:
+    """The end of the worker or of the server."""
     over = time.monotonic() + order["limit"]
     members = tuple(
         Member(member, network, range(1) if member == MEMBERS[WORKER] else range(0), local, role=Role.of(member))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quorate.core.generation import server_id
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, StepCompleted
 from quorate.observe.jsonl import EventTail
@@ -19,7 +20,7 @@ Found = TypeVar("Found")
 PATIENCE = 90.0
 GLANCE = 0.02
 
-_BORN = re.compile(r"worker (\d+) is process (\d+)")
+_BORN = re.compile(r"(worker|server) (\d+) is process (\d+)")
 
 
 class WatchedRun:
@@ -50,19 +51,27 @@ class WatchedRun:
         formed = [event for event in self.events() if isinstance(event, GenerationFormed)]
         return [member.worker for member in formed[-1].members or ()] if formed else []
 
-    def is_steady(self, workers: int, steps: int, since: float = 0.0) -> bool:
-        """Whether its newest generation was formed since then, and has so many workers and steps behind it."""
+    def is_steady(self, workers: int, steps: int, since: float = 0.0, servers: int = 0) -> bool:
+        """Whether its newest generation was formed since then, and has all members and so many steps behind it."""
         events = self.events()
         formed = next((event for event in reversed(events) if isinstance(event, GenerationFormed)), None)
         if formed is None or len(formed.workers) != workers or formed.time < since:
+            return False
+        if len(formed.servers or ()) != servers:
             return False
         completed = [event for event in events if isinstance(event, StepCompleted) and event.time > formed.time]
         return len(completed) >= steps
 
     def pids(self) -> dict[int, int]:
-        """The newest process of each worker."""
+        """The newest process of each worker and server, by its id."""
         logs = "".join(file.read_text() for file in self.runs.glob("*/logs/fork_server.jsonl"))
-        return {int(worker): int(pid) for worker, pid in _BORN.findall(logs)}
+        born = [(kind, int(number), int(pid)) for kind, number, pid in _BORN.findall(logs)]
+        return {server_id(number) if kind == "server" else number: pid for kind, number, pid in born}
+
+    def coordinator(self) -> int | None:
+        """The process that has coordinated last."""
+        lines = [line for file in self.runs.glob("*/logs/coordinator.jsonl") for line in file.read_text().splitlines()]
+        return json.loads(lines[-1])["pid"] if lines else None
 
     def step_times(self) -> list[float]:
         """When each step was completed."""
