@@ -90,15 +90,14 @@ def _sparse(seat: Seat, spokes: Spokes, table: torch.nn.Embedding) -> Step:
     def work(step: int, batch: torch.Tensor) -> None:
         exchange.push(step, {0: {0: Rows.of_gradient(_gradient(table, batch))}})
         for changed in exchange.pull(step).values():
-            with torch.no_grad():
-                table.weight[changed.indices] = changed.values
+            changed.put_into(table.weight)
 
     def serve(step: int, _: torch.Tensor) -> None:
         exchange.receive(step)
         total = exchange.add_up()[0]
         table.weight.grad = total.as_gradient(table.weight)
         optimizer.step()
-        exchange.publish(step, {0: Rows(total.indices, table.weight.detach()[total.indices])})
+        exchange.publish(step, {0: Rows.of_table(table.weight, total.indices)})
 
     return work if seat.position == WORKER else serve
 

@@ -50,7 +50,7 @@ class HeldGradients(LoneGradients):
     def changed_rows(self, blocks: Collection[int]) -> dict[int, Rows]:
         """The rows of these blocks that the step has changed, as they are now."""
         return {
-            block: Rows(rows.indices, self.parameters[block].detach()[rows.indices])
+            block: Rows.of_table(self.parameters[block], rows.indices)
             for block, rows in self._rows.items()
             if block in blocks
         }
@@ -137,7 +137,7 @@ def _copy(values: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: Sequence[tu
         if values:
             torch._foreach_copy_([parameter for parameter, _ in values], [value for _, value in values])
         for parameter, changed in rows:
-            parameter[changed.indices] = changed.values
+            changed.put_into(parameter)
 
 
 def total_norms(update: Update, parameters: Sequence[torch.Tensor], norms: BlockNorms) -> dict[str, float]:
