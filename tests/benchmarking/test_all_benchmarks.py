@@ -24,7 +24,7 @@ from schemas import validate
     "bench",
     [
         AllReduce([2, 3], [1024, 2**20], repeats=3),
-        Servers([1024, 2**20], repeats=3),
+        Servers([1024, 2**20], repeats=3, steps=4, kills=1, rows=1000),
         Step(lengths={"tiny-mlp": Blocks(2, 4), "cnn": Blocks(1, 2)}),
         Startup(),
         Scaling([Crowd(1), Crowd(2), Crowd(2, 2)], lanes=2, steps_per_worker=1),
