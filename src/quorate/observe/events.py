@@ -421,7 +421,8 @@ class StalenessObserved(Event):
 @event(kind="compression")
 class GradientsCompressed(Event):
     """What a step's gradients have taken where a job compresses them: bytes of one lane, and bytes that the worker of
-    lane 0 has sent and received, beside what it all would be as it is. Once in a generation, after its first step."""
+    lane 0 has sent and received, beside what it all would be as it is (received: if that is not what it sends). Once in
+    a generation, after its first step."""
 
     generation: str | None = None
     worker: Count | None = None
@@ -430,6 +431,7 @@ class GradientsCompressed(Event):
     sent_bytes: Count
     received_bytes: Count
     sent_bytes_dense: Count
+    received_bytes_dense: Count | None = None
 
 
 @event(kind="spans")

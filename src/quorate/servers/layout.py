@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from quorate.checkpoint.tree import Encoded, decode, encode
-from quorate.core.generation import Generation
+from quorate.core.generation import Generation, Role
 from quorate.servers.share import Share
 from quorate.training.progress import Progress
+from quorate.training.residuals import LANES
 from quorate.training.state_layout import HeldState, Parts
 
 
 @dataclass(frozen=True)
 class OnServers:
-    """Servers write one part each; the first of them writes the base, too. Workers write nothing."""
+    """Servers write one part each; the first of them writes the base, too. Workers write what their lanes have held
+    back, if a job has that, in parts behind those of the servers."""
 
     share: Share
 
@@ -23,20 +25,40 @@ class OnServers:
         if share.number == 0:
             tree = joined(share.base(progress), tree)
         replica.device.synchronize()
+        encoded, of_lanes = encode(tree), frozenset[str]()
+        if share.residuals is not None:
+            # The first writer's word counts where several say the same: all say all of it.
+            kept = share.residuals.state()
+            skeleton = {"dict": encoded.skeleton["dict"] | {LANES: kept.skeleton}}
+            encoded, of_lanes = Encoded(skeleton, encoded.tensors | kept.tensors), frozenset(kept.tensors)
         weights = frozenset(name for name, _ in replica.tensors())
-        return HeldState(encode(tree), share.compared(), weights, replica.device, is_whole=False)
+        return HeldState(encoded, share.compared(), weights, replica.device, is_whole=False, of_lanes=of_lanes)
 
-    def parts(self, held: HeldState, writers: int) -> Parts:  # noqa: ARG002
+    def parts(self, held: HeldState, writers: int) -> Parts:
         """Of its own alone: what the others write is theirs to know."""
-        own = tuple(held.encoded.tensors)
-        return tuple(own if number == self.share.number else () for number in range(self.share.servers))
+        share, own = self.share, tuple(held.encoded.tensors)
+        has_lanes = share.residuals is not None and share.residuals.applied > 0
+        count = writers if has_lanes else share.servers
+        return tuple(own if number == share.writer else () for number in range(count))
 
     def load(self, encoded: Encoded) -> Progress:
-        return self.share.load(decode(encoded.skeleton, encoded.tensors))
+        share, fields = self.share, dict(encoded.skeleton["dict"])
+        kept = fields.pop(LANES, None)
+        if share.residuals is not None:
+            share.residuals.load(kept, encoded.tensors)
+        return share.load(decode({"dict": fields}, encoded.tensors))
 
     def donors(self, generation: Generation) -> Mapping[int, int]:  # noqa: ARG002
         """Blocks have holders of their own: the strategy moves them."""
         return {}
+
+
+def writing_order(generation: Generation) -> list[int]:
+    """The members, by position, in the order in which they write a checkpoint: servers first, whose state it is; those
+    that leave behind those that stay."""
+    roles = (Role.SERVER, Role.RETIRING, Role.WORKER)
+    members = enumerate(generation.members)
+    return [position for position, _ in sorted(members, key=lambda one: (roles.index(one[1].role), one[0]))]
 
 
 def joined(one: Any, other: Any) -> Any:

@@ -3,9 +3,13 @@
 The state is what every member holds alike (progress, buffers, schedules, settings and frozen parameters: its *base*),
 and *blocks*, each a trained parameter with its average and with what its optimizer keeps of it. A server holds some
 blocks. A worker holds the values of all, as it has pulled them, and nothing of an optimizer.
+
+Where servers answer with compressed deltas, workers have values that lag behind. Those are everybody's model: they are
+what is evaluated, compared and exported. A server has them for its parameters, too, and beside them the *exact* values,
+which its optimizer updates.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +19,11 @@ from quorate.core.generation import Role
 from quorate.servers.unit_record import UnitRecord
 from quorate.training.progress import Progress
 from quorate.training.replica import AVERAGED, Replica
+from quorate.training.residuals import LANES, Residuals
+from quorate.training.strategy import Agreement
+
+EXACT = "exact"
+"""Under which name exact values are in a state."""
 
 
 @dataclass
@@ -23,8 +32,10 @@ class Share:
 
     `held` are those that it has, and `placed` those that it is to have in its generation; it is the `primary` of some,
     whose values it gives to workers and writes to checkpoints. `number` says which of the `servers` it is; none is a
-    worker's, or that of a server that leaves. `units` tells which units of work are in it, where they are applied one
-    by one.
+    worker's, or that of a server that leaves. `writer` says which it is of all who may write a part of a checkpoint.
+    `units` tells which units of work are in it, where they are applied one by one. `by_deltas` are the blocks of whose
+    values workers are told by compressed deltas; the `exact` ones are here. `residuals` are what lanes hold back of
+    their gradients.
     """
 
     replica: Replica
@@ -33,12 +44,17 @@ class Share:
     placed: frozenset[int] = frozenset()
     primary: tuple[int, ...] = ()
     number: int | None = None
+    writer: int | None = None
     servers: int = 1
     units: UnitRecord | None = None
+    by_deltas: frozenset[int] = frozenset()
+    residuals: Residuals | None = None
+    exact: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.role is not Role.WORKER:
             self.held = set(range(len(self.replica.trainable)))
+            self._take_exact(self.held, {})
         else:
             self._forget_optimizer_state()
         if self.units is not None:
@@ -57,8 +73,14 @@ class Share:
         for block in blocks:
             self.replica.optimizers.take_state(self.parameter(block), {})
         self.held -= set(blocks)
+        self.exact = {block: value for block, value in self.exact.items() if block in self.held}
         if self.units is not None:
             self.units.keep_only(self.held)
+
+    def commit_residuals(self, step: int, agreed: Agreement) -> None:
+        """The step is completed here: what lanes hold back after it counts. A void one leaves them what they had."""
+        if self.residuals is not None and not agreed.is_void:
+            self.residuals.commit(step)
 
     def parameter(self, block: int) -> torch.nn.Parameter:
         return self.replica.trainable[block][1]
@@ -72,7 +94,8 @@ class Share:
             if name not in trained and name.removesuffix(AVERAGED) not in trained
         }
         settings = {name: {"state": {}, **_settings(of)} for name, of in state["optimizers"].items()}
-        return {"replica": state | {"tensors": tensors, "optimizers": settings}, "progress": progress.to_dict()}
+        base = {"replica": state | {"tensors": tensors, "optimizers": settings}, "progress": progress.to_dict()}
+        return base if self.residuals is None else base | {LANES: {"applied": self.residuals.applied}}
 
     def blocks(self, blocks: Iterable[int], *, values_only: bool = False) -> dict[str, Any]:
         """Some blocks as a tree of the same form; `values_only` without what optimizers keep."""
@@ -90,12 +113,16 @@ class Share:
                 optimizer, number = places[parameter]
                 if state := replica.optimizers.state_of(parameter):
                     states[optimizer]["state"][number] = state
-        return {"replica": {"tensors": tensors, "optimizers": states}}
+        tree: dict[str, Any] = {"replica": {"tensors": tensors, "optimizers": states}}
+        exact = {} if values_only else {b: self.exact[b] for b in sorted(blocks) if b in self.exact}
+        return tree | ({EXACT: {replica.trainable[b][0]: value for b, value in exact.items()}} if exact else {})
 
     def load_base(self, tree: dict[str, Any]) -> Progress:
         state = tree["replica"]
         self._load_tensors(state["tensors"])
         self.replica.optimizers.load_settings(state)
+        if self.residuals is not None:
+            self.residuals.stand_at(tree[LANES]["applied"])
         return Progress.from_dict(tree["progress"])
 
     def load_blocks(self, tree: dict[str, Any], blocks: Collection[int]) -> None:
@@ -111,12 +138,14 @@ class Share:
                 name, number = places[parameter]
                 optimizers.take_state(parameter, state["optimizers"][name]["state"].get(number, {}))
         self.held |= set(blocks)
+        self._take_exact(blocks, tree.get(EXACT, {}))
 
     def load(self, tree: dict[str, Any]) -> Progress:
         """Take up a whole state, such as that of a checkpoint."""
         self.replica.load(tree["replica"])
         if self.is_server:
             self.held = set(range(len(self.replica.trainable)))
+            self._take_exact(self.held, tree.get(EXACT, {}))
         else:
             self._forget_optimizer_state()
         progress = Progress.from_dict(tree["progress"])
@@ -146,7 +175,17 @@ class Share:
                         for key, value in values.items()
                         if isinstance(value, torch.Tensor)
                     }
-        return named
+        exact = {f"{replica.trainable[block][0]} (exact)": value for block, value in self.exact.items()}
+        return named | {name: value for name, value in exact.items() if name.removesuffix(" (exact)") not in left_out}
+
+    def _take_exact(self, blocks: Iterable[int], saved: Mapping[str, torch.Tensor]) -> None:
+        """Where none were saved, those that workers have."""
+        for block in self.by_deltas.intersection(blocks):
+            name, parameter = self.replica.trainable[block]
+            # Laid out like the parameter: the optimizer updates it there.
+            self.exact[block] = parameter.detach().clone()
+            if name in saved:
+                self.exact[block].copy_(saved[name])
 
     def _forget_optimizer_state(self) -> None:
         """Some optimizers, such as Adagrad, have one before their first step."""

@@ -118,7 +118,10 @@ def refused_on_resume(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
 
 def keeps_bits(before: RingSpec | ServersSpec, after: RingSpec | ServersSpec) -> bool:
     """Whether it is another strategy that goes on to the same bits: who sums what lanes have is only manner."""
-    return is_synchronous(before) and is_synchronous(after) and before.compress == after.compress
+    if not is_synchronous(before) or not is_synchronous(after) or before.compress != after.compress:
+        return False
+    # Servers that feed back what they have not told answer with less than the ring has.
+    return before.compress is None or not before.compress.feedback or before.kind == after.kind
 
 
 def _extends(change: Change) -> bool:

@@ -8,26 +8,25 @@ import logging
 import struct
 from collections.abc import Sequence
 
-from quorate.core.errors import FrameError, UnsupportedModelError
+from quorate.core.errors import FrameError
 from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.observe.events import GradientsCompressed
-from quorate.reduce.compressor import Compressor, EncodedLane, Method
+from quorate.reduce.compressor import Compressor, EncodedLane
 from quorate.reduce.connect import Endpoint, connect
 from quorate.reduce.memory import GradientMemory
-from quorate.reduce.quantize import EightBits
 from quorate.reduce.reduction import Reduction
-from quorate.reduce.sparsify import RandomK, TopK
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import CompressSpec
 from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.compression import check_compressible, method_of, residuals_of
 from quorate.strategies.ring import GATHER_INDEX, RingConnection, agreement_of
 from quorate.training.activity import Activity
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import gradient_plan
 from quorate.training.lane import LaneResult
 from quorate.training.replica import Replica
-from quorate.training.residuals import Residuals, check_momentum
+from quorate.training.residuals import Residuals
 from quorate.training.state_layout import Replicated, StateLayout, WithResiduals
 from quorate.training.strategy import StepOutcome, StepRequest
 from quorate.training.update import Update
@@ -40,43 +39,18 @@ GRADIENTS_INDEX = 5
 _LANE = struct.Struct("<IQ")
 
 
-def method_of(compress: CompressSpec) -> Method:
-    """What a job takes of a gradient."""
-    if compress.top_k is not None:
-        return TopK(compress.top_k)
-    if compress.random_k is not None:
-        return RandomK(compress.random_k)
-    return EightBits()
-
-
-def residuals_of(spec: JobSpec, replica: Replica, descriptor: int | None = None) -> Residuals | None:
-    """What a job's lanes hold back, in the memory that this descriptor is of; None where they hold nothing back."""
-    compress = spec.strategy.compress
-    if compress is None or not compress.feedback:
-        return None
-    if compress.momentum is not None:
-        check_momentum(replica.optimizers)
-    plan = gradient_plan(replica.trainable, spec.bucket_mb)
-    return Residuals(plan, spec.lanes, momentum=compress.momentum, descriptor=descriptor)
-
-
 class CompressedRingFactory:
     """Connects the workers of each generation of a job whose gradients are compressed."""
 
     def __init__(self, spec: JobSpec, replica: Replica, compress: CompressSpec, lane_memory: int | None = None) -> None:
         self._spec = spec
         self._replica = replica
-        self._residuals = residuals_of(spec, replica, lane_memory)
+        self._plan = gradient_plan(replica.trainable, spec.bucket_mb)
+        self._residuals = residuals_of(spec, replica, self._plan, lane_memory)
         self.layout: StateLayout = (
             Replicated(replica) if self._residuals is None else WithResiduals(replica, self._residuals)
         )
-        for name, parameter in replica.trainable:
-            if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
-                raise UnsupportedModelError(
-                    f"'{name}' is of type {parameter.dtype}, whose gradient cannot be compressed. "
-                    "Leave strategy.compress out."
-                )
-        self._plan = gradient_plan(replica.trainable, spec.bucket_mb)
+        check_compressible(replica.trainable)
         self._compressor = Compressor(method_of(compress), self._plan, spec.lanes, spec.seed)
 
     def connect(self, endpoint: Endpoint) -> "CompressedRingConnection":
@@ -214,7 +188,8 @@ class CompressedRingStrategy:
         gradient = self._gradients.lanes[result.lane].buckets
         if self._residuals is None:
             return self._compressor.encode(step, result.lane, result.present, gradient)
-        return self._residuals.encode(self._compressor, step, result.lane, result.present, gradient)
+        (encoded,) = self._residuals.encode([self._compressor], step, result.lane, result.present, gradient)
+        return encoded
 
 
 def pack_lanes(lanes: dict[int, EncodedLane]) -> bytes:

@@ -78,9 +78,9 @@ def ring_factory(spec: JobSpec, replica: Replica, role: Role, lane_memory: int |
     return CompressedRingFactory(spec, replica, compress, lane_memory)
 
 
-def servers_factory(spec: JobSpec, replica: Replica, role: Role, lane_memory: int | None) -> StrategyFactory:  # noqa: ARG001
+def servers_factory(spec: JobSpec, replica: Replica, role: Role, lane_memory: int | None) -> StrategyFactory:
     """Servers hold the parameters."""
-    return ServersFactory(spec, replica, role)
+    return ServersFactory(spec, replica, role, lane_memory)
 
 
 FACTORIES: Mapping[str, Make] = {"ring": ring_factory, "parameter-server": servers_factory}

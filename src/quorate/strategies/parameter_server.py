@@ -2,13 +2,17 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Role
+from quorate.core.worker_status import OTHERS
 from quorate.lanes.buckets import Bucket
 from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint, Neighbour, connect, watch
 from quorate.reduce.connect_star import connect_star
+from quorate.reduce.deltas import Deltas
+from quorate.reduce.encoded_exchange import EncodedExchange
 from quorate.reduce.exchange import Exchange
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
@@ -18,14 +22,16 @@ from quorate.reduce.shared_exchange import SharedExchange
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.reduce.spokes import Spokes
 from quorate.reduce.star import Star
-from quorate.servers.layout import OnServers
+from quorate.servers.layout import OnServers, writing_order
 from quorate.servers.placement import Holders, place
 from quorate.servers.share import Share
 from quorate.servers.unit_record import UnitRecord
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import ServersSpec, is_synchronous
+from quorate.spec.strategy import CompressSpec, ServersSpec, is_synchronous
 from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.compression import check_compressible, method_of, residuals_of
 from quorate.strategies.server_align import Aligner, Pending, tell_placement
+from quorate.strategies.server_compress import Answers, LaneEncoder
 from quorate.strategies.server_step import ServerStep, StepParts, WorkerStep
 from quorate.strategies.server_update import HeldGradients, check_optimizers
 from quorate.strategies.units.unit_connection import UnitConnection, connect_units
@@ -48,7 +54,7 @@ class ServersFactory:
     What this member holds, and a step that it may have to complete, outlive a generation.
     """
 
-    def __init__(self, spec: JobSpec, replica: Replica, role: Role) -> None:
+    def __init__(self, spec: JobSpec, replica: Replica, role: Role, lane_memory: int | None = None) -> None:
         assert isinstance(spec.strategy, ServersSpec)
         check_optimizers(replica.optimizers)
         self.by_rows = parameters_by_rows(replica.model, replica.trainable)
@@ -61,9 +67,20 @@ class ServersFactory:
         self._spec = spec
         self._replica = replica
         self._replicas = spec.strategy.replicas
+        self._plan = gradient_plan(replica.trainable, spec.bucket_mb, self.by_rows)
+        # Rows of tables travel as they are: they are few already.
+        self._dense = frozenset(range(len(replica.trainable))) - self.by_rows
+        compress = spec.strategy.compress
+        if compress is not None:
+            check_compressible([replica.trainable[block] for block in sorted(self._dense)])
+        by_deltas = self._dense if compress is not None and compress.feedback else frozenset[int]()
         is_dealt = not is_synchronous(spec.strategy)
         self.share = Share(
-            replica, role, units=UnitRecord(spec.lanes) if is_dealt and role is not Role.WORKER else None
+            replica,
+            role,
+            units=UnitRecord(spec.lanes) if is_dealt and role is not Role.WORKER else None,
+            by_deltas=by_deltas,
+            residuals=residuals_of(spec, replica, self._plan, lane_memory),
         )
         self.layout = OnServers(self.share)
         self.pending: Pending | None = None
@@ -74,17 +91,22 @@ class ServersFactory:
         placement = self._place(endpoint)
         if not is_synchronous(self._spec.strategy):
             return connect_units(self._spec, self, endpoint, placement)
-        plan = gradient_plan(replica.trainable, self._spec.bucket_mb, self.by_rows)
+        plan, compress = self._plan, self._spec.strategy.compress
         positions = [[generation.position(server) for server in holders] for holders in placement]
-        links, memory = connect(endpoint, plan, allocate=replica.device.zeros)
+        links, memory = connect(endpoint, plan if compress is None else (), allocate=replica.device.zeros)
+        if compress is not None:
+            # What is encoded goes over links, on one host too: lanes need no memory that others see.
+            memory = GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], replica.device.zeros)
         peers: dict[int, Neighbour] = {}
         try:
             exchange: Exchange
             spokes = None
-            if self.by_rows or not isinstance(links, SharedMemoryReduction):
+            if self.by_rows or compress is not None or not isinstance(links, SharedMemoryReduction):
                 peers = connect_star(endpoint, links)
                 spokes = Spokes(generation, worker, peers, *watch(endpoint, list(peers.values())))
-            if isinstance(links, SharedMemoryReduction):
+            if compress is not None and spokes is not None:
+                exchange = self.encoded_exchange(compress, spokes, positions)
+            elif isinstance(links, SharedMemoryReduction):
                 exchange = SharedExchange(generation, worker, links, plan)
             else:
                 assert spokes is not None, "members on several hosts are linked"
@@ -100,6 +122,23 @@ class ServersFactory:
             links.close()
             raise
         return ServersConnection(self._spec, self, endpoint, links, exchange, gradients, placement, rows)
+
+    def encoded_exchange(
+        self, compress: CompressSpec, spokes: Spokes, holders: Sequence[Sequence[int]]
+    ) -> EncodedExchange:
+        """For what lanes send of their gradients, and servers of new values."""
+        method, deltas = method_of(compress), self.deltas()
+        return EncodedExchange(spokes, self._plan, holders, self._dense, method, self._spec.seed, deltas)
+
+    def deltas(self) -> Deltas | None:
+        """How servers tell of new values; None where they tell them as they are."""
+        compress = self._spec.strategy.compress
+        if compress is None or not compress.feedback:
+            return None
+        parameters = {block: self.share.parameter(block) for block in self._dense}
+        dtypes = {block: one.dtype for block, one in parameters.items()}
+        sizes = {block: one.numel() for block, one in parameters.items()}
+        return Deltas(method_of(compress), self._spec.seed, dtypes, sizes)
 
     def _gradients(self, plan: Sequence[Bucket], memory: GradientMemory) -> Gradients:
         if self.share.is_server:
@@ -118,6 +157,7 @@ class ServersFactory:
         share.placed = frozenset(block for block, holders in enumerate(placement) if own in holders)
         share.primary = tuple(block for block, holders in enumerate(placement) if holders[0] == own)
         share.number = staying.index(own) if own in staying else None
+        share.writer = writing_order(generation).index(endpoint.position)
         share.servers = len(staying)
         return placement
 
@@ -182,12 +222,20 @@ class ServersConnection:
             None if share.is_server else ReplicaDigests(share.replica),
             skips=spec.on_poison == "skip",
         )
-        factory = self._factory
+        factory, exchange = self._factory, self._exchange
+        if share.residuals is not None:
+            with activity.waiting(OTHERS):
+                share.residuals.settle(generation, self._endpoint.position, self.links)
         parts = StepParts(
-            generation, own, self.links, self._exchange, self._rows, agreement, share, update, activity, factory
+            generation, own, self.links, exchange, self._rows, agreement, share, update, activity, factory
         )
         if isinstance(self.gradients, HeldGradients):
+            deltas = factory.deltas()
+            if isinstance(exchange, EncodedExchange) and deltas is not None:
+                parts = replace(parts, answers=Answers(share, deltas, exchange))
             return ServerStep(parts, self.gradients, spec.clip_norm)
+        if isinstance(exchange, EncodedExchange) and isinstance(self.gradients, FlatGradients):
+            parts = replace(parts, encoder=LaneEncoder(exchange, self.gradients, share.residuals))
         return WorkerStep(parts, self.gradients)
 
     def close(self) -> None:

@@ -20,15 +20,17 @@ from typing import Protocol
 import torch
 
 from quorate.core.errors import LinkError
-from quorate.core.generation import Generation, Member, Role
+from quorate.core.generation import Generation, Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.reduce.exchange import Exchange
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.row_exchange import RowExchange
+from quorate.servers.layout import writing_order
 from quorate.servers.share import Share
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.ring import GATHER_INDEX
 from quorate.strategies.server_align import Pending
+from quorate.strategies.server_compress import Answers, LaneEncoder
 from quorate.strategies.server_update import HeldGradients, PulledUpdate, ServerUpdate, total_norms
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
@@ -65,6 +67,8 @@ class StepParts:
     update: Update
     activity: Activity
     memory: Memory
+    encoder: LaneEncoder | None = None
+    answers: Answers | None = None
 
 
 class _Step:
@@ -83,10 +87,7 @@ class _Step:
         self._update = parts.update
         self._activity = parts.activity
         self._memory = parts.memory
-        # Servers first, since they write checkpoints; those that leave behind those that stay.
-        in_order = (Role.SERVER, Role.RETIRING, Role.WORKER)
-        members = enumerate(parts.generation.members)
-        self._order = [at for at, _ in sorted(members, key=lambda one: (in_order.index(one[1].role), one[0]))]
+        self._order = writing_order(parts.generation)
 
     def begin(self, step: int) -> None:  # noqa: ARG002
         self._links.spans = self._activity.spans
@@ -120,10 +121,18 @@ class WorkerStep(_Step):
         dense = {b: p for b, (_, p) in enumerate(self._share.replica.trainable) if b not in sparse}
         self._pulled = {block: self._exchange.room(block) for block in dense}
         self._values = [(p, self._pulled[block].view(p.shape)) for block, p in dense.items()]
+        # What comes may be how far they have moved.
+        for pulled, p in zip(self._pulled.values(), dense.values(), strict=True):
+            pulled.copy_(p.detach().reshape(-1))
         self._following = PulledUpdate(self._update, self._activity, self._share.replica.optimizers)
+        self._encoder = parts.encoder
+        self._tells = parts.encoder is not None
+        self._generation, self._own = parts.generation, parts.own
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         self._activity.enter(EXCHANGE)
+        if self._encoder is not None:
+            self._encoder.encode(step, results)
         self._exchange.push(step)
         if self._rows is not None and self._by_rows is not None:
             self._rows.push(step, self._by_rows.rows)
@@ -134,8 +143,13 @@ class WorkerStep(_Step):
         rows = [(self._share.parameter(block), some) for block, some in changed.items()]
         self._activity.leave()
         self._following.complete(step, agreed, self._values, rows)
+        self._share.commit_residuals(step, agreed)
         self._memory.norms = norms
-        return StepOutcome(agreed, norms)
+        if self._encoder is None or not self._tells or agreed.is_void:
+            return StepOutcome(agreed, norms)
+        # Once in a generation: steps differ by a few bytes.
+        self._tells = False
+        return StepOutcome(agreed, norms, (self._encoder.traffic(step, self._generation, self._own),))
 
 
 class ServerStep(_Step):
@@ -144,7 +158,7 @@ class ServerStep(_Step):
     def __init__(self, parts: StepParts, gradients: HeldGradients, clip: float | None) -> None:
         super().__init__(parts, gradients)
         self._held = gradients
-        self._updating = ServerUpdate(self._update, self._share, self._held, clip, self._activity)
+        self._updating = ServerUpdate(self._update, self._share, self._held, clip, self._activity, parts.answers)
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         self._activity.enter(EXCHANGE)

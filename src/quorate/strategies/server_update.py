@@ -1,7 +1,7 @@
 """From summed gradients to new values on several servers, with the bits of an update in one place."""
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_
@@ -10,6 +10,7 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 from quorate.core.errors import UnsupportedModelError
 from quorate.reduce.rows import Rows
 from quorate.servers.share import Share
+from quorate.strategies.server_compress import Answers
 from quorate.training.activity import Activity
 from quorate.training.gradients import LoneGradients
 from quorate.training.optimizers import Optimizers
@@ -67,7 +68,16 @@ class HeldGradients(LoneGradients):
 class ServerUpdate:
     """Updates the blocks that a server holds, in two halves: between them all servers tell each other their norms."""
 
-    def __init__(self, update: Update, share: Share, gradients: HeldGradients, clip: float | None, activity: Activity):
+    def __init__(
+        self,
+        update: Update,
+        share: Share,
+        gradients: HeldGradients,
+        clip: float | None,
+        activity: Activity,
+        answers: Answers | None = None,
+    ) -> None:
+        self._answers = answers
         self._update = update
         self._share = share
         self._gradients = gradients
@@ -95,7 +105,11 @@ class ServerUpdate:
             self._gradients.install(agreed.present)
             for name, norm in norms.items() if self._clip is not None else ():
                 self._scale(agreed, name, norm)
-            update.change(step, agreed, optimizers.update)
+            answers = self._answers
+            update.change(
+                step, agreed, optimizers.update if answers is None else partial(answers.update, step, optimizers.update)
+            )
+        self._share.commit_residuals(step, agreed)
         self._activity.leave()
 
     def _scale(self, agreed: Agreement, name: str, norm: float) -> None:

@@ -59,12 +59,18 @@ class Residuals:
     # --- a step
 
     def encode(
-        self, compressor: Compressor, step: int, lane: int, present: int, gradient: Sequence[torch.Tensor]
-    ) -> EncodedLane:
+        self,
+        compressors: Sequence[Compressor],
+        step: int,
+        lane: int,
+        present: int,
+        gradient: Sequence[torch.Tensor],
+    ) -> tuple[EncodedLane, ...]:
         """Encode a lane's gradient together with what it has held back so far, and write down what it holds back then.
 
-        It counts once the step is applied. It is all there when this returns: as soon as others have what was sent,
-        one of them may complete the step, and whoever hosts the lane then needs the rest.
+        Each block is encoded by one of the compressors. It counts once the step is applied. It is all there when this
+        returns: as soon as others have what was sent, one of them may complete the step, and whoever hosts the lane
+        then needs the rest.
         """
         before = self._memory.at(lane, self.applied) if self.applied else None
         after = self._memory.begin(lane, self.applied)
@@ -74,12 +80,13 @@ class Residuals:
                 gradient[bucket], None if before is None else [f[bucket] for f in before], [f[bucket] for f in after]
             )
         self._keep_absent(present, before, after)
-        encoded = compressor.encode(step, lane, present, residual)
-        encoded.take_out(residual)
-        for velocity in after[1:]:
-            encoded.clear_sent(velocity)
+        all_encoded = tuple(compressor.encode(step, lane, present, residual) for compressor in compressors)
+        for encoded in all_encoded:
+            encoded.take_out(residual)
+            for velocity in after[1:]:
+                encoded.clear_sent(velocity)
         self._memory.seal(lane, step)
-        return encoded
+        return all_encoded
 
     def commit(self, step: int) -> None:
         """The step is applied: what it has left is what lanes have held back."""
@@ -205,6 +212,11 @@ class Residuals:
             names = self.names(lane)
             if self.applied and all(name in tensors for of in names for name in of):
                 self._restored[lane] = [[tensors[name] for name in of] for of in names]
+
+    def stand_at(self, applied: int) -> None:
+        """Take up of another member's state where it stands; what lanes have held back is found when they settle."""
+        self.applied = applied
+        self._restored = {}
 
     def names_by_host(self, members: int) -> list[list[str]]:
         """The names of the tensors that each member has, in ring order."""

@@ -1,0 +1,46 @@
+"""What the strategies that compress gradients have in common: the method of a job, and what its lanes hold back."""
+
+from collections.abc import Sequence
+
+import torch
+
+from quorate.core.errors import UnsupportedModelError
+from quorate.lanes.buckets import Bucket
+from quorate.reduce.compressor import Method
+from quorate.reduce.quantize import EightBits
+from quorate.reduce.sparsify import RandomK, TopK
+from quorate.spec.job import JobSpec
+from quorate.spec.strategy import CompressSpec
+from quorate.training.replica import Replica
+from quorate.training.residuals import Residuals, check_momentum
+
+
+def check_compressible(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+    """Refuse what has gradients that are no floating-point numbers, or in which nothing is left to round."""
+    for name, parameter in parameters:
+        if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
+            raise UnsupportedModelError(
+                f"'{name}' is of type {parameter.dtype}, whose gradient cannot be compressed. "
+                "Leave strategy.compress out."
+            )
+
+
+def method_of(compress: CompressSpec) -> Method:
+    """What a job takes of a gradient."""
+    if compress.top_k is not None:
+        return TopK(compress.top_k)
+    if compress.random_k is not None:
+        return RandomK(compress.random_k)
+    return EightBits()
+
+
+def residuals_of(
+    spec: JobSpec, replica: Replica, plan: Sequence[Bucket], descriptor: int | None = None
+) -> Residuals | None:
+    """What a job's lanes hold back, in the memory that this descriptor is of; None where they hold nothing back."""
+    compress = spec.strategy.compress
+    if compress is None or not compress.feedback:
+        return None
+    if compress.momentum is not None:
+        check_momentum(replica.optimizers)
+    return Residuals(plan, spec.lanes, momentum=compress.momentum, descriptor=descriptor)
