@@ -76,7 +76,18 @@ def test_a_key_of_a_section_may_have_a_mark_of_its_own() -> None:
         ({"kind": "ring"}, {"kind": "parameter-server", "mode": "asynchronous"}, False),
         ({"kind": "parameter-server", "mode": "asynchronous"}, {"kind": "ring"}, False),
         ({"kind": "ring"}, {"kind": "parameter-server", "compress": {"bits": 8}}, False),
-        ({"kind": "ring", "compress": {"bits": 8}}, {"kind": "parameter-server", "compress": {"bits": 8}}, True),
+        # Servers feed back what they have not told, which the ring has no word for.
+        ({"kind": "ring", "compress": {"bits": 8}}, {"kind": "parameter-server", "compress": {"bits": 8}}, False),
+        (
+            {"kind": "ring", "compress": {"bits": 8, "feedback": False}},
+            {"kind": "parameter-server", "compress": {"bits": 8, "feedback": False}},
+            True,
+        ),
+        (
+            {"kind": "parameter-server", "servers": 2, "compress": {"bits": 8}},
+            {"kind": "parameter-server", "servers": 3, "compress": {"bits": 8}},
+            True,
+        ),
     ],
 )
 def test_a_run_may_go_on_with_a_strategy_that_keeps_the_bits(

@@ -204,7 +204,10 @@ def _compressed(last: GradientsCompressed) -> str:
     lane = f"{size(last.lane_bytes)} of each lane, {whole} ({size(last.lane_bytes_dense)}) without compression"
     if not last.received_bytes:
         return lane
-    instead = f"{size(last.sent_bytes_dense)} each way without"
+    if last.received_bytes_dense is None:
+        instead = f"{size(last.sent_bytes_dense)} each way without"
+    else:
+        instead = f"{size(last.sent_bytes_dense)} and {size(last.received_bytes_dense)} without"
     return f"{lane}; a worker sends {size(last.sent_bytes)} a step and receives {size(last.received_bytes)}, {instead}"
 
 

@@ -16,7 +16,14 @@ from quorate.history.run_record import Listing, RunRecord, moment
 from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.history.traces import Trace, WorkerTime
 from quorate.observe.event import plain
-from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, StalenessObserved, WorkerLost
+from quorate.observe.events import (
+    GenerationFormed,
+    GradientsCompressed,
+    RunFailed,
+    RunStopped,
+    StalenessObserved,
+    WorkerLost,
+)
 from quorate.observe.staleness import Staleness
 from quorate.spec.override import Absent
 
@@ -73,6 +80,7 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
         "active_seconds": round(timeline.active_seconds, 3),
         "pace": None if pace is None else asdict(pace),
         "waiting_for_data": waiting if wait.step_s else None,
+        "compression": _compression(timeline),
         "losses": [_curve(curve) for curve in loss_curves(timeline)],
         "metrics": [_curve(curve) for curve in metric_curves(timeline)],
         "events": _events(timeline),
@@ -90,6 +98,23 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
             "lease": timing.lease,
             "connect": timing.connect,
         },
+    }
+
+
+def _compression(timeline: Timeline) -> dict[str, Any] | None:
+    told = timeline.of_kind(GradientsCompressed)
+    if not told:
+        return None
+    last = told[-1]
+    received_dense = last.sent_bytes_dense if last.received_bytes_dense is None else last.received_bytes_dense
+    return {
+        "step": last.step,
+        "lane_bytes": last.lane_bytes,
+        "lane_bytes_dense": last.lane_bytes_dense,
+        "sent_bytes": last.sent_bytes,
+        "sent_bytes_dense": last.sent_bytes_dense,
+        "received_bytes": last.received_bytes,
+        "received_bytes_dense": received_dense,
     }
 
 

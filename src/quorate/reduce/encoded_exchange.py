@@ -126,6 +126,10 @@ class EncodedExchange:
             for server in self.spokes.peers:
                 self.take_answer(step, server, self._receive(server, step, ANSWER_CHANNEL), values)
 
+    def room(self, block: int) -> torch.Tensor:
+        of = self._blocks[block]
+        return torch.empty(of.slot.numel, dtype=dtype_of(self._plan[of.bucket]))
+
     def answer_of(self, values: Mapping[int, torch.Tensor]) -> bytes:
         """What this server tells all workers."""
         if self._deltas is not None:

@@ -27,7 +27,7 @@ from quorate.servers.placement import Holders, place
 from quorate.servers.share import Share
 from quorate.servers.unit_record import UnitRecord
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import CompressSpec, ServersSpec, is_synchronous
+from quorate.spec.strategy import ServersSpec, is_synchronous
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.compression import check_compressible, method_of, residuals_of
 from quorate.strategies.server_align import Aligner, Pending, tell_placement
@@ -105,7 +105,9 @@ class ServersFactory:
                 peers = connect_star(endpoint, links)
                 spokes = Spokes(generation, worker, peers, *watch(endpoint, list(peers.values())))
             if compress is not None and spokes is not None:
-                exchange = self.encoded_exchange(compress, spokes, positions)
+                exchange = EncodedExchange(
+                    spokes, plan, positions, self._dense, method_of(compress), self._spec.seed, self.deltas()
+                )
             elif isinstance(links, SharedMemoryReduction):
                 exchange = SharedExchange(generation, worker, links, plan)
             else:
@@ -122,13 +124,6 @@ class ServersFactory:
             links.close()
             raise
         return ServersConnection(self._spec, self, endpoint, links, exchange, gradients, placement, rows)
-
-    def encoded_exchange(
-        self, compress: CompressSpec, spokes: Spokes, holders: Sequence[Sequence[int]]
-    ) -> EncodedExchange:
-        """For what lanes send of their gradients, and servers of new values."""
-        method, deltas = method_of(compress), self.deltas()
-        return EncodedExchange(spokes, self._plan, holders, self._dense, method, self._spec.seed, deltas)
 
     def deltas(self) -> Deltas | None:
         """How servers tell of new values; None where they tell them as they are."""

@@ -121,9 +121,9 @@ class WorkerStep(_Step):
         dense = {b: p for b, (_, p) in enumerate(self._share.replica.trainable) if b not in sparse}
         self._pulled = {block: self._exchange.room(block) for block in dense}
         self._values = [(p, self._pulled[block].view(p.shape)) for block, p in dense.items()]
-        # What comes may be how far they have moved.
-        for pulled, p in zip(self._pulled.values(), dense.values(), strict=True):
-            pulled.copy_(p.detach().reshape(-1))
+        for block, p in dense.items() if parts.encoder is not None else ():
+            # What comes may be how far they have moved.
+            self._pulled[block].copy_(p.detach().reshape(-1))
         self._following = PulledUpdate(self._update, self._activity, self._share.replica.optimizers)
         self._encoder = parts.encoder
         self._tells = parts.encoder is not None
