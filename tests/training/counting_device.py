@@ -25,6 +25,7 @@ class CountingDevice(CpuDevice):
     name = "counting"
 
     def __init__(self) -> None:
+        super().__init__()
         self._counts = numpy.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), dtype=numpy.int64)
         self.is_reading = False
 

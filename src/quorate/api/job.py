@@ -40,6 +40,8 @@ class JobKeys(TypedDict, total=False):
     early_stop: Section | None
     on_poison: Literal["fail", "skip"]
     on_bad_sample: Literal["fail", "skip"]
+    device: Literal["auto", "cpu", "cuda"]
+    precision: Literal["auto", "fp32", "bf16"]
     deterministic: bool
     bucket_mb: float
     strategy: str | Section

@@ -25,6 +25,7 @@ class Preparation:
     seed: int
     threads: int
     deterministic: bool
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,10 @@ class ForkServer:
             import torch._dynamo  # noqa: F401
 
             facts = CPU.facts(message["threads"], message["deterministic"])
+            if message["device"] != CPU.name:
+                # Workers tell of it: who forks must not have spoken to its driver.
+                facts |= {"device": message["device"]}
+                del facts["precision"]
             source = task_source(self._task_type)
             self._messages.send(READY, facts=facts | {SOURCE: source.digest}, source=source.to_page())
         except QuorateError as error:

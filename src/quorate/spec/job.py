@@ -163,6 +163,8 @@ class JobSpec(Section):
     early_stop: Annotated[EarlyStopSpec | None, Mark.MEANING] = None
     on_poison: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
     on_bad_sample: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Mark.MEANING] = "auto"
+    precision: Annotated[Literal["auto", "fp32", "bf16"], Mark.MEANING] = "auto"
     deterministic: Annotated[bool, Mark.MEANING] = True
     bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0
     strategy: Annotated[

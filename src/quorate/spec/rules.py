@@ -139,6 +139,18 @@ def _one_compression(compress: dict[str, Any], said: str) -> Iterator[Problem]:
         )
 
 
+def _device_fits_strategy(job: Job, told: Told) -> Iterator[Problem]:
+    strategy = job["strategy"]
+    given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
+    if job["device"] == "cuda" and (given.get("kind") != "ring" or given.get("compress") is not None):
+        what = "strategy.compress" if given.get("kind") == "ring" else f"strategy: {given.get('kind')}"
+        yield Problem(
+            "device",
+            f"{what}{told('strategy')} computes on the CPU in this version, and not on device: cuda{told('device')}",
+            "Use the ring without compress, or device: cpu.",
+        )
+
+
 def _places_take_copies(job: Job, told: Told) -> Iterator[Problem]:
     places: list[str] = list(dict(job["checkpoint"]).get("to", [OWN_PLACE]))
     key, said = "checkpoint.to", told("checkpoint.to")
@@ -194,6 +206,7 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _early_stop_sees_evaluations: frozenset({"early_stop", "evaluate"}),
     _strategy_is_whole: frozenset({"strategy"}),
     _units_have_no_steps: frozenset({"strategy", "average", "balance"}),
+    _device_fits_strategy: frozenset({"strategy", "device"}),
     _places_take_copies: frozenset({"checkpoint"}),
     _one_key: frozenset({"checkpoint"}),
 }

@@ -12,7 +12,9 @@ from quorate.core.generation import Member, Role
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint, connect
+from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
+from quorate.reduce.staged import Staged
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.state_copy import align
@@ -47,9 +49,10 @@ class RingFactory:
         """Waits for the other workers. Where there is one lane, there are no buckets to be summed."""
         spec, replica = self._spec, self._replica
         plan = gradient_plan(replica.trainable, spec.bucket_mb) if spec.lanes > 1 else ()
-        links, memory = connect(
-            endpoint, plan, allocate=replica.device.zeros, trusts_versions=replica.optimizers.are_torchs_own
-        )
+        links, memory = connect(endpoint, plan, trusts_versions=replica.optimizers.are_torchs_own)
+        if not replica.device.is_host:
+            links = Staged(links, memory, len(endpoint.generation.members))
+            memory = GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], replica.device.zeros)
         gradients = (
             FlatGradients(replica.trainable, plan, memory) if spec.lanes > 1 else LoneGradients(replica.trainable)
         )

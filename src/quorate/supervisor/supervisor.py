@@ -33,6 +33,7 @@ from quorate.observe.events import (
     StepCompleted,
 )
 from quorate.observe.jsonl import EventTail, JsonlSink
+from quorate.spec.device import kind_of
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import server_count
 from quorate.storage.run_folder import RunFolder
@@ -72,6 +73,7 @@ class Launch:
             seed=self.spec.seed,
             threads=self.spec.threads,
             deterministic=self.spec.deterministic,
+            device=kind_of(self.spec),
         )
 
 

@@ -40,6 +40,11 @@ class Device(Protocol):
         """What a person calls it."""
         ...
 
+    @property
+    def is_host(self) -> bool:
+        """Whether its memory is the host's, so that whoever exchanges tensors may read them where they lie."""
+        ...
+
     def pin(self, threads: int, deterministic: bool) -> None:
         """Compute with a fixed number of threads and with kernels that give the same bits each time."""
         ...
@@ -94,6 +99,10 @@ class CpuDevice:
     """The host's own processor and memory: nothing is moved, nothing waits."""
 
     name = "cpu"
+    is_host = True
+
+    def __init__(self, precision: str = "fp32") -> None:
+        self.precision = precision
 
     def pin(self, threads: int, deterministic: bool) -> None:
         torch.set_num_threads(threads)
@@ -110,6 +119,7 @@ class CpuDevice:
             "numpy": numpy.__version__,
             "quorate": _version("quorate"),
             "device": self.name,
+            "precision": self.precision,
             "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
             "threads": str(threads),
             "deterministic": str(deterministic),
@@ -129,7 +139,7 @@ class CpuDevice:
         seed_generators(seed)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return _AS_IT_IS
+        return _AS_IT_IS if self.precision == "fp32" else torch.autocast("cpu", torch.bfloat16)
 
     def synchronize(self) -> None:
         """Everything is done."""

@@ -281,7 +281,8 @@ def _load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     for index, parameter in zip(indices, parameters, strict=True):
         for key, value in saved["state"].get(index, {}).items():
             if isinstance(value, torch.Tensor):
-                optimizer.state[parameter][key] = value
+                # Where torch has put it: some values stay on the host, whatever device the parameter is on.
+                optimizer.state[parameter][key] = value.to(optimizer.state[parameter][key].device)
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,8 @@ from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.device import CPU, canary, digests
+from quorate.training.device import canary, digests
+from quorate.training.devices import device_for
 from quorate.training.evaluation import sanity_check_evaluation
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, check_repeatable
@@ -277,9 +278,10 @@ class Worker:
         spec = self._spec
         self._write_status(0, BUILDING, None)
         self._activity.phase = BUILDING
-        CPU.pin(spec.threads, spec.deterministic)
+        device = device_for(spec, self._assignment.slot)
+        device.pin(spec.threads, spec.deterministic)
         task = self._configure()
-        replica = Replica(task, spec, CPU)
+        replica = Replica(task, spec, device)
         if self._assignment.workers == 1:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
             check_repeatable(self._configure(), spec, replica)
@@ -287,8 +289,8 @@ class Worker:
         if self._assignment.mode.evaluates_only:
             check_evaluable(samples)
         self._page.write_setup("fingerprint")
-        environment = CPU.facts(spec.threads, spec.deterministic) | {
-            "canary": canary(CPU),
+        environment = device.facts(spec.threads, spec.deterministic) | {
+            "canary": canary(device),
             "task source": task_source(self._task_type).digest,
             "layout": content_digest(replica.layout().encode()),
             **data_facts(fingerprint_in_child(samples)),

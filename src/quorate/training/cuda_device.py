@@ -1,0 +1,144 @@
+"""A GPU by CUDA. Work is queued there, and nobody waits for it but where numbers or bytes are brought to the host."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from quorate.core.errors import RunError
+from quorate.data.streams import seed_generators
+from quorate.training.device import EVERYTHING, CpuDevice, Model, Numbers
+
+OLDEST = (7, 0)
+"""The compute capability below which torch has no kernels for a GPU."""
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def prepare_environment() -> None:
+    """Before anything speaks to the driver: matrix products that repeat need workspaces of one size."""
+    os.environ.setdefault(_WORKSPACE, ":4096:8")
+
+
+class CudaDevice(CpuDevice):
+    """The one GPU that this process sees."""
+
+    name = "cuda"
+    is_host = False
+
+    def __init__(self, precision: str = "auto") -> None:
+        prepare_environment()
+        if not torch.cuda.is_available():
+            why = "this torch is built without CUDA" if torch.version.cuda is None else "its driver does not answer"
+            raise RunError(f"`device: cuda` asks for a GPU, and there is none that torch can use: {why}.")
+        self._device = torch.device("cuda", 0)
+        capability = torch.cuda.get_device_capability(self._device)
+        self._title = torch.cuda.get_device_name(self._device)
+        if capability < OLDEST:
+            shown, least = (".".join(map(str, version)) for version in (capability, OLDEST))
+            raise RunError(f"{self._title} has compute capability {shown}, and {least} is the least that torch serves.")
+        has_bf16 = capability >= (8, 0)
+        super().__init__(("bf16" if has_bf16 else "fp32") if precision == "auto" else precision)
+        if self.precision == "bf16" and not has_bf16:
+            raise RunError(f"{self._title} does not compute in bfloat16. Use `precision: fp32`.")
+
+    def pin(self, threads: int, deterministic: bool) -> None:
+        super().pin(threads, deterministic)
+        # What is timed to choose a kernel may choose another one each time.
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = deterministic
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+    def facts(self, threads: int, deterministic: bool) -> dict[str, str]:
+        capability = torch.cuda.get_device_capability(self._device)
+        return super().facts(threads, deterministic) | {
+            "gpu": self._title,
+            "gpu capability": ".".join(map(str, capability)),
+            "cuda": str(torch.version.cuda),
+            "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+        }
+
+    def place(self, model: Model) -> Model:
+        placed: Model = model.to(self._device)
+        if any(isinstance(module, torch.nn.Conv2d) for module in placed.modules()):
+            # Convolutions take half of the time with the channels last.
+            placed = placed.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return placed
+
+    def move(self, batch: Any) -> Any:
+        return _moved(batch, self._send)
+
+    def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype, device=self._device)
+
+    def seed(self, seed: int) -> None:
+        seed_generators(seed)
+        torch.cuda.default_generators[self._device.index].manual_seed(seed)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bf16")
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
+        """One transfer: what they were computed by is waited for when the numbers are asked for."""
+        if not scalars:
+            return list
+        together = torch.stack([scalar.detach().reshape(()).to(self._device, torch.float64) for scalar in scalars])
+        host = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
+        host.copy_(together, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+
+        def read() -> list[float]:
+            arrived.synchronize()
+            read_out: list[float] = host.tolist()
+            return read_out
+
+        return read
+
+    def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        return flat[part].cpu().numpy().data
+
+    def host_view(self, tensor: torch.Tensor) -> memoryview | None:
+        return super().host_view(tensor) if tensor.device.type == "cpu" else None
+
+    def same_bits(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+        """All of them in one transfer."""
+        alike = [left.dtype == right.dtype and left.shape == right.shape for left, right in pairs]
+        compared = [
+            (_bytes(left) == _bytes(right)).all().double()
+            for (left, right), may_be in zip(pairs, alike, strict=True)
+            if may_be
+        ]
+        told = iter(self.numbers(compared)())
+        return [bool(next(told)) if may_be else False for may_be in alike]
+
+    def _send(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            return tensor
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(self._device, non_blocking=True)
+
+
+def _moved(batch: Any, send: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same nest of dicts, lists, tuples and dataclasses, with its tensors sent."""
+    if isinstance(batch, torch.Tensor):
+        return send(batch)
+    if isinstance(batch, dict):
+        return type(batch)({key: _moved(value, send) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_moved(value, send) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(_moved(value, send) for value in batch)
+    if hasattr(batch, "__dataclass_fields__") and not isinstance(batch, type):
+        fields = {name: _moved(getattr(batch, name), send) for name in batch.__dataclass_fields__}
+        return type(batch)(**fields)
+    return batch
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
