@@ -177,7 +177,7 @@ def check_devices(facts: TorchFacts) -> Finding:
     cpu = f"CPU ({facts.capability} kernels)"
     if not facts.cuda:
         return Finding("devices", Level.NOTE, f"{cpu} only")
-    text = f"{cpu}; {', '.join(facts.cuda)} by CUDA, which this version of Quorate does not use yet"
+    text = f"{cpu}; {', '.join(facts.cuda)} by CUDA"
     return Finding("devices", Level.NOTE, text)
 
 
