@@ -183,3 +183,20 @@ def test_a_job_grows_and_is_saved_in_the_middle_of_a_segment(place: Workplace) -
 
     await_condition("three workers", has_grown)
     finish(place, running)
+
+
+def test_servers_come_and_go_in_the_middle_of_a_segment(place: Workplace) -> None:
+    running = start(place, ASYNCHRONOUS)
+    for count in (3, 1):
+        assert place.start("resize", "last", "--servers", str(count)).done().code == 0
+
+        def are_there(count: int = count) -> bool:
+            assert running.process.poll() is None, running.process.communicate()
+            formed = [event for event in place.events() if event["kind"] == "generation"]
+            return len(formed[-1]["servers"]) == count
+
+        await_condition(f"{count} servers", are_there)
+    assert finish(place, running)["recoveries"] == []
+    generations = [event for event in place.events() if event["kind"] == "generation"]
+    # One to let the third in, one in which two give what they hold, and one without them.
+    assert len(generations) <= 5

@@ -116,3 +116,5 @@ def test_what_servers_hold_beyond_the_last_boundary_is_not_lost() -> None:
     rolled_back = make_event("rollback", 10, {}, 2.75)
     events = [by_units, *BEGIN, lost(1, 2.5), rolled_back, generation(2, 3.0, [0], 10), step(11, 3.5)]
     assert [each.steps_lost for each in recoveries_of(events)] == [6]
+    events = [by_units, *BEGIN, lost(1, 2.5), generation(2, 2.6, [0], 10), rolled_back, step(11, 3.5)]
+    assert [each.steps_lost for each in recoveries_of(events)] == [6]

@@ -143,6 +143,13 @@ def test_a_boundary_that_is_asked_for_where_nothing_is_at_work_is_there_at_once(
     assert dealer.is_complete
 
 
+def test_a_boundary_may_be_asked_for_a_step_further_on_at_least() -> None:
+    dealer = Dealer(AppliedSet(2, through=4), 9, None)
+    assert dealer.close_at_furthest(at_least=5) == 5
+    assert dealt(dealer, 0, 1, 0) == [(5, 0), (5, 1), None]
+    assert dealer.close_at_furthest(at_least=7) == 5, "a boundary only comes nearer"
+
+
 def test_a_dealer_goes_on_from_what_is_applied() -> None:
     dealer = Dealer(AppliedSet(2, 3, {Unit(4, 1), Unit(6, 0)}), 9, None)
     assert dealt(dealer, 0, 0, 0, 0) == [(4, 0), (5, 0), (5, 1), (6, 1)]

@@ -153,6 +153,9 @@ class RecoveryLog:
                 self._by_units = event.by_units
             case events.RolledBack(step=int(step)) if self._by_units:
                 self._position = min(self._position, step)
+                for loss in self._losses:
+                    # The next generation may have found that a part of the state is gone.
+                    loss.from_step = min(loss.from_step, step) if loss.first_step is None else loss.from_step
             case events.CoordinatorReplaced():  # one that takes the place of another goes on with what it has begun
                 self._incarnation = str(event.incarnation)
             case events.WorkerLost(worker=int(worker)):

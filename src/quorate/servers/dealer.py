@@ -78,12 +78,13 @@ class Dealer:
         """What a worker has been dealt and is not applied yet."""
         return tuple(sorted(unit for unit, holder in self._dealt.items() if holder == worker))
 
-    def close_at_furthest(self) -> int:
+    def close_at_furthest(self, at_least: int = 0) -> int:
         """Somebody asks for a boundary: the furthest step that was dealt becomes one, and the boundary is told.
 
-        No further: whoever asks shall not wait for work that nobody has begun.
+        No further: whoever asks shall not wait for work that nobody has begun. But not before the step `at_least`: a
+        job that is asked for boundaries all the time comes forward nevertheless.
         """
-        self.boundary = min(self.boundary, max(self._furthest, self.applied.through))
+        self.boundary = min(self.boundary, max(self._furthest, self.applied.through, at_least))
         return self.boundary
 
     def _peek(self) -> Unit | None:

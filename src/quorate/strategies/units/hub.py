@@ -27,7 +27,7 @@ class Hub:
     ) -> None:
         self._dealer = Dealer(applied, boundary, staleness)
         self._complete = complete
-        self._told = applied.through
+        self._told = self._began = applied.through
         self._changed = threading.Condition()
         self._is_over = False
         self.late: Counter[int] = Counter()
@@ -47,7 +47,7 @@ class Hub:
     def start(self, completed: int) -> None:
         """Tell the steps after `completed` that were applied before the segment began: another hub may not have."""
         with self._changed:
-            self._told = completed
+            self._told = self._began = completed
             self._tell_steps()
 
     def next(self, worker: int, done: Unit | None, late: int) -> Unit | None:
@@ -66,9 +66,9 @@ class Hub:
         raise SegmentOver
 
     def ask_for_boundary(self) -> None:
-        """Somebody asks for something that can only be done at a boundary."""
+        """Somebody asks for something that can only be done at a boundary. Each segment has a step at least."""
         with self._changed:
-            self._dealer.close_at_furthest()
+            self._dealer.close_at_furthest(self._began + 1)
             self._changed.notify_all()
 
     def end(self) -> None:
