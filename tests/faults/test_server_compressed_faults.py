@@ -64,6 +64,7 @@ def test_bytes_are_told_both_ways(place: Workplace) -> None:
     assert "gradients" in place.run("show", "last").stdout
 
 
+@pytest.mark.long
 def test_workers_are_lost_in_each_phase(place: Workplace) -> None:
     script = [
         "kill worker 1 at step 5 in forward",
@@ -78,6 +79,19 @@ def test_workers_are_lost_in_each_phase(place: Workplace) -> None:
     assert_nobody_went_back(place, document)
 
 
+def test_servers_are_lost_between_and_beside_workers(place: Workplace) -> None:
+    script = [
+        "kill server 0 at step 5 in exchange",
+        "kill worker 1 at step 9",
+        "kill server 1 at step 13",
+        "kill server 0 at step 18 in checkpoint",
+    ]
+    document = chaos(place, *script)
+    assert_recovered(place, document)
+    assert_nobody_went_back(place, document)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("server", ["server-0", "server-1"])
 def test_a_server_that_dies_in_an_update_leaves_all_to_its_replica(place: Workplace, server: str) -> None:
     running = place.start("train", "job.yaml", "--json", PAUSE="0.01")
