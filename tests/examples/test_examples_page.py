@@ -12,18 +12,21 @@ import pytest
 from examples.example_files import EXAMPLES, ROOT, module_of
 from quorate.spec.load import load_job
 
-PAGE = (EXAMPLES / "README.md").read_text()
+FOLDERS = (EXAMPLES, EXAMPLES / "models")
+PAGES = [(folder / "README.md").read_text() for folder in FOLDERS]
 COMMANDS = [
     shlex.split(line, comments=True)
-    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    for page in PAGES
+    for block in re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
     if line.strip()
 ]
 
 
-def test_every_example_has_its_line() -> None:
-    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml")}
-    assert set(re.findall(r"\]\((\w+\.(?:py|yaml))\)", PAGE)) == files
+@pytest.mark.parametrize(("folder", "page"), [*zip(FOLDERS, PAGES, strict=True)], ids=["examples", "models"])
+def test_every_example_has_its_line(folder: Path, page: str) -> None:
+    files = {path.name for path in folder.iterdir() if path.suffix in (".py", ".yaml")}
+    assert set(re.findall(r"\]\((\w+\.(?:py|yaml))\)", page)) == files
 
 
 @pytest.mark.parametrize("job", sorted(EXAMPLES.glob("*.yaml")), ids=lambda job: str(job.stem))

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def data() -> Path:
-    """The usual folder, with both datasets whole in it."""
+    """The usual folder, with the small datasets whole in it."""
     script: Any = module_of(ROOT / "scripts" / "datasets.py")
     assert script.main([]) == 0, "the data could not be fetched"
     folder: Path = script.USUAL
