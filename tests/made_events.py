@@ -7,6 +7,7 @@ from quorate.core.failure import Failure
 from quorate.core.spans import Span
 from quorate.observe.event import Event
 from quorate.observe.events import (
+    BlocksPlaced,
     CheckpointCopied,
     CheckpointFailed,
     CheckpointSaved,
@@ -18,6 +19,7 @@ from quorate.observe.events import (
     GenerationFormed,
     GpuLoad,
     GradientsCompressed,
+    HeldBlocks,
     HostedLanes,
     LinksMeasured,
     LogMessage,
@@ -84,6 +86,16 @@ EVERY: list[Event] = [
         members=(HostedLanes(0, "a:1", (0,)), HostedLanes(1, "a:2", (1,))),
         from_step=0,
         behind=(),
+    ),
+    BlocksPlaced(
+        step=4,
+        time=2.5,
+        generation="1.2",
+        blocks=3,
+        bytes=48,
+        servers=(HeldBlocks(1_000_000, 2, 1, 32), HeldBlocks(1_000_001, 2, 2, 40)),
+        pushed=144,
+        pulled=96,
     ),
     StateCopied(step=4, time=3.0, generation="1.2", bytes=10, seconds=0.5),
     STEP,

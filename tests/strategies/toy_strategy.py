@@ -133,6 +133,9 @@ class ToyConnection:
     def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
         return progress, 0
 
+    def placed(self) -> None:
+        return None
+
     def measure(self) -> LinksMeasured:
         return LinksMeasured(worker=self._own.worker)
 

@@ -12,13 +12,16 @@ from quorate.coordinator.autopsy import autopsy_of_divergence, autopsy_of_exit, 
 from quorate.coordinator.events import ExitReported
 from quorate.coordinator.states import JobSettings
 from quorate.core.failure import Failure
+from quorate.core.generation import server_id
 from quorate.core.timing import Timing
 from quorate.core.worker_status import GAVE_UP, WorkerStatus
 from quorate.observe.event import Event
 from quorate.observe.events import (
+    BlocksPlaced,
     EvaluationDone,
     GenerationFormed,
     GpuLoad,
+    HeldBlocks,
     HostedLanes,
     LinksMeasured,
     MachineLoad,
@@ -290,6 +293,16 @@ def test_more_gpus_than_a_host_has_are_not_shown() -> None:
     gpus = tuple(GpuLoad(index, use_percent=1.0) for index in range(10 * MOST_GPUS))
     job.handle(SystemSampled(worker=0, host="a", machine=MachineLoad(), gpus=gpus))
     assert sum(name == "quorate_gpu_use_ratio" for name, _ in job.series) == MOST_GPUS
+
+
+def test_what_servers_hold_is_told_of_jobs_that_have_any() -> None:
+    job = Scraped()
+    assert "quorate_server" not in job.text
+    held = (HeldBlocks(server_id(0), 2, 1, 32), HeldBlocks(server_id(1), 3, 2, 40))
+    job.handle(BlocksPlaced(generation="1.1", blocks=3, bytes=48, servers=held))
+    assert job["quorate_servers"] == 2
+    assert job["quorate_server_blocks server=1"] == 3
+    assert job["quorate_server_bytes server=0"] == 32
 
 
 def test_staleness_is_a_histogram_of_jobs_that_have_any() -> None:

@@ -88,6 +88,7 @@ class Noted:
             links=links,
             close=lambda: self.notes.append("closed"),
             measure=lambda: LinksMeasured(worker=0),
+            placed=lambda: None,
             align=lambda *_: self._align(endpoint.generation),
         )
 

@@ -22,6 +22,7 @@ from quorate.history.run_record import Status
 from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
 from quorate.observe.event import Event
 from quorate.observe.events import (
+    BlocksPlaced,
     CoordinatorReplaced,
     GenerationFormed,
     GradientsCompressed,
@@ -51,6 +52,7 @@ FILES_SHOWN = 5
 NOUNS = {
     "lost": "lost worker",
     "copied": "copied state",
+    "placement": "placement",
     "coordinator": "replaced coordinator",
     "system": "load sample",
     "links": "measured link",
@@ -114,6 +116,9 @@ def print_run(page: Page, detail: RunDetail, advice: Advice | None, now: datetim
             _print_curve(page, curve)
     _print_checkpoints(page, detail.checkpoints)
     _print_events(page, detail.timeline)
+    for placed in detail.timeline.of_kind(BlocksPlaced)[-1:]:
+        page.section("servers")
+        page.items("placement", _placement(placed))
     if detail.job is not None:
         _print_job(page, detail.job)
     if (timing := detail.timing) is not None:
@@ -311,6 +316,17 @@ def _members(event: GenerationFormed, timeline: Timeline) -> list[str]:
     place = [_when(event, timeline), f"from step {event.from_step:,}" if event.from_step else ""]
     where = ", ".join(words for words in place if words)
     return [f"{event.generation or ''}{f' ({where})' if where else ''}: {first}", *rest]
+
+
+def _placement(placed: BlocksPlaced) -> list[str]:
+    """What each server holds; and what a step sends where nothing is left out."""
+    whole = f"{plural(placed.blocks or 0, 'parameter')} of {size(placed.bytes or 0)} in all"
+    held = [
+        f"{name_of(each.server)} holds {each.blocks} ({size(each.bytes)}), {each.primary} as the first"
+        for each in placed.servers
+    ]
+    sent = f"{size(placed.pushed or 0)} pushed and {size(placed.pulled or 0)} pulled in a step, where they travel whole"
+    return [whole, *held, sent]
 
 
 def _lanes(lanes: Sequence[int]) -> str:

@@ -99,6 +99,32 @@ class GenerationFormed(Event):
         return self.workers | frozenset(self.servers or ())
 
 
+@dataclass(frozen=True, slots=True)
+class HeldBlocks:
+    """A server, by its id, and how many parameters it holds, as the first holder of each or as a replica."""
+
+    server: Count
+    blocks: Count = 0
+    primary: Count = 0
+    bytes: Count = 0
+
+
+@event(kind="placement")
+class BlocksPlaced(Event):
+    """Which share of the parameters each server holds from now on, of so many `blocks` and `bytes`.
+
+    In a step all lanes together push `pushed` bytes of gradients, and all workers pull `pulled` bytes of values, where
+    these travel whole: in shared memory they are read where they lie.
+    """
+
+    generation: str | None = None
+    blocks: Count | None = None
+    bytes: Count | None = None
+    servers: tuple[HeldBlocks, ...] = ()
+    pushed: Count | None = None
+    pulled: Count | None = None
+
+
 @event(kind="copied")
 class StateCopied(Event):
     """Those who were behind at the beginning of a generation have the state now."""

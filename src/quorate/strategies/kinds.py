@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from quorate.core.generation import Role
-from quorate.observe.events import LinksMeasured
+from quorate.observe.events import BlocksPlaced, LinksMeasured
 from quorate.reduce.connect import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
@@ -39,6 +39,10 @@ class Connection(Protocol):
     def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
         """Have every member hold what it is to hold before the first step; the progress that this one has then, and the
         bytes that were copied. `hold` is told a progress that this member has come to, whatever happens after."""
+        ...
+
+    def placed(self) -> BlocksPlaced | None:
+        """Who holds which share of the parameters; None where every worker holds all of them."""
         ...
 
     def measure(self) -> LinksMeasured:

@@ -8,7 +8,7 @@ from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Role
 from quorate.core.worker_status import OTHERS
 from quorate.lanes.buckets import Bucket
-from quorate.observe.events import LinksMeasured
+from quorate.observe.events import BlocksPlaced, LinksMeasured
 from quorate.reduce.connect import Endpoint, Neighbour, connect, watch
 from quorate.reduce.connect_star import connect_star
 from quorate.reduce.deltas import Deltas
@@ -30,7 +30,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.strategy import ServersSpec, is_synchronous
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.compression import check_compressible, method_of, residuals_of
-from quorate.strategies.server_align import Aligner, Pending, tell_placement
+from quorate.strategies.server_align import Aligner, Pending, blocks_placed, tell_placement
 from quorate.strategies.server_compress import Answers, LaneEncoder
 from quorate.strategies.server_step import ServerStep, StepParts, WorkerStep
 from quorate.strategies.server_update import HeldGradients, check_optimizers
@@ -187,6 +187,9 @@ class ServersConnection:
         factory.pending = None
         tell_placement(generation, factory.share)
         return aligned
+
+    def placed(self) -> BlocksPlaced:
+        return blocks_placed(self._endpoint.generation, self._factory.share, self._placement)
 
     def measure(self) -> LinksMeasured:
         generation, position = self._endpoint.generation, self._endpoint.position

@@ -76,6 +76,9 @@ class RingConnection:
         worker = self._endpoint.credentials.worker
         return align(self._endpoint.generation, worker, self.links, self._layout, progress, activity)
 
+    def placed(self) -> None:
+        return None
+
     def measure(self) -> LinksMeasured:
         generation, position = self._endpoint.generation, self._endpoint.position
         following = generation.members[(position + 1) % len(generation.members)].worker

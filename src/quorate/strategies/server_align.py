@@ -17,6 +17,7 @@ from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.errors import StateLost
 from quorate.core.generation import Generation, Role, name_of
 from quorate.core.worker_status import OTHERS
+from quorate.observe.events import BlocksPlaced, HeldBlocks
 from quorate.reduce.reduction import Reduction
 from quorate.servers.placement import Holders
 from quorate.servers.share import Share
@@ -180,6 +181,30 @@ class Aligner:
     def _gather(self, index: int, payload: bytes) -> tuple[bytes, ...]:
         with self.activity.waiting(OTHERS):
             return self.reduction.gather(self.generation.cursor.step, index, payload)
+
+
+def blocks_placed(generation: Generation, share: Share, placement: Sequence[Holders]) -> BlocksPlaced:
+    """What each server holds in a generation, for whoever looks at the run."""
+    sizes = [parameter.nbytes for _, parameter in share.replica.trainable]
+    held = [
+        HeldBlocks(
+            server.worker,
+            blocks=sum(server.worker in holders for holders in placement),
+            primary=sum(holders[0] == server.worker for holders in placement),
+            bytes=sum(size for size, holders in zip(sizes, placement, strict=True) if server.worker in holders),
+        )
+        for server in generation.servers
+        if server.role is Role.SERVER
+    ]
+    return BlocksPlaced(
+        step=generation.cursor.step,
+        generation=str(generation.id),
+        blocks=len(sizes),
+        bytes=sum(sizes),
+        servers=tuple(held),
+        pushed=generation.lanes * sum(one.bytes for one in held),
+        pulled=len(generation.workers) * sum(sizes),
+    )
 
 
 def tell_placement(generation: Generation, share: Share) -> None:

@@ -10,11 +10,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from quorate.observe.events import LinksMeasured, SystemSampled
+from quorate.core.generation import cell_of
+from quorate.observe.events import BlocksPlaced, LinksMeasured, SystemSampled
 from quorate.observe.recoveries import CAUSES
 from quorate.tracking.step_sums import Distribution, NamedNumbers, StepSums
 
 PREFIX = "quorate_"
+MOST_SERVERS = 64
+"""So many are told one by one: each is a series of its own."""
 MOST_GPUS = 64
 """So many GPUs are shown of a host."""
 
@@ -77,6 +80,7 @@ class Metrics:
         self.steps = StepSums()
         self.validation = NamedNumbers()
         # Only of jobs that apply units of work one by one.
+        self.placed: BlocksPlaced | None = None
         self.late: Distribution | None = None
         self.gap = 0
         # Bytes by worker of generations that are over; of the one at work there are links.
@@ -142,7 +146,8 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """All metrics that have a value."""
-        for family in (*self._registry.collect(), *self._of_steps(), *self._of_exchange(), *self._last_words()):
+        of_job = (*self._of_steps(), *self._of_servers(), *self._of_exchange())
+        for family in (*self._registry.collect(), *of_job, *self._last_words()):
             samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
             family.samples = [sample._replace(labels={"run": self.run, **sample.labels}) for sample in samples]
             if samples:
@@ -177,6 +182,21 @@ class Metrics:
             yield _histogram("staleness_updates", text, {"": self.late})
             text = "Steps ahead of the oldest unapplied one at which a unit was begun since the last boundary, at most."
             yield _gauge("staleness_gap_steps", text, self.gap)
+
+    def _of_servers(self) -> Iterator[Metric]:
+        """Only of jobs that have any."""
+        if self.placed is None:
+            return
+        yield _gauge("servers", "Parameter servers that hold parameters.", len(self.placed.servers))
+        held = self.placed.servers[:MOST_SERVERS]
+        for metric, text, numbers in (
+            ("server_blocks", "Parameters that a server holds.", [one.blocks for one in held]),
+            ("server_bytes", "Bytes of the parameters that a server holds.", [one.bytes for one in held]),
+        ):
+            family = GaugeMetricFamily(f"{PREFIX}{metric}", text, labels=["server"])
+            for one, number in zip(held, numbers, strict=True):
+                family.add_metric([cell_of(one.server).removeprefix("server ")], number)
+            yield family
 
     def _of_exchange(self) -> Iterator[Metric]:
         links, passed, last = dict(self.links), self.bytes_passed(), self.steps.last

@@ -37,6 +37,7 @@ class MetricsSink:
             events.GenerationFormed: self._take_generation,
             events.LinksMeasured: self._take_links,
             events.StalenessObserved: self._take_staleness,
+            events.BlocksPlaced: self._take_placement,
             events.Resized: lambda event: metrics.wanted.set(event.workers or 0),
             events.WorkerLost: self._take_loss,
             events.SystemSampled: self._take_system,
@@ -95,6 +96,9 @@ class MetricsSink:
         is_of_ours = event.generation == self._generation and event.peer in (None, *self._members)
         if worker in self._members and worker not in known and is_of_ours:
             known[worker] = event
+
+    def _take_placement(self, event: events.BlocksPlaced) -> None:
+        self._metrics.placed = event
 
     def _take_staleness(self, event: events.StalenessObserved) -> None:
         metrics = self._metrics

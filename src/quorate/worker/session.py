@@ -207,10 +207,14 @@ class LoopTrainer:
         self.write_status(generation.cursor.step, COPY, None)
         began, worker = time.perf_counter(), self.assignment.slot
         self.progress, size = links.connection.align(self.progress, self.activity, self._hold)
-        if size and 0 in generation.members[generation.position(worker)].lanes:
+        if 0 not in generation.members[generation.position(worker)].lanes:
+            return
+        if size:
             seconds = round(time.perf_counter() - began, 4)
             step, formed = self.progress.cursor.step, str(generation.id)
             self.backlog.publish(StateCopied(step=step, generation=formed, bytes=size, seconds=seconds))
+        if (placed := links.connection.placed()) is not None:
+            self.backlog.publish(placed)
 
     def _hold(self, progress: Progress) -> None:
         self.progress = progress

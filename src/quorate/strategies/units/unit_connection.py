@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from quorate.core.generation import Role
-from quorate.observe.events import LinksMeasured
+from quorate.observe.events import BlocksPlaced, LinksMeasured
 from quorate.reduce.connect import Endpoint, connect, watch
 from quorate.reduce.connect_star import connect_star
 from quorate.servers.placement import Holders
 from quorate.servers.share import Share
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import ServersSpec
-from quorate.strategies.server_align import tell_placement
+from quorate.strategies.server_align import blocks_placed, tell_placement
 from quorate.strategies.units.channel import UnitChannel
 from quorate.strategies.units.unit_align import Standing, UnitAligner
 from quorate.strategies.units.unit_plan import UnitPlan
@@ -79,6 +79,9 @@ class UnitConnection:
         progress, copied, self._standing = aligner.align(progress, self._placement)
         tell_placement(generation, share)
         return progress, copied
+
+    def placed(self) -> BlocksPlaced:
+        return blocks_placed(self._endpoint.generation, self._factory.share, self._placement)
 
     def measure(self) -> LinksMeasured:
         generation, position = self._endpoint.generation, self._endpoint.position
