@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quorate.core.errors import LossError, RequestError, TaskError, UserCodeError
 from quorate.core.failure import Failure, JobFailed, Remains
+from quorate.core.generation import server_id
 
 numbers = st.none() | st.integers(0, 2**40)
 
@@ -100,3 +101,8 @@ def test_the_samples_that_it_is_about_travel_with_a_failure() -> None:
     assert fields["samples"] == [17, 3]
     assert Failure.from_dict(fields) == failure
     assert "samples" not in Failure("LossError", "nan").to_dict()
+
+
+def test_a_place_is_told_by_the_names_that_people_know() -> None:
+    assert Failure("E", "", worker=2, lane=0, step=3).place_in_words == "worker 2, lane 0, step 3"
+    assert Failure("E", "", worker=server_id(1), step=3).place_in_words == "server 1, step 3"

@@ -128,6 +128,13 @@ def test_another_kind_leaves_out_the_keys_of_the_one_before() -> None:
     assert same.values == {"strategy": {"kind": "parameter-server", "servers": 2}}
 
 
+def test_a_kind_that_is_given_by_its_name_alone_stays_when_one_of_its_keys_is_set() -> None:
+    given = Layers({"strategy": "parameter-server"}, {"strategy": "job.yaml line 3"})
+    over = given.under([Override("strategy.servers", 2, "--set strategy.servers")])
+    assert over.values == {"strategy": {"kind": "parameter-server", "servers": 2}}
+    assert over.origin("strategy.kind") == "job.yaml line 3"
+
+
 @pytest.mark.parametrize(("strategy", "is_broken"), [("ring", True), ({"kind": "ring"}, True), ("toy", False)])
 def test_the_kind_says_whether_each_worker_hosts_a_lane(strategy: Any, is_broken: bool) -> None:
     job = {"workers": 3, "lanes": 2, "strategy": strategy}

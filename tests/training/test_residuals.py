@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quorate.core.errors import ResidualsLost
+from quorate.core.errors import LinkError, ResidualsLost
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.lanes.buckets import TensorShape, plan_buckets
 from quorate.reduce.compressor import Compressor
@@ -218,6 +218,23 @@ def test_a_restored_state_comes_before_what_is_in_memory() -> None:
     assert {name: tensor.tolist() for name, tensor in fresh.state().tensors.items()} == {
         name: tensor.tolist() for name, tensor in saved.items()
     }
+
+
+def test_what_was_restored_outlives_a_generation_that_ends_before_it_is_settled() -> None:
+    """The memory of no host has it yet: who is lost meanwhile must not take it along."""
+    workers = Hosts("A")
+    saved = {f"lanes.{lane}.0.0": torch.full((10,), float(lane)) for lane in range(LANES)}
+    fresh = Residuals(PLAN, LANES)
+    fresh.load({"dict": {"applied": 2, "lanes": [[]] * LANES}}, saved)
+    workers.of[0] = fresh
+    generation = Generation(GenerationId(1, 1), (Member(0, "host:0", range(2)), Member(1, "host:1", range(2, 4))))
+    links, _ = memory_links(2)
+    ring = Ring(generation, 0, *links, within(20))
+    ring.close()
+    with pytest.raises(LinkError):
+        fresh.settle(generation, 0, ring)
+    assert workers.settle({0: range(4)}) == [None]
+    assert fresh.state().tensors.keys() == saved.keys()
 
 
 def test_a_checkpoint_of_another_number_of_lanes_begins_with_nothing_held_back() -> None:

@@ -15,6 +15,7 @@ from quorate.core.errors import (
     UnsupportedModelError,
     UserCodeError,
 )
+from quorate.core.generation import name_of
 from quorate.core.masking import mask
 
 _NAMED = 8
@@ -67,6 +68,14 @@ class Failure:
     def at(self, **place: Any) -> "Failure":
         """The same failure with its place filled in (worker, lane, step, phase)."""
         return replace(self, **place)
+
+    @property
+    def place_in_words(self) -> str:
+        """Where it happened, as far as that is known: server 1, step 3."""
+        within = [
+            f"{what} {number}" for what, number in (("lane", self.lane), ("step", self.step)) if number is not None
+        ]
+        return ", ".join([name_of(self.worker), *within])
 
     def masked(self) -> "Failure":
         """The same without secrets in what it says."""

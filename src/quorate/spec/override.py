@@ -98,9 +98,10 @@ class Layers:
             *parents, last = override.key.split(".")
             section = values
             for parent in parents:
-                # What is no mapping has no inner keys, so setting one replaces it: a scalar strategy, a null section.
-                if not isinstance(section.get(parent), dict):
-                    section[parent] = {}
+                # What is no mapping has no inner keys, so setting one replaces it, such as a null section. The text of
+                # a strategy is its kind, which stays.
+                if not isinstance(given := section.get(parent), dict):
+                    section[parent] = {"kind": given} if parent == "strategy" and isinstance(given, str) else {}
                 section = section[parent]
             if last == "kind" and section.get(last, override.value) != override.value:
                 section.clear()  # what another kind was given is nothing to this one

@@ -14,6 +14,7 @@ from quorate.reduce.connect_star import connect_star
 from quorate.reduce.deltas import Deltas
 from quorate.reduce.encoded_exchange import EncodedExchange
 from quorate.reduce.exchange import Exchange
+from quorate.reduce.linked_reduction import LinkedReduction
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.row_exchange import RowExchange
@@ -123,7 +124,9 @@ class ServersFactory:
                 link.close()
             links.close()
             raise
-        return ServersConnection(self._spec, self, endpoint, links, exchange, gradients, placement, rows)
+        # Whoever ends the generation ends the waits at these links, too.
+        joined = LinkedReduction(links, peers) if peers else links
+        return ServersConnection(self._spec, self, endpoint, joined, exchange, gradients, placement, rows)
 
     def deltas(self) -> Deltas | None:
         """How servers tell of new values; None where they tell them as they are."""

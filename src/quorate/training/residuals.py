@@ -124,10 +124,11 @@ class Residuals:
 
         All members call it, at the same state. Where nobody has it, ResidualsLost is raised by all of them.
         """
-        restored, self._restored = self._restored, {}
+        restored = self._restored
         self._hosting = tuple(member.lanes for member in generation.members)
         self._hosted = self._hosting[position]
         if not self.applied:
+            self._restored = {}
             return
         here = [lane for lane in range(self._lanes) if lane in restored or self._memory.holds(lane, self.applied)]
         step = generation.cursor.step
@@ -159,6 +160,8 @@ class Residuals:
             if position == host:
                 self._memory.seal(lane, self.applied)
                 log.info("has taken over what lane %d holds back, from a worker elsewhere", lane)
+        # Not before: if a member is lost meanwhile, the next generation settles with other hosts.
+        self._restored = {}
 
     def _pass_on(
         self, step: int, links: Reduction, giver: int, host: int, content: memoryview | None, number: int

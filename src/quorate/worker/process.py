@@ -171,9 +171,7 @@ class Worker:
         activity, worker = self._activity, self._assignment.slot
         placed = failure.at(worker=worker, lane=activity.lane, step=activity.step or None, phase=activity.phase)
         if placed.traceback or placed.lane is not None:
-            place = {"worker": worker, "lane": placed.lane, "step": placed.step}
-            where = ", ".join(f"{name} {number}" for name, number in place.items() if number is not None)
-            placed = placed.at(message=f"{where}: {placed.message}")
+            placed = placed.at(message=f"{placed.place_in_words}: {placed.message}")
         self._membership.report_failure(placed)
         return failure.exit_code
 

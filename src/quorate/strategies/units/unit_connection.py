@@ -7,6 +7,7 @@ from quorate.core.generation import Role
 from quorate.observe.events import BlocksPlaced, LinksMeasured
 from quorate.reduce.connect import Endpoint, connect, watch
 from quorate.reduce.connect_star import connect_star
+from quorate.reduce.linked_reduction import LinkedReduction
 from quorate.servers.placement import Holders
 from quorate.servers.share import Share
 from quorate.spec.job import JobSpec
@@ -15,7 +16,7 @@ from quorate.strategies.server_align import blocks_placed, tell_placement
 from quorate.strategies.units.channel import UnitChannel
 from quorate.strategies.units.unit_align import Standing, UnitAligner
 from quorate.strategies.units.unit_plan import UnitPlan
-from quorate.strategies.units.unit_strategy import LinkedReduction, UnitParts, UnitStrategy
+from quorate.strategies.units.unit_strategy import UnitParts, UnitStrategy
 from quorate.training.activity import Activity
 from quorate.training.gradients import LoneGradients, gradient_plan
 from quorate.training.progress import Progress

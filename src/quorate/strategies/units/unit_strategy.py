@@ -1,14 +1,10 @@
 """A member of a generation in which units are applied one by one: what its loop trains with."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from quorate.core.generation import Generation, Member, Role
-from quorate.core.spans import SpanRecorder
 from quorate.core.worker_status import OTHERS
-from quorate.reduce.connect import Neighbour
 from quorate.reduce.reduction import Reduction
 from quorate.servers.applied import Unit
 from quorate.servers.share import Share
@@ -26,36 +22,6 @@ from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult
 from quorate.training.strategy import StepOutcome, StepRequest
-
-
-class LinkedReduction:
-    """The reduction of a generation, and with it the links to servers: who closes one closes all."""
-
-    def __init__(self, reduction: Reduction, links: Mapping[int, Neighbour]) -> None:
-        self._reduction = reduction
-        self._links = links
-        self.spans: SpanRecorder | None = None
-        self.overlaps = False
-
-    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        self._reduction.all_reduce(step, index, lane_values, total)
-
-    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
-        return self._reduction.gather(step, index, payload)
-
-    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
-        self._reduction.broadcast(step, index, root, buffer, receivers)
-
-    def round_trip(self) -> float | None:
-        return self._reduction.round_trip()
-
-    def bytes_passed(self, elements: int, itemsize: int) -> int:
-        return self._reduction.bytes_passed(elements, itemsize)
-
-    def close(self) -> None:
-        for link in self._links.values():
-            link.close()
-        self._reduction.close()
 
 
 @dataclass(frozen=True)
