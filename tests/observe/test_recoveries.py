@@ -118,3 +118,9 @@ def test_what_servers_hold_beyond_the_last_boundary_is_not_lost() -> None:
     assert [each.steps_lost for each in recoveries_of(events)] == [6]
     events = [by_units, *BEGIN, lost(1, 2.5), generation(2, 2.6, [0], 10), rolled_back, step(11, 3.5)]
     assert [each.steps_lost for each in recoveries_of(events)] == [6]
+
+
+def test_a_step_of_before_that_is_told_after_the_next_generation_is_not_lost_either() -> None:
+    by_units = make_event("run", None, {"from_step": 0, "by_units": True}, 0.0)
+    events = [by_units, *BEGIN, lost(1, 2.5), generation(2, 3.0, [0], 10), step(17, 2.25), step(18, 3.5)]
+    assert [each.steps_lost for each in recoveries_of(events)] == [0]

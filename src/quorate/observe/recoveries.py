@@ -79,6 +79,8 @@ class _Loss:
     first_step: float | None = None
     refilled: float | None = None
     copied: float = 0.0
+    # Whether servers still had all that was completed, wherever the next generation began.
+    is_kept: bool = False
 
     def recovery(self) -> Recovery | None:
         """What it comes to; none as long as nobody has gone on."""
@@ -94,7 +96,7 @@ class _Loss:
             first_step_s=None if self.first_step is None else _span(self.formed, self.first_step),
             refill_s=None if self.refilled is None else _span(self.time, self.refilled),
             # Who was at a step had completed the one before it, whether or not it could still tell.
-            steps_lost=max(0, max(self.last_step, self.step - 1) - self.from_step),
+            steps_lost=0 if self.is_kept else max(0, max(self.last_step, self.step - 1) - self.from_step),
         )
 
 
@@ -153,9 +155,9 @@ class RecoveryLog:
                 self._by_units = event.by_units
             case events.RolledBack(step=int(step)) if self._by_units:
                 self._position = min(self._position, step)
-                for loss in self._losses:
-                    # The next generation may have found that a part of the state is gone.
-                    loss.from_step = min(loss.from_step, step) if loss.first_step is None else loss.from_step
+                # The next generation may have found that a part of the state is gone.
+                for loss in (each for each in self._losses if each.first_step is None):
+                    loss.from_step, loss.is_kept = min(loss.from_step, step), False
             case events.CoordinatorReplaced():  # one that takes the place of another goes on with what it has begun
                 self._incarnation = str(event.incarnation)
             case events.WorkerLost(worker=int(worker)):
@@ -194,7 +196,8 @@ class RecoveryLog:
             is_mended = False
             if loss.formed is None:
                 loss.formed, loss.from_step = event.time, event.from_step or 0
-                if self._by_units and loss.last_step <= self._position:
+                loss.is_kept = self._by_units and loss.last_step <= self._position
+                if loss.is_kept:
                     loss.from_step = max(loss.from_step, self._position, loss.step - 1)
                 is_mended = True
             if loss.refilled is None and loss.worker in self._members:

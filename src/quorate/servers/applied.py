@@ -38,6 +38,11 @@ class AppliedSet:
         """The first step of which a unit is missing."""
         return self.through + 1
 
+    @property
+    def furthest(self) -> int:
+        """The latest step of which a unit is in it."""
+        return max((unit.step for unit in self.beyond), default=self.through)
+
     def add(self, unit: Unit) -> None:
         """Note a unit as applied. Twice is a fault: its gradient would count twice."""
         if not 0 <= unit.lane < self.lanes:

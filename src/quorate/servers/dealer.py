@@ -13,10 +13,11 @@ class Dealer:
     """Deals the units after what is `applied` up to and including the step `boundary`.
 
     At the boundary everything up to it is applied and nothing beyond is begun: a consistent cut, at which the state can
-    be evaluated and saved. `staleness` bounds how far ahead a unit is begun; None is the asynchronous mode.
+    be evaluated and saved. `staleness` bounds how far ahead a unit is begun; None is the asynchronous mode. `begun` is
+    the latest step of which any block has a unit already, though perhaps not all: no boundary can be before that.
     """
 
-    def __init__(self, applied: AppliedSet, boundary: int, staleness: int | None) -> None:
+    def __init__(self, applied: AppliedSet, boundary: int, staleness: int | None, begun: int = 0) -> None:
         self.applied = applied.copy()
         self.boundary = boundary
         self._staleness = staleness
@@ -24,7 +25,7 @@ class Dealer:
         self._next = Unit(self.applied.oldest_unapplied, 0)
         self._returned: list[Unit] = []
         self._dealt: dict[Unit, int] = {}
-        self._furthest = max((unit.step for unit in self.applied.beyond), default=self.applied.through)
+        self._furthest = max(begun, self.applied.furthest)
         self.largest_gap = 0
         """How many steps ahead of the oldest unapplied one a unit was begun, at most."""
 

@@ -68,6 +68,8 @@ class Played:
     largest_gap: int = 0
     step: int = 0
     generations: int = 0
+    is_asked: bool = False
+    """Whether somebody wants a boundary as soon as there can be one."""
 
     def __post_init__(self) -> None:
         strategy = self.spec.strategy
@@ -107,14 +109,7 @@ class Played:
                 served[server][worker] = UnitChannel(other, generation, lambda: 60.0)
         raised: list[BaseException] = []
         settings = [StepSettings(r.optimizers, self.sampler.total_steps, self.step) for r in self.replicas]
-        hub = Hub(
-            applied_everywhere([each for record in self.records for each in record.sets()]),
-            boundary,
-            self.strategy.staleness,
-            self._complete,
-        )
-        self.hub = hub
-        hub.start(max(self.agreements, default=0))
+        self.hub = hub = self._hub(boundary)
         threads = []
         for index, (server, channels) in enumerate(served.items()):
             made = self._server(index, server, channels, settings[index])
@@ -137,6 +132,15 @@ class Played:
             for each in settings:
                 each.reach(hub.boundary)
         return raised
+
+    def _hub(self, boundary: int) -> Hub:
+        sets = [each for record in self.records for each in record.sets()]
+        begun = max(each.furthest for each in sets)
+        hub = Hub(applied_everywhere(sets), boundary, self.strategy.staleness, self._complete, begun)
+        hub.start(max(self.agreements, default=0))
+        if self.is_asked:
+            hub.ask_for_boundary()
+        return hub
 
     def values(self) -> dict[str, torch.Tensor]:
         """The parameters, each by its primary."""

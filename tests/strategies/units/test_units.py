@@ -13,6 +13,7 @@ from bits.bit_tasks import Adam, BatchNormAndDropout, Momentum, Regression
 from quorate.core.errors import LossError, UnsupportedModelError
 from quorate.data.ledger import Tally, total
 from quorate.servers.applied import AppliedSet, Unit
+from quorate.strategies.units.step_settings import StepSettings
 from quorate.training.replica import Replica
 from quorate.training.task import Task
 from strategies.units.played_units import Before, Died, Played, slowed
@@ -174,6 +175,52 @@ def test_schedules_go_back_with_a_segment_that_ends_too_early() -> None:
     assert any(isinstance(error, Died) for error in play.play(1, 6, die))
     assert play.play(1, 6) == []
     assert_equal(play.values(), by_hand(play, 6))
+
+
+class OnPlateau(Regression):
+    def schedule(self, optimizer: Any) -> Any:
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+
+
+def test_what_schedules_made_of_an_evaluation_stays_if_the_next_segment_ends_too_early() -> None:
+    optimizers = played(OnPlateau).replicas[0].optimizers
+    settings = StepSettings(optimizers, 6, 0)
+    settings.at(1)
+    settings.reach(1)
+    optimizers.react(1.0)
+    optimizers.react(2.0)
+    (rate,) = optimizers.learning_rates.values()
+    settings.install(settings.at(2), 0.25)
+    settings.go_back()
+    assert list(optimizers.learning_rates.values()) == [rate]
+    settings = StepSettings(optimizers, 6, 1)
+    settings.go_back()
+    assert list(optimizers.learning_rates.values()) == [rate]
+
+
+def test_a_boundary_is_not_before_a_unit_that_some_blocks_have() -> None:
+    """A unit is on its way to the servers when its worker dies, and right after that somebody asks for a boundary."""
+    play = played(Momentum, 2, servers(replicas=1), steps=6)
+    sent: list[int] = []
+    is_dead = threading.Event()
+
+    def die(worker: int, server: int, head: dict[str, Any]) -> None:
+        if head["ask"] == "push" and head["unit"] == (5, 0):
+            sent.append(server)
+            if len(sent) > 1:
+                is_dead.set()
+                raise Died(worker)
+
+    def dawdle(_worker: int, unit: Unit) -> None:
+        if unit == (3, 1):
+            is_dead.wait(10)
+
+    assert any(isinstance(error, Died) for error in play.play(2, 6, dawdle, die))
+    assert {applied.furthest for record in play.records for applied in record.sets()} == {4, 5}
+    play.is_asked = True
+    assert play.play(1, 6) == []
+    assert play.step == 5
+    assert all(applied == AppliedSet(3, 5) for record in play.records for applied in record.sets())
 
 
 @pytest.mark.parametrize("damping", [False, True])

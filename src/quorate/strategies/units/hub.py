@@ -19,13 +19,13 @@ class Hub:
     """Turns the dealer for the threads that serve the workers, each of which waits here until its worker has work.
 
     `complete(step)` is called once for each step, in order, when all units of it are applied on every block. `late`
-    counts, for the steps since the last time it was taken, how many updates came between a pull and its push.
+    counts how many updates came between a pull and its push. `begun` is as for the dealer.
     """
 
     def __init__(
-        self, applied: AppliedSet, boundary: int, staleness: int | None, complete: Callable[[int], None]
+        self, applied: AppliedSet, boundary: int, staleness: int | None, complete: Callable[[int], None], begun: int = 0
     ) -> None:
-        self._dealer = Dealer(applied, boundary, staleness)
+        self._dealer = Dealer(applied, boundary, staleness, begun)
         self._complete = complete
         self._told = self._began = applied.through
         self._changed = threading.Condition()

@@ -23,13 +23,16 @@ class StepSettings:
         self._total_steps = total_steps
         self._taken = step
         self._kept: dict[int, Settings] = {}
-        self._stood: dict[str, Any] = self._standing()
+        self._stood: dict[str, Any] | None = None
         for optimizer in self._each():
             # Workers have no steps of an optimizer, and a server may be told of the next step first.
             optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def at(self, step: int) -> Settings:
         """The settings of a step behind the last boundary."""
+        if self._stood is None:
+            # Not earlier: an evaluation at the boundary may have had schedules react.
+            self._stood = self._standing()
         while step not in self._kept:
             coming = max(self._kept, default=self._taken) + 1
             self._move_to(coming - 1)
@@ -52,11 +55,12 @@ class StepSettings:
             self.at(boundary)
         self._move_to(boundary)
         self._kept.clear()
-        self._stood = self._standing()
+        self._stood = None
 
     def go_back(self) -> None:
         """To the last boundary, where a generation ends before the next one: schedules have gone ahead of the job."""
-        self._optimizers.load_settings(self._stood)
+        if self._stood is not None:
+            self._optimizers.load_settings(self._stood)
 
     def _move_to(self, step: int) -> None:
         if self._kept:

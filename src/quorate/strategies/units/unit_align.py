@@ -27,10 +27,11 @@ SETS_INDEX = 10
 
 @dataclass(frozen=True)
 class Standing:
-    """What all servers have after they were aligned: the units that are applied on every block, and whether there is
-    nothing else, so that the state is that of a boundary."""
+    """What all servers have after they were aligned: the units that are applied on every block; the latest step of
+    which any block has one; and whether there is nothing else, so that the state is that of a boundary."""
 
     everywhere: AppliedSet
+    furthest: int
     is_boundary: bool
 
 
@@ -51,9 +52,9 @@ class UnitAligner(Aligner):
         self.share.drop_surplus()
         sets = [AppliedSet.from_json(each) for blocks, _ in told.values() for each in blocks]
         sets.append(AppliedSet.from_json(told[donor][1]))
-        everywhere = applied_everywhere(sets)
+        everywhere, furthest = applied_everywhere(sets), max(each.furthest for each in sets)
         is_boundary = all(each == AppliedSet(each.lanes, progress.cursor.step) for each in sets)
-        return progress, copied, Standing(everywhere, is_boundary)
+        return progress, copied, Standing(everywhere, furthest, is_boundary)
 
     def _sets(self) -> dict[int, tuple[list[Any], Any]]:
         """The sets of each server's blocks and of its base, by position; those who leave only give."""

@@ -27,6 +27,9 @@ from quorate.training.strategy import NOTHING_ASKED, Save, StepRequest
 
 log = logging.getLogger(__name__)
 
+LONGEST = 1_000
+"""Steps of a segment at most: servers keep the notes of all its units, and tell them again after a loss."""
+
 
 @dataclass
 class UnitLoop(Loop):
@@ -35,6 +38,7 @@ class UnitLoop(Loop):
     _settings: StepSettings = field(init=False)
     _blocks: HeldBlocks | None = field(init=False)
     _applied: AppliedSet = field(init=False)
+    _begun: int = field(init=False)
     _is_boundary: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,7 +46,7 @@ class UnitLoop(Loop):
         self._settings = StepSettings(optimizers, self.sampler.total_steps, step)
         self._blocks = self._units.equip(self._settings, self.check_lease)
         standing = self._units.standing
-        self._applied, self._is_boundary = standing.everywhere, standing.is_boundary
+        self._applied, self._begun, self._is_boundary = standing.everywhere, standing.furthest, standing.is_boundary
 
     @property
     def _units(self) -> UnitStrategy:
@@ -91,13 +95,14 @@ class UnitLoop(Loop):
     # --- a server
 
     def _hub(self) -> Hub:
-        hub = Hub(self._applied, self._next_boundary(), self._units.staleness, self._complete_step)
+        hub = Hub(self._applied, self._next_boundary(), self._units.staleness, self._complete_step, self._begun)
         # An earlier hub may have told some of them: each is written down once.
         hub.start(self.progress.cursor.step)
         return hub
 
     def _next_boundary(self) -> int:
-        step, every, last = self.progress.cursor.step, self.spec.checkpoint.every, self.sampler.total_steps
+        step, every = self.progress.cursor.step, self.spec.checkpoint.every
+        last = min(self.sampler.total_steps, step + LONGEST)
         for coming in range(step + 1, last):
             is_saved = self.sampler.ends_epoch(coming) if every == "epoch" else every and coming % every == 0
             if is_saved or self.evaluation.is_due(coming, self.sampler):
@@ -148,7 +153,7 @@ class UnitLoop(Loop):
             )
         self._settings.reach(boundary)
         self.progress, self._is_boundary = progress, True
-        self._applied = AppliedSet(self.spec.lanes, boundary)
+        self._applied, self._begun = AppliedSet(self.spec.lanes, boundary), boundary
         if not self._is_warm:
             self.checkpointer.prepare(self.progress, self.workers)
             self._is_warm = True
