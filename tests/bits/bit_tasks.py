@@ -145,6 +145,20 @@ class FrozenAndUnused(Regression):
         return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
 
 
+class WithoutOptimizer(Momentum):
+    """A parameter that has gradients and no optimizer, one without elements, and one without a dimension."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_parameter("empty", nn.Parameter(torch.empty(0, 4)))
+        model.register_parameter("scalar", nn.Parameter(torch.tensor(1.0)))
+        return model
+
+    def optimizer(self, model: nn.Module) -> Any:
+        trained = [parameter for name, parameter in model.named_parameters() if name != "2.weight"]
+        return torch.optim.SGD(trained, lr=self.learning_rate, momentum=0.9)
+
+
 class SometimesUsed(Regression):
     """A parameter that gets a gradient in some lanes only."""
 

@@ -71,6 +71,16 @@ def test_a_job_changes_from_the_ring_to_servers_and_back(case: Case, tmp_path: P
     assert gang.train(case.task, served.model_copy(), 1, folder).digest == whole
 
 
+def test_what_no_optimizer_updates_stays_as_it_is_on_more_servers_than_there_are_parameters(tmp_path: Path) -> None:
+    case, folder = Case(tasks.WithoutOptimizer, {"clip_norm": 0.1}), tmp_path / "changing"
+    ring = digest(case, tmp_path / "ring", 1)
+    assert digest(case, tmp_path / "served", 2, 7, 2) == ring
+    folder.mkdir()
+    served = gang.job(case.task, **case.keys, strategy={"kind": "parameter-server", "servers": 7})
+    assert gang.train(case.task, served, 1, folder, stop_at=2).ending == "interrupted"
+    assert gang.train(case.task, gang.job(case.task, **case.keys), 2, folder).digest == ring
+
+
 def test_an_optimizer_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
     spec = gang.job(tasks.NoisyOptimizer, strategy={"kind": "parameter-server"})
     failure = gang.train(tasks.NoisyOptimizer, spec, 1, tmp_path).failure

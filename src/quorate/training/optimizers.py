@@ -170,11 +170,11 @@ class Optimizers:
 
     def take_state(self, parameter: torch.Tensor, values: dict[str, Any]) -> None:
         """Go on with this for one parameter; where there is nothing, as if it had never been updated."""
-        name, _ = self.places()[parameter]
-        state = self.by_name[name].state
-        state.pop(parameter, None)
+        for optimizer in self.by_name.values():
+            optimizer.state.pop(parameter, None)
         if values:
-            state[parameter] = values
+            name, _ = self.places()[parameter]
+            self.by_name[name].state[parameter] = values
 
     def load_settings(self, state: dict[str, Any]) -> None:
         """Go on with the settings and schedules of another process of the same job, and with nothing of a parameter."""
