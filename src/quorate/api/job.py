@@ -42,6 +42,7 @@ class JobKeys(TypedDict, total=False):
     on_bad_sample: Literal["fail", "skip"]
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "bf16"]
+    compile: bool
     deterministic: bool
     bucket_mb: float
     strategy: str | Section

@@ -165,6 +165,7 @@ class JobSpec(Section):
     on_bad_sample: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.MEANING] = "auto"
     precision: Annotated[Literal["auto", "fp32", "bf16"], Mark.MEANING] = "auto"
+    compile: Annotated[bool, Mark.MEANING] = False
     deterministic: Annotated[bool, Mark.MEANING] = True
     bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0
     strategy: Annotated[

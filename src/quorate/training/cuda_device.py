@@ -13,6 +13,7 @@ from quorate.training.device import EVERYTHING, CpuDevice, Model, Numbers
 
 OLDEST = (7, 0)
 """The compute capability below which torch has no kernels for a GPU."""
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -27,8 +28,10 @@ class CudaDevice(CpuDevice):
     name = "cuda"
     is_host = False
 
-    def __init__(self, precision: str = "auto") -> None:
+    def __init__(self, precision: str = "auto", *, compiles: bool = False, is_lone_lane: bool = False) -> None:
         prepare_environment()
+        self._compiles = compiles
+        self._is_lone_lane = is_lone_lane
         if not torch.cuda.is_available():
             why = "this torch is built without CUDA" if torch.version.cuda is None else "its driver does not answer"
             raise RunError(f"`device: cuda` asks for a GPU, and there is none that torch can use: {why}.")
@@ -49,6 +52,14 @@ class CudaDevice(CpuDevice):
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = deterministic
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        if self._compiles:
+            from torch._dynamo import config as tracing
+            from torch._inductor import config as kernels
+
+            # Kernels are not chosen by a stopwatch, which may choose another each time.
+            kernels.deterministic = deterministic
+            # Where too many shapes are met, an error: a worker that alone goes on without compiling has other bits.
+            tracing.recompile_limit, tracing.fail_on_recompile_limit_hit = 64, True
 
     def facts(self, threads: int, deterministic: bool) -> dict[str, str]:
         capability = torch.cuda.get_device_capability(self._device)
@@ -56,6 +67,7 @@ class CudaDevice(CpuDevice):
             "gpu": self._title,
             "gpu capability": ".".join(map(str, capability)),
             "cuda": str(torch.version.cuda),
+            "compiled": str(self._compiles),
             "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         }
 
@@ -64,7 +76,19 @@ class CudaDevice(CpuDevice):
         if any(isinstance(module, torch.nn.Conv2d) for module in placed.modules()):
             # Convolutions take half of the time with the channels last.
             placed = placed.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self._compiles:
+            # In place: its parameters keep their names, and whoever calls it need not know.
+            placed.compile(dynamic=False)
         return placed
+
+    def tune(self, optimizer: torch.optim.Optimizer) -> None:
+        """One kernel for all parameters, where torch has one and the task has not chosen. It wants gradients that lie
+        as the parameters do, which those of several lanes do not."""
+        if type(optimizer) not in _FUSED or not self._is_lone_lane:
+            return
+        for group in optimizer.param_groups:
+            if group.get("fused") is None and group.get("foreach") is None and not group.get("differentiable"):
+                group["fused"] = True
 
     def move(self, batch: Any) -> Any:
         return _moved(batch, self._send)

@@ -57,6 +57,10 @@ class Device(Protocol):
         """The model with its parameters and buffers here. Called once, before anything refers to them."""
         ...
 
+    def tune(self, optimizer: torch.optim.Optimizer) -> None:
+        """Choose the fastest kernels that an optimizer has here, where the task has not chosen. Called once."""
+        ...
+
     def move(self, batch: Any) -> Any:
         """A batch with its tensors here. Called for each micro-batch and evaluation batch; does not wait."""
         ...
@@ -128,6 +132,9 @@ class CpuDevice:
 
     def place(self, model: Model) -> Model:
         return model
+
+    def tune(self, optimizer: torch.optim.Optimizer) -> None:
+        """As they are."""
 
     def move(self, batch: Any) -> Any:
         return batch

@@ -17,6 +17,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from quorate.core.errors import RunError, TaskError
 from quorate.core.user_code import blame_user_code, building_code, given, likely_slip, user_code
 from quorate.spec.job import ScheduleSpec
+from quorate.training.device import CPU, Device
 from quorate.training.task import Task
 
 SOLE = ""
@@ -25,12 +26,14 @@ SOLE = ""
 class Optimizers:
     """Everything that turns a summed gradient into an update, and its state."""
 
-    def __init__(self, task: Task, model: torch.nn.Module, schedule: ScheduleSpec | None) -> None:
+    def __init__(self, task: Task, model: torch.nn.Module, schedule: ScheduleSpec | None, device: Device = CPU) -> None:
         with building_code("optimizer()"):
             made = task.optimizer(model)
         self.by_name: dict[str, Optimizer] = dict(made) if isinstance(made, Mapping) else {SOLE: made}
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._check(names)
+        for optimizer in self.by_name.values():
+            device.tune(optimizer)
         self._schedule = schedule
         self._base_rates = {name: [group["lr"] for group in o.param_groups] for name, o in self.by_name.items()}
         self._schedulers = self._build_schedulers(task)

@@ -33,7 +33,7 @@ class Replica:
         self.model = device.place(build_model(task, spec.seed))
         self.buffers = Buffers(self.model, task.buffer_rules, device)
         seed_generators(derive_seed(spec.seed, "optimizer"))
-        self.optimizers = Optimizers(task, self.model, spec.schedule)
+        self.optimizers = Optimizers(task, self.model, spec.schedule, device)
         self.parameters = tuple(self.model.named_parameters())
         self.average = None if spec.average is None else Average(self.parameters, spec.average.decay)
         self.trainable = tuple((name, p) for name, p in self.parameters if p.requires_grad)
