@@ -69,9 +69,10 @@ def masked(tokens: torch.Tensor, vocabulary: int, mask_token: int) -> tuple[torc
     is_hidden = torch.rand(shape, device=device).argsort(dim=1, stable=True) < chosen
     kind = torch.rand(shape, device=device)
     others = torch.randint(0, vocabulary, shape, dtype=tokens.dtype, device=device)
-    shown = torch.where(is_hidden & (kind < 0.8), mask_token, tokens)
+    # Numbers are filled in: torch.where() would copy each of them to the device first.
+    shown = tokens.masked_fill(is_hidden & (kind < 0.8), mask_token)
     shown = torch.where(is_hidden & (kind >= 0.9), others, shown)
-    return shown, torch.where(is_hidden, tokens.long(), IGNORED)
+    return shown, tokens.long().masked_fill(~is_hidden, IGNORED)
 
 
 class Bert(nn.Module):

@@ -144,6 +144,16 @@ def test_at_first_all_classes_are_about_as_likely_and_gradients_are_finite(name:
     assert len(handled) == len({id(parameter) for parameter in handled}) == len(gradients)
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_a_loss_is_computed_where_model_and_batch_are(name: str) -> None:
+    task = tiny(name)
+    training, _ = task.datasets()
+    model, batch = task.model().to("meta"), [part.to("meta") for part in collate([training[0], training[1]])]
+    # A tensor of the host's memory among those of the other device would be an error.
+    assert task.loss(model, batch).device.type == "meta"
+    assert {value.device.type for value in task.metrics(model, batch).values()} == {"meta"}
+
+
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("name", TINY)
 def test_one_worker_and_two_give_one_digest(name: str, tmp_path: Path) -> None:
