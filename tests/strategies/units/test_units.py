@@ -177,6 +177,21 @@ def test_schedules_go_back_with_a_segment_that_ends_too_early() -> None:
     assert_equal(play.values(), by_hand(play, 6))
 
 
+class TensorRate(Scheduled):
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5))
+
+
+def test_a_learning_rate_that_is_a_tensor_is_that_of_each_step() -> None:
+    settings = StepSettings(played(TensorRate).replicas[0].optimizers, 6, 0)
+
+    def rate(step: int) -> float:
+        settings.install(settings.at(step), 1.0)
+        return float(settings.at(step)[0][0]["lr"])
+
+    assert [rate(step) for step in (1, 2, 4, 1, 5, 4, 1)] == [0.5, 0.5, 0.25, 0.5, 0.125, 0.25, 0.5]
+
+
 class OnPlateau(Regression):
     def schedule(self, optimizer: Any) -> Any:
         return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)

@@ -1,8 +1,10 @@
 """The settings of the optimizers at each step, where several steps are being applied at the same time."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from quorate.training.optimizers import Optimizers
@@ -45,7 +47,7 @@ class StepSettings:
         """Give them to the optimizers, with the learning rates multiplied by a factor."""
         for optimizer, groups in zip(self._each(), settings, strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
-                group.update(values)
+                group.update(_copied(values))
                 if factor != 1.0:
                     group["lr"] = values["lr"] * factor
 
@@ -86,7 +88,13 @@ def learning_rates(optimizers: Optimizers, settings: Settings) -> dict[str, floa
 
 
 def _settings(optimizers: list[Optimizer]) -> Settings:
-    return [
-        [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        for optimizer in optimizers
-    ]
+    return [[_copied(group) for group in optimizer.param_groups] for optimizer in optimizers]
+
+
+def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Schedulers write into a learning rate that is a tensor: what is kept of a step must be another."""
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
