@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 
 import pytest
@@ -50,6 +51,19 @@ def test_a_run_and_itself_do_not_part(used_workplace: Workplace) -> None:
     assert "They do not part" in told
     assert "the same weights" in told
     assert "All keys of their jobs are equal." in told
+
+
+def test_weights_that_are_not_promised_to_be_the_same_are_no_fault(used_workplace: Workplace) -> None:
+    mode = ("strategy.kind=parameter-server", "strategy.mode=asynchronous")
+    by_itself = "class TroubledSgd(torch.optim.SGD):\n    per_parameter = True\n"
+    source = used_workplace.task.read_text()
+    used_workplace.task.write_text(source.replace("class TroubledSgd(torch.optim.SGD):\n", by_itself))
+    done = used_workplace.train(*(word for each in mode for word in ("--set", each)))
+    assert done.code == 0, done.stderr
+    told = used_workplace.run("diff", "tiny-0001", "last", COLUMNS="200").stdout
+    assert "In mode asynchronous weights depend on which update came first" in told
+    shown = used_workplace.run("show", "last", COLUMNS="200").stdout
+    assert re.search(r"\d+ staleness reports?\b", shown), shown
 
 
 @pytest.mark.usefixtures("unmeasured")

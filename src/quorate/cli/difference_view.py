@@ -16,6 +16,7 @@ from quorate.history.documents import difference_document
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
 from quorate.spec.override import Absent
+from quorate.spec.strategy import is_synchronous
 from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
 
@@ -48,6 +49,9 @@ def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> 
     else:
         verdict = f"They end with {'the same' if same else 'other'} weights."
         screen.print(Text(verdict, style="green" if same else "yellow"))
+    if not same and (modes := _modes_without_bits(pair)):
+        why = "weights depend on which update came first, so that others are no sign of a fault"
+        screen.print(f"In mode {' and '.join(modes)} {why}.")
     if replayed is not None:
         _print_replay(screen, replayed)
     tables = {
@@ -68,6 +72,11 @@ def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> 
             screen.print(Text(text, style={"-": "red", "+": "green"}.get(text[:1], "")), soft_wrap=True)
     if not pair.keys:
         screen.print("\nAll keys of their jobs are equal.")
+
+
+def _modes_without_bits(pair: RunPair) -> list[str]:
+    strategies = [side.job.spec.strategy for side in (pair.left, pair.right)]
+    return sorted({str(each.model_dump()["mode"]) for each in strategies if not is_synchronous(each)})
 
 
 def _parting(pair: RunPair) -> Text:

@@ -58,7 +58,7 @@ NOUNS = {
     "links": "measured link",
     "compression": "measured compression",
     "spans": "worker trace",
-    "staleness": "boundary",
+    "staleness": "staleness report",
 }
 USUAL_KINDS = ("step", "evaluation", "checkpoint", "generation")
 STORY = frozenset({"generation", "lost", "resize", "coordinator"})
