@@ -27,9 +27,11 @@ class LaneEncoder:
         self._exchange = exchange
         self._gradients = gradients
         self._residuals = residuals
+        self._before = (0, 0)
 
     def encode(self, step: int, results: Sequence[LaneResult]) -> None:
         """What is held back after the step is written down when this returns, before anything is sent of it."""
+        self._before = (self._exchange.bytes_sent, self._exchange.bytes_received)
         self._exchange.lanes = {result.lane: self._encoded(step, result) for result in results}
 
     def _encoded(self, step: int, result: LaneResult) -> tuple[EncodedLane, ...]:
@@ -39,8 +41,8 @@ class LaneEncoder:
         return tuple(one.encode(step, result.lane, result.present, gradient) for one in compressors)
 
     def traffic(self, step: int, generation: Generation, own: Member) -> GradientsCompressed:
-        """What this worker has sent and received in the first step of a generation."""
-        exchange = self._exchange
+        """What this worker has sent and received in the step that was encoded last."""
+        exchange, (sent, received) = self._exchange, self._before
         sizes = [len(part.payload) for lane in exchange.lanes.values() for part in lane]
         dense = sum(compressor.dense_bytes for compressor in exchange.compressors)
         return GradientsCompressed(
@@ -49,8 +51,8 @@ class LaneEncoder:
             worker=own.worker,
             lane_bytes=round(sum(sizes) / len(own.lanes)),
             lane_bytes_dense=dense,
-            sent_bytes=exchange.bytes_sent,
-            received_bytes=exchange.bytes_received,
+            sent_bytes=exchange.bytes_sent - sent,
+            received_bytes=exchange.bytes_received - received,
             sent_bytes_dense=exchange.pushed_dense * len(own.lanes),
             received_bytes_dense=dense,
         )
