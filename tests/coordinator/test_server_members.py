@@ -342,7 +342,7 @@ def test_a_number_that_cannot_be_is_refused(settings: JobSettings, asked: Resize
 
 def test_workers_and_servers_are_changed_together() -> None:
     decision = decide(serving_job(), ResizeRequested(workers=3, servers=1), 1.0)
-    assert "3 workers instead of 2 and 1 servers instead of 2" in decision.reason
+    assert "3 workers instead of 2 and 1 server instead of 2" in decision.reason
     same = decide(serving_job(), ResizeRequested(servers=2), 1.0)
     assert (same.actions, same.reason) == ((), "the job has 2 servers already")
 

@@ -14,7 +14,7 @@ from made_events import EVERY, fields_of, make_event
 from quorate.history.account import Account
 from quorate.history.timeline import Timeline
 from quorate.observe.event import KINDS, VERSION, Event, UnknownEvent
-from quorate.observe.events import GenerationFormed, RunBegan, RunFailed, StepCompleted, WorkerLost, read_event
+from quorate.observe.events import GenerationFormed, Resized, RunBegan, RunFailed, StepCompleted, WorkerLost, read_event
 from schemas import validate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,3 +135,8 @@ class TestLaterVersions:
         assert (timeline.position, timeline.total_steps, timeline.unreadable_lines) == (2, 2, 0)
         assert timeline.counts["preempted"] == 1
         assert {*Timeline.glance(LATER).counts} == {*timeline.counts}
+
+
+def test_one_of_something_is_said_in_the_singular() -> None:
+    assert Resized(before=2, workers=2, servers=1).said == "1 server"
+    assert Resized(before=2, workers=1, servers=3).said == "1 worker instead of 2, and 3 servers"

@@ -1,5 +1,6 @@
 """The bytes that a worker tells of are those of one step."""
 
+from types import MappingProxyType
 from typing import Any
 
 from quorate.core.generation import Generation, GenerationId, Member
@@ -9,7 +10,7 @@ from quorate.strategies.server_compress import LaneEncoder
 class Counting:
     """What an exchange has sent and received so far."""
 
-    lanes: Any = {}
+    lanes: Any = MappingProxyType({})
     compressors: Any = ()
     pushed_dense = 1000
     bytes_sent = bytes_received = 0

@@ -63,6 +63,7 @@ from quorate.core.errors import FrameError
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of, names_of
 from quorate.observe.events import Resized
+from quorate.observe.quantities import plural
 
 _SELDOM = 3600.0
 """Seconds at most between two tellings of the same."""
@@ -173,9 +174,9 @@ def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> De
     if (workers, servers) == (members.wanted, members.wanted_servers):
         return Decision(state, (), f"the job has {asked} already")
     changed: Active = replace(state, members=resized(members, workers, servers))
-    changes = {"workers": (members.wanted, workers), "servers": (members.wanted_servers, servers)}
+    changes = {"worker": (members.wanted, workers), "server": (members.wanted_servers, servers)}
     reason = "the job goes on with " + " and ".join(
-        f"{after} {what} instead of {before}" for what, (before, after) in changes.items() if before != after
+        f"{plural(after, what)} instead of {before}" for what, (before, after) in changes.items() if before != after
     )
     told = Resized(before=members.wanted, workers=workers, servers=servers or None, time=now)
     actions = (told, *call_together(changed))

@@ -9,6 +9,7 @@ from typing import Any, Self
 from quorate.core.failure import Failure
 from quorate.core.spans import Span
 from quorate.observe.event import HEAD, KINDS, Count, Event, Number, Ranges, UnknownEvent, event, plain, record_in
+from quorate.observe.quantities import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,9 +335,9 @@ class Resized(Event):
     def said(self) -> str:
         """With what the job is to go on."""
         if self.servers is not None and self.workers == self.before:
-            return f"{self.servers} servers"
-        beside = "" if self.servers is None else f", and {self.servers} servers"
-        return f"{self.workers} workers instead of {self.before}{beside}"
+            return plural(self.servers, "server")
+        beside = "" if self.servers is None else f", and {plural(self.servers, 'server')}"
+        return f"{plural(self.workers or 0, 'worker')} instead of {self.before}{beside}"
 
 
 @event(kind="stop")
