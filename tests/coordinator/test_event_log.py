@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quorate.coordinator.actions import RecordEvents
 from quorate.coordinator.event_log import EventLog
-from quorate.observe.events import LogMessage, StepCompleted, SystemSampled
+from quorate.observe.events import LogMessage, RolledBack, StepCompleted, SystemSampled, WorkerLost
 from quorate.observe.jsonl import JsonlSink
 
 BATCH = (
@@ -49,3 +49,15 @@ def test_two_samples_that_differ_in_nothing_but_their_time_are_two(tmp_path: Pat
     successor.record(RecordEvents((BATCH[1], BATCH[3])))
     told: list[dict[str, Any]] = [json.loads(line) for line in file.read_text().splitlines()]
     assert [each["time"] for each in told] == [1.5, 2.5]
+
+
+def test_a_job_says_that_it_goes_back_where_somebody_was_lost_or_later_steps_were_told(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    log = EventLog(JsonlSink(file))
+    steps = [StepCompleted(step=step) for step in (1, 2, 3)]
+    lost = WorkerLost(step=2, worker=1, message="")
+    for event in (*steps, RolledBack(step=3), RolledBack(step=1), steps[1], lost, RolledBack(step=2)):
+        log.publish(event)
+    told = [json.loads(line) for line in file.read_text().splitlines()]
+    later = [("rollback", 1), ("step", 2), ("lost", 2), ("rollback", 2)]
+    assert [(one["kind"], one["step"]) for one in told[3:]] == later

@@ -49,6 +49,8 @@ class EventLog:
         self._told: dict[tuple[str, int], int] = {}
         # What a worker is not answered it tells again, word for word, to the next coordinator.
         self._written_before: frozenset[str] = frozenset()
+        # Whether anybody was lost since the last generation was formed.
+        self._has_lost = False
 
     @property
     def path(self) -> Path:
@@ -101,6 +103,7 @@ class EventLog:
                     servers=tuple(server.worker for server in generation.servers) or None,
                 )
                 self.publish(formed)
+                self._has_lost = False
             case RelayStop(reason):
                 self.publish(RunStopped(reason=reason))
             case EndJob(None, digest, result):
@@ -110,8 +113,9 @@ class EventLog:
 
     def publish(self, event: Event) -> None:
         """Write an event of this moment, unless it has been told before."""
-        if isinstance(event, RolledBack):
-            self._forget_after(event.step or 0)
+        self._has_lost = self._has_lost or isinstance(event, WorkerLost)
+        if isinstance(event, RolledBack) and not self._forget_after(event.step or 0) and not self._has_lost:
+            return  # all have saved and left: nothing is trained again
         if event.kind not in _TOLD_ONCE or self._is_new(event.kind, event.step):
             self._sink.handle(replace(event, time=time.time()))
 
@@ -134,11 +138,15 @@ class EventLog:
     def close(self) -> None:
         self._sink.close()
 
-    def _forget_after(self, step: int) -> None:
+    def _forget_after(self, step: int) -> bool:
+        """Whether anything was told of later steps."""
         last, bit = divmod(step, _PAGE)
-        for kind, page in [place for place in self._told if place[1] >= last]:
+        later = [place for place in self._told if place[1] >= last]
+        told = sum(self._told[place].bit_count() for place in later)
+        for kind, page in later:
             kept = (2 << bit) - 1 if page == last else 0
             self._told[kind, page] &= kept
+        return told > sum(self._told[place].bit_count() for place in later)
 
     def _is_new(self, kind: str, step: int | None) -> bool:
         page, bit = divmod(-1 if step is None else step, _PAGE)

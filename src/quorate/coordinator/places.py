@@ -77,7 +77,7 @@ def must_hand_over(members: Members) -> bool:
     if not holders or not all(known.is_leaving for known in holders):
         return False
     if members.settings.servers:
-        # Whoever hosts the first lane has saved it.
+        # One of them has committed what all have written.
         return not any(known.is_saved for known in members.enrolled)
     can_be_copied = members.settings.lanes > 1 and any(not known.is_leaving for known in members.enrolled)
     return can_be_copied or not any(known.is_saved for known in holders)

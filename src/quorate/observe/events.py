@@ -312,7 +312,8 @@ class WorkerLost(Event):
 
 @event(kind="rollback")
 class RolledBack(Event):
-    """Replicas differed, and the job goes back to a step: what was told of later ones is told again."""
+    """Replicas differed, or servers are lost, and the job goes back to a step: what was told of later ones is told
+    again."""
 
 
 @event(kind="coordinator")
