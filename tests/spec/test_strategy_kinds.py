@@ -147,3 +147,16 @@ def test_what_needs_steps_is_refused_where_there_are_units(key: str, value: Any)
     with pytest.raises(JobFileError) as raised:
         JobSpec.model_validate({"task": "a.py:A", "batch_size": 8, "steps": 1, key: value, "strategy": strategy})
     assert [problem.path for problem in raised.value.problems] == [key]
+
+
+def test_a_mode_is_told_with_where_it_was_said_and_not_where_its_strategy_was() -> None:
+    strategy = {"kind": "parameter-server", "mode": "bounded", "compress": {"bits": 8}}
+    job = {name: field.default for name, field in JobSpec.model_fields.items()} | {
+        "batch_size": 8,
+        "strategy": strategy,
+        "balance": "speed",
+    }
+    found = rules.broken_rules(job, {"batch_size"}, lambda key: f" (said of {key})")
+    texts = {problem.path: problem.text for problem in found}
+    for path in ("strategy.staleness", "strategy.compress", "balance"):
+        assert "bounded (said of strategy.mode)" in texts[path]

@@ -84,7 +84,7 @@ def _early_stop_sees_evaluations(job: Job, told: Told) -> Iterator[Problem]:
 def _strategy_is_whole(job: Job, told: Told) -> Iterator[Problem]:
     strategy = job["strategy"]
     given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
-    said = told("strategy")
+    said = told("strategy.mode")
     if given.get("kind") == "parameter-server":
         mode, staleness = given.get("mode", "synchronous"), given.get("staleness")
         if mode == "bounded" and staleness is None:
@@ -111,16 +111,17 @@ def _units_have_no_steps(job: Job, told: Told) -> Iterator[Problem]:
     mode = "synchronous" if isinstance(strategy, str) else dict(strategy).get("mode", "synchronous")
     if mode == "synchronous":
         return
+    said = told("strategy.mode")
     if job["balance"] == "speed":
         yield Problem(
             "balance",
-            f"in strategy.mode: {mode}{told('strategy')} work goes to whoever is free, and lanes are not shared out",
+            f"in strategy.mode: {mode}{said} work goes to whoever is free, and lanes are not shared out",
             "Leave balance out: who is slow gets less to do by itself.",
         )
     if job["average"] is not None:
         yield Problem(
             "average",
-            f"it moves with each step, and in strategy.mode: {mode}{told('strategy')} the weights after a step are "
+            f"it moves with each step, and in strategy.mode: {mode}{said} the weights after a step are "
             "nowhere all at once",
             "Leave average out, or use strategy.mode: synchronous.",
         )
