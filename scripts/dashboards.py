@@ -249,6 +249,21 @@ EXCHANGE = Board(
                 {"{{run}}": selected("quorate_staleness_gap_steps")},
                 "Of the oldest unapplied one, at which a unit was begun since the last boundary, at most.",
             ),
+            Panel(
+                "Parameter servers",
+                PLAIN,
+                {
+                    "{{run}} servers": selected("quorate_servers"),
+                    "{{run}} {{server}} blocks": selected("quorate_server_blocks"),
+                },
+                "How many hold parameters, and how many parameters each holds, replicas included.",
+            ),
+            Panel(
+                "Parameters of a server",
+                BYTES,
+                {"{{run}} {{server}}": selected("quorate_server_bytes")},
+                "Bytes of the parameters that each server holds, replicas included.",
+            ),
         ),
     },
 )

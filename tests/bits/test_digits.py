@@ -40,6 +40,7 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.long
 def test_the_command_gives_one_digest_and_learns(tmp_path: Path) -> None:
     alone, together = (
         run(tmp_path, "train", str(EXAMPLE), "--workers", workers, "--epochs", "2") for workers in ("1", "4")

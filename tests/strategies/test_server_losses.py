@@ -374,7 +374,7 @@ def test_whoever_dies_wherever_and_whoever_knows_the_bits_are_the_same(
     undisturbed: str, tmp_path: Path, refills: bool
 ) -> None:
     for number, death in enumerate(TOLD):
-        if number % 4 == refills:
+        if number % 11 == refills:
             check(death, undisturbed, tmp_path, refills=refills)
 
 
@@ -394,9 +394,9 @@ def second_deaths() -> list[tuple[Death, Death]]:
     return [(one, other) for one in first for other in then]
 
 
-@pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.long if part else ()) for part in range(8)])
+@pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.long if part else ()) for part in range(24)])
 def test_another_may_die_while_the_state_is_copied(part: int, undisturbed: str, tmp_path: Path) -> None:
-    for one, other in second_deaths()[part::8]:
+    for one, other in second_deaths()[part::24]:
         again = replace(other)
         digests = run(Momentum, tmp_path, replace(one), again, refills=True, clip_norm=0.5)
         assert again.has_fired
