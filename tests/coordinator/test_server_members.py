@@ -28,6 +28,7 @@ from coordinator.played import (
 from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, Expel, Refill, Refuse, Regroup
 from quorate.coordinator.events import FailureReported, HeartbeatReceived, ResizeRequested, StateReported, StopRequested
 from quorate.coordinator.membership import decide, start
+from quorate.coordinator.news import news_of
 from quorate.coordinator.states import Decision, Ended, Handover, JobSettings, Recollection, State, Training
 from quorate.coordinator.succession import succeed, take_over
 from quorate.core.errors import PeerLost
@@ -439,6 +440,17 @@ def test_a_stop_while_servers_hold_the_state_and_no_worker_is_left_does_not_wait
     )
     assert isinstance(decisions[-1].state, Ended)
     assert decisions[-1].state.result == {"ending": "terminated"}
+
+
+def test_a_stop_has_a_worker_started_that_leads_the_servers_to_their_save() -> None:
+    """Ordered before the stop was asked for, and not started yet: nobody else could save what they hold."""
+    lost = [*((1.0, killed(one)) for one in (0, 1, B)), *all_report((A,))]
+    decisions = play(serving_job(), *lost, (1.2, StopRequested("terminated")))
+    told = news_of(decisions[-1].state, {(A, pid_of(A))}, 1.3)
+    assert list(told.vacant) == [0, 1]
+    led = decide(decisions[-1].state, registered(0, life=1), 2.0)
+    assert workers_of(declared(led)) == [0, A]
+    assert not news_of(led.state, {(A, pid_of(A)), (0, pid_of(0, 1))}, 2.1).vacant
 
 
 def test_a_stop_goes_on_with_the_servers_that_are_left() -> None:

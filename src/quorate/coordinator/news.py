@@ -8,6 +8,7 @@ from quorate.coordinator.actions import GrantLease, RecordEvents
 from quorate.coordinator.events import ExitReported, MembershipEvent
 from quorate.coordinator.states import Decision, Ended, Members, Recalling, State
 from quorate.core.failure import Failure
+from quorate.core.generation import Role
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,15 @@ def news_of(state: State, processes: Collection[tuple[int, int]], now: float) ->
     if isinstance(state, Ended):
         return News(Outcome(state.failure, dict(state.result)))
     members = state.members
-    # Where a job stops, places stay empty. And not before everybody has come back: one would be started from a
-    # checkpoint that nobody needs, and a damaged one would end the job.
+    # Not before everybody has come back: one would be started from a checkpoint that nobody needs, and a damaged one
+    # would end the job.
     is_incomplete = isinstance(state, Recalling) and bool(state.missing)
-    vacant = {} if is_incomplete or members.stop is not None else _vacancies(members, processes, now)
+    vacant = {} if is_incomplete else _vacancies(members, processes, now)
+    if members.stop is not None:
+        # Where a job stops, places stay empty; unless servers hold its state and lack a worker to lead them to a save.
+        has_workers = any(not known.is_server for known in members.enrolled)
+        is_led = not (members.settings.servers and members.has_state) or has_workers
+        vacant = {} if is_led else {one: vacancy for one, vacancy in vacant.items() if Role.of(one) is Role.WORKER}
     return News(None, tuple(sorted(members.expelled)), vacant, members.wanted)
 
 
