@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("unmeasured")
 
 def digest(task: type[Task], workers: int, folder: Path, links: str = "auto") -> str:
     folder.mkdir()
-    return gang.train(task, gang.job(task, clip_norm=0.5, links=links), workers, folder).digest
+    spec = gang.job(task, clip_norm=0.5, links=links, steps=7, accumulate=2, evaluate={"every": 3}, batch_size=24)
+    return gang.train(task, spec, workers, folder).digest
 
 
 @pytest.mark.parametrize("task", [tasks.Momentum, tasks.BatchNormAndDropout], ids=lambda task: task.__name__)

@@ -97,8 +97,12 @@ class LaneRunner:
         batches: Sequence[tuple[int, Any]],
         batch_samples: int,
         spans: SpanRecorder | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> LaneResult:
-        """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch."""
+        """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch.
+
+        `meanwhile` is called when the device has got all that it has to do for the lane, and before it is waited for.
+        """
         result = LaneResult(lane, sum([samples for samples, _ in batches]), read=NO_INDICES)
         if not batches:
             self._gradients.clear(lane)
@@ -126,6 +130,7 @@ class LaneRunner:
                 for name, value in take_log(task, device).items():
                     logged.setdefault(name, LossSum()).add(LossSum(value * samples, samples))
         result.present = self._gradients.finish()
+        meanwhile()
         result.losses = self._read(losses)
         if logged:
             result.log = {name: total.mean for name, total in logged.items()}

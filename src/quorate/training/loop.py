@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import cast
 
@@ -14,6 +15,7 @@ from quorate.data.feed import Feed
 from quorate.data.indices import joined, ranges_of
 from quorate.data.ledger import Tally
 from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source
+from quorate.data.samples import Batch
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, RunBegan, SkippedStep, StepCompleted, TrainingBlocks
 from quorate.spec.job import JobSpec
@@ -66,6 +68,9 @@ class Loop:
     _bad_listed: tuple[int, ...] = ()
     _notes: list[str] = field(default_factory=list)
     _draws: bool = False
+    _last: int = 0
+    # What was read ahead, for which step and lane.
+    _ahead: tuple[tuple[int, int] | None, list[Batch]] = (None, [])
 
     def run(self) -> str | None:
         """Do what it is here for; "complete", "early stop" or why it was asked to stop; None where the generation ends
@@ -77,6 +82,7 @@ class Loop:
         self.checkpointer.enter(self.strategy, self.progress.cursor.step)
         evaluates = self.evaluation.samples > 0
         last = min(self.sampler.total_steps, self.mode.replayed_step or self.sampler.total_steps)
+        self._last = last
         self._evaluate_if_due()
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
         if self._save_is_due():
@@ -173,17 +179,17 @@ class Loop:
         self.check_lease()
         waited = activity.seconds[DATA]
         activity.enter(DATA, lane)
-        planned = self.sampler.micro_batches(step, lane)
-        # Before the first is read: if that kills the worker, somebody can tell which they were.
-        activity.write_samples(epoch, joined(planned).data)
-        answers = [self.feed.next(Request(Source.TRAINING, epoch, samples, lane)) for samples in planned]
+        (place, answers), self._ahead = self._ahead, (None, [])
+        if place != (step, lane):
+            answers = self._fetch(step, lane)
         activity.leave()
         waited = activity.seconds[DATA] - waited
         activity.enter(COMPUTE, lane)
         # What the feed has answered with; a ledger of what was planned proves nothing.
         read = [batch.samples for batch in answers]
         batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
-        result = self.lanes.run(step, lane, batches, batch_samples, activity.spans)
+        meanwhile = self._no_more if self.replica.device.is_host else partial(self._fetch_ahead, step, lane)
+        result = self.lanes.run(step, lane, batches, batch_samples, activity.spans, meanwhile)
         result.read = joined(read)
         result.tally, result.data_s = Tally.of(epoch, result.read), waited
         activity.leave()
@@ -199,6 +205,29 @@ class Loop:
             result.bad = left_out.indices
             result.why = worth_telling(self.progress.told, left_out.reasons, has_samples=len(result.read) > 0)
         return result
+
+    def _fetch(self, step: int, lane: int) -> list[Batch]:
+        """What a lane reads of a step, as the feed answers it."""
+        epoch, planned = self.sampler.epoch_of(step), self.sampler.micro_batches(step, lane)
+        # Before the first is read: if that kills the worker, somebody can tell which they were.
+        self.activity.write_samples(epoch, joined(planned).data)
+        return [self.feed.next(Request(Source.TRAINING, epoch, samples, lane)) for samples in planned]
+
+    def _fetch_ahead(self, step: int, lane: int) -> None:
+        """While the device computes a lane, have the next one's batches on their way to it.
+
+        Not where an evaluation comes first, or the end: the feed answers in the order of its plan.
+        """
+        hosted = self.strategy.hosted
+        place = (step, lane + 1) if lane + 1 in hosted else (step + 1, hosted[0])
+        if place[0] > step and (step >= self._last or self.evaluation.is_due(step, self.sampler)):
+            return
+        move = self.replica.device.move
+        fetched = self._fetch(*place)
+        self._ahead = place, [replace(batch, content=move(batch.content)) for batch in fetched]
+
+    def _no_more(self) -> None:
+        """The device is the host, which has no time to spare."""
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor
