@@ -1,0 +1,69 @@
+"""What of a GPU's device can be seen without a GPU."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.core.errors import RunError
+from quorate.training.cuda_device import CudaDevice, _moved, count_differing
+from quorate.training.device import same_bits
+
+TYPES = (torch.float32, torch.float64)
+VALUES = (0.0, -0.0, 1.0, float("nan"), float("inf"))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([(), (0,), (3,), (2, 2)]), st.sampled_from([torch.float32, torch.float64]), st.randoms()
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_pairs_are_equal_to_the_last_bit_or_not(drawn: list[Any]) -> None:
+    pairs = []
+    for shape, dtype, random in drawn:
+        count = torch.Size(shape).numel()
+        left, right = (
+            torch.tensor([random.choice(VALUES) for _ in range(count)], dtype=dtype).view(shape) for _ in range(2)
+        )
+        pairs.append((left, left.clone() if random.random() < 0.5 else right))
+    found = [differing == 0 for differing in count_differing(pairs).tolist()]
+    assert found == [same_bits(*pair) for pair in pairs]
+
+
+class Named(NamedTuple):
+    image: torch.Tensor
+    label: int
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+    name: str
+
+
+def test_a_batch_is_moved_with_all_that_is_in_it() -> None:
+    one = torch.ones(2)
+    batch = {"a": [one, (one, "text")], "b": Named(one, 3), "c": Sample(one, "x"), "d": None}
+    moved = _moved(batch, lambda tensor: tensor + 1)
+    assert torch.equal(moved["a"][0], one + 1)
+    assert torch.equal(moved["a"][1][0], one + 1)
+    assert moved["a"][1][1] == "text"
+    assert isinstance(moved["b"], Named)
+    assert torch.equal(moved["b"].image, one + 1)
+    assert isinstance(moved["c"], Sample)
+    assert torch.equal(moved["c"].image, one + 1)
+    assert moved["d"] is None
+
+
+def test_without_a_gpu_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RunError, match="none that torch can use"):
+        CudaDevice()
