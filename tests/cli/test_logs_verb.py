@@ -7,7 +7,7 @@ import signal
 import pytest
 
 import schemas
-from command import Workplace, in_step
+from command import Workplace, await_condition, in_step
 from quorate.storage.run_folder import RunFolder
 
 SECRET = "hunter2-and-more"
@@ -86,6 +86,13 @@ def test_what_a_worker_printed_before_it_was_killed_is_there(speaking: Workplace
     victim = next(each["pid"] for each in speaking.log_records("worker-1"))
     os.kill(victim, signal.SIGKILL)
     running.await_event("lost")
+
+    def is_replaced() -> bool:
+        said = [each["message"] for each in speaking.log_records("coordinator")]
+        return sum("worker 1 has registered" in message for message in said) == 2
+
+    # Or the other may have come to the end of the job before there is one.
+    await_condition("another in its place", is_replaced)
     speaking.go()
     assert running.done().code == 0
     assert max(calls(speaking, 1, victim)) >= last
