@@ -104,7 +104,7 @@ def test_an_event_that_is_none_is_skipped_and_the_rest_is_written(tmp_path: Path
 
 def test_an_exit_that_is_reported_leaves_a_vacancy_until_too_many_have_died(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served:
-        client = SupervisorClient(served.address, TOKEN)
+        client = SupervisorClient(served.address, TOKEN, timeout=60.0)
         running = [(0, 4710), (1, 4711)]
         assert client.news(0.01, running) == News(None, workers=2)
         client.report_exit(1, 4711, signal=signal.SIGSEGV, host="a")
@@ -134,7 +134,7 @@ def test_who_is_expelled_is_told_until_it_has_been_reaped(tmp_path: Path) -> Non
         channel = open_channel(served.address)
         stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         stub.Register(pb.RegisterRequest(pid=4710), metadata=token_metadata(TOKEN), timeout=5)
-        client = SupervisorClient(served.address, TOKEN)
+        client = SupervisorClient(served.address, TOKEN, timeout=60.0)
         assert client.news(5.0) == client.news(5.0) == News(None, ((0, 4710),), workers=1)
         assert client.news(0.01, [(0, 4710)]).vacant == {}, "until then it may still write somewhere"
         client.report_exit(0, 4710, signal=signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_who_is_expelled_is_told_until_it_has_been_reaped(tmp_path: Path) -> Non
 
 def test_a_job_is_resized_or_refuses_with_the_reason(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1, lanes=2) as served:
-        client = SupervisorClient(served.address, TOKEN)
+        client = SupervisorClient(served.address, TOKEN, timeout=60.0)
         client.resize(2)
         assert client.news(5.0, [(0, 4710)]) == News(None, vacant={1: Vacancy(0.0, restore=True)}, workers=2)
         with pytest.raises(RequestError, match="it has 2 lanes, so 1 to 2 are possible"):
@@ -160,7 +160,7 @@ def test_a_job_is_resized_or_refuses_with_the_reason(tmp_path: Path) -> None:
 
 def test_a_wish_for_a_checkpoint_is_told_to_the_generation_at_work_and_the_newest_is_kept(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1) as served:
-        client = SupervisorClient(served.address, TOKEN)
+        client = SupervisorClient(served.address, TOKEN, timeout=60.0)
         channel = open_channel(served.address)
         stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         token = token_metadata(TOKEN)
@@ -183,7 +183,7 @@ def test_a_wish_for_a_checkpoint_is_told_to_the_generation_at_work_and_the_newes
 
 def test_whoever_asks_is_told_what_each_worker_was_last_heard_to_be_doing(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served:
-        client, channel = SupervisorClient(served.address, TOKEN), open_channel(served.address)
+        client, channel = SupervisorClient(served.address, TOKEN, timeout=60.0), open_channel(served.address)
         stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         metadata = token_metadata(TOKEN)
         assert client.status() == JobStatus((), 2)
@@ -226,7 +226,7 @@ def test_an_address_of_another_machine_is_explained() -> None:
 
 def test_the_events_of_a_job_are_told_from_any_place_of_its_log_on(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1, lanes=4) as served:
-        client = SupervisorClient(served.address, TOKEN)
+        client = SupervisorClient(served.address, TOKEN, timeout=60.0)
         client.resize(2)
         client.resize(3)
         ((events, offset),) = client.events(0, follow=False)
@@ -249,7 +249,7 @@ def test_the_events_of_a_job_are_told_from_any_place_of_its_log_on(tmp_path: Pat
 
 def test_trouble_with_reading_the_event_log_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1, lanes=4) as served:
-        client = SupervisorClient(served.address, TOKEN)
+        client = SupervisorClient(served.address, TOKEN, timeout=60.0)
         served.events_file.mkdir()
         following = iter(client.events(0, follow=True))
         ((trouble,), offset) = next(following)
