@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from command import Running, Workplace, await_condition
-from quorate.observe.events import MachineLoad, SystemSampled
+from quorate.core.generation import server_id
+from quorate.observe.events import BlocksPlaced, HeldBlocks, MachineLoad, StalenessObserved, SystemSampled
 from quorate.observe.system import Gpus
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.prometheus import PrometheusView
@@ -152,9 +153,13 @@ def test_every_panel_shows_something(watched: Watched) -> None:
         # Nobody has a GPU here: a job's view that is given what one has answered.
         view = PrometheusView(run, spec_of(name="gpus", track={"prometheus": 0}), workers=1)
         view.handle(SystemSampled(worker=0, host="node-1", machine=MachineLoad(cpu_percent=1.0), gpus=gpus))
+        # Nor has the job that is watched any servers.
+        view.handle(BlocksPlaced(generation="1.1", servers=(HeldBlocks(server_id(0), 3, 2, 1024),)))
         missing: list[tuple[str, str, str]] = []
 
         def all_show() -> bool:
+            # Again and again: a rate is seen of what grows.
+            view.handle(StalenessObserved(step=20, from_step=10, updates={"0": 31, "2": 9}, gap=1, bound=4))
             missing[:] = [one for one in dashboards.queries() if not watched.prometheus.query(filled_in(one[2]))]
             return not missing
 
