@@ -50,7 +50,7 @@ def test_a_run_in_a_file_has_all_that_is_to_be_known_of_it(workplace: Workplace)
     with workplace.task.open("a") as task:
         task.write("# changed since\n")
     with_secret = {"learning_rate": 0.02, "password": SECRET}
-    workplace.write_job(track={"mlflow": True, "wandb": "offline", "every": 3}, params=with_secret)
+    workplace.write_job(track={"mlflow": True, "every": 3}, params=with_secret)
     done = workplace.train("--workers", "2")
     assert done.code == 0, done.stderr
     database = Database(workplace.folder / "runs" / "mlflow.db")
