@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quorate.core.generation import Generation, Member, name_of, names_of
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.memory import Allocate, GradientMemory, SharedMemory, layout_of, zeros
+from quorate.reduce.memory import GradientMemory, SharedMemory, layout_of
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.ring import Blame, Ring, unchanged
 from quorate.reduce.shared_memory import SharedMemoryReduction
@@ -90,7 +90,7 @@ class Endpoint:
 
 
 def connect(
-    endpoint: Endpoint, plan: Sequence[Bucket], *, allocate: Allocate = zeros, trusts_versions: bool = False
+    endpoint: Endpoint, plan: Sequence[Bucket], *, trusts_versions: bool = False
 ) -> tuple[Reduction, GradientMemory]:
     """Sums over all lanes of the generation, and the memory that they are summed in.
 
@@ -114,7 +114,7 @@ def connect(
     previous, following = connect_neighbours(endpoint)
     lease, blame = watch(endpoint, [previous, following])
     ring = Ring(endpoint.generation, endpoint.credentials.worker, previous, following, lease, blame)
-    return ring, GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], allocate)
+    return ring, GradientMemory.of_process(plan, endpoint.hosting[endpoint.position])
 
 
 def watch(endpoint: Endpoint, neighbours: Sequence[Neighbour | None]) -> tuple[Deadline, Blame]:

@@ -31,6 +31,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.strategy import ServersSpec, is_synchronous
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.compression import check_compressible, method_of, residuals_of
+from quorate.strategies.ring import measured
 from quorate.strategies.server_align import Aligner, Pending, blocks_placed, tell_placement
 from quorate.strategies.server_compress import Answers, LaneEncoder
 from quorate.strategies.server_step import ServerStep, StepParts, WorkerStep
@@ -94,7 +95,7 @@ class ServersFactory:
             return connect_units(self._spec, self, endpoint, placement)
         plan, compress = self._plan, self._spec.strategy.compress
         positions = [[generation.position(server) for server in holders] for holders in placement]
-        links, memory = connect(endpoint, plan if compress is None else (), allocate=replica.device.zeros)
+        links, memory = connect(endpoint, plan if compress is None else ())
         if compress is not None:
             # What is encoded goes over links, on one host too: lanes need no memory that others see.
             memory = GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], replica.device.zeros)
@@ -195,21 +196,12 @@ class ServersConnection:
         return blocks_placed(self._endpoint.generation, self._factory.share, self._placement)
 
     def measure(self) -> LinksMeasured:
-        generation, position = self._endpoint.generation, self._endpoint.position
-        following = generation.members[(position + 1) % len(generation.members)].worker
-        trip = self.links.round_trip()
         trainable, by_rows = self._factory.share.replica.trainable, self._factory.by_rows
         # Of what travels by rows only a step can tell how much it is.
         sizes = [0 if block in by_rows else parameter.nbytes for block, (_, parameter) in enumerate(trainable)]
         pushed = sum(size * len(holders) for size, holders in zip(sizes, self._placement, strict=True))
-        return LinksMeasured(
-            step=generation.cursor.step,
-            generation=str(generation.id),
-            worker=self._endpoint.credentials.worker,
-            peer=None if trip is None else following,
-            round_trip_s=None if trip is None else round(trip, 9),
-            bytes_per_step=pushed * len(generation.members[position].lanes),
-        )
+        hosted = self._endpoint.hosting[self._endpoint.position]
+        return measured(self._endpoint, self.links, pushed * len(hosted))
 
     def strategy(self, update: Update, activity: Activity) -> Strategy:
         spec, share, generation = self._spec, self._factory.share, self._endpoint.generation

@@ -80,17 +80,7 @@ class RingConnection:
         return None
 
     def measure(self) -> LinksMeasured:
-        generation, position = self._endpoint.generation, self._endpoint.position
-        following = generation.members[(position + 1) % len(generation.members)].worker
-        trip = self.links.round_trip()
-        return LinksMeasured(
-            step=generation.cursor.step,
-            generation=str(generation.id),
-            worker=self._endpoint.credentials.worker,
-            peer=None if trip is None else following,
-            round_trip_s=None if trip is None else round(trip, 9),
-            bytes_per_step=self._bytes_per_step(),
-        )
+        return measured(self._endpoint, self.links, self._bytes_per_step())
 
     def _bytes_per_step(self) -> int | None:
         buckets = self.gradients.total.buckets if isinstance(self.gradients, FlatGradients) else ()
@@ -107,6 +97,21 @@ class RingConnection:
         """Close the links, and let the parameters go: another generation has other gradients."""
         self.links.close()
         self.gradients.close()
+
+
+def measured(endpoint: Endpoint, links: Reduction, bytes_per_step: int | None) -> LinksMeasured:
+    """How a member is joined to the next one. All members call it together."""
+    generation = endpoint.generation
+    following = generation.members[(endpoint.position + 1) % len(generation.members)].worker
+    trip = links.round_trip()
+    return LinksMeasured(
+        step=generation.cursor.step,
+        generation=str(generation.id),
+        worker=endpoint.credentials.worker,
+        peer=None if trip is None else following,
+        round_trip_s=None if trip is None else round(trip, 9),
+        bytes_per_step=bytes_per_step,
+    )
 
 
 def agreement_of(

@@ -211,8 +211,9 @@ def tell_placement(generation: Generation, share: Share) -> None:
     """For the log: what this member holds from now on."""
     if share.is_server:
         names = [name_of(server.worker) for server in generation.servers]
-        log.info("holds %d blocks, and is the primary of %d; servers: %s", *_counts(share), ", ".join(names))
-
-
-def _counts(share: Share) -> tuple[int, int]:
-    return len(share.placed), len(share.primary)
+        log.info(
+            "holds %d blocks, and is the primary of %d; servers: %s",
+            len(share.placed),
+            len(share.primary),
+            ", ".join(names),
+        )

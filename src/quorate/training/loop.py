@@ -188,8 +188,9 @@ class Loop:
         # What the feed has answered with; a ledger of what was planned proves nothing.
         read = [batch.samples for batch in answers]
         batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
-        meanwhile = self._no_more if self.replica.device.is_host else partial(self._fetch_ahead, step, lane)
-        result = self.lanes.run(step, lane, batches, batch_samples, activity.spans, meanwhile)
+        # The host has no time to spare while it computes itself.
+        ahead = () if self.replica.device.is_host else (partial(self._fetch_ahead, step, lane),)
+        result = self.lanes.run(step, lane, batches, batch_samples, activity.spans, *ahead)
         result.read = joined(read)
         result.tally, result.data_s = Tally.of(epoch, result.read), waited
         activity.leave()
@@ -225,9 +226,6 @@ class Loop:
         move = self.replica.device.move
         fetched = self._fetch(*place)
         self._ahead = place, [replace(batch, content=move(batch.content)) for batch in fetched]
-
-    def _no_more(self) -> None:
-        """The device is the host, which has no time to spare."""
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor

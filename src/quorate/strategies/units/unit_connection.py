@@ -12,6 +12,7 @@ from quorate.servers.placement import Holders
 from quorate.servers.share import Share
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import ServersSpec
+from quorate.strategies.ring import measured
 from quorate.strategies.server_align import blocks_placed, tell_placement
 from quorate.strategies.units.channel import UnitChannel
 from quorate.strategies.units.unit_align import Standing, UnitAligner
@@ -85,19 +86,10 @@ class UnitConnection:
         return blocks_placed(self._endpoint.generation, self._factory.share, self._placement)
 
     def measure(self) -> LinksMeasured:
-        generation, position = self._endpoint.generation, self._endpoint.position
-        following = generation.members[(position + 1) % len(generation.members)].worker
-        trip = self.links.round_trip()
         sizes = [parameter.nbytes for _, parameter in self._factory.share.replica.trainable]
         pushed = sum(size * len(holders) for size, holders in zip(sizes, self._placement, strict=True))
-        return LinksMeasured(
-            step=generation.cursor.step,
-            generation=str(generation.id),
-            worker=self._endpoint.credentials.worker,
-            peer=None if trip is None else following,
-            round_trip_s=None if trip is None else round(trip, 9),
-            bytes_per_step=pushed * len(generation.members[position].lanes),
-        )
+        hosted = self._endpoint.hosting[self._endpoint.position]
+        return measured(self._endpoint, self.links, pushed * len(hosted))
 
     def strategy(self, update: Update, activity: Activity) -> UnitStrategy:  # noqa: ARG002
         assert isinstance(self._spec.strategy, ServersSpec)
