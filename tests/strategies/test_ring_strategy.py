@@ -24,7 +24,8 @@ from quorate.training.activity import Activity
 from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, same_bits
 from quorate.training.divergence import ReplicaDigests
-from quorate.training.lane import LaneResult, LossSum
+from quorate.training.lane import LaneResult
+from quorate.training.losses import LossSum
 from quorate.training.strategy import Agreement, StepRequest
 from quorate.training.task import Task
 from quorate.training.update import Update

@@ -21,7 +21,8 @@ from quorate.reduce.connect import Endpoint, Listeners
 from quorate.strategies.kinds import Connection, StrategyFactory, strategy_factory
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
-from quorate.training.lane import LaneResult, LossSum
+from quorate.training.lane import LaneResult
+from quorate.training.losses import LossSum
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Save, StepOutcome, StepRequest, Strategy

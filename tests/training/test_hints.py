@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from quorate.spec.job import JobSpec
-from quorate.training.lane import Share, hint_for
+from quorate.training.hints import Share, hint_for
 
 
 def raised_by(mistake: Callable[[], object]) -> Exception:

@@ -28,7 +28,8 @@ from quorate.reduce.reduction import sum_lanes
 from quorate.training.buffers import LANE_0, MEAN, Buffers
 from quorate.training.device import CPU, Device, digests
 from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, compare_replicas, divergence
-from quorate.training.lane import LaneResult, LossSum, called, not_finite
+from quorate.training.lane import LaneResult
+from quorate.training.losses import LossSum, called, not_finite
 from quorate.training.strategy import Agreement, Save, Skipped, StepRequest
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from quorate.data.feed import Feed
 from quorate.data.sampler import EvaluationPlan
 from quorate.data.samples import Samples, batch_of
 from quorate.training.device import Device, is_scalar
-from quorate.training.lane import LossSum, hint_for
+from quorate.training.hints import hint_for
+from quorate.training.losses import LossSum
 from quorate.training.progress import metric_of
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
@@ -86,7 +87,7 @@ class Evaluator:
             own = {batch: self._evaluate(step, batch, left_out, notes) for batch in hosted}
             self._replica.check_unchanged(versions, "metrics()")
         self._replica.begin_lane()
-        take_log(self._task, self._replica.device)
+        take_log(self._task)
         payload = json.dumps([own, left_out.indices, left_out.reasons, sorted(self._put_back)]).encode()
         everyone = [json.loads(told) for told in strategy.gather(step, payload)]
         bad = sorted(index for _, indices, _, _ in everyone for index in indices)

@@ -9,7 +9,8 @@ import torch
 
 from quorate.data.ledger import Tally
 from quorate.observe.event import Event
-from quorate.training.lane import LaneResult, LossSum
+from quorate.training.lane import LaneResult
+from quorate.training.losses import LossSum
 from quorate.training.progress import Progress
 
 

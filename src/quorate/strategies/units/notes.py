@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from quorate.data.ledger import total
 from quorate.strategies.agreement import WorkerNote, mean_log, skipped_of, total_losses
-from quorate.training.lane import LaneResult, not_finite
+from quorate.training.lane import LaneResult
+from quorate.training.losses import not_finite
 from quorate.training.strategy import NOTHING_ASKED, Agreement
 
 

@@ -15,7 +15,8 @@ from quorate.strategies.units.notes import UnitNote
 from quorate.strategies.units.unit_plan import UnitPlan
 from quorate.training.activity import Activity
 from quorate.training.buffers import LANE_0, MEAN
-from quorate.training.lane import LaneResult, called
+from quorate.training.lane import LaneResult
+from quorate.training.losses import called
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
 

@@ -1,0 +1,64 @@
+"""Forward and backward of one micro-batch: how a lane's work is done on its device."""
+
+from typing import Any, NamedTuple, Protocol
+
+from quorate.core.spans import BACKWARD, FORWARD, SpanRecorder
+from quorate.core.user_code import blame_user_code
+from quorate.training.gradients import Gradients
+from quorate.training.hints import Share, hint_for
+from quorate.training.losses import GivenLoss, checked_losses
+from quorate.training.optimizers import SOLE
+from quorate.training.replica import Replica
+from quorate.training.task import Task
+
+
+class MicroBatch(NamedTuple):
+    """A lane's samples that go through the model at once, of a step with `batch_samples`. `is_last`: the lane has no
+    other."""
+
+    content: Any
+    samples: int
+    batch_samples: int
+    is_last: bool
+
+
+class LaneProgram(Protocol):
+    """Adds one micro-batch's gradient to what the lane has collected, and gives its losses, still on the device."""
+
+    def run(self, batch: MicroBatch, spans: SpanRecorder | None) -> list[GivenLoss]: ...
+
+
+class EagerProgram:
+    """The task's own code, called each time."""
+
+    def __init__(self, task: Task, replica: Replica, gradients: Gradients) -> None:
+        self._task = task
+        self._replica = replica
+        self._gradients = gradients
+
+    def run(self, batch: MicroBatch, spans: SpanRecorder | None) -> list[GivenLoss]:
+        replica, samples = self._replica, batch.samples
+        began = 0.0 if spans is None else spans.clock()
+        content = replica.device.move(batch.content)
+        try:
+            with replica.device.autocast():
+                loss = self._task.loss(replica.model, content)
+        except (Exception, SystemExit) as error:
+            blame_user_code(error, "loss()", Share(samples, batch.batch_samples, replica.spec).hint)
+            raise
+        if spans is not None:
+            began = spans.pass_on(FORWARD, began)
+        losses = checked_losses(loss, samples, replica.optimizers.by_name)
+        for position, (name, _, value, _, per_item) in enumerate(losses, 1):
+            weight = 1.0 if per_item else samples / batch.batch_samples
+            # One optimizer: the plain backward pass, so that one lane gives the bits of a hand-written loop.
+            inputs = None if name == SOLE else replica.optimizers.parameters(name)
+            is_last = batch.is_last and name == SOLE
+            try:
+                self._gradients.backward(value, weight, inputs, retain=position < len(losses), is_last=is_last)
+            except (Exception, SystemExit) as error:
+                blame_user_code(error, "backward()", hint_for)
+                raise
+        if spans is not None:
+            spans.pass_on(BACKWARD, began)
+        return losses
