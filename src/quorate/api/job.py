@@ -43,6 +43,7 @@ class JobKeys(TypedDict, total=False):
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "bf16"]
     compile: bool
+    memory: Section
     deterministic: bool
     bucket_mb: float
     strategy: str | Section

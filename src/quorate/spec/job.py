@@ -79,6 +79,15 @@ class AverageSpec(Section):
     evaluate: bool = False
 
 
+class MemorySpec(Section):
+    """What is done to need less memory: which modules are computed again in the backward pass, by their names."""
+
+    checkpoint_activations: Annotated[
+        bool | Annotated[str, Field(min_length=1)],
+        Allowed('true (the blocks that the model repeats), false, or a pattern of module names, such as "blocks.*"'),
+    ] = False
+
+
 class EncryptSpec(Section):
     """Where the key lies that checkpoints are encrypted with: a file, or a variable of the environment."""
 
@@ -166,6 +175,7 @@ class JobSpec(Section):
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.MEANING] = "auto"
     precision: Annotated[Literal["auto", "fp32", "bf16"], Mark.MEANING] = "auto"
     compile: Annotated[bool, Mark.MEANING] = False
+    memory: Annotated[MemorySpec, Mark.MEANING] = MemorySpec()
     deterministic: Annotated[bool, Mark.MEANING] = True
     bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0
     strategy: Annotated[

@@ -14,6 +14,7 @@ from quorate.core.errors import RunError, TaskError, UnsupportedModelError
 from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
+from quorate.training.activation_checkpointing import checkpoint_activations
 from quorate.training.buffers import MEAN, Buffers
 from quorate.training.device import CPU, Device, digests
 from quorate.training.optimizers import Optimizers
@@ -30,7 +31,10 @@ class Replica:
     def __init__(self, task: Task, spec: JobSpec, device: Device = CPU) -> None:
         self.spec = spec
         self.device = device
-        self.model = device.place(build_model(task, spec.seed))
+        model = build_model(task, spec.seed)
+        if spec.memory.checkpoint_activations:
+            checkpoint_activations(model, spec.memory.checkpoint_activations)
+        self.model = device.place(model)
         self.buffers = Buffers(self.model, task.buffer_rules, device)
         seed_generators(derive_seed(spec.seed, "optimizer"))
         self.optimizers = Optimizers(task, self.model, spec.schedule, device)
