@@ -23,7 +23,7 @@ from warm import cold
 Found = TypeVar("Found")
 
 TASK_SOURCE = (Path(__file__).parent / "command_task.py").read_text()
-PATIENCE = 100.0  # of machines that are busy with something else
+PATIENCE = 200.0  # of machines that are busy with something else
 AFTER_MESSAGE = re.compile(r"\n\n|\nnext: |\nusage: ")
 JOB: dict[str, Any] = {
     "name": "tiny",

@@ -22,6 +22,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 
+@pytest.fixture(autouse=True)
+def tracker_logs(tmp_path: Path) -> Iterator[None]:
+    """Where a test fails, what the processes that track its runs have logged is shown with it."""
+    yield
+    for file in sorted(tmp_path.rglob("logs/tracker.jsonl")):
+        print(file.read_text())
+
+
 @pytest.fixture(scope="session")
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
     """One for all tests that do not disturb it: use names of your own in it."""

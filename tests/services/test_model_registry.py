@@ -19,6 +19,7 @@ from quorate.api.models import ModelRegistry, ModelVersion, register_model, regi
 from quorate.core.errors import JobError, RequestError
 from quorate.storage.run_folder import RunFolder
 from services.servers import MlflowServer
+from services.tracked import train_tracked
 
 pytestmark = pytest.mark.services
 
@@ -173,8 +174,7 @@ def test_a_tracked_run_has_its_model_logged_at_its_end_and_registers_that(workpl
         ["git", "rev-parse", "HEAD"], cwd=workplace.folder, check=True, capture_output=True, text=True
     ).stdout.strip()
     workplace.write_job(track={"mlflow": True, "system": 0.2})
-    done = workplace.train("--workers", "1", SLOW="0.02")
-    assert done.code == 0, done.stderr
+    done = train_tracked(workplace, "--workers", "1", SLOW="0.02")
     run = RunFolder(workplace.last)
     kept = workplace.folder / "runs" / "mlflow-artifacts"
     (logged,) = kept.rglob("model.pt2")

@@ -47,10 +47,10 @@ ABSENT = 5.0
 """The same for one that has not answered at all."""
 _EVERY = 1.0
 _UNTOLD = 10.0
-_NICE, _NICEST = 10, 19
+_NICE = 10
 _LOG = "tracker.jsonl"
 _PIPE_SIZE = 2**20
-_FOR_A_MODEL = ("quorate.api.models", "torch", "mlflow.pytorch", "torch.export._trace")
+_FOR_A_MODEL = ("quorate.api.models", "quorate.worker.assembly", "mlflow.pytorch", "torch.export._trace")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _log_model(run: RunFolder, uri: str, mlflow_run: Any) -> None:
     except RegistryError:
         raise
     except (Exception, SystemExit) as error:  # of the task's own code, say
-        log.warning("the model is not logged: %s", reason(error))
+        log.warning("the model is not logged: %s", reason(error), exc_info=True)
 
 
 def catch_up(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Tracked]:
@@ -249,7 +249,10 @@ def _follow(run: RunFolder, spec: JobSpec, over: threading.Event) -> list[str]:
 
     def serve(follower: Follower) -> Tracked:
         while not over.wait(_EVERY):
-            follower.poll()
+            if not loading.is_alive():
+                follower.poll()
+        if follower.is_needed():
+            loading.join()
         holder = run.holder()
         # After a launcher that was killed another may have taken the run up already: then it has not ended.
         is_resumed = holder is not None and holder.pid not in (None, launcher)
@@ -259,19 +262,25 @@ def _follow(run: RunFolder, spec: JobSpec, over: threading.Event) -> list[str]:
         if not is_ours:
             return ["the run is still being tracked by the process of a launcher that was killed"]
         followers = followers_of(run, spec, spec.track)
-        threading.Thread(target=_load, args=(followers,), daemon=True).start()
+        loading = threading.Thread(target=_load, args=(followers,), daemon=True)
+        loading.start()
         serving = _in_threads(serve, followers)
         over.wait()
         # A little less than it has: what is missing must still be told.
         concurrent.futures.wait(serving.values(), PATIENCE - ABSENT)
-        told = [done.result() if done.done() else _told(each, is_missing=True) for each, done in serving.items()]
+        why = "its libraries are still being imported" if loading.is_alive() else ""
+        told = [
+            done.result() if done.done() else _told(each, is_missing=True, why=why) for each, done in serving.items()
+        ]
     return [each.missing for each in told if each.missing]
 
 
 def _load(followers: Sequence[Follower]) -> None:
-    """Import libraries while the job starts, with what is left of the machine: a short job would wait for that at its
-    end."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICEST)
+    """Import libraries while the job starts: a short job would wait for that at its end.
+
+    Nobody uses them meanwhile: where two threads import a library whose modules import each other, one of them may be
+    given half a module, and what a library registers when it is imported may not change while it is gone through.
+    """
     for follower in followers:
         with contextlib.suppress(Exception):  # it is told when they are used
             follower.tracker.load()
@@ -341,12 +350,12 @@ def _is_done(follower: Follower, status: str | None, always_begin: bool) -> bool
     return follower.finish(status)
 
 
-def _told(follower: Follower, *, is_missing: bool) -> Tracked:
+def _told(follower: Follower, *, is_missing: bool, why: str = "") -> Tracked:
     missing = ""
     if is_missing:
-        why = "" if follower.trouble is None else f" ({reason(follower.trouble)})"
+        why = why if follower.trouble is None else reason(follower.trouble)
         missing = f"{follower.tracker.name} does not have all of the run: nothing is sure after step "
-        missing += f"{follower.last_step}{why}"
+        missing += f"{follower.last_step} ({why})" if why else str(follower.last_step)
     return Tracked(follower.tracker.name, follower.sent, follower.last_step, missing)
 
 

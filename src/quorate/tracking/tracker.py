@@ -35,7 +35,8 @@ class Tracker(Protocol):
     """For files: no other tracker of the run has it."""
 
     def load(self) -> None:
-        """Import its libraries, which takes seconds. May be called early, on any thread, or not at all."""
+        """Import its libraries, which takes seconds. May be called early, on any thread, or not at all; nothing else is
+        called meanwhile."""
         ...
 
     def begin(self) -> bool:
@@ -97,6 +98,13 @@ class Follower:
     def last_step(self) -> int:
         """Up to which step it was given everything."""
         return self._sink.last_step
+
+    def is_needed(self) -> bool:
+        """Whether there is anything to bring: a job may be refused before its first step."""
+        try:
+            return self.has_begun or self._has_steps()
+        except OSError:
+            return True
 
     def poll(self, *, always_begin: bool = False, patiently: bool = True) -> bool:
         """Bring what is new; whether the tracker has all there is. One that is away is asked less and less often, if it

@@ -1,0 +1,75 @@
+"""The libraries of trackers are imported by one thread, and nobody uses them before that is done."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from quorate.api import tracker as process
+from quorate.spec.job import JobSpec
+from quorate.spec.tracking import TrackSpec
+from quorate.storage.run_folder import RunFolder
+from quorate.tracking.tracker import Follower
+from tracking.test_follower import Server, ServerTracker, make_run, tell
+
+SPEC = JobSpec(task="task.py:T", name="tiny", batch_size=8, steps=3, track=TrackSpec(tensorboard=True))
+
+
+class Slow(ServerTracker):
+    """Its libraries are there when they are given."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self.given = threading.Event()
+        self.calls: list[str] = []
+
+    def load(self) -> None:
+        self.calls.append("load")
+        self.given.wait()
+        self.calls.append("loaded")
+
+    def begin(self) -> bool:
+        self.calls.append("begin")
+        return super().begin()
+
+
+def follow(run: RunFolder, tracker: Slow, over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(process, "followers_of", lambda *_: [Follower(run, tracker, 1)])
+    monkeypatch.setattr(process, "_EVERY", 0.01)
+    return process._follow(run, SPEC, over)
+
+
+def test_a_tracker_begins_when_its_libraries_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, server, over = make_run(tmp_path), Server(), threading.Event()
+    tracker = Slow(server)
+    tell(run, 1, 2, 3)
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(follow, run, tracker, over, monkeypatch)
+        over.wait(0.2)  # in which it could have begun
+        over.set()
+        assert not following.done()
+        tracker.given.set()
+        assert following.result() == []
+    assert tracker.calls == ["load", "loaded", "begin"]
+    assert [step for step, _ in server.curve()] == [1, 2, 3]
+
+
+def test_a_job_without_a_step_does_not_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, over = make_run(tmp_path), threading.Event()
+    tracker = Slow(Server())
+    over.set()
+    assert follow(run, tracker, over, monkeypatch) == []
+    assert "loaded" not in tracker.calls
+    tracker.given.set()
+
+
+def test_whoever_waits_in_vain_is_told_what_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, over = make_run(tmp_path), threading.Event()
+    tracker = Slow(Server())
+    tell(run, 1)
+    over.set()
+    monkeypatch.setattr(process, "PATIENCE", process.ABSENT)
+    (missing,) = follow(run, tracker, over, monkeypatch)
+    assert missing.endswith("nothing is sure after step 0 (its libraries are still being imported)")
+    tracker.given.set()
