@@ -48,6 +48,7 @@ def benchmarks() -> None:
       python -m benchmarks data --size 500MB
       python -m benchmarks tracking
       python -m benchmarks looking
+      python -m benchmarks gpu resnet50,lanes
     """
 
 
@@ -412,6 +413,49 @@ def looking(
     from benchmarks.run import Options, run
 
     raise typer.Exit(run(Looking(steps), Options(rounds, None, output, as_json)))
+
+
+
+@app.command()
+def gpu(
+    rows: Annotated[
+        str | None, typer.Argument(metavar="ROWS", help="Measure only these, with commas between.", show_default=False)
+    ] = None,
+    keep: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where runs, data and compiled kernels are kept.")
+    ] = Path("bench-gpu"),
+    loaders: Annotated[int, typer.Option(metavar="N", min=0, help="Loader processes of each job and loop.")] = 8,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Tiny models and few steps on the CPU: whether every row runs.")
+    ] = False,
+    rounds: Rounds = 2,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Train the models of examples/models on one GPU, and compare with loops that were tuned by hand.
+
+    Rows: resnet50, lanes, transformers, digests, recovery, busy, checkpoint, cifar. Each takes 8 minutes or less
+    on one H200. With --output, the file is written after every measurement.
+
+    \b
+    Examples:
+      python -m benchmarks gpu resnet50,lanes --output resnet50.json
+      python -m benchmarks gpu digests --rounds 1
+      python -m benchmarks gpu --smoke
+    """
+    from benchmarks.gpu import ROWS, SMOKE, Gpu, Lengths
+    from benchmarks.run import Options, run
+    from benchmarks.selection import parse_names
+    from quorate.core.errors import RequestError
+    from quorate.core.gpus import gpus_here
+
+    wanted = list(ROWS) if rows is None else parse_names(rows, list(ROWS), "ROWS")
+    if not smoke and not gpus_here():
+        raise RequestError("This machine has no GPU. --smoke runs the same rows with tiny models on the CPU.")
+    loaders, lengths = (min(loaders, 1), SMOKE) if smoke else (loaders, Lengths())
+    bench = Gpu(wanted, keep, smoke, loaders, lengths)
+    raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 
 
 if __name__ == "__main__":

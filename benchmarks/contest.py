@@ -27,16 +27,22 @@ class Contest:
         self._tell = tell
         self._machine = Machine.here()
         self._readings: list[Reading] = []
-        self._absences: list[Absence] = []
+        self.absences: list[Absence] = []
         self._done = 0
 
-    def run(self, rounds: int) -> None:
-        """Measure so many rounds, or fewer if the benchmark is to end; what is missing or fails is left out."""
+    def run(self, rounds: int, after: Callable[[Turn, Sequence[Reading]], None] = lambda *_: None) -> None:
+        """Measure so many rounds, or fewer if the benchmark is to end; what is missing or fails is left out.
+
+        `after` hears what a turn has measured.
+        """
         turns = self._possible(self._bench.turns())
         for number in range(rounds):
             for turn in rotated(turns, number):
                 self._tell(f"round {number + 1} of {rounds}: {turn.label}")
-                if not self._take(turn):
+                before = len(self._readings)
+                is_done = not self._take(turn) or turn.once
+                after(turn, self._readings[before:])
+                if is_done:
                     turns = [other for other in turns if other != turn]
                 if self._scripts.stop():
                     return
@@ -56,7 +62,7 @@ class Contest:
             machine=self._machine,
             rounds=self._done,
             lines=[Line(row, self._bench.label(row), self._bench.remarks(row)) for row in explained],
-            absences=self._absences,
+            absences=self.absences,
             judgements=judge(TARGETS, self._bench.name, explained, self._machine.cores),
             stopped=None if signals.reason is None else (signals.reason, signals.exit_code),
         )
@@ -69,7 +75,7 @@ class Contest:
             absence = absence_of(system, installed)
             if absence is not None:
                 absent[system] = absence
-        self._absences += absent.values()
+        self.absences += absent.values()
         return [turn for turn in turns if turn.system not in absent]
 
     def _take(self, turn: Turn) -> bool:
@@ -81,7 +87,7 @@ class Contest:
             self._readings += [Reading.of(system.name, fields) for fields in answer["readings"]]
             return True
         if not self._scripts.stop():
-            self._absences.append(Absence(turn.label, answer.reason, is_ours=system.is_ours))
+            self.absences.append(Absence(turn.label, answer.reason, is_ours=system.is_ours))
         return False
 
 

@@ -21,6 +21,11 @@ class Laps:
         self._end: int | None = next(self._ends)
         self._done = 0
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the step that is about to be complete is the last of a block."""
+        return self._done + 1 == self._end
+
     def complete(self) -> None:
         """One more step is complete. This is measured too, so it does next to nothing."""
         self._done += 1

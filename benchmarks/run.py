@@ -1,8 +1,10 @@
 """Running a benchmark for somebody: measure, show, write, and leave nothing behind."""
 
 import json
+import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from benchmarks.bench import Bench
 from benchmarks.contest import Contest
 from benchmarks.interpreters import Interpreters
 from benchmarks.report import Report
+from benchmarks.row import Reading
 from benchmarks.script import Scripts
-from benchmarks.sheet import print_report
+from benchmarks.sheet import milliseconds, print_report
+from benchmarks.system import Turn
 from quorate.core.errors import OutputError, RequestError
 from quorate.observe.screen import Screen
 from quorate.storage.atomic import write_atomically
@@ -56,7 +60,16 @@ def measure(bench: Bench, options: Options) -> Report:
     ):
         scripts = Scripts(Path(folder), stop=lambda: signals.reason is not None)
         contest = Contest(bench, interpreters, scripts, progress.show)
-        contest.run(options.rounds)
+
+        def keep(turn: Turn, readings: Sequence[Reading]) -> None:
+            # As it goes: a machine that is taken away before the end must not take all figures with it.
+            for reading in readings:
+                progress.show(f"  {reading.system}, {reading.case}: {milliseconds(statistics.median(reading.ms))} ms")
+            for absence in (each for each in contest.absences if not readings and each.what == turn.label):
+                progress.show(f"  {absence.what}: {absence.reason}")
+            write_document(options.output, contest.report(signals).to_document())
+
+        contest.run(options.rounds, keep)
         return contest.report(signals)
 
 

@@ -95,7 +95,8 @@ def environment_of_scripts(environment: dict[str, str] | os._Environ[str]) -> di
     """One thread for everybody, and no variable that would change a job of the benchmark."""
     kept = {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
     kept.pop("OMP_THREAD_LIMIT", None)
-    return kept | ENVIRONMENT | {"PYTHONPATH": str(_ROOT)}
+    path = [str(_ROOT), kept.get("PYTHONPATH", "")]
+    return kept | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def answer_of(code: int, stdout: str, stderr: str) -> dict[str, Any] | Trouble:

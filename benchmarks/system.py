@@ -35,7 +35,8 @@ class Turn:
     """One start of a system's script.
 
     `order` is what the script is told, `what` what it measures in words, and `prefix` the command that starts the
-    interpreter, if there is one. `also` are systems that the same start measures too: its answer names them.
+    interpreter, if there is one. `also` are systems that the same start measures too: its answer names them. What is
+    measured `once` has its turn in the first round only.
     """
 
     system: System
@@ -43,6 +44,7 @@ class Turn:
     order: dict[str, Any]
     prefix: tuple[str, ...] = ()
     also: tuple[System, ...] = ()
+    once: bool = False
 
     @property
     def systems(self) -> tuple[System, ...]:

@@ -1,0 +1,100 @@
+"""Jobs on a GPU, started as a user starts them, in a folder of runs that outlasts the benchmark.
+
+What the compiler makes is kept there, too: a job whose kernels are there begins in seconds, and otherwise in a minute.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import quorate
+from benchmarks.own.watched_run import WatchedRun, await_sight
+from quorate.observe.events import StepCompleted
+
+PATIENCE = 240.0
+"""Seconds until a job has come somewhere: its kernels may have to be compiled first."""
+MOST_WORDS = 500
+"""Of what a job that fails has said."""
+
+
+class GpuRun(WatchedRun):
+    """One run of an example. `keep` is where runs and compiled kernels lie; the run itself goes when it is over."""
+
+    def __init__(self, order: Mapping[str, Any], job: dict[str, Any], keep: Path | None = None) -> None:
+        self._keep = Path(order["keep"]) if keep is None else keep
+        runs = self._keep / "runs"
+        runs.mkdir(parents=True, exist_ok=True)
+        named = {**job, "name": f"{job['name']}-{uuid.uuid4().hex[:6]}", "log_level": "warning"}
+        super().__init__(order["folder"], named, runs)
+        self._errors = self.job_file.with_name("errors.txt")
+        self._is_deterministic = job.get("deterministic", True)
+
+    @contextlib.contextmanager
+    def started(self, command: list[str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+        """The process that trains it; it is told to end, and waited for, at the end of the block."""
+        with self._errors.open("wb") as errors:
+            process = subprocess.Popen(
+                command or self.command(), stdout=subprocess.DEVNULL, stderr=errors, env=self._environment()
+            )
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            yield process
+        except SystemExit as error:
+            # What waits for the job knows only that it has ended.
+            raise SystemExit(f"{error}: {self._last_words()}") from None
+        finally:
+            process.terminate()
+            process.wait()
+
+    def complete(self, command: list[str] | None = None) -> None:
+        """Train it to its end; the script ends with it if that goes wrong."""
+        with self.started(command) as process:
+            self.await_end(process)
+
+    def await_end(self, process: subprocess.Popen[bytes]) -> None:
+        if process.wait() != 0:
+            raise SystemExit(f"the job has ended with code {process.returncode}")
+
+    def resume(self, workers: int) -> list[str]:
+        """The command that goes on with it."""
+        how = ["--runs", str(self.runs), "--workers", str(workers), "--quiet"]
+        return [sys.executable, "-m", "quorate", "resume", self.name, *how]
+
+    def await_step(self, step: int, process: subprocess.Popen[bytes]) -> None:
+        def is_there() -> bool:
+            events = self.events()
+            return any(isinstance(event, StepCompleted) and (event.step or 0) >= step for event in events)
+
+        await_sight(f"step {step} is complete", is_there, process, PATIENCE)
+
+    def result(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return result
+
+    def _last_words(self) -> str:
+        lines = self._errors.read_text(errors="replace").split("\n")
+        return " ".join(line.strip() for line in lines if line.strip())[:MOST_WORDS]
+
+    def remove(self) -> None:
+        """Its checkpoints take gigabytes."""
+        shutil.rmtree(self.folder)
+
+    def _environment(self) -> dict[str, str]:
+        # Whoever runs this without installing Quorate has it on the path.
+        path = [str(Path(quorate.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        # By determinism: torch's key lacks the choice of attention kernels, which depends on it.
+        kind = "deterministic" if self._is_deterministic else "free"
+        kernels = self._keep / "compile-cache" / kind
+        return os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "TORCHINDUCTOR_CACHE_DIR": str(kernels),
+            "TRITON_CACHE_DIR": str(kernels / "triton"),
+        }

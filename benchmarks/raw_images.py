@@ -1,0 +1,82 @@
+"""Raw images in shards: bytes that need no decoding, in Parquet where pyarrow is there, and in tar files where not."""
+
+import importlib.util
+import io
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import quorate
+from benchmarks.models import MODELS
+from quorate.data.shards.index import NAME, save_index
+from quorate.data.shards.indexing import build_index
+
+sys.path.append(str(MODELS))
+
+from images import synthetic_images  # noqa: E402 (it lies among the examples)
+from resnet import ResNetImageNet  # noqa: E402
+
+POOL = 256
+"""Distinct images; they are written over and over."""
+SHARDS = 8
+_TASK = f"{Path(__file__).resolve()}:TarResNet"
+
+
+class TarResNet(ResNetImageNet):
+    """ResNet over shards whose records are two files, `.image` and `.label`."""
+
+    def datasets(self) -> Any:
+        def decode(record: dict[str, bytes]) -> tuple[torch.Tensor, int]:
+            image = torch.frombuffer(bytearray(record["image"]), dtype=torch.uint8)
+            return image.reshape(3, self.side, self.side), int(record["label"])
+
+        return tuple(quorate.Shards(self.data / part, decode=decode) for part in ("train", "validation"))
+
+
+def sharded(job: dict[str, Any], folder: Path, count: int) -> dict[str, Any]:
+    """The job, reading so many images of its size from shards; these are made if they are not there yet."""
+    side, classes = (job["params"].get(name, usual) for name, usual in (("side", 224), ("classes", 1000)))
+    is_columns = importlib.util.find_spec("pyarrow") is not None
+    place = folder / f"images-{'parquet' if is_columns else 'tar'}-{count}-{side}"
+    if not place.exists():
+        # Made aside and moved when it is whole: what was ended halfway does not look like data.
+        with tempfile.TemporaryDirectory(dir=folder) as aside:
+            made = Path(aside) / place.name
+            for part, images in (("train", count), ("validation", POOL)):
+                (made / part).mkdir(parents=True)
+                _write(made / part, images, side, classes, is_columns)
+                save_index(build_index(str(made / part)), made / part / NAME)
+            made.rename(place)
+    task = {} if is_columns else {"task": _TASK}
+    return job | task | {"params": job["params"] | {"data": str(place)}}
+
+
+def _write(folder: Path, count: int, side: int, classes: int, is_columns: bool) -> None:
+    images, labels = synthetic_images(POOL, side, classes, seed=1).dataset.tensors  # type: ignore[attr-defined]
+    for shard in range(SHARDS):
+        rows = torch.arange(shard, count, SHARDS) % POOL
+        write = _write_parquet if is_columns else _write_tar
+        write(folder / f"shard-{shard}", images[rows], labels[rows])
+
+
+def _write_parquet(file: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {"image": pyarrow.FixedShapeTensorArray.from_numpy_ndarray(images.numpy()), "label": labels.numpy()}
+    # Groups of a few MB: what is read at the same time is held in memory.
+    rows = max(1, 4 * 2**20 // images[0].nbytes)
+    parquet.write_table(pyarrow.table(columns), f"{file}.parquet", row_group_size=rows, compression="none")
+
+
+def _write_tar(file: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
+    with tarfile.open(f"{file}.tar", "w", format=tarfile.USTAR_FORMAT) as opened:
+        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+            for ending, content in (("image", image.numpy().tobytes()), ("label", str(int(label)).encode())):
+                member = tarfile.TarInfo(f"{number:08d}.{ending}")
+                member.size = len(content)
+                opened.addfile(member, io.BytesIO(content))
