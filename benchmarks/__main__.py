@@ -415,7 +415,6 @@ def looking(
     raise typer.Exit(run(Looking(steps), Options(rounds, None, output, as_json)))
 
 
-
 @app.command()
 def gpu(
     rows: Annotated[

@@ -17,13 +17,12 @@ from quorate.data.shards.indexing import build_index
 
 sys.path.append(str(MODELS))
 
-from images import synthetic_images  # noqa: E402 (it lies among the examples)
-from resnet import ResNetImageNet  # noqa: E402
+from images import synthetic_images
+from resnet import ResNetImageNet
 
 POOL = 256
 """Distinct images; they are written over and over."""
 SHARDS = 8
-_TASK = f"{Path(__file__).resolve()}:TarResNet"
 
 
 class TarResNet(ResNetImageNet):
@@ -37,10 +36,15 @@ class TarResNet(ResNetImageNet):
         return tuple(quorate.Shards(self.data / part, decode=decode) for part in ("train", "validation"))
 
 
+def has_pyarrow() -> bool:
+    """Whether Parquet can be written and read here."""
+    return importlib.util.find_spec("pyarrow") is not None
+
+
 def sharded(job: dict[str, Any], folder: Path, count: int) -> dict[str, Any]:
     """The job, reading so many images of its size from shards; these are made if they are not there yet."""
     side, classes = (job["params"].get(name, usual) for name, usual in (("side", 224), ("classes", 1000)))
-    is_columns = importlib.util.find_spec("pyarrow") is not None
+    is_columns = has_pyarrow()
     place = folder / f"images-{'parquet' if is_columns else 'tar'}-{count}-{side}"
     if not place.exists():
         # Made aside and moved when it is whole: what was ended halfway does not look like data.
@@ -51,7 +55,7 @@ def sharded(job: dict[str, Any], folder: Path, count: int) -> dict[str, Any]:
                 _write(made / part, images, side, classes, is_columns)
                 save_index(build_index(str(made / part)), made / part / NAME)
             made.rename(place)
-    task = {} if is_columns else {"task": _TASK}
+    task = {} if is_columns else {"task": "benchmarks.raw_images:TarResNet"}
     return job | task | {"params": job["params"] | {"data": str(place)}}
 
 

@@ -4,6 +4,19 @@ from collections.abc import Sequence
 
 from benchmarks.changes import SIGTERM
 from benchmarks.compress import BYTES, LEARNT, NO_FEEDBACK, TOP_K
+from benchmarks.gpu import (
+    DIGESTS,
+    FREE,
+    KILLED,
+    MODELS,
+    QUORATE,
+    RESNET,
+    SAVING,
+    SHARDED,
+    TRANSFORMERS,
+    digests_case,
+    lanes_case,
+)
 from benchmarks.row import Row
 from benchmarks.saves import ADDED, COMMITTED, LOADED, LOADED_AGAIN
 from benchmarks.servers import SLOWED, TABLE
@@ -317,6 +330,52 @@ TARGETS = (
             is_lowest=False,
         )
         for case, name in (("digits", "digits"), ("fashion-mnist", "Fashion-MNIST"))
+    ),
+    *(
+        Target("gpu", text, _detail(detail, system=QUORATE.name, case=case), limit, is_lowest=is_lowest)
+        for text, detail, case, limit, is_lowest in (
+            ("ResNet-50: % of the better hand-tuned loop", "of_tuned_percent", RESNET, 100.0, True),
+            ("ResNet-50: times as fast as Lightning and accelerate", "of_defaults", RESNET, 2.7, True),
+            ("ResNet-50, 2 lanes: % of one lane", "of_one_lane_percent", lanes_case(2), 90.0, True),
+            ("ResNet-50, 4 lanes: % of one lane", "of_one_lane_percent", lanes_case(4), 77.0, True),
+            ("ResNet-50, 8 lanes: % of one lane", "of_one_lane_percent", lanes_case(8), 60.0, True),
+        )
+    ),
+    *(
+        Target(
+            "gpu",
+            f"{MODELS[model]}{how}: % of the better hand-tuned loop",
+            _detail("of_tuned_percent", system=system.name, case=MODELS[model]),
+            limit,
+        )
+        for system, how, limit in ((QUORATE, "", 85.0), (FREE, ", `deterministic: false`", 98.0))
+        for model in TRANSFORMERS
+    ),
+    *(
+        Target(
+            "gpu",
+            f"{MODELS[model]}, 4 lanes: different digests of all runs",
+            _detail("digests", system=QUORATE.name, case=digests_case(model)),
+            1.0,
+            is_lowest=False,
+        )
+        for model in DIGESTS
+    ),
+    *(
+        Target("gpu", text, _detail(detail, system=QUORATE.name, case=case), limit, is_lowest=is_lowest)
+        for text, detail, case, limit, is_lowest in (
+            (
+                "one of 2 workers of a GPU killed: ms to the next step, beyond the redone one",
+                "beyond_redo_ms",
+                KILLED,
+                1000.0,
+                False,
+            ),
+            ("ResNet-50 from shards: % of the time that the GPU is busy", "busy_percent", SHARDED, 95.0, True),
+            ("ResNet-50, a checkpoint every 50 steps: % slower", "slower_percent", SAVING, 1.0, False),
+            ("CIFAR-10, ResNet-50, 10 epochs: % right", "best_percent", MODELS["cifar_resnet50"], 90.0, True),
+            ("CIFAR-10, ResNet-18, 30 epochs: % right", "best_percent", MODELS["cifar_resnet18"], 93.0, True),
+        )
     ),
 )
 """In the order of docs/benchmarks.md, which has the same texts."""

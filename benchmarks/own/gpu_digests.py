@@ -36,15 +36,18 @@ def main() -> None:
 
 
 def on_workers(workers: int) -> Callable[[dict[str, Any]], str]:
+    """Nothing happens to so many workers."""
     return lambda order: undisturbed(GpuRun(order, order["job"] | {"workers": workers}))
 
 
 def with_empty_cache(order: dict[str, Any]) -> str:
+    """Everything is compiled anew."""
     with tempfile.TemporaryDirectory(dir=order["folder"], ignore_cleanup_errors=True) as fresh:
         return undisturbed(GpuRun(order, order["job"] | {"workers": 1}, Path(fresh)))
 
 
 def undisturbed(run: GpuRun) -> str:
+    """Train it to its end."""
     run.complete()
     return digest_of(run)
 
@@ -76,6 +79,7 @@ def resumed(order: dict[str, Any]) -> str:
 
 
 def digest_of(run: GpuRun) -> str:
+    """Of the weights of a run that is over, which is removed."""
     digest: str = run.result()["weights_digest"]
     run.remove()
     return digest

@@ -5,6 +5,7 @@ import random
 import signal
 import statistics
 import time
+from functools import partial
 from itertools import pairwise
 
 from benchmarks.own.gpu_job import PATIENCE, GpuRun
@@ -13,7 +14,7 @@ from benchmarks.told import answer, read_order, reading
 from quorate.observe.events import GenerationFormed, StepCompleted
 
 STEADY = 5
-"""Steps of all workers together before the next one is killed, and steps of the survivor that say what its step takes."""
+"""Steps of all workers together before the next one is killed."""
 
 
 def main() -> None:
@@ -28,8 +29,7 @@ def main() -> None:
             time.sleep(random.uniform(0, 0.1))  # anywhere in a step
             kills.append(time.time())
             os.kill(run.pids()[random.choice(run.members())], signal.SIGKILL)
-            since = kills[-1]
-            await_sight("it is replaced", lambda since=since: run.is_steady(workers, 1, since), process, PATIENCE)
+            await_sight("it is replaced", partial(run.is_steady, workers, 1, kills[-1]), process, PATIENCE)
     measured = [Recovery.after(run, killed, workers) for killed in kills]
     ms = [each.next_ms for each in measured]
     beyond = [max(0.0, each.next_ms - each.redo_ms) for each in measured]

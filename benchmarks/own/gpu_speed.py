@@ -27,7 +27,7 @@ def main() -> None:
         job = sharded(job, keep, order["images"])
     run = GpuRun(order, job)
     began = time.time()
-    with watched_gpu() if order.get("is_watched") else contextlib.nullcontext([]) as samples:
+    with watched_gpu(order.get("is_watched", False)) as samples:
         run.complete()
     blocks = Blocks(order["warm_up"], order["steps"])
     steps = read_steps(run.folder / "events.jsonl")
@@ -43,10 +43,10 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def watched_gpu() -> Iterator[list[tuple[float, float]]]:
+def watched_gpu(is_wanted: bool) -> Iterator[list[tuple[float, float]]]:
     """Moments, and the percentage of the time just before each in which the first GPU had something to compute."""
     samples: list[tuple[float, float]] = []
-    if shutil.which(_SMI[0]) is None:
+    if not is_wanted or shutil.which(_SMI[0]) is None:
         yield samples
         return
     watcher: subprocess.Popen[str] = subprocess.Popen(_SMI, stdout=subprocess.PIPE, text=True)

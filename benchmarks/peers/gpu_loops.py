@@ -1,9 +1,9 @@
 """Loops for one GPU, over the models, losses and samples of examples/models.
 
-The hand-tuned ones have all that a careful person does: bfloat16, channels last, fused optimizers, TF32, kernels that are
-timed, loader processes, pinned batches that are sent ahead, and `torch.compile` over model and loss; one of them captures
-the whole step in a CUDA graph besides. None of them repeats its bits. The others are what their libraries do by
-themselves, once asked for bfloat16.
+The hand-tuned ones have all that a careful person does: bfloat16, channels last, fused optimizers, TF32, kernels that
+are timed, loader processes, pinned batches that are sent ahead, and `torch.compile` over model and loss; one of them
+captures the whole step in a CUDA graph besides. None of them repeats its bits. The others are what their libraries do
+by themselves, once asked for bfloat16.
 """
 
 import sys
@@ -35,9 +35,10 @@ class Bout:
         job = order["job"]
         self.is_gpu = job.get("device") != "cpu"
         self.device = torch.device("cuda" if self.is_gpu else "cpu")
-        file, _, name = job["task"].rpartition(":")
+        place, _, name = job["task"].rpartition(":")
         sys.path.insert(0, str(MODELS))
-        self.task = configure(getattr(import_module(Path(file).stem), name), job["params"], "the job", job["seed"])
+        module = import_module(Path(place).stem if place.endswith(".py") else place)
+        self.task = configure(getattr(module, name), job["params"], "the job", job["seed"])
         self.blocks = Blocks(order["warm_up"], order["steps"])
         self.laps = Laps(self.blocks)
         self.batch_size, self.clip, self.loaders = job["batch_size"], job.get("clip_norm"), job["loader_workers"]
@@ -56,7 +57,7 @@ class Bout:
         )
 
     def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_gpu, cache_enabled=False)
 
     def complete(self) -> None:
         """A step was queued; where the clock is read, it has to be over."""
@@ -79,7 +80,8 @@ def sent_ahead(bout: Bout) -> Iterator[Batch]:
     if not bout.is_gpu:
         yield from map(send, bout.samples())
         return
-    stream, ahead = torch.cuda.Stream(), None
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    ahead: Batch | None = None
     for batch in bout.samples():
         if ahead is not None:
             torch.cuda.current_stream().wait_stream(stream)
@@ -143,7 +145,7 @@ def train_captured(bout: Bout) -> None:
 
 def capture(step: Callable[[Batch], None], optimizer: torch.optim.Optimizer, static: Batch) -> Callable[[], None]:
     """A step over batches that are copied to one place. It is tried on the stream that captures it."""
-    stream = torch.cuda.Stream()
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS):
@@ -159,6 +161,7 @@ def capture(step: Callable[[Batch], None], optimizer: torch.optim.Optimizer, sta
 
 
 def rehearse(step: Callable[[Batch], None], optimizer: torch.optim.Optimizer, static: Batch) -> None:
+    """A step as it is captured."""
     optimizer.zero_grad(set_to_none=True)
     step(static)
 
@@ -170,7 +173,7 @@ def train_by_defaults(bout: Bout) -> None:
     parameters = list(model.parameters())
     for batch in first(iter(bout.samples()), bout.blocks.total):
         optimizer.zero_grad()
-        with torch.autocast(bout.device.type, torch.bfloat16):
+        with torch.autocast(bout.device.type, torch.bfloat16, enabled=bout.is_gpu):
             loss: Any = bout.task.loss(model, [tensor.to(bout.device, non_blocking=True) for tensor in batch])
         loss.backward()
         bout.clip_norms(parameters)

@@ -114,4 +114,5 @@ def test_every_benchmark_has_a_verb() -> None:
         "checkpoint",
         "data",
         "looking",
+        "gpu",
     ]
