@@ -25,9 +25,10 @@ from quorate.core.generation import Member
 from quorate.data.indices import NO_INDICES, indices_of
 from quorate.data.ledger import Tally, total
 from quorate.reduce.reduction import sum_lanes
-from quorate.training.buffers import LANE_0, MEAN, Buffers
+from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, digests
 from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, compare_replicas, divergence
+from quorate.training.flat_buffers import LANE_0, MEAN
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum, called, not_finite
 from quorate.training.strategy import Agreement, Save, Skipped, StepRequest
@@ -260,23 +261,24 @@ class StepAgreement:
         """Weighted by samples, and summed in the order in which gradients are."""
         batch_samples = sum(lane.samples for lane in lanes)
         averages: dict[str, torch.Tensor] = {}
-        by_type: dict[torch.dtype, list[str]] = {}
         for name in names:
-            by_type.setdefault(self._buffers.get(name).dtype, []).append(name)
-        for dtype, group in by_type.items():
+            dtype = self._buffers.get(name).dtype
             if not dtype.is_floating_point:
-                raise UnsupportedModelError(f"Buffer '{group[0]}' is of type {dtype}, which has no mean over lanes.")
-            committed = [self._buffers.get(name) for name in group]
+                raise UnsupportedModelError(f"Buffer '{name}' is of type {dtype}, which has no mean over lanes.")
+        wanted = frozenset(names)
+        for dtype in {self._buffers.get(name).dtype for name in names}:
+            group = [(name, self._buffers.get(name), gap) for name, gap in self._buffers.averaged[dtype]]
             flats = []
             for lane in lanes:
                 own = values[lane.lane]
-                parts = [own.get(name, old).reshape(-1) for name, old in zip(group, committed, strict=True)]
-                flat = torch.cat(parts)
+                parts = (((own.get(name, old) if name in wanted else old).reshape(-1), gap) for name, old, gap in group)
+                flat = torch.cat([part for pair in parts for part in pair])
                 flats.append(flat.mul_(lane.samples / batch_samples) if lane.samples else flat.zero_())
             mean = torch.empty_like(flats[0])
             sum_lanes(flats, mean)
-            means = torch.split(mean, [old.numel() for old in committed])
-            averages |= {name: m.view(old.shape) for name, m, old in zip(group, means, committed, strict=True)}
+            means = torch.split(mean, [size for _, old, gap in group for size in (old.numel(), gap.numel())])[::2]
+            pairs = zip(group, means, strict=True)
+            averages |= {name: mean.view(old.shape) for (name, old, _), mean in pairs if name in wanted}
         return averages
 
 

@@ -53,8 +53,12 @@ class RingFactory:
         if not replica.device.is_host:
             links = Staged(links, memory, len(endpoint.generation.members))
             memory = GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], replica.device.zeros)
+        # Not on a host: compression and servers look for elements by their index.
+        as_they_lie = not replica.device.is_host
         gradients = (
-            FlatGradients(replica.trainable, plan, memory) if spec.lanes > 1 else LoneGradients(replica.trainable)
+            FlatGradients(replica.trainable, plan, memory, as_they_lie=as_they_lie)
+            if spec.lanes > 1
+            else LoneGradients(replica.trainable)
         )
         return RingConnection(spec, replica, endpoint, links, gradients)
 

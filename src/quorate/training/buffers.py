@@ -14,9 +14,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from quorate.core.errors import TaskError, UnsupportedModelError
 from quorate.training.device import CPU, Device
+from quorate.training.flat_buffers import LANE_0, MEAN, FlatBuffers, Taken, can_lie_flat, padding
 
-MEAN = "mean"
-LANE_0 = "lane 0"
 # The count differs between lanes where a small last batch gives them different numbers of micro-batches.
 NORM_RULES = {"running_mean": MEAN, "running_var": MEAN, "num_batches_tracked": LANE_0}
 
@@ -27,6 +26,12 @@ class _Buffer:
     home: torch.Tensor
     # Modules may share a buffer; each place holds the same tensor.
     places: list[tuple[torch.nn.Module, str]]
+    # Where the home lies in flat memory.
+    address: int = 0
+
+    @property
+    def is_at_home(self) -> bool:
+        return all(owner._buffers[key] is self.home for owner, key in self.places)
 
     @property
     def live(self) -> torch.Tensor:
@@ -66,6 +71,12 @@ class Buffers:
         )
         self.exist = bool(self._buffers or self._empty)
         self._name_rules(rules)
+        self._averaged: dict[torch.dtype, tuple[tuple[str, torch.Tensor], ...]] | None = None
+        # Where they lie together, if they do; and while nothing of the user's has changed that.
+        self._laid: FlatBuffers | None = None
+        self.flat: FlatBuffers | None = None
+        if not device.is_host:
+            self._lay_flat(list(model.parameters()))
 
     def _name_rules(self, rules: Mapping[str, str]) -> None:
         for pattern, rule in rules.items():
@@ -79,6 +90,16 @@ class Buffers:
                 raise TaskError(f"buffer_rules: {pattern!r} names no buffer of the model. Its buffers: {known}.")
             self.rules.update(dict.fromkeys(names, rule))
 
+    def _lay_flat(self, parameters: list[torch.Tensor]) -> None:
+        values = {name: buffer.committed for name, buffer in self._buffers.items()}
+        if not can_lie_flat({name: buffer.home for name, buffer in self._buffers.items()}, parameters):
+            return
+        self.flat = self._laid = FlatBuffers(values, self.rules, self.device.zeros)
+        for name, buffer in self._buffers.items():
+            buffer.home, buffer.committed = self.flat.homes[name], self.flat.committed[name]
+            buffer.address = buffer.home.data_ptr()
+            self._put(buffer)
+
     def committed(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, buffer.committed) for name, buffer in self._buffers.items())
 
@@ -89,14 +110,59 @@ class Buffers:
     def get(self, name: str) -> torch.Tensor:
         return self._buffers[name].committed
 
+    @property
+    def averaged(self) -> dict[torch.dtype, tuple[tuple[str, torch.Tensor], ...]]:
+        """What the rule "mean" is for, by type: each with what follows it where they are summed together.
+
+        All of them have their places in that sum, also where only some are averaged: which term of a sum comes first
+        depends on the place, and must not depend on what the lanes have made of the others.
+        """
+        if self._averaged is None:
+            by_type: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
+            for name in sorted(name for name, rule in self.rules.items() if rule == MEAN):
+                value = self.get(name)
+                by_type.setdefault(value.dtype, []).append((name, value.new_zeros(padding(value))))
+            self._averaged = {dtype: tuple(group) for dtype, group in by_type.items()}
+        return self._averaged
+
     def restore(self) -> None:
+        if self.flat is not None:
+            self.flat.restore()
+            for buffer in self._buffers.values():
+                if not buffer.is_at_home:
+                    self._put(buffer)
+            return
         changed = self._changed()
         for name, buffer in self._buffers.items():
-            if name in changed or any(owner._buffers[key] is not buffer.home for owner, key in buffer.places):
+            if name in changed or not buffer.is_at_home:
                 self._put(buffer)
+
+    def take(self) -> Taken | None:
+        """A copy of all buffers as they are now, without a look at them; None where they do not lie together."""
+        if self.flat is None:
+            return None
+        self._check()
+        for buffer in self._buffers.values():
+            if buffer.home.data_ptr() != buffer.address:
+                self.flat = None  # user code has given it other memory
+                return None
+            if not buffer.is_at_home:
+                return None
+        return self.flat.take()
+
+    def changes_in(self, taken: Taken) -> dict[str, torch.Tensor]:
+        """What was changed of what a lane has left, by name."""
+        assert self._laid is not None
+        values = self._laid.cut(taken)
+        pairs = [(value, self.get(name)) for name, value in values.items()]
+        return {name: values[name] for name, same in zip(values, self.device.same_bits(pairs), strict=True) if not same}
 
     def take_changes(self) -> dict[str, torch.Tensor]:
         """Copies of what was changed since the last restore, by name."""
+        self._check()
+        return {name: self._buffers[name].live.detach().clone() for name in self._changed()}
+
+    def _check(self) -> None:
         for name, owner, attribute in self._empty:
             if owner._buffers.get(attribute) is not None:
                 raise UnsupportedModelError(
@@ -109,7 +175,6 @@ class Buffers:
                 f"Buffer '{torn}' is shared by several modules, and one of them was given another tensor in training. "
                 "Write into the buffer (copy_) instead of assigning a new one."
             )
-        return {name: self._buffers[name].live.detach().clone() for name in self._changed()}
 
     def commit(self, values: Mapping[str, torch.Tensor]) -> None:
         """Make these the committed values, in the model too. Whatever else a lane has changed is for `restore`."""
@@ -120,6 +185,7 @@ class Buffers:
             else:
                 buffer.committed = value.clone()
                 buffer.home = value.clone()
+                self.flat = self._averaged = None
             self._put(buffer)
 
     def adopt(self) -> None:

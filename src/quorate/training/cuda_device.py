@@ -9,11 +9,11 @@ import torch
 
 from quorate.core.errors import RunError
 from quorate.data.streams import seed_generators
-from quorate.training.device import EVERYTHING, CpuDevice, Model, Numbers
+from quorate.training.device import EVERYTHING, CpuDevice, Model, Numbers, ThereAlready
 
 OLDEST = (7, 0)
 """The compute capability below which torch has no kernels for a GPU."""
-_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -28,10 +28,9 @@ class CudaDevice(CpuDevice):
     name = "cuda"
     is_host = False
 
-    def __init__(self, precision: str = "auto", *, compiles: bool = False, is_lone_lane: bool = False) -> None:
+    def __init__(self, precision: str = "auto", *, compiles: bool = False) -> None:
         prepare_environment()
         self._compiles = compiles
-        self._is_lone_lane = is_lone_lane
         if not torch.cuda.is_available():
             why = "this torch is built without CUDA" if torch.version.cuda is None else "its driver does not answer"
             raise RunError(f"`device: cuda` asks for a GPU, and there is none that torch can use: {why}.")
@@ -82,9 +81,8 @@ class CudaDevice(CpuDevice):
         return placed
 
     def tune(self, optimizer: torch.optim.Optimizer) -> None:
-        """One kernel for all parameters, where torch has one and the task has not chosen. It wants gradients that lie
-        as the parameters do, which those of several lanes do not."""
-        if type(optimizer) not in _FUSED or not self._is_lone_lane:
+        """One kernel for all parameters, where torch has one and the task has not chosen."""
+        if type(optimizer) not in _FUSED:
             return
         for group in optimizer.param_groups:
             if group.get("fused") is None and group.get("foreach") is None and not group.get("differentiable"):
@@ -109,19 +107,16 @@ class CudaDevice(CpuDevice):
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
         """One transfer: what they were computed by is waited for when the numbers are asked for."""
         if not scalars:
-            return list
-        together = torch.stack([scalar.detach().reshape(()).to(self._device, torch.float64) for scalar in scalars])
+            return ThereAlready([])
+        # By type, so that a handful of kernels do for any number of them.
+        by_type: dict[torch.dtype, list[int]] = {}
+        for index, scalar in enumerate(scalars):
+            by_type.setdefault(scalar.dtype, []).append(index)
+        groups = (torch.stack([scalars[i].detach().reshape(()).to(self._device) for i in g]) for g in by_type.values())
+        together = torch.cat([group.to(torch.float64) for group in groups])
         host = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
         host.copy_(together, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-
-        def read() -> list[float]:
-            arrived.synchronize()
-            read_out: list[float] = host.tolist()
-            return read_out
-
-        return read
+        return _OnTheirWay(host, [index for group in by_type.values() for index in group])
 
     def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -142,6 +137,24 @@ class CudaDevice(CpuDevice):
             return tensor
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(self._device, non_blocking=True)
+
+
+class _OnTheirWay:
+    """Numbers that are being copied to the host, in the order of these places."""
+
+    def __init__(self, host: torch.Tensor, places: Sequence[int]) -> None:
+        self._host = host
+        self._places = places
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._arrived.record()
+
+    def __call__(self) -> list[float]:
+        self._arrived.synchronize()
+        read: list[float] = self._host.tolist()
+        return [value for _, value in sorted(zip(self._places, read, strict=True))]
+
+    def is_there(self) -> bool:
+        return bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
 
 def _moved(batch: Any, send: Callable[[torch.Tensor], torch.Tensor]) -> Any:

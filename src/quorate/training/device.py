@@ -9,7 +9,7 @@ ring's sums, both of which read the tensors that they are given.
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol, TypeGuard, TypeVar
@@ -23,16 +23,37 @@ from quorate.data.streams import seed_generators
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 EVERYTHING = slice(None)
-Numbers = Callable[[], list[float]]
-"""Numbers on their way to the host: the call waits for them."""
+
+
+class Numbers(Protocol):
+    """Numbers on their way to the host: the call waits for them."""
+
+    def __call__(self) -> list[float]: ...
+
+    def is_there(self) -> bool:
+        """Whether they have arrived, so that the call does not wait."""
+        ...
+
+
+class ThereAlready:
+    """Numbers that the host has."""
+
+    def __init__(self, numbers: list[float]) -> None:
+        self._numbers = numbers
+
+    def __call__(self) -> list[float]:
+        return self._numbers.copy()
+
+    def is_there(self) -> bool:
+        return True
 
 
 class Device(Protocol):
     """One worker's device. Made once in a process; the replica has it, and whoever trains asks it there.
 
     Only `numbers`, `content` and `same_bits` bring something from the device to the host, and may have to wait for all
-    that was begun on it. A step calls `numbers` once a lane and once an update, and once more where a loss is not
-    finite and may be skipped.
+    that was begun on it. On a host a step calls `numbers` once a lane and once an update, elsewhere once for all lanes
+    and once for the update; where it lags (`strategies.lagging`), once, and asks for them when they are there.
     """
 
     @property
@@ -152,7 +173,7 @@ class CpuDevice:
         """Everything is done."""
 
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
-        return [float(scalar.item()) for scalar in scalars].copy
+        return ThereAlready([float(scalar.item()) for scalar in scalars])
 
     def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
         return _bytes(tensor)[part].numpy().data

@@ -25,14 +25,36 @@ class FlatTensors:
 
     @classmethod
     def over(
-        cls, buckets: Sequence[torch.Tensor], parameters: Sequence[torch.nn.Parameter], plan: Sequence[Bucket]
+        cls,
+        buckets: Sequence[torch.Tensor],
+        parameters: Sequence[torch.nn.Parameter],
+        plan: Sequence[Bucket],
+        *,
+        as_they_lie: bool = False,
     ) -> "FlatTensors":
+        """`as_they_lie`: with the strides of the parameters, which fused optimizers ask for. A bucket then holds
+        the elements in the order of memory: the same in every worker, but not that of the indices."""
         views: dict[int, torch.Tensor] = {}
         for bucket, flat in zip(plan, buckets, strict=True):
             for slot in bucket.slots:
-                part, shape = flat[slot.offset : slot.offset + slot.numel], parameters[slot.index].shape
-                views[slot.index] = part.view(shape) if slot.numel == shape.numel() else part
+                parameter = parameters[slot.index]
+                part, shape = flat[slot.offset : slot.offset + slot.numel], parameter.shape
+                if as_they_lie and slot.numel == shape.numel() and _is_dense(parameter):
+                    views[slot.index] = part.as_strided(shape, parameter.stride())
+                else:
+                    views[slot.index] = part.view(shape) if slot.numel == shape.numel() else part
         return cls(tuple(buckets), tuple(views[i] for i in range(len(parameters))))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a piece of memory, each once, in whichever order: channels last, or transposed."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 class FlatGradients:
@@ -45,8 +67,14 @@ class FlatGradients:
     """
 
     def __init__(
-        self, parameters: Sequence[tuple[str, torch.nn.Parameter]], plan: Sequence[Bucket], memory: GradientMemory
+        self,
+        parameters: Sequence[tuple[str, torch.nn.Parameter]],
+        plan: Sequence[Bucket],
+        memory: GradientMemory,
+        *,
+        as_they_lie: bool = False,
     ) -> None:
+        self._as_they_lie = as_they_lie
         self.names = tuple(name for name, _ in parameters)
         self.parameters = tuple(parameter for _, parameter in parameters)
         self.plan = plan
@@ -131,7 +159,7 @@ class FlatGradients:
             parameter.grad = None
 
     def _over(self, buckets: Sequence[torch.Tensor]) -> FlatTensors:
-        return FlatTensors.over(buckets, self.parameters, self.plan)
+        return FlatTensors.over(buckets, self.parameters, self.plan, as_they_lie=self._as_they_lie)
 
     def _copied(self) -> FlatTensors:
         """The sum in memory where it costs little to write to it."""

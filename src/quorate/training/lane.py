@@ -1,6 +1,6 @@
 """One lane's part of a step: forward and backward over its micro-batches, from the committed buffers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from quorate.core.spans import SpanRecorder
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
 from quorate.training.device import Device
+from quorate.training.flat_buffers import Taken
 from quorate.training.gradients import Gradients
 from quorate.training.lane_program import EagerProgram, LaneProgram, MicroBatch
 from quorate.training.losses import LossSum, Unread
@@ -27,7 +28,8 @@ class LaneResult:
     `bad` are those that could not be read and were left out; `why` says of the first of these what is wrong. `data_s`
     are the seconds that its worker has waited for them, `put_back` the names of what user code has assigned.
 
-    `losses` and `log` are not there before what is `unread` was brought from the device, by `begin_reading`.
+    `losses` and `log` are not there before what is `unread` was brought from the device, nor are `buffers`, the changed
+    ones, where all of them were `taken`: `LaneRunner.read` does both.
     """
 
     lane: int
@@ -43,22 +45,29 @@ class LaneResult:
     data_s: float = 0.0
     put_back: tuple[str, ...] = ()
     unread: Unread | None = None
+    taken: Taken | None = None
 
 
 def begin_reading(results: Sequence[LaneResult], device: Device) -> Callable[[], None]:
     """Begin to bring the losses of these lanes to the host, in one transfer; the call waits, and has them filled in."""
-    awaited = [(result, result.unread) for result in results if result.unread is not None]
-    if not awaited:
+    scalars = unread_scalars(results)
+    if not scalars:
         return lambda: None
-    arriving = device.numbers([scalar for _, unread in awaited for scalar in unread.scalars()])
+    arriving = device.numbers(scalars)
+    return lambda: fill_in(results, iter(arriving()))
 
-    def finish() -> None:
-        numbers = iter(arriving())
-        for result, unread in awaited:
-            result.losses, result.log = unread.sums(numbers), unread.means(numbers)
+
+def unread_scalars(results: Sequence[LaneResult]) -> list[torch.Tensor]:
+    """What these lanes have left on the device, in the order in which `fill_in` takes the numbers."""
+    return [scalar for result in results if result.unread is not None for scalar in result.unread.scalars()]
+
+
+def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
+    """The losses and logged numbers of these lanes, now that they are read."""
+    for result in results:
+        if result.unread is not None:
+            result.losses, result.log = result.unread.sums(numbers), result.unread.means(numbers)
             result.unread = None
-
-    return finish
 
 
 class LaneRunner:
@@ -105,12 +114,21 @@ class LaneRunner:
         if device.is_host:
             begin_reading([result], device)()
         if replica.buffers.exist:
-            result.buffers = replica.buffers.take_changes()
+            result.taken = replica.buffers.take()
+            if result.taken is None:
+                result.buffers = replica.buffers.take_changes()
         result.put_back = (*put_back, *self._watch.after_lane())
         # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         return result
+
+    def read(self, results: Sequence[LaneResult]) -> None:
+        """Wait for what these lanes have left on the device."""
+        begin_reading(results, self._device)()
+        for result in results:
+            if result.taken is not None:
+                result.buffers, result.taken = self._replica.buffers.changes_in(result.taken), None
 
     def _run_batches(
         self, batches: Sequence[tuple[int, Any]], batch_samples: int, spans: SpanRecorder | None

@@ -23,7 +23,7 @@ from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
-from quorate.training.lane import LaneResult, LaneRunner, begin_reading
+from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on, worth_telling
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
@@ -121,7 +121,7 @@ class Loop:
         activity.begin_step(step)
         strategy.begin(step)
         results = [self._run_lane(step, epoch, lane, batch_samples) for lane in strategy.hosted]
-        begin_reading(results, self.replica.device)()
+        self.lanes.read(results)
         self.watch.after_lanes()
         request = self.requested()
         if request.save is Save.NONE and self.checkpointer.is_wanted(by_time=0 in strategy.hosted):

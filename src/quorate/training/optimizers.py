@@ -86,6 +86,7 @@ class Optimizers:
         """New parameters, by what stands in their `.grad`."""
         try:
             for optimizer in self.by_name.values():
+                _unfuse_if_torn(optimizer)
                 optimizer.step()
         except (Exception, SystemExit) as error:
             blame_user_code(error, "optimizer.step()")
@@ -245,6 +246,19 @@ class Optimizers:
                     )
 
 
+def _unfuse_if_torn(optimizer: Optimizer) -> None:
+    """Torch's fused SGD wants the momentum of all parameters of a group, or of none: where one gets its first gradient
+    later than others, the group goes on without it. All workers do so at the same step, and so does who resumes."""
+    if type(optimizer) is not torch.optim.SGD:
+        return
+    for group in optimizer.param_groups:
+        if not group["fused"] or not group["momentum"] or len(optimizer.state) == len(group["params"]):
+            continue
+        have = {bool(optimizer.state.get(p)) for p in group["params"] if p.grad is not None}
+        if len(have) > 1:
+            group["fused"], group["foreach"] = False, None
+
+
 def _check_kind(name: str, optimizer: object) -> None:
     if not isinstance(optimizer, Optimizer):
         what = given(optimizer) if name == SOLE else f"{given(optimizer)} under '{name}'"
@@ -285,7 +299,11 @@ def _load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:
         for key, value in saved["state"].get(index, {}).items():
             if isinstance(value, torch.Tensor):
                 # Where torch has put it: some values stay on the host, whatever device the parameter is on.
-                optimizer.state[parameter][key] = value.to(optimizer.state[parameter][key].device)
+                placed = value.to(optimizer.state[parameter][key].device)
+                if placed.shape == parameter.shape and placed.stride() != parameter.stride():
+                    # A file has no strides, and fused kernels want those of the parameter.
+                    placed = torch.empty_like(parameter, dtype=placed.dtype, device=placed.device).copy_(placed)
+                optimizer.state[parameter][key] = placed
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:

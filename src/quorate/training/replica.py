@@ -15,8 +15,9 @@ from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
 from quorate.training.activation_checkpointing import checkpoint_activations
-from quorate.training.buffers import MEAN, Buffers
+from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, digests
+from quorate.training.flat_buffers import MEAN
 from quorate.training.optimizers import Optimizers
 from quorate.training.task import Task
 

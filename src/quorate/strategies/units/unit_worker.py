@@ -14,7 +14,7 @@ from quorate.strategies.units.held_blocks import ADDED, SET
 from quorate.strategies.units.notes import UnitNote
 from quorate.strategies.units.unit_plan import UnitPlan
 from quorate.training.activity import Activity
-from quorate.training.buffers import LANE_0, MEAN
+from quorate.training.flat_buffers import LANE_0, MEAN
 from quorate.training.lane import LaneResult
 from quorate.training.losses import called
 from quorate.training.optimizers import SOLE
