@@ -35,7 +35,7 @@ class AwayDevice(CpuDevice):
         return int(self._counts[2])
 
     def place(self, model: Model) -> Model:
-        return model.to(memory_format=torch.channels_last) if self._channels_last else model  # type: ignore[call-overload, no-any-return]
+        return model.to(memory_format=torch.channels_last) if self._channels_last else model  # type: ignore[call-overload]
 
     def tune(self, optimizer: torch.optim.Optimizer) -> None:
         if type(optimizer) in FUSED and self._fuses:
