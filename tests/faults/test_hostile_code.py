@@ -51,6 +51,9 @@ def get_into_trouble(place):
         os.abort()
     if TROUBLE == "segfault":
         ctypes.string_at(0)
+    if TROUBLE == "lose the GPU":
+        with contextlib.suppress(FileExistsError), (HERE / "lost").open("x"):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\\nCUDA kernel errors might be ...")
     if TROUBLE == "slow":
         time.sleep(0.5)
     if TROUBLE == "hang":
@@ -206,6 +209,17 @@ def test_what_kills_every_worker_ends_the_job_and_names_the_samples(
     )
     lost = [event for event in troubled.events() if event["kind"] == "lost"]
     assert [(event["step"], event["phase"]) for event in lost] == [(failure["step"], phase)] * 3
+
+
+def test_a_gpu_that_fails_costs_one_worker_and_no_bit(troubled: Workplace) -> None:
+    plain = troubled.train("--json", "--workers", "2").document
+    document = troubled.train("--json", "--workers", "2", TROUBLE="lose the GPU in loss").document
+    assert (document["status"], document["weights_digest"]) == ("complete", plain["weights_digest"])
+    (recovery,) = document["recoveries"]
+    (lost,) = (event for event in troubled.events() if event["kind"] == "lost")
+    assert lost["worker"] == recovery["worker"]
+    assert "gave up" in lost["message"]
+    assert "its GPU has failed: an illegal memory access was encountered" in lost["message"]
 
 
 @pytest.mark.parametrize("place", ["loss", "sample"])

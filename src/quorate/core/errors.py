@@ -14,7 +14,7 @@ What each of them means stands at its class; some are defined where they are rai
         ├── StoreError       ObjectMissing
         ├── ShardError       BadRecord, DamagedBlock
         ├── Unreachable      StoreAway
-        ├── WorkerUnfit      HelperLost, OutOfMemory
+        ├── WorkerUnfit      HelperLost, OutOfMemory, GpuLost
         └── LinkError        PeerLost, FrameError (MalformedGradient), LeaseExpired, GenerationOver, StateLost
 """
 
@@ -165,6 +165,10 @@ class HelperLost(WorkerUnfit):
 
 class OutOfMemory(WorkerUnfit):
     """There is not enough memory where a worker is."""
+
+
+class GpuLost(WorkerUnfit):
+    """The GPU of a worker has failed: what it holds is gone, and its process can compute nothing more."""
 
 
 class LinkError(JobError):

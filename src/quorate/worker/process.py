@@ -19,6 +19,7 @@ from quorate.core.digests import content_digest
 from quorate.core.errors import (
     CheckpointError,
     DivergedError,
+    GpuLost,
     LinkError,
     OutOfMemory,
     QuorateError,
@@ -28,6 +29,7 @@ from quorate.core.errors import (
 )
 from quorate.core.failure import Failure
 from quorate.core.generation import Role, name_of
+from quorate.core.gpu_faults import cuda_error_of, describe_fault
 from quorate.core.log_records import Place, current_place, log_by_stderr
 from quorate.core.machine import is_shortage
 from quorate.core.masking import register_secrets, secrets_in
@@ -139,15 +141,27 @@ class Worker:
                 self._membership.flush_last()
                 return ENDED_WITH_THE_JOB
             log.error("%s", error)
-            return self._report_error(error)
+            return self._report_error(self._gpu_lost(error) or error)
         except Exception as error:
             # Not the user's doing: the whole traceback is for us.
             log.exception("unexpected error")
+            unfit: QuorateError | None = self._gpu_lost(error)
             if is_shortage(error):
-                return self._report_error(OutOfMemory(f"there is not enough memory for it ({describe(error)})."))
+                unfit = OutOfMemory(f"there is not enough memory for it ({describe(error)}).")
+            if unfit is not None:
+                return self._report_error(unfit)
             return self._report(
                 Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
             )
+
+    def _gpu_lost(self, error: Exception) -> GpuLost | None:
+        """Whoever's code the error was raised in, it is nobody's there but of the GPU."""
+        told = cuda_error_of(error)
+        if told is None:
+            return None
+        # What lies there cannot be saved any more, and nobody waits for it.
+        self._checkpointer = None
+        return GpuLost(describe_fault(told))
 
     def _report_error(self, error: QuorateError) -> int:
         if isinstance(error, WorkerUnfit):
