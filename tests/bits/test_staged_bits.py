@@ -1,4 +1,4 @@
-"""A device whose memory the others do not see: sums go by way of the host, to the same bits."""
+"""A device that is not the host: sums are formed in its memory or by way of the host's, to the same bits."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import torch
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.errors import RunError
+from quorate.reduce.device_memory import HostMemory, NotShareable
 from quorate.spec.device import kind_of
 from quorate.training import devices
 from quorate.training.device import CPU, CpuDevice
@@ -16,23 +17,32 @@ from quorate.training.task import Task
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
-def digest(task: type[Task], workers: int, folder: Path, links: str = "auto") -> str:
+def trained(task: type[Task], workers: int, folder: Path, links: str = "auto") -> gang.Ended:
     folder.mkdir()
     spec = gang.job(task, clip_norm=0.5, links=links, steps=7, accumulate=2, evaluate={"every": 3}, batch_size=24)
-    return gang.train(task, spec, workers, folder).digest
+    return gang.train(task, spec, workers, folder)
 
 
 @pytest.mark.parametrize("task", [tasks.Momentum, tasks.BatchNormAndDropout], ids=lambda task: task.__name__)
-def test_sums_by_way_of_the_host_have_the_same_bits(
+def test_sums_on_a_device_and_by_way_of_the_host_have_the_same_bits(
     task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_place = digest(task, 1, tmp_path / "in place")
+    in_place = trained(task, 1, tmp_path / "in place").digest
     monkeypatch.setattr(CpuDevice, "is_host", False)
-    staged = {
-        digest(task, workers, tmp_path / f"{workers} {links}", links)
-        for workers, links in ((1, "auto"), (2, "auto"), (3, "tcp"))
-    }
-    assert staged == {in_place}
+    alone, shared, ring = (
+        trained(task, workers, tmp_path / f"{workers} {links}", links)
+        for workers, links in ((1, "auto"), (3, "auto"), (2, "tcp"))
+    )
+
+    def refuse(*_: object) -> None:
+        raise NotShareable("nothing is shared here")
+
+    monkeypatch.setattr(HostMemory, "create", refuse)
+    staged = trained(task, 2, tmp_path / "staged")
+    assert {ended.digest for ended in (alone, shared, ring, staged)} == {in_place}
+    assert "summed in the memory of the devices: all 3 workers see it" in shared.log
+    assert "round a ring" in ring.log
+    assert "by way of the host's memory: worker 0: nothing is shared here" in staged.log
 
 
 def test_a_job_without_a_gpu_computes_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

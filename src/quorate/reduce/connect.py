@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quorate.core.generation import Generation, Member, name_of, names_of
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.memory import GradientMemory, SharedMemory, layout_of
+from quorate.reduce.memory import Allocate, GradientMemory, SharedMemory, layout_of, zeros
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.ring import Blame, Ring, unchanged
 from quorate.reduce.shared_memory import SharedMemoryReduction
@@ -90,14 +90,15 @@ class Endpoint:
 
 
 def connect(
-    endpoint: Endpoint, plan: Sequence[Bucket], *, trusts_versions: bool = False
+    endpoint: Endpoint, plan: Sequence[Bucket], *, trusts_versions: bool = False, allocate: Allocate = zeros
 ) -> tuple[Reduction, GradientMemory]:
     """Sums over all lanes of the generation, and the memory that they are summed in.
 
     `trusts_versions`: whoever writes to the total between exchanges is known to do so through torch, which counts it.
+    `allocate` gives the memory that is not shared.
     """
     members = endpoint.generation.members
-    if len(members) > 1 and share_a_host([member.local_address for member in members]):
+    if is_on_one_host(endpoint):
         log.info("gradients are summed in shared memory: all %d workers run on this host", len(members))
         memory, doorbells = _share_memory(endpoint, plan)
         reduction = SharedMemoryReduction(
@@ -114,7 +115,13 @@ def connect(
     previous, following = connect_neighbours(endpoint)
     lease, blame = watch(endpoint, [previous, following])
     ring = Ring(endpoint.generation, endpoint.credentials.worker, previous, following, lease, blame)
-    return ring, GradientMemory.of_process(plan, endpoint.hosting[endpoint.position])
+    return ring, GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], allocate)
+
+
+def is_on_one_host(endpoint: Endpoint) -> bool:
+    """Whether the generation has several members, and all of them can read the memory of one host."""
+    members = endpoint.generation.members
+    return len(members) > 1 and share_a_host([member.local_address for member in members])
 
 
 def watch(endpoint: Endpoint, neighbours: Sequence[Neighbour | None]) -> tuple[Deadline, Blame]:

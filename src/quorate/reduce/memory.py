@@ -57,14 +57,16 @@ class SharedMemory(GradientMemory):
     ) -> None:
         layout = layout_of(plan)
         self.all_lanes: dict[int, tuple[torch.Tensor, ...]] = {}
-        for lanes, segment in zip(hosting, lane_segments, strict=True):
-            content = segment.shared()
+        contents = [segment.shared() for segment in lane_segments]
+        for lanes, content in zip(hosting, contents, strict=True):
             for index, lane in enumerate(lanes):
                 self.all_lanes[lane] = buckets_in(content, plan, layout, index * layout.size)
         shared, self._private = total_segment.shared(), total_segment.private()
         self.shared_total = buckets_in(shared, plan, layout, 0)
         # Between two sums anything may be passed through here.
         self.staging = memoryview(shared)
+        # What this worker writes its lanes to, and reads their sum from.
+        self.regions = (memoryview(contents[position]), self.staging)
         own = {lane: self.all_lanes[lane] for lane in hosting[position]}
         super().__init__(own, buckets_in(self._private, plan, layout, 0), writes_are_slow=True)
         self._versions = [bucket._version for bucket in self.total]

@@ -4,6 +4,7 @@ Chunk c is summed by the worker that hosts lane c, in ring order of lanes, like 
 their owners' memory, and the sum is written where everybody reads it.
 """
 
+import os
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,7 +60,7 @@ class SharedMemoryReduction:
             raise ValueError(f"sum {index} is of bucket {index} of the shared memory: give it that total")
         spans = self.spans
         began = 0.0 if spans is None else spans.clock()
-        with self._exchange():
+        with self.exchange():
             self._sum_bucket(step, index)
         if spans is not None:
             spans.add(BUCKET, began, spans.exchange, bucket=index)
@@ -72,7 +73,7 @@ class SharedMemoryReduction:
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         spans = self.spans
         began = 0.0 if spans is None else spans.clock()
-        with self._exchange():
+        with self.exchange():
             payloads = self._gather(_PLACE.pack(b"g", step, index), payload)
         if spans is not None:
             spans.add(GATHER, began, spans.phase, gather=index)
@@ -82,17 +83,17 @@ class SharedMemoryReduction:
         """Fill the receivers' buffers with the root's, which writes it, piece by piece, where they read it."""
         shared = self.memory.staging
         half = len(shared) // 2
-        with self._exchange():
+        with self.exchange():
             for piece, start in enumerate(range(0, len(buffer), half)):
                 stop = min(start + half, len(buffer))
                 # In turn: who writes one half has met everybody since the other was written, so that one was read.
                 place = shared[piece % 2 * half :][: stop - start]
                 if self._position == root:
                     place[:] = buffer[start:stop]
-                self._barrier(b"b", step, index)
+                self.barrier(b"b", step, index)
                 if self._position in receivers and self._position != root:
                     buffer[start:stop] = place
-            self._barrier(b"e", step, index)  # all is read: what comes next may write there
+            self.barrier(b"e", step, index)  # all is read: what comes next may write there
 
     def round_trip(self) -> float | None:
         workers = len(self._generation.members)
@@ -107,7 +108,7 @@ class SharedMemoryReduction:
             self._doorbells[previous].ring(back, self._deadline)
 
         messages = [(_PLACE.pack(b"p", 0, probe), _PLACE.pack(b"q", 0, probe)) for probe in range(PROBES)]
-        with self._exchange():
+        with self.exchange():
             return probe_neighbours(self._position, messages, ask, answer)
 
     def bytes_passed(self, elements: int, itemsize: int) -> int:
@@ -118,6 +119,21 @@ class SharedMemoryReduction:
         others = len(self._generation.members) - 1
         return (len(self._lanes) * (elements - summed) + summed * others) * itemsize
 
+    def exchange_descriptors(self, descriptor: int) -> dict[int, int]:
+        """Give everybody what this descriptor stands for; theirs, by ring position, which the caller closes."""
+        given: dict[int, int] = {}
+        with self.exchange():
+            try:
+                for doorbell in self._doorbells.values():
+                    doorbell.pass_descriptor(descriptor)
+                for position, doorbell in self._doorbells.items():
+                    given[position] = doorbell.receive_descriptor(self._deadline)
+            except BaseException:
+                for received in given.values():
+                    os.close(received)
+                raise
+        return given
+
     def close(self) -> None:
         for doorbell in self._doorbells.values():
             doorbell.close()
@@ -127,18 +143,19 @@ class SharedMemoryReduction:
         total = self.memory.shared_total[index]
         chunks = cut(total.numel(), self._generation.lanes)
         # Everybody's lanes are written, and everybody is done with the total of the step before.
-        self._barrier(b"w", step, index)
+        self.barrier(b"w", step, index)
         self.memory.forget_own_writes(always=not self._trusts_versions)
         for chunk in self._lanes:
             self._sum(chunk, chunks[chunk], lanes, total)
         # The total is whole, and everybody is done with our lanes.
-        self._barrier(b"s", step, index)
+        self.barrier(b"s", step, index)
 
     def _sum(self, chunk: int, place: slice, lanes: Mapping[int, torch.Tensor], total: torch.Tensor) -> None:
         order = summation_order(chunk, self._generation.lanes)
         add_up_in_stretches([lanes[lane][place] for lane in order], total[place])
 
-    def _barrier(self, what: bytes, step: int, index: int) -> None:
+    def barrier(self, what: bytes, step: int, index: int) -> None:
+        """Return when everybody has come here."""
         message = _PLACE.pack(what, step, index)
         for position, said in self._exchange_messages(message).items():
             self._check(position, said, message)
@@ -171,7 +188,8 @@ class SharedMemoryReduction:
         return {position: doorbell.answer(self._deadline) for position, doorbell in self._doorbells.items()}
 
     @contextmanager
-    def _exchange(self) -> Iterator[None]:
+    def exchange(self) -> Iterator[None]:
+        """Around all that members do together: who fails closes, and with it all others fail."""
         try:
             yield
         except BaseException:

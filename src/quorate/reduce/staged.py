@@ -1,38 +1,34 @@
 """Sums of what lies in the memory of a device, by way of the host's: for devices whose memory the others do not see."""
 
-from collections.abc import Collection, Sequence
+import weakref
+from collections.abc import Sequence
 
 import torch
 
-from quorate.core.spans import SpanRecorder
-from quorate.reduce.memory import GradientMemory
+from quorate.reduce.device_memory import DeviceMemory
+from quorate.reduce.memory import GradientMemory, SharedMemory
 from quorate.reduce.reduction import Reduction, sum_lanes
+from quorate.reduce.wrapped import Wrapped
 
 
-class Staged:
+class Staged(Wrapped):
     """A `Reduction` of tensors on a device. The lanes are copied to the host, summed there in the ring's order, and the
     sum is copied back: additions are rounded alike here and there, so the bits are the same.
 
     A worker that is alone sums on the device.
     """
 
-    def __init__(self, links: Reduction, host: GradientMemory, workers: int) -> None:
-        self._links = links
+    def __init__(self, links: Reduction, host: GradientMemory, workers: int, device: DeviceMemory) -> None:
+        super().__init__(links)
         self._host = host
         self._is_alone = workers == 1
-
-    @property
-    def spans(self) -> SpanRecorder | None:
-        return self._links.spans
-
-    @spans.setter
-    def spans(self, spans: SpanRecorder | None) -> None:
-        self._links.spans = spans
-
-    @property
-    def overlaps(self) -> bool:
-        """A copy to the host waits for the backward pass."""
-        return False
+        self._device = device
+        # Where the device copies it from. A page of a private view that it kept hold of would not change any more.
+        self._sums = host.total
+        if isinstance(host, SharedMemory):
+            self._sums = host.shared_total
+            for region in host.regions:
+                weakref.finalize(self, device.pin(region)).atexit = False
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         if self._is_alone:
@@ -40,21 +36,8 @@ class Staged:
             return
         lanes = [buckets[index] for buckets in self._host.lanes.values()]
         for staged, value in zip(lanes, lane_values, strict=True):
-            staged.copy_(value)
-        self._links.all_reduce(step, index, lanes, self._host.total[index])
-        total.copy_(self._host.total[index])
-
-    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
-        return self._links.gather(step, index, payload)
-
-    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
-        self._links.broadcast(step, index, root, buffer, receivers)
-
-    def round_trip(self) -> float | None:
-        return self._links.round_trip()
-
-    def bytes_passed(self, elements: int, itemsize: int) -> int:
-        return self._links.bytes_passed(elements, itemsize)
-
-    def close(self) -> None:
-        self._links.close()
+            staged.copy_(value, non_blocking=True)
+        self._device.wait()
+        super().all_reduce(step, index, lanes, self._host.total[index])
+        # It is read before anybody writes there again: the next sum begins with a wait.
+        total.copy_(self._sums[index], non_blocking=True)

@@ -12,9 +12,9 @@ from quorate.core.generation import Member, Role
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint, connect
-from quorate.reduce.memory import GradientMemory
+from quorate.reduce.connect_devices import connect_devices
+from quorate.reduce.device_reduction import DeviceReduction
 from quorate.reduce.reduction import Reduction
-from quorate.reduce.staged import Staged
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.state_copy import align
@@ -49,14 +49,15 @@ class RingFactory:
         """Waits for the other workers. Where there is one lane, there are no buckets to be summed."""
         spec, replica = self._spec, self._replica
         plan = gradient_plan(replica.trainable, spec.bucket_mb) if spec.lanes > 1 else ()
-        links, memory = connect(endpoint, plan, trusts_versions=replica.optimizers.are_torchs_own)
-        if not replica.device.is_host:
-            links = Staged(links, memory, len(endpoint.generation.members))
-            memory = GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], replica.device.zeros)
+        device, trusts_versions = replica.device, replica.optimizers.are_torchs_own
+        links, memory = (
+            connect(endpoint, plan, trusts_versions=trusts_versions)
+            if device.is_host
+            else connect_devices(endpoint, plan, device.shareable, device.zeros, trusts_versions=trusts_versions)
+        )
         # Not on a host: compression and servers look for elements by their index.
-        as_they_lie = not replica.device.is_host
         gradients = (
-            FlatGradients(replica.trainable, plan, memory, as_they_lie=as_they_lie)
+            FlatGradients(replica.trainable, plan, memory, as_they_lie=not device.is_host)
             if spec.lanes > 1
             else LoneGradients(replica.trainable)
         )
@@ -188,6 +189,9 @@ class RingStrategy:
 
 def sum_gradients(step: int, links: Reduction, gradients: FlatGradients) -> None:
     """Sum what all lanes have collected, bucket by bucket."""
+    if isinstance(links, DeviceReduction):
+        links.all_reduce_together(step)
+        return
     for index in range(len(gradients.plan)):
         _sum_bucket(links, gradients, step, index)
 

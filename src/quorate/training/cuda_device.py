@@ -9,6 +9,7 @@ import torch
 
 from quorate.core.errors import RunError
 from quorate.data.streams import seed_generators
+from quorate.reduce.cuda_memory import CudaMemory
 from quorate.training.device import EVERYTHING, CpuDevice, Model, Numbers, ThereAlready
 
 OLDEST = (7, 0)
@@ -35,6 +36,7 @@ class CudaDevice(CpuDevice):
             why = "this torch is built without CUDA" if torch.version.cuda is None else "its driver does not answer"
             raise RunError(f"`device: cuda` asks for a GPU, and there is none that torch can use: {why}.")
         self._device = torch.device("cuda", 0)
+        self._shareable = CudaMemory(self._device)
         capability = torch.cuda.get_device_capability(self._device)
         self._title = torch.cuda.get_device_name(self._device)
         if capability < OLDEST:
@@ -44,6 +46,10 @@ class CudaDevice(CpuDevice):
         super().__init__(("bf16" if has_bf16 else "fp32") if precision == "auto" else precision)
         if self.precision == "bf16" and not has_bf16:
             raise RunError(f"{self._title} does not compute in bfloat16. Use `precision: fp32`.")
+
+    @property
+    def shareable(self) -> CudaMemory:
+        return self._shareable
 
     def pin(self, threads: int, deterministic: bool) -> None:
         super().pin(threads, deterministic)

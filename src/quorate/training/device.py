@@ -20,6 +20,7 @@ from torch.nn.functional import conv2d, layer_norm
 
 from quorate.core.digests import NamedBytes, content_digest, tensor_digest
 from quorate.data.streams import seed_generators
+from quorate.reduce.device_memory import DeviceMemory, HostMemory
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 EVERYTHING = slice(None)
@@ -64,6 +65,11 @@ class Device(Protocol):
     @property
     def is_host(self) -> bool:
         """Whether its memory is the host's, so that whoever exchanges tensors may read them where they lie."""
+        ...
+
+    @property
+    def shareable(self) -> DeviceMemory:
+        """Its memory, as far as other workers of the host may read it: asked where its memory is not the host's."""
         ...
 
     def pin(self, threads: int, deterministic: bool) -> None:
@@ -128,6 +134,10 @@ class CpuDevice:
 
     def __init__(self, precision: str = "fp32") -> None:
         self.precision = precision
+
+    @property
+    def shareable(self) -> DeviceMemory:
+        return HostMemory()
 
     def pin(self, threads: int, deterministic: bool) -> None:
         torch.set_num_threads(threads)

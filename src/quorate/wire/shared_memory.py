@@ -17,6 +17,7 @@ from quorate.core.errors import FrameError, OutOfMemory
 from quorate.core.generation import GenerationId
 from quorate.core.machine import machine_memory, read_limits
 from quorate.wire.link import Deadline
+from quorate.wire.local import pass_descriptors, receive_descriptors
 from quorate.wire.stream import Closable, wait_for
 
 LONGEST_MESSAGE = 32 * 1024
@@ -117,6 +118,22 @@ class Doorbell(Closable):
                 f"{self._received} of generation {'.'.join(map(str, self._generation))} was expected"
             )
         return bytes(self._view[_HEADER.size : size])
+
+    def pass_descriptor(self, descriptor: int) -> None:
+        """Give the other worker what a descriptor stands for, in turn with the messages."""
+        self._enter()
+        try:
+            pass_descriptors(self._socket, [descriptor], self.peer)
+        finally:
+            self._leave()
+
+    def receive_descriptor(self, deadline: Deadline) -> int:
+        """What the other worker has passed."""
+        self._enter()
+        try:
+            return receive_descriptors(self._socket, 1, self.peer, deadline)[0]
+        finally:
+            self._leave()
 
     def close(self) -> None:
         """End every wait on both ends. Any thread may call it, any number of times."""

@@ -1,0 +1,111 @@
+"""How workers that compute on devices connect: through the memory of these where all see it, else by way of the host.
+
+Which of the two it is they agree on before anything is summed: everybody says what it can do and hears the same
+answers, so nobody goes another way than the others.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+
+import torch
+
+from quorate.core.errors import OutOfMemory
+from quorate.core.generation import name_of
+from quorate.lanes.buckets import Bucket
+from quorate.reduce.connect import Endpoint, connect, is_on_one_host
+from quorate.reduce.device_memory import DeviceMemory, NotShareable
+from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction, size_of
+from quorate.reduce.memory import Allocate, GradientMemory
+from quorate.reduce.reduction import Reduction
+from quorate.reduce.shared_memory import SharedMemoryReduction
+from quorate.reduce.staged import Staged
+
+log = logging.getLogger(__name__)
+
+OFFERED, ADOPTED = 11, 12
+"""Tell apart what is gathered to agree."""
+
+
+def connect_devices(
+    endpoint: Endpoint,
+    plan: Sequence[Bucket],
+    device: DeviceMemory,
+    allocate: Allocate,
+    *,
+    trusts_versions: bool = False,
+) -> tuple[Reduction, GradientMemory]:
+    """Sums over all lanes of the generation, and the memory of this device in which they are formed.
+
+    `allocate` gives memory there that nobody else sees.
+    """
+    if plan and is_on_one_host(endpoint):
+        shared = _share(endpoint, plan, device)
+        if shared is not None:
+            return shared
+    workers = len(endpoint.generation.members)
+    staged_plan = plan if workers > 1 else ()  # whoever is alone needs nothing on the host
+    links, host = connect(endpoint, staged_plan, trusts_versions=trusts_versions, allocate=device.zeros_on_host)
+    staged = Staged(links, host, workers, device)
+    return staged, GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], allocate)
+
+
+def _share(
+    endpoint: Endpoint, plan: Sequence[Bucket], device: DeviceMemory
+) -> tuple[DeviceReduction, DeviceGradients] | None:
+    """None where somebody cannot; then nobody does, and all connections are closed again."""
+    links, _ = connect(endpoint, ())
+    assert isinstance(links, SharedMemoryReduction), "workers of one host share memory"
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(links.close)
+        try:
+            pieces = _pieces(endpoint, plan, device, links)
+        except NotShareable as why:
+            # Everybody has heard the same, and one voice is enough.
+            level = logging.WARNING if endpoint.position == 0 else logging.INFO
+            log.log(level, "gradients are summed by way of the host's memory: %s", str(why))
+            return None
+        on_failure.pop_all()
+    log.info("gradients are summed in the memory of the devices: all %d workers see it", len(pieces))
+    memory = DeviceGradients(plan, endpoint.hosting, endpoint.position, pieces)
+    return DeviceReduction(links, endpoint.generation, endpoint.credentials.worker, memory, device), memory
+
+
+def _pieces(
+    endpoint: Endpoint, plan: Sequence[Bucket], device: DeviceMemory, links: SharedMemoryReduction
+) -> list[torch.Tensor]:
+    """What each worker shares, by ring position. NotShareable, on all of them, if one of them cannot."""
+    position, hosting = endpoint.position, endpoint.hosting
+    place, obstacle, descriptor = "", "", None
+    with contextlib.ExitStack() as descriptors:
+        try:
+            place = device.place()
+            own, descriptor = device.create(size_of(plan, hosting[position]))
+            descriptors.callback(os.close, descriptor)
+        except (NotShareable, OutOfMemory) as error:
+            obstacle = str(error)
+        places = _agree(endpoint, links, OFFERED, place, obstacle)
+        if len(set(places)) > 1:
+            raise NotShareable("the workers compute on different devices")
+        assert descriptor is not None, "an obstacle would have been told to all"
+        pieces = {position: own}
+        for peer, given in links.exchange_descriptors(descriptor).items():
+            descriptors.callback(os.close, given)
+            if not obstacle:
+                try:
+                    pieces[peer] = device.adopt(given, size_of(plan, hosting[peer]))
+                except NotShareable as error:
+                    obstacle = str(error)
+        _agree(endpoint, links, ADOPTED, "", obstacle)
+    return [pieces[place] for place in range(len(hosting))]
+
+
+def _agree(endpoint: Endpoint, links: SharedMemoryReduction, index: int, word: str, obstacle: str) -> list[str]:
+    """Everybody's word. NotShareable, on all of them, if anybody has met an obstacle."""
+    told = links.gather(0, index, f"-{obstacle}".encode() if obstacle else f"+{word}".encode())
+    words = [payload.decode() for payload in told]
+    for member, said in zip(endpoint.generation.members, words, strict=True):
+        if said.startswith("-"):
+            raise NotShareable(f"{name_of(member.worker)}: {said[1:]}")
+    return [said[1:] for said in words]

@@ -1,0 +1,118 @@
+"""The all-reduce of workers whose devices see each other's memory: the sums of the ring, without the host's memory.
+
+Chunk c is summed by the worker that hosts lane c, in ring order of lanes, from where the lanes lie; then everybody
+copies what the others have summed. What a device has not finished nobody is told of: each worker waits for its own
+device and then for the others, so nothing that runs on a device waits for another worker.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from quorate.core.generation import Generation
+from quorate.core.spans import BUCKET
+from quorate.lanes.buckets import Bucket
+from quorate.lanes.chunks import cut, summation_order
+from quorate.reduce.device_memory import DeviceMemory
+from quorate.reduce.memory import GradientMemory, dtype_of, layout_of
+from quorate.reduce.shared_memory import SharedMemoryReduction
+from quorate.reduce.wrapped import Wrapped
+
+
+class DeviceGradients(GradientMemory):
+    """The lanes of all workers, and each worker's total. A worker writes to its own alone."""
+
+    def __init__(
+        self, plan: Sequence[Bucket], hosting: Sequence[range], position: int, pieces: Sequence[torch.Tensor]
+    ) -> None:
+        size = layout_of(plan).size
+        self.all_lanes: dict[int, tuple[torch.Tensor, ...]] = {}
+        self.totals: list[tuple[torch.Tensor, ...]] = []
+        for lanes, piece in zip(hosting, pieces, strict=True):
+            for index, lane in enumerate(lanes):
+                self.all_lanes[lane] = _buckets_in(piece, plan, index * size)
+            self.totals.append(_buckets_in(piece, plan, len(lanes) * size))
+        super().__init__({lane: self.all_lanes[lane] for lane in hosting[position]}, self.totals[position])
+
+
+def size_of(plan: Sequence[Bucket], hosted: range) -> int:
+    """Bytes that a worker shares: its lanes, and behind them its total."""
+    return (len(hosted) + 1) * layout_of(plan).size
+
+
+class DeviceReduction(Wrapped):
+    """One worker's place among workers of one host. `links` is how they meet, and what carries everything else."""
+
+    def __init__(
+        self,
+        links: SharedMemoryReduction,
+        generation: Generation,
+        worker: int,
+        memory: DeviceGradients,
+        device: DeviceMemory,
+    ) -> None:
+        super().__init__(links)
+        self._shared = links
+        self._hosting = [member.lanes for member in generation.members]
+        self._position = generation.position(worker)
+        self._memory = memory
+        self._device = device
+
+    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:  # noqa: ARG002
+        """Lanes and total are bucket `index` of the memory of the devices, where they are read and written in place."""
+        if total is not self._memory.total[index]:
+            raise ValueError(f"sum {index} is of bucket {index} of the devices' memory: give it that total")
+        self._sum(step, range(index, index + 1))
+
+    def all_reduce_together(self, step: int) -> None:
+        """Sum all buckets: what takes time is to wait for the devices, and that is the same for one and for many."""
+        self._sum(step, range(len(self._memory.total)))
+
+    def bytes_passed(self, elements: int, itemsize: int) -> int:
+        """As in shared memory: what others read of this worker's lanes, and of the sums that it has formed."""
+        return self._shared.bytes_passed(elements, itemsize)
+
+    def _sum(self, step: int, indices: range) -> None:
+        spans = self.spans
+        began = 0.0 if spans is None else spans.clock()
+        with self._shared.exchange():
+            # Everybody's lanes are written, and everybody is done with the totals of the step before.
+            self._meet(b"w", step, indices)
+            for index in indices:
+                self._sum_own_chunks(index)
+            self._meet(b"s", step, indices)
+            for index in indices:
+                self._copy_others(index)
+            # Everybody has read our lanes and our sums: both may be written to.
+            self._meet(b"c", step, indices)
+        if spans is not None:
+            spans.add(BUCKET, began, spans.exchange, bucket=indices.start)
+
+    def _meet(self, what: bytes, step: int, indices: range) -> None:
+        self._device.wait()
+        self._shared.barrier(what, step, indices.stop)
+
+    def _sum_own_chunks(self, index: int) -> None:
+        total, lanes = self._memory.total[index], len(self._memory.all_lanes)
+        chunks = cut(total.numel(), lanes)
+        for chunk in self._hosting[self._position]:
+            place = chunks[chunk]
+            if place.start < place.stop:
+                order = summation_order(chunk, lanes)
+                self._device.add_up([self._memory.all_lanes[lane][index][place] for lane in order], total[place])
+
+    def _copy_others(self, index: int) -> None:
+        total = self._memory.total[index]
+        chunks = cut(total.numel(), len(self._memory.all_lanes))
+        for position, hosted in enumerate(self._hosting):
+            if position != self._position and hosted:
+                # Lanes of a worker are neighbours, and so are their chunks.
+                place = slice(chunks[hosted[0]].start, chunks[hosted[-1]].stop)
+                total[place].copy_(self._memory.totals[position][index][place], non_blocking=True)
+
+
+def _buckets_in(piece: torch.Tensor, plan: Sequence[Bucket], start: int) -> tuple[torch.Tensor, ...]:
+    return tuple(
+        piece[start + offset :][: bucket.numel * dtype_of(bucket).itemsize].view(dtype_of(bucket))
+        for bucket, offset in zip(plan, layout_of(plan).offsets, strict=True)
+    )
