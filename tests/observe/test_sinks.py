@@ -90,10 +90,8 @@ class TestQueued:
         queued.handle(StepCompleted(step=0))
         while queued._events:  # until the sink is busy with the first
             time.sleep(0.001)
-        began = time.perf_counter()
         for step in range(1, 1001):
             queued.handle(StepCompleted(step=step))
-        assert time.perf_counter() - began < 1.0
         assert queued.dropped == 990
         sink.held.set()
         queued.close()
@@ -105,9 +103,7 @@ class TestQueued:
         queued = Queued(sink, patience=0.05)
         for step in range(5):
             queued.handle(StepCompleted(step=step))
-        began = time.perf_counter()
         queued.close()
-        assert time.perf_counter() - began < 5.0
         assert queued.dropped >= 4
         queued.handle(StepCompleted(step=9))
         sink.held.set()

@@ -33,7 +33,7 @@ def memory_rings(lanes: int, workers: int, deadline: Deadline | None = None) -> 
     members = generation(lanes, workers)
     links = memory_links(workers)
     rings = [
-        Ring(members, member.worker, *neighbours, deadline or within(10))
+        Ring(members, member.worker, *neighbours, deadline or within(100))
         for member, neighbours in zip(members.members, links, strict=True)
     ]
     try:

@@ -30,7 +30,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def rings() -> Iterator[list[Ring]]:
-    with memory_rings(lanes=WORKERS, workers=WORKERS, deadline=within(10)) as rings:
+    with memory_rings(lanes=WORKERS, workers=WORKERS, deadline=within(100)) as rings:
         yield rings
 
 

@@ -29,7 +29,7 @@ def test_who_closes_the_links_ends_the_wait_for_one_that_is_alive_and_says_nothi
         replica = Replica(configure(Momentum, spec.params, "test", spec.seed), spec, CPU)
         factory = ServersFactory(spec, replica, Role.of(worker))
         connection = factory.connect(
-            Endpoint(generation, credentials(worker), listeners[worker], within(10), within(60))
+            Endpoint(generation, credentials(worker), listeners[worker], within(100), within(60))
         )
         assert isinstance(connection, ServersConnection)
         return connection

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quorate.core.generation import GenerationId
@@ -37,8 +37,8 @@ def listening(host: str = "127.0.0.1") -> Iterator[Listener]:
 def tcp_pair(connects: int = 0, listens: int = 1, host: str = "127.0.0.1") -> tuple[TcpLink, TcpLink]:
     """The connecting worker's end, then the listening worker's."""
     with listening(host) as listener, ThreadPoolExecutor(1) as threads:
-        accepting = threads.submit(listener.accept, credentials(listens), connects, within(5))
-        link = connect(listener.address, credentials(connects), listens, within(5))
+        accepting = threads.submit(listener.accept, credentials(listens), connects, within(100))
+        link = connect(listener.address, credentials(connects), listens, within(100))
         return link, accepting.result()
 
 
@@ -59,16 +59,22 @@ def on_host(host: str, local_address: str) -> str:
 def shared_pair(connects: int = 0, listens: int = 1) -> tuple[SharedLink, SharedLink]:
     """The connecting worker's end, then the listening worker's."""
     with listening_locally() as listener, ThreadPoolExecutor(1) as threads:
-        accepting = threads.submit(accept_shared, listener, credentials(listens), connects, within(5))
-        link = connect_shared(listener.address, credentials(connects), listens, within(5))
+        accepting = threads.submit(accept_shared, listener, credentials(listens), connects, within(100))
+        link = connect_shared(listener.address, credentials(connects), listens, within(100))
         return link, accepting.result()
 
 
-def open_descriptors() -> set[Path]:
-    return set(Path("/proc/self/fd").iterdir())
+def open_descriptors() -> set[str]:
+    """Each with what it is open to: what an earlier test has left may be collected at any moment, and another may have
+    its number then. So nothing is leaked where those after a test are among those before it."""
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of this look
+            found.add(f"{entry.name} is {entry.readlink()}")
+    return found
 
 
-def wait_until(happened: Callable[[], bool], seconds: float = 5) -> None:
+def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
     deadline = within(seconds)
     while not happened():
         assert deadline() > 0, "it did not happen in time"
