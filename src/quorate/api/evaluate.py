@@ -204,14 +204,17 @@ def run_in_scratch(
     checkpoint: Path | None,
     accept: Callable[[Prepared], None],
     place: TaskLocation,
+    micro_batches: Sequence[tuple[int, int]] = (),
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Run a job beside its run, in a folder below `scratch`; that folder and its result. `accept` refuses a machine or
-    a task that does not fit. An interruption raises `JobFailed` too."""
+    a task that does not fit. Steps are cut as the run has cut them. An interruption raises `JobFailed` too."""
     # Its recorded port may be in use: by the very run that it stands beside.
     spec = resolved.spec.model_copy(update={"port": 0})
     workers = spec.worker_count(usable_cores())
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)
+        if micro_batches:
+            run.write_micro_batches(micro_batches)
         launch = Launch(run, spec, workers, resolved.source, checkpoint, mode, place.reference, place.search_path)
         outcome = run_locally(launch, lambda _: None, accept, signals)
     if outcome.failure is not None:

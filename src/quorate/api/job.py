@@ -39,6 +39,7 @@ class JobKeys(TypedDict, total=False):
     evaluate: Section
     early_stop: Section | None
     on_poison: Literal["fail", "skip"]
+    on_out_of_memory: Literal["fail", "shrink"]
     on_bad_sample: Literal["fail", "skip"]
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "bf16"]

@@ -90,7 +90,8 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
 
     info = _checkpoint_before(run, step)
     checkpoint = None if info is None else hold_checkpoint(run, info, scratch)
-    done, _ = run_in_scratch(scratch, resolved, RunMode(replayed_step=step), checkpoint, refuse, place)
+    mode, micro_batches = RunMode(replayed_step=step), run.read_micro_batches()
+    done, _ = run_in_scratch(scratch, resolved, mode, checkpoint, refuse, place, micro_batches)
     folder = CheckpointFolder(done.checkpoints)
     states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
     events = EventTail(done.events_file).read_new()

@@ -26,6 +26,7 @@ from quorate.observe.events import (
     CoordinatorReplaced,
     GenerationFormed,
     GradientsCompressed,
+    MemoryRanOut,
     Resized,
     RunStopped,
     StalenessObserved,
@@ -55,6 +56,7 @@ NOUNS = {
     "placement": "placement",
     "coordinator": "replaced coordinator",
     "system": "load sample",
+    "out_of_memory": "memory shortage",
     "links": "measured link",
     "compression": "measured compression",
     "spans": "worker trace",
@@ -199,6 +201,8 @@ def _speed(detail: RunDetail) -> Iterator[tuple[str, str]]:
         yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{spent}"
     if told := detail.timeline.of_kind(GradientsCompressed):
         yield "gradients", _compressed(told[-1])
+    for short in detail.timeline.of_kind(MemoryRanOut)[-1:]:
+        yield "memory", short.sentence
     if advice := detail.advice_on_waiting:
         yield "waiting", waiting_in_words(detail.timeline.waiting.share, advice)
 

@@ -18,6 +18,7 @@ from quorate.observe.events import (
     EvaluationDone,
     GenerationFormed,
     HostedLanes,
+    MemoryRanOut,
     Resized,
     RolledBack,
     RunBegan,
@@ -34,7 +35,15 @@ log = logging.getLogger(__name__)
 # Every worker passes through these: a step that is redone is told again, and `run` at the start of every generation.
 _TOLD_ONCE = frozenset(
     kind.KIND
-    for kind in (RunBegan, StepCompleted, EvaluationDone, CheckpointSaved, CheckpointFailed, CheckpointSkipped)
+    for kind in (
+        RunBegan,
+        StepCompleted,
+        MemoryRanOut,
+        EvaluationDone,
+        CheckpointSaved,
+        CheckpointFailed,
+        CheckpointSkipped,
+    )
 )
 _PAGE = 4096
 _RECALLED = 4 * 2**20

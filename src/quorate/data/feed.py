@@ -60,18 +60,29 @@ class Feed:
         self._in_memory = {} if self._loader_workers or samples.shards else samples.columns
         self._prefetch = prefetch
         self._check = check
+        self._lanes = lanes
+        self._is_planned = is_planned
+        self._begin(requests)
+        # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
+        self._threads = threads if self._loader_workers == 0 and threads > 1 else None
+
+    def _begin(self, requests: Iterator[Request]) -> None:
+        samples = self._samples
         self._loaders: list[Loader] = []
         self._ahead: Iterator[Asked] | None = None
         self._planned: deque[tuple[Request, Pending | None]] = deque()
         if self._loader_workers:
-            self._start_loaders(requests, lanes)
-        elif samples.shards and is_planned:
+            self._start_loaders(requests, self._lanes)
+        elif samples.shards and self._is_planned:
             samples.divide_memory(1)
-            self._ahead = iter(BlockPrefetch(requests, samples.shards, behind=prefetch))
+            self._ahead = iter(BlockPrefetch(requests, samples.shards, behind=self._prefetch))
             # It makes batches of columns ahead: for these no code of the task runs, and nothing is drawn.
             self._batch_thread = HelperThreads("batch-maker", most=1)
-        # Loader processes compute with one thread, so fetching in this process does too: same bits either way.
-        self._threads = threads if self._loader_workers == 0 and threads > 1 else None
+
+    def begin_again(self, requests: Iterator[Request]) -> None:
+        """Follow another plan from now on; what was read ahead by the old one is dropped."""
+        self.close()
+        self._begin(requests)
 
     def _start_loaders(self, requests: Iterator[Request], lanes: int) -> None:
         samples, count = self._samples, self._loader_workers

@@ -16,6 +16,14 @@ from quorate.data.ledger import Tally
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
 
+MicroBatchChanges = tuple[tuple[int, int], ...]
+"""(step, number): from which step on a lane cuts its samples into how many micro-batches, beyond `accumulate`."""
+
+
+def micro_batch_count(accumulate: int, changes: MicroBatchChanges, step: int) -> int:
+    """Into how many micro-batches each lane cuts its samples of a step."""
+    return max([accumulate, *(count for since, count in changes if since <= step)]) if changes else accumulate
+
 
 class Sampler(Protocol):
     """The order of a job's training samples, cut into epochs, steps, lanes and micro-batches.
@@ -63,12 +71,12 @@ class Sampler(Protocol):
         """Indices of the whole batch of a step, lane after lane."""
         return numpy.concatenate([self.share(step, lane) for lane in range(self.spec.lanes)])
 
-    def micro_batches(self, step: int, lane: int) -> tuple[Indices, ...]:
+    def micro_batches(self, step: int, lane: int, changes: MicroBatchChanges = ()) -> tuple[Indices, ...]:
         """What a lane reads at a step: the indices of each micro-batch, the empty ones left out."""
-        share = self.share(step, lane)
-        if self.spec.accumulate == 1:
+        share, count = self.share(step, lane), micro_batch_count(self.spec.accumulate, changes, step)
+        if count == 1:
             return (share,) if len(share) else ()
-        return tuple(share[part] for part in cut(len(share), self.spec.accumulate) if part.start < part.stop)
+        return tuple(share[part] for part in cut(len(share), count) if part.start < part.stop)
 
     def is_own(self, epoch: int) -> bool:  # noqa: ARG002
         """Whether the order of an epoch is the task's own, which may repeat samples and leave some out."""
@@ -168,13 +176,15 @@ class EvaluationPlan:
         return isinstance(self.every, int) and step % self.every == 0
 
 
-def planned_requests(sampler: Sampler, evaluation: EvaluationPlan, hosted: range, cursor: Cursor) -> Iterator[Request]:
+def planned_requests(
+    sampler: Sampler, evaluation: EvaluationPlan, hosted: range, cursor: Cursor, changes: MicroBatchChanges = ()
+) -> Iterator[Request]:
     """Every request that the host of these lanes makes after `cursor`, to the end of the job."""
     if cursor.phase is Phase.TRAINED and evaluation.is_due(cursor.step, sampler):
         yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
     for step in range(cursor.step + 1, sampler.total_steps + 1):
         for lane in hosted:
-            for samples in sampler.micro_batches(step, lane):
+            for samples in sampler.micro_batches(step, lane, changes):
                 yield Request(Source.TRAINING, sampler.epoch_of(step), samples, lane)
         if evaluation.is_due(step, sampler):
             yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))

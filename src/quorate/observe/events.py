@@ -232,6 +232,25 @@ class StepCompleted(Event):
 _AS_WRITTEN = frozenset(each.name for each in fields(StepCompleted)) - {"extra", *FAMILIES.values()}
 
 
+@event(kind="out_of_memory")
+class MemoryRanOut(Event):
+    """Memory ran out in a step, and it was done again: since this step each lane has so many `micro_batches`, of so
+    many `samples` at most. In which `lanes`, and how, is known where it was met, and not where a step is redone."""
+
+    lanes: tuple[Count, ...] = ()
+    micro_batches: Count = 1
+    samples: Count = 1
+    reason: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        where = f" in lane {self.lanes[0]}" if self.lanes else ""
+        why = f" ({self.reason})" if self.reason else ""
+        parts = f"{self.micro_batches} micro-batches of at most {plural(self.samples, 'sample')}"
+        return f"memory ran out at step {self.step:,}{where}{why}: since then each lane computes in {parts}"
+
+
 @event(kind="evaluation")
 class EvaluationDone(Event):
     """The metrics of the validation set; `bad` samples of it are listed where they differ from those of the last."""

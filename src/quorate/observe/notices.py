@@ -129,6 +129,7 @@ _NOTICES: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
     events.RolledBack: lambda event, progress: Notice(
         f"back to step {event.step or 0:,}: what follows it is trained again, up to {progress.place}", "yellow"
     ),
+    events.MemoryRanOut: lambda event, _: Notice(event.sentence, "yellow"),
     events.EvaluationDone: _evaluation,
     events.CheckpointSaved: _checkpoint,
     events.CheckpointFailed: _not_saved,

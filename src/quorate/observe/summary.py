@@ -39,6 +39,8 @@ def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("speed", f"{count(result['samples_per_second'])} samples/s"))
     if waiting := result.get("waiting_for_data"):
         rows.append(("waiting", waiting_in_words(waiting["share"], waiting["advice"])))
+    for step, parts in [*(result.get("micro_batches") or ())][-1:]:
+        rows.append(("memory", f"it ran out; since step {step:,} each lane computes in {parts:,} micro-batches"))
     if bad := result.get("bad_samples"):
         rows.append(("bad samples", _bad(bad, result.get("run", "RUN"))))
     if result.get("recoveries"):

@@ -171,6 +171,7 @@ class JobSpec(Section):
     evaluate: Annotated[EvaluateSpec, Mark.MEANING] = EvaluateSpec()
     early_stop: Annotated[EarlyStopSpec | None, Mark.MEANING] = None
     on_poison: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
+    on_out_of_memory: Annotated[Literal["fail", "shrink"], Mark.MEANING] = "fail"
     on_bad_sample: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.MEANING] = "auto"
     precision: Annotated[Literal["auto", "fp32", "bf16"], Mark.MEANING] = "auto"

@@ -152,6 +152,18 @@ def _device_fits_strategy(job: Job, told: Told) -> Iterator[Problem]:
         )
 
 
+def _shrinking_is_agreed(job: Job, told: Told) -> Iterator[Problem]:
+    strategy = job["strategy"]
+    kind = strategy if isinstance(strategy, str) else dict(strategy).get("kind")
+    if job["on_out_of_memory"] == "shrink" and kind != "ring":
+        yield Problem(
+            "on_out_of_memory",
+            f"shrink{told('on_out_of_memory')} needs all workers to do a step again together, and strategy: {kind}"
+            f"{told('strategy')} does not",
+            "Use on_out_of_memory: fail with a larger accumulate, or strategy: ring.",
+        )
+
+
 def _places_take_copies(job: Job, told: Told) -> Iterator[Problem]:
     places: list[str] = list(dict(job["checkpoint"]).get("to", [OWN_PLACE]))
     key, said = "checkpoint.to", told("checkpoint.to")
@@ -208,6 +220,7 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _strategy_is_whole: frozenset({"strategy"}),
     _units_have_no_steps: frozenset({"strategy", "average", "balance"}),
     _device_fits_strategy: frozenset({"strategy", "device"}),
+    _shrinking_is_agreed: frozenset({"strategy", "on_out_of_memory"}),
     _places_take_copies: frozenset({"checkpoint"}),
     _one_key: frozenset({"checkpoint"}),
 }

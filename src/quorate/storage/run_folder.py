@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class RunFolder:
         self.events_file = path / "events.jsonl"
         self.result_file = path / "result.json"
         self.environment_file = path / "environment.json"
+        self.micro_batches_file = path / "micro_batches.json"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self.address_file = path / "coordinator.json"
@@ -189,6 +190,15 @@ class RunFolder:
                 f"{error.message}. It says what the run's bits depend on besides its job: versions, processor, digest "
                 "of the code; quorate resume takes that from the newest checkpoint, and writes it again"
             ) from None
+
+    def write_micro_batches(self, changes: Sequence[tuple[int, int]]) -> None:
+        """Since which steps lanes have more micro-batches than the job says, where memory ran out (step, number).
+        Workers write it, all the same, before such a step is done."""
+        self._write(self.micro_batches_file, {"since": [list(change) for change in changes]})
+
+    def read_micro_batches(self) -> tuple[tuple[int, int], ...]:
+        known = (self._read(self.micro_batches_file) or {}).get("since", ())
+        return tuple((int(step), int(count)) for step, count in known)
 
     def _write(self, file: Path, fields: dict[str, Any], mode: int = 0o644) -> None:
         # No NaN or Infinity, which Python would write and most readers of JSON refuse.

@@ -23,7 +23,7 @@ from quorate.core.errors import LinkError, LossError, UnsupportedModelError
 from quorate.core.failure import name_samples
 from quorate.core.generation import Member
 from quorate.data.indices import NO_INDICES, indices_of
-from quorate.data.ledger import Tally, total
+from quorate.data.ledger import NOTHING, Tally, total
 from quorate.reduce.reduction import sum_lanes
 from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, digests
@@ -31,7 +31,7 @@ from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, 
 from quorate.training.flat_buffers import LANE_0, MEAN
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum, called, not_finite
-from quorate.training.strategy import Agreement, Save, Skipped, StepRequest
+from quorate.training.strategy import NOTHING_ASKED, Agreement, Save, Shortage, Skipped, StepRequest
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ class WorkerNote:
                 lane.why,
                 lane.data_s,
                 lane.put_back,
+                lane.micro_batches,
+                lane.shortage,
             ]
             for lane in self.lanes
         ]
@@ -102,8 +104,10 @@ class WorkerNote:
                 tuple((index, text) for index, text in why),
                 data_s,
                 tuple(put_back),
+                None,
+                *cut,
             )
-            for lane, samples, present, losses, logged, tally, read, bad, why, data_s, put_back in note["lanes"]
+            for lane, samples, present, losses, logged, tally, read, bad, why, data_s, put_back, *cut in note["lanes"]
         ]
         stop, save, leave = note["request"]
         return cls(lanes, note["digests"], StepRequest(stop, Save(save), leave), note["state"])
@@ -140,7 +144,7 @@ class StepAgreement:
         """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
         if self._is_alone and len(results) == 1:
             lane = results[0]
-            if all(math.isfinite(loss.total) and loss.count > 0 for loss in lane.losses.values()):
+            if not lane.shortage and all(math.isfinite(loss.total) and loss.count > 0 for loss in lane.losses.values()):
                 # The only lane of a job has nobody to agree with.
                 return Agreement(
                     lane.samples,
@@ -157,6 +161,9 @@ class StepAgreement:
                 )
         notes = self._exchange_notes(step, results, request)
         lanes = [lane for note in notes for lane in note.lanes]
+        shortage = shortage_of(lanes)
+        if shortage is not None:
+            return Agreement(0, NOTHING, 0, {}, {}, {}, NOTHING_ASKED, shortage=shortage)
         losses = total_losses(lanes)
         poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
         # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
@@ -310,6 +317,19 @@ def _refused(name: str, step: int) -> UnsupportedModelError:
         f"Buffer '{name}' was changed differently by the lanes of step {step}, and there is no rule for what it should "
         f'become. Name one in the task: buffer_rules = {{"{name}": "{MEAN}"}} or {{"{name}": "{LANE_0}"}}.'
     )
+
+
+# --- memory
+
+
+def shortage_of(lanes: Sequence[LaneResult]) -> Shortage | None:
+    """Whether the step must be done again with more micro-batches: memory ran out in a lane, or lanes were cut into
+    different numbers of them. That happens where somebody died while the others agreed on it, and some had heard."""
+    tried = max(lane.micro_batches for lane in lanes)
+    short = [lane for lane in lanes if lane.shortage and lane.micro_batches == tried]
+    if not short and all(lane.micro_batches == tried for lane in lanes):
+        return None
+    return Shortage(tried, tuple(lane.lane for lane in short), short[0].shortage if short else "")
 
 
 # --- losses

@@ -1,5 +1,6 @@
 """A GPU by CUDA. Work is queued there, and nobody waits for it but where numbers or bytes are brought to the host."""
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -109,6 +110,10 @@ class CudaDevice(CpuDevice):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
+
+    def free_unused(self) -> None:
+        gc.collect()  # tensors in a circle of references, as exceptions leave them
+        torch.cuda.empty_cache()
 
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
         """One transfer: what they were computed by is waited for when the numbers are asked for."""

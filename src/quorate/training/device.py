@@ -109,6 +109,10 @@ class Device(Protocol):
         """Wait until all that was begun here is done: before a thread of its own reads the state."""
         ...
 
+    def free_unused(self) -> None:
+        """Let go of memory that is kept for later, after it ran out: smaller tensors need other pieces of it."""
+        ...
+
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
         """Begin to bring numbers to the host, all in one transfer. Call what it gives as late as possible."""
         ...
@@ -181,6 +185,9 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         """Everything is done."""
+
+    def free_unused(self) -> None:
+        """None is kept."""
 
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
         return ThereAlready([float(scalar.item()) for scalar in scalars])

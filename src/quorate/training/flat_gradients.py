@@ -139,6 +139,15 @@ class FlatGradients:
             bucket.zero_()
         self._announce_rest()
 
+    def abandon(self, lane: int) -> None:
+        """What was announced of it already is on its way, and is not announced a second time."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._touched.clear()
+        for bucket in self.lanes[lane].buckets:
+            bucket.zero_()
+        self._announce_rest()
+
     def install(self, present: int, to_be_written: bool = False) -> None:
         views = self._copied().views if to_be_written and self._writes_are_slow else self.total.views
         for index, parameter in enumerate(self.parameters):

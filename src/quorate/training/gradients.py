@@ -47,6 +47,10 @@ class Gradients(Protocol):
         """A lane without samples counts as zeros."""
         ...
 
+    def abandon(self, lane: int) -> None:
+        """The same for a lane that has begun and cannot be completed: its step counts for nothing."""
+        ...
+
     def install(self, present: int, to_be_written: bool = False) -> None:
         """Give the sum to the parameters; those without a gradient in any lane keep None."""
         ...
@@ -104,6 +108,9 @@ class LoneGradients:
 
     def clear(self, lane: int) -> None:
         """A lane without samples has no gradient: all of them are bad, and the step is left out."""
+        self.begin(lane)
+
+    def abandon(self, lane: int) -> None:
         self.begin(lane)
 
     def install(self, present: int, to_be_written: bool = False) -> None:

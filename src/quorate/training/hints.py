@@ -4,6 +4,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+
+from quorate.core.machine import is_shortage
 from quorate.spec.job import JobSpec
 
 
@@ -25,6 +28,37 @@ def hint_for(error: BaseException, share: Share | None = None) -> str:
         if found is not None:
             return say(found, share) if callable(say) else say
     return ""
+
+
+def out_of_memory(error: BaseException) -> BaseException | None:
+    """What tells that memory could not be had, of the device or of the host: the error itself, or its cause."""
+    for each in (error, error.__cause__):
+        is_short = isinstance(each, RuntimeError) and re.search(_OUT_OF_MEMORY, str(each))
+        if each is not None and (is_short or isinstance(each, torch.OutOfMemoryError) or is_shortage(each)):
+            return each
+    return None
+
+
+def what_needs_less_memory(spec: JobSpec) -> str:
+    """What to change in a job whose lanes do not fit into memory."""
+    activations = (
+        ""
+        if spec.memory.checkpoint_activations
+        else "compute activations again (memory: {checkpoint_activations: true}), "
+    )
+    return (
+        f"To need less: a smaller batch_size (now {spec.batch_size}), {activations}a larger accumulate (now "
+        f"{spec.accumulate}), or more lanes (now {spec.lanes}) on more workers."
+    )
+
+
+def _too_large(_: re.Match[str], share: Share | None) -> str:
+    if share is None:
+        return ""
+    spec = share.spec
+    shrink = " `on_out_of_memory: shrink` raises accumulate by itself." if spec.strategy.kind == "ring" else ""
+    samples = "1 sample" if share.samples == 1 else f"{share.samples} samples"
+    return f"Memory ran out with {samples} at a time. {what_needs_less_memory(spec)}{shrink}"
 
 
 def _lonely_sample(_: re.Match[str], share: Share | None) -> str:
@@ -49,7 +83,11 @@ def _class_out_of_bounds(found: re.Match[str], _: Share | None) -> str:
 
 Say = Callable[[re.Match[str], Share | None], str]
 
+_OUT_OF_MEMORY = (
+    r"out of memory|DefaultCPUAllocator: can't allocate|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+)
 _HINTS: tuple[tuple[str, str | Say], ...] = (
+    (_OUT_OF_MEMORY, _too_large),
     (r"Expected more than 1 value per channel when training", _lonely_sample),
     (
         r"does not have a deterministic implementation",

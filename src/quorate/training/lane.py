@@ -28,6 +28,7 @@ class LaneResult:
     `bad` are those that could not be read and were left out; `why` says of the first of these what is wrong. `data_s`
     are the seconds that its worker has waited for them, `put_back` the names of what user code has assigned.
 
+    Its samples were cut into so many `micro_batches`. `shortage` says how its memory ran out: then it is void.
     `losses` and `log` are not there before what is `unread` was brought from the device, nor are `buffers`, the changed
     ones, where all of them were `taken`: `LaneRunner.read` does both.
     """
@@ -45,6 +46,8 @@ class LaneResult:
     data_s: float = 0.0
     put_back: tuple[str, ...] = ()
     unread: Unread | None = None
+    micro_batches: int = 1
+    shortage: str = ""
     taken: Taken | None = None
 
 
@@ -143,6 +146,12 @@ class LaneRunner:
             if logged := take_log(self._task):
                 unread.logged.append((samples, logged))
         return unread
+
+    def abandon(self, lane: int) -> None:
+        """Memory ran out in the middle of a lane: leave nothing of it behind, and let nobody wait for its gradient."""
+        self._gradients.abandon(lane)
+        take_log(self._task)
+        self._watch.put_back()
 
     def _seed_of(self, step: int, lane: int) -> int:
         """Of many steps at once, which takes a fraction of the time that each takes within its step."""

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 from quorate.core.spans import BACKWARD, FORWARD, SpanRecorder
 from quorate.core.user_code import blame_user_code
 from quorate.training.gradients import Gradients
-from quorate.training.hints import Share, hint_for
+from quorate.training.hints import Share
 from quorate.training.losses import GivenLoss, checked_losses
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
@@ -39,12 +39,13 @@ class EagerProgram:
     def run(self, batch: MicroBatch, spans: SpanRecorder | None) -> list[GivenLoss]:
         replica, samples = self._replica, batch.samples
         began = 0.0 if spans is None else spans.clock()
+        share = Share(samples, batch.batch_samples, replica.spec)
         content = replica.device.move(batch.content)
         try:
             with replica.device.autocast():
                 loss = self._task.loss(replica.model, content)
         except (Exception, SystemExit) as error:
-            blame_user_code(error, "loss()", Share(samples, batch.batch_samples, replica.spec).hint)
+            blame_user_code(error, "loss()", share.hint)
             raise
         if spans is not None:
             began = spans.pass_on(FORWARD, began)
@@ -57,7 +58,7 @@ class EagerProgram:
             try:
                 self._gradients.backward(value, weight, inputs, retain=position < len(losses), is_last=is_last)
             except (Exception, SystemExit) as error:
-                blame_user_code(error, "backward()", hint_for)
+                blame_user_code(error, "backward()", share.hint)
                 raise
         if spans is not None:
             spans.pass_on(BACKWARD, began)

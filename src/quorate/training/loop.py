@@ -7,28 +7,41 @@ from functools import partial
 from time import perf_counter
 from typing import cast
 
+import torch
+
+from quorate.core.errors import JobError, QuorateError
 from quorate.core.generation import Phase
 from quorate.core.spans import PUBLISH
+from quorate.core.user_code import describe
 from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.indices import joined, ranges_of
 from quorate.data.ledger import Tally
-from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source
+from quorate.data.sampler import (
+    EvaluationPlan,
+    MicroBatchChanges,
+    Request,
+    Sampler,
+    Source,
+    micro_batch_count,
+    planned_requests,
+)
 from quorate.data.samples import Batch
 from quorate.observe.event import Event
-from quorate.observe.events import EvaluationDone, RunBegan, SkippedStep, StepCompleted, TrainingBlocks
+from quorate.observe.events import EvaluationDone, MemoryRanOut, RunBegan, SkippedStep, StepCompleted, TrainingBlocks
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
+from quorate.training.hints import out_of_memory, what_needs_less_memory
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on, worth_telling
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.state_watch import StateWatch, news, warn_of
-from quorate.training.strategy import Agreement, Save, StepRequest, Strategy, advanced
+from quorate.training.strategy import Agreement, Save, Shortage, StepRequest, Strategy, advanced
 from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
@@ -60,6 +73,7 @@ class Loop:
     requested: Callable[[], StepRequest]
     settle_save: Callable[[], None]
     save_begun: Callable[[], None]
+    keep_micro_batches: Callable[[MicroBatchChanges], None] = lambda _: None
     workers: int = 1
     tracer: Tracer | None = None
     mode: RunMode = field(default_factory=RunMode)
@@ -68,6 +82,7 @@ class Loop:
     _bad_listed: tuple[int, ...] = ()
     _notes: list[str] = field(default_factory=list)
     _draws: bool = False
+    _shortage: Shortage | None = None
     _last: int = 0
     # What was read ahead, for which step and lane.
     _ahead: tuple[tuple[int, int] | None, list[Batch]] = (None, [])
@@ -113,6 +128,12 @@ class Loop:
         self.strategy.close()
 
     def _step(self) -> StepRequest:
+        """One step, however often it has to be tried: where memory runs out, all do it again, in smaller pieces."""
+        while (request := self._try_step()) is None:
+            pass
+        return request
+
+    def _try_step(self) -> StepRequest | None:
         strategy, activity = self.strategy, self.activity
         step = self.progress.cursor.step + 1
         if self.tracer is not None:
@@ -120,7 +141,7 @@ class Loop:
         epoch, batch_samples = self.sampler.epoch_of(step), self.sampler.batch_samples(step)
         activity.begin_step(step)
         strategy.begin(step)
-        results = [self._run_lane(step, epoch, lane, batch_samples) for lane in strategy.hosted]
+        results = self._run_lanes(step, epoch, batch_samples)
         self.lanes.read(results)
         self.watch.after_lanes()
         request = self.requested()
@@ -130,6 +151,9 @@ class Loop:
         spans = activity.spans
         began = 0.0 if spans is None else spans.clock()
         agreed = outcome.agreed
+        if agreed.shortage is not None:
+            self._shrink(step, agreed.shortage)
+            return None
         if self._is_warm:
             if strategy.hosted:
                 activity.add_step(activity.seconds, len(strategy.hosted))
@@ -148,6 +172,8 @@ class Loop:
     def _complete(self, step: int, agreed: Agreement, norms: dict[str, float]) -> None:
         """A step is done: count it, and publish it."""
         self.progress = advanced(self.progress, agreed)
+        if any(since == step for since, _ in self.progress.micro_batches):
+            self._publish_shortage(step)
         is_plain = not (agreed.bad or agreed.put_back or self._notes)
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
         self._publish_step(step, self.sampler.epoch_of(step), agreed, norms, warnings)
@@ -174,6 +200,73 @@ class Loop:
             log.warning("%s", warning)
         notes, self._notes = self._notes, []
         return (*warnings, *notes)
+
+    def _run_lanes(self, step: int, epoch: int, batch_samples: int) -> list[LaneResult]:
+        """The hosted lanes one after the other. Where memory runs out in one, the rest has nothing to do: its gradients
+        are as many zeros, for which nobody waits in vain, and the step counts for nothing."""
+        results: list[LaneResult] = []
+        count = micro_batch_count(self.spec.accumulate, self.progress.micro_batches, step)
+        for lane in self.strategy.hosted:
+            if results and results[-1].shortage:
+                self.lanes.run(step, lane, (), batch_samples)
+                result = LaneResult(lane, 0, shortage=results[-1].shortage)
+            else:
+                result = self._tried_lane(step, epoch, lane, batch_samples)
+            result.micro_batches = count
+            results.append(result)
+        return results
+
+    def _tried_lane(self, step: int, epoch: int, lane: int, batch_samples: int) -> LaneResult:
+        try:
+            return self._run_lane(step, epoch, lane, batch_samples)
+        except Exception as error:
+            short = out_of_memory(error) if self.spec.on_out_of_memory == "shrink" else None
+            if short is None:
+                raise
+            why = describe(short)
+        # Not within the handler: its traceback holds what has filled the memory.
+        self.activity.leave()
+        self.lanes.abandon(lane)
+        self.replica.device.free_unused()
+        return LaneResult(lane, 0, shortage=why)
+
+    def _shrink(self, step: int, shortage: Shortage) -> None:
+        """Do a step again with twice as many micro-batches, at the same cursor in every worker, and all after it."""
+        spec, tried = self.spec, shortage.tried
+        samples = -(-spec.batch_size // spec.lanes)
+        if shortage.lanes and tried >= samples:
+            raise JobError(
+                f"Memory ran out in lane {shortage.lanes[0]} at step {step} with one sample at a time, so there is no "
+                f"smaller micro-batch ({shortage.why}). {what_needs_less_memory(spec)}"
+            )
+        count = min(2 * tried, samples) if shortage.lanes else tried
+        self.progress = self.progress.with_micro_batches(step, count)
+        # Before anything is computed with it: whoever does this step again, from whichever checkpoint, does it alike.
+        try:
+            self.keep_micro_batches(self.progress.micro_batches)
+        except QuorateError as error:  # checkpoints hold it, too
+            log.warning("since step %d there are %d micro-batches a lane, but %s", step, count, error)
+        cursor, changes = self.progress.cursor, self.progress.micro_batches
+        self._ahead = None, []
+        self.feed.begin_again(planned_requests(self.sampler, self.evaluation, self.strategy.hosted, cursor, changes))
+        self._shortage = shortage
+        where = f" in lane {shortage.lanes[0]}" if shortage.lanes else ""
+        log.warning("memory ran out at step %d%s: %s; it is done again in %d parts", step, where, shortage.why, count)
+
+    def _publish_shortage(self, step: int) -> None:
+        """Once the step is done, however often that took: there is one number that it was done with."""
+        count = max(count for since, count in self.progress.micro_batches if since == step)
+        samples = -(-self.spec.batch_size // (self.spec.lanes * count))
+        shortage, self._shortage = self._shortage or Shortage(count), None
+        self.publish(
+            MemoryRanOut(
+                step=step,
+                lanes=shortage.lanes,
+                micro_batches=count,
+                samples=samples,
+                reason=shortage.why or None,
+            )
+        )
 
     def _run_lane(self, step: int, epoch: int, lane: int, batch_samples: int) -> LaneResult:
         activity = self.activity
@@ -210,7 +303,8 @@ class Loop:
 
     def _fetch(self, step: int, lane: int) -> list[Batch]:
         """What a lane reads of a step, as the feed answers it."""
-        epoch, planned = self.sampler.epoch_of(step), self.sampler.micro_batches(step, lane)
+        epoch = self.sampler.epoch_of(step)
+        planned = self.sampler.micro_batches(step, lane, self.progress.micro_batches)
         # Before the first is read: if that kills the worker, somebody can tell which they were.
         self.activity.write_samples(epoch, joined(planned).data)
         return [self.feed.next(Request(Source.TRAINING, epoch, samples, lane)) for samples in planned]
@@ -226,7 +320,11 @@ class Loop:
             return
         move = self.replica.device.move
         fetched = self._fetch(*place)
-        self._ahead = place, [replace(batch, content=move(batch.content)) for batch in fetched]
+        try:
+            moved = [replace(batch, content=move(batch.content)) for batch in fetched]
+        except torch.OutOfMemoryError:
+            moved = fetched  # there is room when the lane is done
+        self._ahead = place, moved
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor

@@ -12,7 +12,7 @@ from quorate.core.errors import JobError, MetricError
 from quorate.core.generation import Cursor, Phase
 from quorate.data.bad_sample import MOST_TOLD, without_numbers
 from quorate.data.ledger import NOTHING, Tally
-from quorate.data.sampler import Source
+from quorate.data.sampler import MicroBatchChanges, Source
 from quorate.spec.job import EarlyStopSpec, EvaluateSpec
 
 
@@ -44,6 +44,8 @@ class Progress:
     barren: int = 0
     # What was said of bad samples, in short, so that it is said once: `BadSampleReport`.
     told: tuple[str, ...] = ()
+    # Where memory ran out: since which step lanes cut their samples into how many micro-batches.
+    micro_batches: MicroBatchChanges = ()
 
     def after_step(self, samples: int, tally: Tally = NOTHING, *, bad: int = 0, is_barren: bool = False) -> "Progress":
         """One more step of so many samples, which these are, and so many bad ones."""
@@ -58,6 +60,10 @@ class Progress:
             barren=self.barren + 1 if is_barren else 0,
         )
         return after
+
+    def with_micro_batches(self, step: int, count: int) -> "Progress":
+        """From this step on, so many micro-batches in each lane, at least."""
+        return replace(self, micro_batches=tuple(sorted({*self.micro_batches, (step, count)})))
 
     def after_evaluation(
         self, metrics: dict[str, float], evaluate: EvaluateSpec, early_stop: EarlyStopSpec | None, bad: int = 0
@@ -97,6 +103,7 @@ class Progress:
                 "patience_best": patience_best,
                 "tally": Tally.from_hex(fields["tally"]),
                 "told": tuple(fields.get("told", ())),
+                "micro_batches": tuple((step, count) for step, count in fields.get("micro_batches", ())),
             }
         )
 

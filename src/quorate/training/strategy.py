@@ -60,13 +60,23 @@ class Skipped:
     is_partial: bool = False
 
 
+@dataclass(frozen=True)
+class Shortage:
+    """A step that is done again with more micro-batches: somewhere, memory ran out with the number that was `tried`, in
+    these `lanes`, as `why` says. No lanes: some workers had tried fewer, and know now what the others knew."""
+
+    tried: int
+    lanes: tuple[int, ...] = ()
+    why: str = ""
+
+
 class Agreement(NamedTuple):
     """What all workers know of a step, and know alike, before the state changes.
 
-    Nothing of a step that `is_void` may reach the state. `present` says which parameters have a gradient, as bits, and
-    `buffers` are the values to commit. `bad` samples were left out; `why` says of the first of them what is wrong.
-    `data_s` are the seconds that the worker which waited longest has waited for data, `put_back` the names of what user
-    code has assigned.
+    Nothing of a step that `is_void` may reach the state; one with a `shortage` is done again. `present` says which
+    parameters have a gradient, as bits, and `buffers` are the values to commit. `bad` samples were left out; `why` says
+    of the first of them what is wrong. `data_s` are the seconds that the worker which waited longest has waited for
+    data, `put_back` the names of what user code has assigned.
     """
 
     samples: int
@@ -81,6 +91,7 @@ class Agreement(NamedTuple):
     why: tuple[tuple[int, str], ...] = ()
     data_s: float = 0.0
     put_back: tuple[str, ...] = ()
+    shortage: Shortage | None = None
 
     @property
     def planned(self) -> int:
@@ -89,8 +100,9 @@ class Agreement(NamedTuple):
 
     @property
     def is_void(self) -> bool:
-        """Whether the step changes nothing: a loss is not finite, or no lane has a single sample."""
-        return (self.skipped is not None and not self.skipped.is_partial) or not self.samples
+        """Whether the step changes nothing: a loss is not finite, memory ran out, or no lane has a single sample."""
+        is_skipped = self.skipped is not None and not self.skipped.is_partial
+        return is_skipped or self.shortage is not None or not self.samples
 
 
 def advanced(progress: Progress, agreed: Agreement) -> Progress:

@@ -18,7 +18,7 @@ from quorate.data.collate import collate
 from quorate.data.datasets import Dataset, check_dataset
 from quorate.data.feed import Feed
 from quorate.data.lane_sampler import LaneSampler
-from quorate.data.sampler import EvaluationPlan, Request, Sampler, Source, planned_requests
+from quorate.data.sampler import EvaluationPlan, MicroBatchChanges, Request, Sampler, Source, planned_requests
 from quorate.data.samples import Samples
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
@@ -98,6 +98,7 @@ class Hooks:
     requested: Callable[[], StepRequest] = StepRequest
     save_begun: Callable[[], None] = lambda: None
     keep: Callable[[Event], None] = lambda _: None
+    keep_micro_batches: Callable[[MicroBatchChanges], None] = lambda _: None
     tracer: Tracer | None = None
 
 
@@ -169,7 +170,7 @@ def assemble(
     sampler, activity = parts.sampler, hooks.activity
     evaluation = evaluation_plan(spec, parts.samples)
     gradients = connection.gradients
-    requests: Iterator[Request] = planned_requests(sampler, evaluation, hosted, progress.cursor)
+    requests: Iterator[Request] = planned_requests(sampler, evaluation, hosted, progress.cursor, progress.micro_batches)
     if mode.evaluates_only:
         requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
     feed = Feed(
@@ -219,6 +220,7 @@ def assemble(
         requested=hooks.requested,
         settle_save=settle_save,
         save_begun=hooks.save_begun,
+        keep_micro_batches=hooks.keep_micro_batches,
         workers=len(generation.members),
         tracer=hooks.tracer,
         mode=mode,

@@ -322,8 +322,10 @@ class Worker:
         return configure(self._task_type, self._spec.params, self._assignment.job_source, self._spec.seed)
 
     def _restore(self, parts: SessionParts) -> Progress:
+        # Steps that were done in smaller pieces, as memory had run out, are redone like that from any checkpoint.
+        known = self._run.read_micro_batches()
         if self._assignment.checkpoint is None:
-            return Progress()
+            return Progress(micro_batches=known)
         self._write_status(0, RESTORING, None)
         path = Path(self._assignment.checkpoint)
         folder = CheckpointFolder(path.parent, cipher=parts.folder.cipher)
@@ -344,7 +346,14 @@ class Worker:
         # watch another metric, too, and has no checkpoint of what another run has evaluated.
         early_stop = self._spec.early_stop
         is_stopped = early_stop is not None and progress.waited >= early_stop.patience
-        return replace(progress, early_stopped=is_stopped, best=None if is_branch else progress.best)
+        # A branch begins as its job says: other batches, or another machine, may well fit.
+        before = () if is_branch and self._assignment.mode.is_training else progress.micro_batches
+        return replace(
+            progress,
+            early_stopped=is_stopped,
+            best=None if is_branch else progress.best,
+            micro_batches=tuple(sorted({*before, *known})),
+        )
 
     def _check_data(self, parts: SessionParts, info: CheckpointInfo, *, is_branch: bool) -> None:
         then, now, of_shards = info.manifest.environment, parts.environment, bool(parts.samples.shards)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from quorate.core.errors import GenerationOver, LinkError
@@ -16,6 +17,7 @@ from quorate.core.worker_status import COPY, JOIN, REGROUP
 from quorate.data.sampler import Source
 from quorate.observe.events import StateCopied
 from quorate.reduce.connect import Endpoint, Listeners
+from quorate.storage.run_folder import RunFolder
 from quorate.strategies.kinds import Connection
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
@@ -235,6 +237,7 @@ class LoopTrainer:
             save_begun=self.membership.view.save_begun,
             keep=self.backlog.keep,
             tracer=self.tracer,
+            keep_micro_batches=RunFolder(Path(self.assignment.run)).write_micro_batches,
         )
         loop = assemble(
             self.parts,
@@ -270,6 +273,7 @@ class LoopTrainer:
             "samples_per_second": round(samples / seconds, 1) if seconds > 0 else 0.0,
             "final_metrics": progress.metrics,
             "ledger": str(progress.tally),
+            **({"micro_batches": progress.micro_batches} if progress.micro_batches else {}),
             "best": None if best is None else {"value": best.value, "step": best.step},
             **({"bad_samples": bad | read} if any(bad.values()) else {}),
         }

@@ -18,6 +18,7 @@ from quorate.observe.events import (
     CopyFailed,
     GenerationFormed,
     LogMessage,
+    MemoryRanOut,
     Resized,
     RolledBack,
     RunBegan,
@@ -187,6 +188,8 @@ def _told(timeline: Timeline) -> Iterator[tuple[float, str, str]]:
                     where,
                     f"checkpoint {event.checkpoint} was not copied to {event.place}: {event.reason}",
                 )
+            case MemoryRanOut():
+                yield event.time, where, event.sentence
             case RolledBack():
                 yield event.time, where, "replicas differed: back to this step"
 
