@@ -34,6 +34,7 @@ def test_keys_that_change_only_how_a_job_runs() -> None:
         "loader_workers",
         "loader_prefetch",
         "links",
+        "capture",
         "overlap",
         "track",
         "notify",

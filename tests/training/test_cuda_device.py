@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.core.errors import RunError
-from quorate.training.cuda_device import CudaDevice, _moved, count_differing
+from quorate.training.batch_nest import mapped
+from quorate.training.cuda_device import CudaDevice, count_differing
 from quorate.training.device import same_bits
 
 TYPES = (torch.float32, torch.float64)
@@ -51,7 +52,7 @@ class Sample:
 def test_a_batch_is_moved_with_all_that_is_in_it() -> None:
     one = torch.ones(2)
     batch = {"a": [one, (one, "text")], "b": Named(one, 3), "c": Sample(one, "x"), "d": None}
-    moved = _moved(batch, lambda tensor: tensor + 1)
+    moved = mapped(batch, lambda tensor: tensor + 1)
     assert torch.equal(moved["a"][0], one + 1)
     assert torch.equal(moved["a"][1][0], one + 1)
     assert moved["a"][1][1] == "text"

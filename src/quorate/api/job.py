@@ -60,6 +60,7 @@ class JobKeys(TypedDict, total=False):
     loader_workers: int
     loader_prefetch: int
     links: Literal["auto", "tcp"]
+    capture: bool
     overlap: bool
     track: Section | None
     notify: Section | None

@@ -202,6 +202,7 @@ class JobSpec(Section):
     loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0
     loader_prefetch: Annotated[Count, Mark.MANNER] = 2
     links: Annotated[Literal["auto", "tcp"], Mark.MANNER] = "auto"
+    capture: Annotated[bool, Mark.MANNER] = True
     overlap: Annotated[bool, Mark.MANNER] = True
     track: Annotated[TrackSpec | None, Mark.MANNER] = None
     notify: Annotated[NotifySpec | None, Mark.MANNER] = None

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from quorate.core.errors import RunError
 from quorate.data.streams import seed_generators
 from quorate.reduce.cuda_memory import CudaMemory
+from quorate.training.batch_nest import mapped
+from quorate.training.cuda_capture import CudaCapture
 from quorate.training.device import EVERYTHING, CpuDevice, Model, Numbers, ThereAlready
 
 OLDEST = (7, 0)
@@ -30,7 +32,7 @@ class CudaDevice(CpuDevice):
     name = "cuda"
     is_host = False
 
-    def __init__(self, precision: str = "auto", *, compiles: bool = False) -> None:
+    def __init__(self, precision: str = "auto", *, compiles: bool = False, captures: bool = True) -> None:
         prepare_environment()
         self._compiles = compiles
         if not torch.cuda.is_available():
@@ -38,6 +40,7 @@ class CudaDevice(CpuDevice):
             raise RunError(f"`device: cuda` asks for a GPU, and there is none that torch can use: {why}.")
         self._device = torch.device("cuda", 0)
         self._shareable = CudaMemory(self._device)
+        self.capture = CudaCapture(self._device) if captures else None
         capability = torch.cuda.get_device_capability(self._device)
         self._title = torch.cuda.get_device_name(self._device)
         if capability < OLDEST:
@@ -96,7 +99,7 @@ class CudaDevice(CpuDevice):
                 group["fused"] = True
 
     def move(self, batch: Any) -> Any:
-        return _moved(batch, self._send)
+        return mapped(batch, self._send)
 
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(size, dtype=dtype, device=self._device)
@@ -166,22 +169,6 @@ class _OnTheirWay:
 
     def is_there(self) -> bool:
         return bool(self._arrived.query())  # type: ignore[no-untyped-call]
-
-
-def _moved(batch: Any, send: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same nest of dicts, lists, tuples and dataclasses, with its tensors sent."""
-    if isinstance(batch, torch.Tensor):
-        return send(batch)
-    if isinstance(batch, dict):
-        return type(batch)({key: _moved(value, send) for key, value in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(value, send) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_moved(value, send) for value in batch)
-    if hasattr(batch, "__dataclass_fields__") and not isinstance(batch, type):
-        fields = {name: _moved(getattr(batch, name), send) for name in batch.__dataclass_fields__}
-        return type(batch)(**fields)
-    return batch
 
 
 def count_differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:

@@ -9,7 +9,7 @@ ring's sums, both of which read the tensors that they are given.
 import os
 import platform
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol, TypeGuard, TypeVar
@@ -49,6 +49,36 @@ class ThereAlready:
         return True
 
 
+class Graph(Protocol):
+    """Kernels that were recorded, with the addresses that they read and write."""
+
+    def replay(self) -> None:
+        """Run them again; random numbers go on from where the device's generator is. Does not wait."""
+        ...
+
+
+class Capture(Protocol):
+    """Records what is run on a device, so that it can be run again without the Python that has led to it.
+
+    Work is first run three times by `warm_up`, for real: libraries set themselves up meanwhile, and it is found out
+    what a graph could not repeat.
+    """
+
+    def warm_up(self, work: Callable[[], None]) -> str | None:
+        """Run this where it will be recorded. Why it cannot be, if something in it says so."""
+        ...
+
+    def record(self, work: Callable[[], None]) -> Graph:
+        """Call this, and record it instead of running it: afterwards nothing has changed, random streams included, and
+        the tensors that were made in it have no content before the first replay. Raises what the call raises, or a
+        RuntimeError of torch's where something cannot be recorded; the device is as before then."""
+        ...
+
+    def host_streams(self) -> Hashable:
+        """The states of the random generators that no graph draws from."""
+        ...
+
+
 class Device(Protocol):
     """One worker's device. Made once in a process; the replica has it, and whoever trains asks it there.
 
@@ -70,6 +100,11 @@ class Device(Protocol):
     @property
     def shareable(self) -> DeviceMemory:
         """Its memory, as far as other workers of the host may read it: asked where its memory is not the host's."""
+        ...
+
+    @property
+    def capture(self) -> Capture | None:
+        """Records a lane's work for running it again; None where that would bring nothing."""
         ...
 
     def pin(self, threads: int, deterministic: bool) -> None:
@@ -135,6 +170,7 @@ class CpuDevice:
 
     name = "cpu"
     is_host = True
+    capture: Capture | None = None
 
     def __init__(self, precision: str = "fp32") -> None:
         self.precision = precision
@@ -215,6 +251,17 @@ _AS_IT_IS = nullcontext()
 def is_scalar(value: object) -> TypeGuard[torch.Tensor]:
     """Whether it is a tensor that `Device.numbers` can read."""
     return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a piece of memory, each once, in whichever order: channels last, or transposed."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def digests(tensors: Iterable[tuple[str, torch.Tensor]], device: Device = CPU) -> dict[str, str]:

@@ -18,4 +18,4 @@ def device_for(spec: JobSpec, place: int) -> Device:
     # Imported only here: a job on the CPU never needs it.
     from quorate.training.cuda_device import CudaDevice
 
-    return CudaDevice(spec.precision, compiles=spec.compile)
+    return CudaDevice(spec.precision, compiles=spec.compile, captures=spec.capture)

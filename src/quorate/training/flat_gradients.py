@@ -1,6 +1,7 @@
 """Gradients in flat buffers that can be summed over lanes: one set per hosted lane, and one for their sum."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,8 +10,15 @@ from torch.utils.hooks import RemovableHandle
 
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import GradientMemory
-from quorate.training.device import Device
-from quorate.training.gradients import cannot_be_summed, computed_inside, detached, run_backward, sent_before
+from quorate.training.device import Device, is_dense
+from quorate.training.gradients import (
+    cannot_be_summed,
+    computed_inside,
+    detached,
+    run_backward,
+    sent_before,
+    without_gradients,
+)
 
 LARGE = 256 * 2**10
 """Bytes from which a gradient is moved by a hook of its own."""
@@ -39,22 +47,11 @@ class FlatTensors:
             for slot in bucket.slots:
                 parameter = parameters[slot.index]
                 part, shape = flat[slot.offset : slot.offset + slot.numel], parameter.shape
-                if as_they_lie and slot.numel == shape.numel() and _is_dense(parameter):
+                if as_they_lie and slot.numel == shape.numel() and is_dense(parameter):
                     views[slot.index] = part.as_strided(shape, parameter.stride())
                 else:
                     views[slot.index] = part.view(shape) if slot.numel == shape.numel() else part
         return cls(tuple(buckets), tuple(views[i] for i in range(len(parameters))))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a piece of memory, each once, in whichever order: channels last, or transposed."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 class FlatGradients:
@@ -88,6 +85,7 @@ class FlatGradients:
         self._readiness: _Readiness | None = None
         self._in_backward = False
         self._in_last_backward = False
+        self._is_aside = False
         self._hooks: dict[int, RemovableHandle] = {}
         self._hook(index for index, parameter in enumerate(self.parameters) if parameter.nbytes >= LARGE)
 
@@ -120,6 +118,37 @@ class FlatGradients:
         finally:
             self._in_backward = self._in_last_backward = False
         self._collect()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        self._is_aside = True
+        try:
+            with without_gradients(self.parameters):
+                yield
+        finally:
+            self._is_aside = False
+
+    def take(self, gradients: Sequence[torch.Tensor | None], *, is_last: bool) -> None:  # noqa: ARG002
+        self._check_left_alone()
+        views, copied, sums, added = [], [], [], []
+        for index, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            view = self._current.views[index]
+            if index not in self._touched:
+                self._touched.add(index)
+                self.parameters[index].grad = view
+                views.append(view)
+                copied.append(gradient)
+            elif not self._is_left(index):
+                raise detached(self.names[index])
+            else:
+                sums.append(view)
+                added.append(gradient)
+        if views:
+            torch._foreach_copy_(views, copied)
+        if sums:
+            torch._foreach_add_(sums, added)
 
     def finish(self) -> int:
         bits = 0
@@ -186,6 +215,8 @@ class FlatGradients:
         self._unhooked = [index for index in range(len(self.parameters)) if index not in self._hooks]
 
     def _collect_at_once(self, index: int, _: torch.Tensor) -> None:
+        if self._is_aside:
+            return
         gradient, view = self._take(index), self._current.views[index]
         if gradient is not None:
             view.copy_(gradient)

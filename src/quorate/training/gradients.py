@@ -1,7 +1,8 @@
 """What the loop asks of gradients, whoever keeps them; those of a job with one lane; and what is refused."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter, is_
 from typing import Protocol
 
@@ -37,6 +38,15 @@ class Gradients(Protocol):
         is_last: bool = False,
     ) -> None:
         """One weighted backward pass; with `inputs`, only they get gradients. `is_last`: the lane has no other."""
+        ...
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Until its end nothing is collected: autograd leaves gradients where it would without us."""
+        ...
+
+    def take(self, gradients: Sequence[torch.Tensor | None], *, is_last: bool) -> None:
+        """Collect what was computed elsewhere, as a backward pass would have. Their memory is written to again by the
+        next pass of a lane, and until then it may be written to here. `is_last`: the lane has no other."""
         ...
 
     def finish(self) -> int:
@@ -95,6 +105,25 @@ class LoneGradients:
         run_backward(loss, weight, inputs, retain)
         self._left = list(map(_GRADIENT, self.parameters))
 
+    def aside(self) -> AbstractContextManager[None]:
+        return without_gradients(self.parameters)
+
+    def take(self, gradients: Sequence[torch.Tensor | None], *, is_last: bool) -> None:
+        if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
+            raise self._touched()
+        sums, added = [], []
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = gradient if is_last else gradient.clone()
+            else:
+                sums.append(parameter.grad)
+                added.append(gradient)
+        if sums:
+            torch._foreach_add_(sums, added)
+        self._left = list(map(_GRADIENT, self.parameters))
+
     def finish(self) -> int:
         if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
             raise self._touched()
@@ -132,7 +161,22 @@ class LoneGradients:
         raise AssertionError("all of them are where they were left")
 
 
-def run_backward(loss: torch.Tensor, weight: float, inputs: list[torch.Tensor] | None, retain: bool) -> None:
+@contextmanager
+def without_gradients(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+    """Parameters begin without gradients, and afterwards have those again that they had before."""
+    kept = list(map(_GRADIENT, parameters))
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+
+
+def run_backward(
+    loss: torch.Tensor, weight: float | torch.Tensor, inputs: list[torch.Tensor] | None, retain: bool
+) -> None:
     """One weighted pass: what `torch.autograd.backward` does with a scalar, without its checks of what is passed.
 
     They take a fifth of the pass of a small model. The weight enters as the loss's own gradient: each addition on the
@@ -142,7 +186,7 @@ def run_backward(loss: torch.Tensor, weight: float, inputs: list[torch.Tensor] |
         return  # an optimizer whose parameters are all frozen; to the engine, none would mean all
     _engine_run_backward(
         (loss,),
-        (torch.full_like(loss, weight),),
+        (weight if isinstance(weight, torch.Tensor) else torch.full_like(loss, weight),),
         retain,
         False,  # no graph of the gradients
         tuple(inputs or ()),

@@ -10,6 +10,7 @@ from quorate.core.digests import derive_seed
 from quorate.core.spans import SpanRecorder
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
+from quorate.training.captured_program import CapturedProgram, LaneGraphs
 from quorate.training.device import Device
 from quorate.training.flat_buffers import Taken
 from quorate.training.gradients import Gradients
@@ -76,7 +77,15 @@ def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
 class LaneRunner:
     """Runs lanes one after another on the worker's replica."""
 
-    def __init__(self, task: Task, replica: Replica, gradients: Gradients, watch: StateWatch, seed: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        replica: Replica,
+        gradients: Gradients,
+        watch: StateWatch,
+        seed: int,
+        graphs: LaneGraphs | None = None,
+    ) -> None:
         self._task = task
         self._replica = replica
         self._device = replica.device
@@ -85,7 +94,14 @@ class LaneRunner:
         self._watch = watch
         self._seed = seed
         self._seeds: dict[tuple[int, int], int] = {}
+        self._graphs = graphs
         self._program: LaneProgram = EagerProgram(task, replica, gradients)
+        if graphs is not None:
+            self._program = CapturedProgram(self._program, graphs, replica, gradients)
+
+    def take_notes(self) -> list[str]:
+        """What is to be told of how lanes are run, each thing once."""
+        return [] if self._graphs is None else self._graphs.take_notes()
 
     def run(
         self,
@@ -120,7 +136,10 @@ class LaneRunner:
             result.taken = replica.buffers.take()
             if result.taken is None:
                 result.buffers = replica.buffers.take_changes()
-        result.put_back = (*put_back, *self._watch.after_lane())
+        assigned = self._watch.after_lane()
+        if self._graphs is not None:
+            self._graphs.lane_ended(assigned)
+        result.put_back = (*put_back, *assigned)
         # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)

@@ -290,6 +290,7 @@ class Loop:
         activity.leave()
         if result.put_back:
             result.put_back = news(result.put_back, self.progress.told)
+        self._notes += self.lanes.take_notes()
         for batch in answers:
             self._notes += batch.notes
             self._draws = self._draws or batch.draws

@@ -305,6 +305,14 @@ def _overrides(task: Task, method: str) -> bool:
     return getattr(getattr(task, method), "__func__", None) is not getattr(Task, method)
 
 
+def users_hooks(model: torch.nn.Module) -> Iterator[Any]:
+    """What user code has a model call besides its layers: not torch's own hooks, nor ours."""
+    for hook in _hooks_of([("", module) for module in model.modules()]):
+        called = hook.func if isinstance(hook, partial) else hook
+        if not (getattr(called, "__module__", None) or "").startswith("quorate."):
+            yield hook
+
+
 def _hooks_of(modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[Any]:
     """Hooks of modules and of their parameters, but for torch's own, such as that of weight_norm."""
     for _, module in modules:

@@ -107,7 +107,10 @@ class Task:
 
 def take_log(task: Task) -> dict[str, list[Any]]:
     """What was logged since the last call: by name, numbers, and tensors that are still on the device."""
-    taken: dict[str, list[Any]] = task.__dict__.pop(LOG, {})
+    taken = task._logged()
+    if taken:
+        # It stays among the attributes: by their number it is seen whether others were added.
+        task.__dict__[LOG] = {}
     return taken
 
 

@@ -28,6 +28,7 @@ from quorate.strategies.kinds import Connection, StrategyFactory, strategy_facto
 from quorate.strategies.units.unit_loop import UnitLoop
 from quorate.strategies.units.unit_strategy import UnitStrategy
 from quorate.training.activity import Activity
+from quorate.training.captured_program import LaneGraphs
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluator
 from quorate.training.lane import LaneRunner
@@ -70,6 +71,12 @@ class SessionParts:
     def watch(self) -> StateWatch:
         """What the task and the modules keep: as they were built, whatever a generation has done since."""
         return StateWatch(self.task, self.replica)
+
+    @cached_property
+    def graphs(self) -> LaneGraphs | None:
+        """A lane's work as its device has captured it: another generation replays what this one has recorded."""
+        capture = self.replica.device.capture
+        return None if capture is None else LaneGraphs(self.task, self.replica, capture)
 
     @cached_property
     def strategy(self) -> StrategyFactory:
@@ -208,7 +215,7 @@ def assemble(
         replica=replica,
         feed=feed,
         watch=watch,
-        lanes=LaneRunner(task, replica, gradients, watch, spec.seed),
+        lanes=LaneRunner(task, replica, gradients, watch, spec.seed, parts.graphs),
         strategy=strategy,
         update=update,
         evaluator=Evaluator(task, replica, evaluation, feed, watch, spec.seed, activity.advance, averaged=averaged),

@@ -1,0 +1,79 @@
+"""A lane that is captured and replayed gives the bits of one whose Python runs each time."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gang
+from bits import bit_tasks as tasks
+from bits.test_bits import CASES, Case
+from quorate.training.device import CpuDevice
+from training.recording_capture import RecordingCapture
+
+CAPTURED = "is captured in a graph"
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+
+def train(case: Case, lanes: int, workers: int, folder: Path, **more: Any) -> gang.Ended:
+    folder.mkdir(exist_ok=True)
+    return gang.train(case.task, gang.job(case.task, lanes=lanes, **(case.keys | more)), workers, folder)
+
+
+REFUSED = {
+    "ConstantBuffers": "a buffer is assigned",
+    "LaneZeroBuffer": "a buffer is assigned",
+    "LeavesEvaluationMode": "another mode",
+    "RefinesLater": "waits for the device",
+    "SometimesUsed": "waits for the device",
+}
+"""Tasks whose Python does what no graph would repeat."""
+
+
+@pytest.mark.parametrize(
+    ("case", "lanes"),
+    [(case, 1 if number % 3 else 4) for number, case in enumerate(CASES)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_captured_lane_has_the_bits_of_an_eager_one(
+    case: Case, lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager = train(case, lanes, 1, tmp_path / "eager")
+    monkeypatch.setattr(CpuDevice, "capture", RecordingCapture())
+    captured = train(case, lanes, 1, tmp_path / "captured")
+    assert captured.digest == eager.digest
+    assert captured.losses == eager.losses
+    assert captured.progress == eager.progress
+    assert REFUSED.get(case.task.__name__, CAPTURED) in captured.log
+    assert (CAPTURED in captured.log) == (case.task.__name__ not in REFUSED)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(
+            tasks.BatchNormAndDropout, {"accumulate": 2, "batch_size": 24, "clip_norm": 0.5, "evaluate": {"every": 2}}
+        ),
+        Case(tasks.TwoOptimizers),
+        Case(tasks.Adam, {"accumulate": 3, "batch_size": 30, "lanes": 1}),
+    ],
+    ids=lambda case: case.name,
+)
+def test_captured_interrupted_and_resumed_with_and_without(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes on without graphs goes on to the same bits, so workers need not agree on them."""
+    spec = gang.job(case.task, **case.keys)
+    (tmp_path / "eager").mkdir()
+    eager = gang.train(case.task, spec, 1, tmp_path / "eager")
+    workers = min(3, spec.lanes)
+    for after in (RecordingCapture(), None):
+        folder = tmp_path / str(after is None)
+        folder.mkdir()
+        monkeypatch.setattr(CpuDevice, "capture", RecordingCapture())
+        stopped = gang.train(case.task, spec, workers, folder, stop_at=4)
+        monkeypatch.setattr(CpuDevice, "capture", after)
+        resumed = gang.train(case.task, spec, 1, folder)
+        assert resumed.digest == eager.digest
+        assert stopped.losses + resumed.losses == eager.losses
+        assert CAPTURED in stopped.log
