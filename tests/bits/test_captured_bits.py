@@ -24,7 +24,7 @@ REFUSED = {
     "ConstantBuffers": "a buffer is assigned",
     "LaneZeroBuffer": "a buffer is assigned",
     "LeavesEvaluationMode": "another mode",
-    "RefinesLater": "waits for the device",
+    "RefinesLater": "is assigned while a lane runs",
     "SometimesUsed": "waits for the device",
 }
 """Tasks whose Python does what no graph would repeat."""
