@@ -5,7 +5,7 @@ import os
 import selectors
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 from quorate.core.processes import die_with_parent
@@ -50,7 +50,7 @@ class _Member:
         """Its next message, if that has come whole. It sends one at a time."""
         piece = self.connection.recv(_PIECE)
         if not piece:
-            return "error", "it has ended without a word"
+            return "end", "it has ended without a word"
         self._received += piece
         if not self._received.endswith(b"\n"):
             return None
@@ -64,15 +64,16 @@ class _Member:
         os.waitpid(self._pid, 0)
 
 
-def run_gang(processes: int, play: Callable[[Seat], Any]) -> list[Any]:
+def run_gang(processes: int, play: Callable[[Seat], Any], may_die: Collection[int] = ()) -> list[Any]:
     """What `play` gives in each of so many forked processes, as JSON can carry it.
 
-    One that fails ends all, and the script with them, by a SystemExit that says why.
+    One that fails ends all, and the script with them, by a SystemExit that says why. Those that `may_die` may also end
+    without a word, and their result is None.
     """
     members: list[_Member] = []
     try:
         members += (_Member(position, play) for position in range(processes))
-        return _attend(members)
+        return _attend(members, may_die)
     finally:
         for member in members:
             member.end()
@@ -88,7 +89,7 @@ def _live(play: Callable[[Seat], Any], seat: Seat, parent: int) -> NoReturn:
         os._exit(0)
 
 
-def _attend(members: list[_Member]) -> list[Any]:
+def _attend(members: list[_Member], may_die: Collection[int]) -> list[Any]:
     """Pass on what they say, until all have a result."""
     heard: dict[str, dict[int, Any]] = {"said": {}, "result": {}}
     with selectors.DefaultSelector() as selector:
@@ -100,7 +101,9 @@ def _attend(members: list[_Member]) -> list[Any]:
                 if message is None:
                     continue
                 what, value = message
-                if what == "error":
+                if what == "end" and key.data.position in may_die:
+                    what, value = "result", None
+                if what in ("end", "error"):
                     raise SystemExit(f"process {key.data.position} of {len(members)}: {value}")
                 if what == "result":
                     selector.unregister(key.fileobj)

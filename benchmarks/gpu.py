@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.models import example_job
 from benchmarks.row import Row
+from benchmarks.script import LIMIT
 from benchmarks.system import Needs, System, Turn
 
 QUORATE = System("quorate", "benchmarks.own.gpu_speed", is_ours=True)
@@ -28,6 +29,7 @@ DIGESTS = ("resnet18", "gpt2")
 LANES = (2, 4, 8)
 SMALL = " (small, on the CPU)"
 KILLED = "ResNet-50, one of 2 workers killed"
+EXCHANGE = "100 MB between 2 workers"
 CIFAR_EPOCHS = {"cifar_resnet50": 10, "cifar_resnet18": 30}
 GOAL = 93.0
 """Percent of CIFAR-10's test images, the time to which is told."""
@@ -138,6 +140,14 @@ class Gpu:
         order = {"workers": 2, "kills": self.lengths.kills}
         return [self._turn(script, "resnet50", KILLED, True, order, lanes=2, steps=1_000_000)]
 
+    def exchange(self) -> list[Turn]:
+        """Gradients of two workers that share the GPU, and a kill while one reads the other's memory."""
+        script = System(QUORATE.name, "benchmarks.own.device_exchange", is_ours=True)
+        size, repeats = (2**20, 5) if self.smoke else (100 * 2**20, 50)
+        case = EXCHANGE + (SMALL if self.smoke else "")
+        order = {"case": case, "size": size, "repeats": repeats, "is_gpu": not self.smoke, "limit": LIMIT}
+        return [Turn(script, case, order)]
+
     def busy(self) -> list[Turn]:
         """Raw samples from shards."""
         order = {"images": self.lengths.images, "is_watched": True}
@@ -183,6 +193,7 @@ ROWS: dict[str, Callable[[Gpu], list[Turn]]] = {
     "transformers": Gpu.transformers,
     "digests": Gpu.digests,
     "recovery": Gpu.recovery,
+    "exchange": Gpu.exchange,
     "busy": Gpu.busy,
     "checkpoint": Gpu.checkpoint,
     "cifar": Gpu.cifar,
@@ -198,6 +209,8 @@ REMARKS = {
     "digests": ("digests", 0, ""),
     "runs": ("runs", 0, ""),
     "beyond_redo_ms": ("beyond the redone step", 0, " ms"),
+    "of_staged": ("of pinned staging", 1, "×"),
+    "lost_ms": ("lost", 1, " ms"),
     "back_ms": ("replaced", 0, " ms"),
     "first_step_s": ("first step", 1, " s"),
     "best_percent": ("accuracy", 2, " %"),

@@ -6,6 +6,7 @@ from benchmarks.changes import SIGTERM
 from benchmarks.compress import BYTES, LEARNT, NO_FEEDBACK, TOP_K
 from benchmarks.gpu import (
     DIGESTS,
+    EXCHANGE,
     FREE,
     KILLED,
     MODELS,
@@ -371,6 +372,7 @@ TARGETS = (
                 1000.0,
                 False,
             ),
+            ("100 MB between 2 workers of a GPU: times as fast as pinned staging", "of_staged", EXCHANGE, 20.0, True),
             ("ResNet-50 from shards: % of the time that the GPU is busy", "busy_percent", SHARDED, 95.0, True),
             ("ResNet-50, a checkpoint every 50 steps: % slower", "slower_percent", SAVING, 1.0, False),
             ("CIFAR-10, ResNet-50, 10 epochs: % right", "best_percent", MODELS["cifar_resnet50"], 90.0, True),

@@ -66,7 +66,7 @@ def _work(seat: Seat, order: dict[str, Any], token: str) -> list[list[Span]]:
     """One worker: connect to the others, and exchange every size."""
     listeners = Listeners.bind(LOOPBACK, shares_memory=order["links"] == "shm")
     addresses = seat.gather([listeners.network.address, listeners.local_address])
-    endpoint = _endpoint(seat, order, token, listeners, addresses)
+    endpoint = endpoint_of(seat, order, token, listeners, addresses)
     # Only torch writes to the total here, as in a job with one of torch's optimizers.
     reduction, memory = connect(endpoint, _plan(order["sizes"]), trusts_versions=True)
     try:
@@ -80,9 +80,10 @@ def _work(seat: Seat, order: dict[str, Any], token: str) -> list[list[Span]]:
         listeners.close()
 
 
-def _endpoint(
+def endpoint_of(
     seat: Seat, order: dict[str, Any], token: str, listeners: Listeners, addresses: Sequence[tuple[str, str]]
 ) -> Endpoint:
+    """The end of one worker of a generation in which each hosts one lane."""
     over = time.monotonic() + order["limit"]
     members = tuple(
         Member(worker, network, range(worker, worker + 1), local) for worker, (network, local) in enumerate(addresses)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import FREE, QUORATE, RESNET, ROWS, SAVING, SMOKE, Gpu, lanes_case
+from benchmarks.own.device_exchange import READS
 from benchmarks.peers.gpu_loops import LOOPS, Bout
 from benchmarks.raw_images import sharded
 from benchmarks.row import Row
@@ -27,7 +28,8 @@ def test_every_row_has_jobs_that_are_in_order(tmp_path: Path, smoke: bool) -> No
     turns = bench(tmp_path, *ROWS, smoke=smoke).turns()
     assert {turn.system.name for turn in turns} >= {*LOOPS, QUORATE.name, FREE.name}
     for turn in turns:
-        JobSpec.model_validate(turn.order["job"])
+        if "job" in turn.order:
+            JobSpec.model_validate(turn.order["job"])
         assert json.loads(json.dumps(turn.order)) == turn.order
 
 
@@ -63,6 +65,14 @@ def test_a_job_is_timed_by_its_events_and_leaves_only_what_is_kept(tmp_path: Pat
     document = json.loads((tmp_path / "figures.json").read_text())
     validate("bench", document)
     assert len(document["rows"]) == 2
+
+
+def test_an_exchange_is_held_against_staging_and_outlives_a_kill(tmp_path: Path) -> None:
+    report = measure(bench(tmp_path, "exchange"), Options(rounds=1))
+    assert report.absences == []
+    (line,) = report.lines
+    assert line.row.details["of_staged"] == pytest.approx(line.row.details["staged_ms"] / line.row.ms)
+    assert line.row.details["reads_over_a_kill"] >= 2 * READS
 
 
 @pytest.mark.parametrize("has_columns", [True, False])
