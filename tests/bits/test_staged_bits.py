@@ -54,6 +54,9 @@ def test_a_job_without_a_gpu_computes_on_the_cpu(monkeypatch: pytest.MonkeyPatch
 
 def test_a_gpu_is_found_and_used_by_the_plain_ring_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quorate.spec.device.gpus_here", lambda: ("0",))
+    monkeypatch.setattr("quorate.spec.device.torch_has_cuda", lambda: False)
+    assert kind_of(gang.job(tasks.Momentum)) == "cpu"
+    monkeypatch.setattr("quorate.spec.device.torch_has_cuda", lambda: True)
     assert kind_of(gang.job(tasks.Momentum)) == "cuda"
     assert kind_of(gang.job(tasks.Momentum, device="cpu")) == "cpu"
     assert kind_of(gang.job(tasks.Momentum, strategy="parameter-server")) == "cpu"

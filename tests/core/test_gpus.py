@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.core.gpus import VISIBLE, gpus_here, use_gpu
+from quorate.core.gpus import VISIBLE, driver_here, gpus_here, torch_has_cuda, use_gpu, users_in
 
 
 @pytest.fixture
@@ -44,3 +44,22 @@ def test_a_worker_sees_the_one_that_it_was_given(devices: Path, monkeypatch: pyt
     monkeypatch.setenv(VISIBLE, "0,1")
     use_gpu("1")
     assert gpus_here(devices) == ("1",)
+
+
+def test_what_torch_was_built_for_is_read_from_its_text() -> None:
+    import torch
+
+    assert torch_has_cuda() == (torch.version.cuda is not None)
+
+
+def test_the_driver_tells_its_version(tmp_path: Path) -> None:
+    page = tmp_path / "version"
+    assert driver_here(page) == ""
+    page.write_text("NVRM version: NVIDIA UNIX x86_64  580.159.04  Release Build\nGCC version: 13\n")
+    assert driver_here(page) == "580.159.04"
+
+
+def test_who_uses_a_gpu_is_told_with_the_largest_first() -> None:
+    lines = ["4711, /usr/bin/python3, 70000", "12, tritonserver, 71000", "13, [Not Found], [N/A]", ""]
+    assert users_in(lines) == "process 12 (tritonserver) has 71,000 MiB, process 4711 (python3) has 70,000 MiB"
+    assert users_in([]) == ""

@@ -109,3 +109,16 @@ def test_devices_are_information() -> None:
     assert with_gpu.level is Level.NOTE
     assert "H200, H200" in with_gpu.text
     assert check_devices(TorchFacts(error="gone")).level is Level.NOTE
+    built = TorchFacts(
+        version="2.11.0", capability="AVX2", repeats_bits=True, cuda=("H200 (139.8 GB)",), built_for="13.0"
+    )
+    assert check_devices(built, 1, "580.1").text == "CPU (AVX2 kernels); H200 (139.8 GB) by CUDA 13.0, driver 580.1"
+
+
+def test_gpus_that_torch_cannot_use_are_told_with_the_reason() -> None:
+    without = check_devices(WELL, 2)
+    assert without.level is Level.WARNING
+    assert "although this machine has 2 GPUs: torch 2.13.0+cpu is built without CUDA" in without.text
+    silent = check_devices(TorchFacts(version="2.11.0", capability="AVX2", built_for="13.0"), 1, "470.82")
+    assert "the driver 470.82 does not answer torch (CUDA 13.0)" in silent.text
+    assert "nvidia-smi" in silent.remedy

@@ -18,6 +18,7 @@ from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.machine import usable_cores
 from quorate.observe.sinks import Sink
+from quorate.spec.device import workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
 from quorate.spec.load import load_recorded
@@ -64,7 +65,7 @@ class FaultRequest:
 
         They cut workers off where this process can make networks for that.
         """
-        workers = spec.worker_count(usable_cores())
+        workers = workers_here(spec, usable_cores())
         if self.mean is None:
             check_script(self.written, workers, steps, spec.lanes, server_count(spec.strategy))
             return self.written

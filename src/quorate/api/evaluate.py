@@ -29,6 +29,7 @@ from quorate.core.errors import CheckpointError, RequestError, RunError
 from quorate.core.failure import JobFailed
 from quorate.core.machine import usable_cores
 from quorate.engines.engine import Prepared
+from quorate.spec.device import workers_here
 from quorate.spec.keys import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob, changes
@@ -210,7 +211,7 @@ def run_in_scratch(
     a task that does not fit. Steps are cut as the run has cut them. An interruption raises `JobFailed` too."""
     # Its recorded port may be in use: by the very run that it stands beside.
     spec = resolved.spec.model_copy(update={"port": 0})
-    workers = spec.worker_count(usable_cores())
+    workers = workers_here(spec, usable_cores())
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)
         if micro_batches:

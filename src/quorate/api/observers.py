@@ -9,6 +9,7 @@ from quorate.core.machine import usable_cores
 from quorate.history.event_index import IndexSink
 from quorate.observe.event import Event
 from quorate.observe.sinks import Guarded, Sink
+from quorate.spec.device import workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.run_folder import RunFolder
@@ -49,7 +50,7 @@ def _switched_on(run: RunFolder, spec: JobSpec, tell: Callable[[str], None]) -> 
     if spec.track is not None and spec.track.prometheus is not None:
         from quorate.tracking.prometheus import PrometheusView
 
-        view = PrometheusView(run, spec, spec.worker_count(usable_cores()))
+        view = PrometheusView(run, spec, workers_here(spec, usable_cores()))
         tell(view.notice)
         yield view
     if spec.track is not None and spec.track.has_trackers:

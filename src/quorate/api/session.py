@@ -54,6 +54,7 @@ from quorate.observe.notices import EARLY_STOP
 from quorate.observe.recoveries import RecoveryLog
 from quorate.observe.sinks import Guarded, Sink
 from quorate.observe.waiting import DataWaitLog
+from quorate.spec.device import idle_gpus, workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.override import ENVIRONMENT, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
@@ -265,7 +266,7 @@ class _Part:
     def __post_init__(self) -> None:
         self._spec = self.resolved.spec
         register_secrets(job_secrets(self._spec))
-        self._workers = self._spec.worker_count(usable_cores())
+        self._workers = workers_here(self._spec, usable_cores())
         # First: what is switched on may be refused, and a display would be left open.
         self._observers = Observers(self.run, self._spec)
         self._display = Guarded(self.watch(RunStart(self.run, self._spec, self._workers)))
@@ -285,6 +286,9 @@ class _Part:
         started = time.perf_counter()
         for notice in self._observers.notices:
             self._display.handle(LogMessage(level="info", message=notice))
+        if (idle := idle_gpus(self._spec, self._workers)) is not None:
+            log.warning("%s", idle)
+            self._display.handle(LogMessage(level="warning", message=idle))
         try:
             # Before there are copiers, which write events themselves: those are news.
             events_from = end_of_events(self.run.events_file)

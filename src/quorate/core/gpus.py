@@ -1,11 +1,19 @@
-"""The GPUs of this machine, without asking their driver: whoever forks must not have spoken to it."""
+"""The GPUs of this machine, without speaking to their driver: whoever forks must not have."""
 
+import importlib.util
 import os
 import re
+import subprocess
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 _DEVICE = re.compile(r"nvidia(\d+)")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+PATIENCE = 5.0
+_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*(\S+)", re.MULTILINE)
+_DRIVER = re.compile(r"^NVRM version:.*?\s(\d+\.[\d.]+)\s", re.MULTILINE)
+_USERS = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits", "-i"]
 
 
 def gpus_here(devices: Path = Path("/dev")) -> tuple[str, ...]:
@@ -22,3 +30,41 @@ def gpus_here(devices: Path = Path("/dev")) -> tuple[str, ...]:
 def use_gpu(name: str) -> None:
     """Have this process see no other. Before anything speaks to the driver."""
     os.environ[VISIBLE] = name
+
+
+@cache
+def torch_has_cuda() -> bool:
+    """Whether the torch that is installed was built for GPUs: by its text, since to import it takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        built_for = _CUDA.search((Path(found.origin).parent / "version.py").read_text())
+    except OSError:
+        return True  # of another make: whoever computes there finds out
+    return built_for is None or built_for[1] != "None"
+
+
+def driver_here(version: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The version of the driver; empty where there is none, or where it does not tell."""
+    try:
+        found = _DRIVER.search(version.read_text())
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def users_of(gpu: str) -> str:
+    """Who computes on a GPU, in words; empty where nvidia-smi does not tell, as in most containers."""
+    try:
+        done = subprocess.run([*_USERS, gpu], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return users_in(done.stdout.splitlines())
+
+
+def users_in(lines: Iterable[str]) -> str:
+    """Those that nvidia-smi lists, the largest first: process 4711 (python) has 70,000 MiB."""
+    listed = [[part.strip() for part in line.split(",")] for line in lines]
+    users = [(int(used), pid, name) for pid, name, used in (row for row in listed if len(row) == 3) if used.isdecimal()]
+    return ", ".join(f"process {pid} ({Path(name).name}) has {used:,} MiB" for used, pid, name in sorted(users)[::-1])

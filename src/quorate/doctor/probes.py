@@ -16,6 +16,7 @@ from typing import Any
 from quorate.core.processes import describe_departure
 from quorate.core.user_code import describe
 from quorate.engines.local import ENVIRONMENT
+from quorate.observe.quantities import size
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,7 +29,9 @@ class TorchFacts:
     version: str = ""
     capability: str = ""
     repeats_bits: bool = False
+    # Each GPU that torch can use, in words, and the CUDA that torch was built for, if it was.
     cuda: tuple[str, ...] = ()
+    built_for: str = ""
 
 
 def probe_kernel(patience: float) -> dict[str, str]:
@@ -112,6 +115,7 @@ def _try_torch() -> TorchFacts:
             capability=torch.backends.cpu.get_cpu_capability(),
             repeats_bits=canary(CPU) == canary(CPU),
             cuda=_cuda_devices(),
+            built_for=torch.version.cuda or "",
         )
     except Exception as error:
         return TorchFacts(error=describe(error))
@@ -120,8 +124,15 @@ def _try_torch() -> TorchFacts:
 def _cuda_devices() -> tuple[str, ...]:
     import torch
 
+    from quorate.training.cuda_device import OLDEST
+
     try:
-        return tuple(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+        found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        return tuple(
+            f"{each.name} ({size(each.total_memory)}, capability {each.major}.{each.minor}"
+            + (", too old for torch)" if (each.major, each.minor) < OLDEST else ")")
+            for each in found
+        )
     except Exception as error:  # of a driver that does not fit: the CPU can be used all the same
         return (f"a device that cannot be asked ({describe(error)})",)
 

@@ -9,10 +9,11 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from textwrap import shorten
 
 from quorate.core.errors import JobFileError, Problem
+from quorate.core.gpus import driver_here, gpus_here
 from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
 from quorate.engines.local import ENVIRONMENT
-from quorate.observe.quantities import some_of
+from quorate.observe.quantities import plural, some_of
 from quorate.spec.load import resolve_mapping
 from quorate.spec.override import PREFIX
 
@@ -88,7 +89,7 @@ def check_installation() -> Sequence[Finding]:
 def check_torch_here(facts: TorchFacts) -> Sequence[Finding]:
     """Torch as it is installed, and what it could compute on."""
     tested = next(each for each in _needed(extra="") if each.package == "torch")
-    return [check_torch(facts, tested), check_devices(facts)]
+    return [check_torch(facts, tested), check_devices(facts, len(gpus_here()), driver_here())]
 
 
 def check_extras() -> Sequence[Finding]:
@@ -170,15 +171,25 @@ def check_torch(facts: TorchFacts, tested: Requirement) -> Finding:
     return Finding("torch", Level.OK, f"{facts.version}, a tested version; {same}")
 
 
-def check_devices(facts: TorchFacts) -> Finding:
-    """What torch could compute on."""
+def check_devices(facts: TorchFacts, gpus: int = 0, driver: str = "") -> Finding:
+    """What torch could compute on; of the GPUs that the kernel has, whether torch can use them."""
     if facts.error:
         return Finding("devices", Level.NOTE, "unknown as long as torch cannot be used")
     cpu = f"CPU ({facts.capability} kernels)"
-    if not facts.cuda:
+    if facts.cuda:
+        by = f"CUDA {facts.built_for}" + (f", driver {driver}" if driver else "")
+        each = "; `workers: auto` starts one worker for each" if len(facts.cuda) > 1 else ""
+        return Finding("devices", Level.NOTE, f"{cpu}; {', '.join(facts.cuda)} by {by}{each}")
+    if not gpus:
         return Finding("devices", Level.NOTE, f"{cpu} only")
-    text = f"{cpu}; {', '.join(facts.cuda)} by CUDA"
-    return Finding("devices", Level.NOTE, text)
+    text = f"{cpu} only, although this machine has {plural(gpus, 'GPU')}"
+    if not facts.built_for:
+        remedy = "Install a torch that is built for CUDA: see https://pytorch.org"
+        return Finding("devices", Level.WARNING, f"{text}: torch {facts.version} is built without CUDA", remedy)
+    text = f"{text}: the driver{f' {driver}' if driver else ''} does not answer torch (CUDA {facts.built_for})"
+    return Finding(
+        "devices", Level.WARNING, text, "See whether `nvidia-smi` works, and whether the driver is new enough."
+    )
 
 
 def check_job_variables(environment: Mapping[str, str]) -> Sequence[Finding]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from quorate.core.machine import usable_cores
 from quorate.core.masking import mask, shown_value
+from quorate.spec.device import workers_here
 from quorate.spec.job import JobSpec, TaskReference, mark_of
 from quorate.spec.keys import Mark
 from quorate.spec.yaml_document import write_value
@@ -83,7 +84,7 @@ def _facts(run: RunFolder, spec: JobSpec) -> dict[str, str]:
         "quorate.version": version("quorate"),
         "quorate.user": _user(),
         "quorate.host": socket.gethostname(),
-        "quorate.workers": str(spec.worker_count(usable_cores())),
+        "quorate.workers": str(workers_here(spec, usable_cores())),
         "quorate.strategy": spec.strategy.kind,
         "quorate.task": spec.task,
     }

@@ -1,7 +1,9 @@
 """Which device a worker computes on."""
 
-from quorate.core.errors import RunError
-from quorate.core.gpus import gpus_here, use_gpu
+import torch
+
+from quorate.core.errors import OutOfMemory, RunError
+from quorate.core.gpus import VISIBLE, gpus_here, use_gpu, users_of
 from quorate.spec.device import kind_of
 from quorate.spec.job import JobSpec
 from quorate.training.device import CPU, CpuDevice, Device
@@ -14,8 +16,22 @@ def device_for(spec: JobSpec, place: int) -> Device:
     gpus = gpus_here()
     if not gpus:
         raise RunError("`device: cuda` asks for a GPU, and this machine has none. Use `device: cpu`, or `auto`.")
-    use_gpu(gpus[place % len(gpus)])
+    gpu = gpus[place % len(gpus)]
+    use_gpu(gpu)
     # Imported only here: a job on the CPU never needs it.
     from quorate.training.cuda_device import CudaDevice
 
-    return CudaDevice(spec.precision, compiles=spec.compile, captures=spec.capture)
+    device = CudaDevice(spec.precision, compiles=spec.compile, captures=spec.capture)
+    check_room(device, gpu)
+    return device
+
+
+def check_room(device: Device, gpu: str) -> None:
+    """Refuse a GPU that has no room for anything. It may have later: whoever was killed there takes a while to go."""
+    try:
+        device.zeros(1, torch.float32)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        users = users_of(gpu) or "who uses it, nvidia-smi does not tell here"
+        raise OutOfMemory(f"GPU {gpu} is full: {users}. Another can be chosen with {VISIBLE}.") from None
