@@ -84,3 +84,37 @@ def test_a_parameter_that_gets_its_first_gradient_late(
     train(task, 1, tmp_path / "resumed", steps=12, batch_size=8, stop_at=5)
     digests.add(train(task, 2, tmp_path / "resumed", steps=12, batch_size=8).digest)
     assert len(digests) == 1
+
+
+TASKS = [
+    tasks.Regression,
+    tasks.Momentum,
+    tasks.Adam,
+    tasks.BatchNormAndDropout,
+    tasks.TinyTransformer,
+    tasks.TwoOptimizers,
+    tasks.ConstantBuffers,
+    tasks.LaneZeroBuffer,
+    tasks.SharedBuffer,
+    tasks.MultiStep,
+    tasks.NoisyOptimizer,
+    Convolutions,
+]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
+def test_steps_that_are_read_late_have_the_bits_of_those_that_are_read_at_once(
+    task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is alone lags, two do not; and one that is resumed in the middle does from its second step on."""
+    monkeypatch.setattr(gang, "CPU", AwayDevice())
+    keys: dict[str, Any] = {"steps": 14, "evaluate": {"every": 10}, "accumulate": 2}
+    if task is not tasks.MultiStep:
+        keys["schedule"] = {"kind": "cosine", "warmup": 3}
+    lone = train(task, 1, tmp_path / "1", **keys)
+    two = train(task, 2, tmp_path / "2", **keys)
+    assert lone.digest == two.digest
+    assert lone.losses == two.losses
+    assert lone.progress == two.progress
+    train(task, 1, tmp_path / "resumed", **keys, stop_at=6)
+    assert train(task, 1, tmp_path / "resumed", **keys).digest == lone.digest

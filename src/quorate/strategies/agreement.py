@@ -142,23 +142,8 @@ class StepAgreement:
 
     def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
-        if self._is_alone and len(results) == 1:
-            lane = results[0]
-            if not lane.shortage and all(math.isfinite(loss.total) and loss.count > 0 for loss in lane.losses.values()):
-                # The only lane of a job has nobody to agree with.
-                return Agreement(
-                    lane.samples,
-                    lane.tally,
-                    lane.present,
-                    lane.losses,
-                    lane.log,
-                    lane.buffers,
-                    request,
-                    bad=lane.bad,
-                    why=lane.why,
-                    data_s=lane.data_s,
-                    put_back=tuple(sorted(set(lane.put_back))),
-                )
+        if self._is_alone and len(results) == 1 and (lone := _lone(results[0], request)) is not None:
+            return lone
         notes = self._exchange_notes(step, results, request)
         lanes = [lane for note in notes for lane in note.lanes]
         shortage = shortage_of(lanes)
@@ -173,20 +158,29 @@ class StepAgreement:
             check_skippable(step, poisoned, self._parameters, self._buffers, skips=self._skips)
         else:
             _check_counts(step, losses)
-        return Agreement(
-            samples=sum(lane.samples for lane in lanes),
-            tally=total(lane.tally for lane in lanes),
-            present=0 if poisoned else reduce(or_, (lane.present for lane in lanes)),
-            losses=losses,
-            log={} if poisoned else mean_log(lanes),
+        agreed = _of_lanes(lanes, losses, poisoned, StepRequest.combine(note.request for note in notes))
+        return agreed._replace(
             buffers={} if poisoned else self._agree_on_buffers(step, results, notes, lanes),
-            request=StepRequest.combine(note.request for note in notes),
-            skipped=skipped_of(poisoned) if poisoned else None,
-            bad=tuple(sample for lane in lanes for sample in lane.bad),
-            why=tuple(reason for lane in lanes for reason in lane.why),
             data_s=max(sum(lane.data_s for lane in note.lanes) for note in notes),
-            put_back=tuple(sorted({name for lane in lanes for name in lane.put_back})),
         )
+
+    def conclude(
+        self, step: int, lanes: Sequence[LaneResult], request: StepRequest, *, are_finite: bool, refused: str | None
+    ) -> Agreement:
+        """What `reach` would have come to, of a worker that is alone, in a step that was applied before it was read.
+
+        `are_finite`: the weights were when the step began. `refused` is a buffer on which its lanes cannot agree. Of
+        the others the device has seen to itself.
+        """
+        if len(lanes) == 1 and (lone := _lone(lanes[0], request)) is not None:
+            return lone
+        poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
+        if poisoned and not (self._skips and are_finite):
+            raise _poisoned(step, poisoned, skips=self._skips)
+        if refused is not None and not poisoned:
+            raise _refused(refused, step)
+        agreed = _of_lanes(lanes, total_losses(lanes), poisoned, request)
+        return agreed._replace(data_s=sum(lane.data_s for lane in lanes))
 
     def _exchange_notes(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> list[WorkerNote]:
         changed = [digests(result.buffers.items(), self._buffers.device) for result in results]
@@ -289,6 +283,44 @@ class StepAgreement:
         return averages
 
 
+def _lone(lane: LaneResult, request: StepRequest) -> Agreement | None:
+    """The only lane of a job has nobody to agree with. None where something is wrong with it."""
+    if lane.shortage or not all(math.isfinite(loss.total) and loss.count > 0 for loss in lane.losses.values()):
+        return None
+    return Agreement(
+        lane.samples,
+        lane.tally,
+        lane.present,
+        lane.losses,
+        lane.log,
+        lane.buffers,
+        request,
+        bad=lane.bad,
+        why=lane.why,
+        data_s=lane.data_s,
+        put_back=tuple(sorted(set(lane.put_back))),
+    )
+
+
+def _of_lanes(
+    lanes: Sequence[LaneResult], losses: dict[str, LossSum], poisoned: Sequence[LaneResult], request: StepRequest
+) -> Agreement:
+    """What follows from the results of all lanes, without their buffers."""
+    return Agreement(
+        samples=sum(lane.samples for lane in lanes),
+        tally=total(lane.tally for lane in lanes),
+        present=0 if poisoned else reduce(or_, (lane.present for lane in lanes)),
+        losses=losses,
+        log={} if poisoned else mean_log(lanes),
+        buffers={},
+        request=request,
+        skipped=skipped_of(poisoned) if poisoned else None,
+        bad=tuple(sample for lane in lanes for sample in lane.bad),
+        why=tuple(reason for lane in lanes for reason in lane.why),
+        put_back=tuple(sorted({name for lane in lanes for name in lane.put_back})),
+    )
+
+
 def pack(by_lane: Mapping[int, Mapping[str, torch.Tensor]], device: Device = CPU) -> bytes:
     """Tensors by lane and name, as bytes."""
     flat = [(lane, name, value) for lane, values in by_lane.items() for name, value in values.items()]
@@ -343,9 +375,13 @@ def check_skippable(
         values = (*parameters, *(value for _, value in buffers.committed()))
         if all(buffers.device.numbers([torch.isfinite(value).all() for value in values])()):
             return
+    raise _poisoned(step, poisoned, skips=skips)
+
+
+def _poisoned(step: int, poisoned: Sequence[LaneResult], *, skips: bool) -> LossError:
     # With weights that are not finite, every later loss would be like that: the job would skip its way to the end.
     remedy = _NOT_THE_SAMPLES if skips else _REMEDY
-    raise LossError(f"{_not_finite_at(step, poisoned[0])} {remedy}", skipped_of(poisoned).samples)
+    return LossError(f"{_not_finite_at(step, poisoned[0])} {remedy}", skipped_of(poisoned).samples)
 
 
 def skipped_of(poisoned: Sequence[LaneResult], *, is_partial: bool = False) -> Skipped:

@@ -17,6 +17,7 @@ from quorate.reduce.device_reduction import DeviceReduction
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.lagging import Lag
 from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
 from quorate.training.divergence import ReplicaDigests
@@ -26,7 +27,7 @@ from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated, StateLayout
-from quorate.training.strategy import StepOutcome, StepRequest, Strategy
+from quorate.training.strategy import PendingStep, StepOutcome, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,10 @@ class RingConnection:
         own = generation.members[self._endpoint.position]
         agreement = agreement_of(spec, replica, self.links, generation.workers, own)
         overlaps = spec.overlap and self.links.overlaps
-        return RingStrategy(own, self.links, self.gradients, agreement, update, activity, overlaps=overlaps)
+        lag = None
+        if not replica.device.is_host and len(generation.members) == 1:
+            lag = Lag(spec, replica, self.gradients, agreement, update)
+        return RingStrategy(own, self.links, self.gradients, agreement, update, activity, overlaps=overlaps, lag=lag)
 
     def close(self) -> None:
         """Close the links, and let the parameters go: another generation has other gradients."""
@@ -131,7 +135,8 @@ def agreement_of(
 class RingStrategy:
     """Sums the lanes' gradients around the ring, in the order that the job fixes.
 
-    `overlaps`: the first buckets are summed while the backward pass still fills the others.
+    `overlaps`: the first buckets are summed while the backward pass still fills the others. `lag`: steps need not be
+    read before they are applied.
     """
 
     def __init__(
@@ -144,7 +149,9 @@ class RingStrategy:
         activity: Activity,
         *,
         overlaps: bool = False,
+        lag: Lag | None = None,
     ) -> None:
+        self._lag = lag
         self.worker = own.worker
         self.hosted = own.lanes
         self.leads = 0 in own.lanes
@@ -167,14 +174,28 @@ class RingStrategy:
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         """Gradients first, since their exchange may have begun with the backward pass; then everything else."""
+        self._sum(step)
+        agreed = self._agreement.reach(step, results, request)
+        self._activity.leave()
+        outcome = StepOutcome(agreed, self._update.apply(step, agreed))
+        if self._lag is not None:
+            self._lag.catch_up()
+        return outcome
+
+    def can_lag(self, results: Sequence[LaneResult]) -> bool:
+        return self._lag is not None and self._lag.can_take(results)
+
+    def begin_advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> PendingStep:
+        assert self._lag is not None
+        self._sum(step)
+        return self._lag.begin(step, results, request, self._activity)
+
+    def _sum(self, step: int) -> None:
         self._activity.enter(EXCHANGE)
         if self._reducer is not None:
             self._reducer.wait()
         elif self._flat is not None:
             sum_gradients(step, self._links, self._flat)
-        agreed = self._agreement.reach(step, results, request)
-        self._activity.leave()
-        return StepOutcome(agreed, self._update.apply(step, agreed))
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         with self._activity.waiting(OTHERS):

@@ -72,6 +72,11 @@ class FlatBuffers:
         self.homes = {name: torch.from_dlpack(home) if home.numel() else home for name, home in self.homes.items()}  # type: ignore[attr-defined]
         self.committed = {name: value for flat in self._flats for name, value in flat.cut(flat.committed).items()}
 
+    @property
+    def all_committed(self) -> Taken:
+        """The committed values, all together."""
+        return tuple(flat.committed for flat in self._flats)
+
     def restore(self) -> None:
         for flat in self._flats:
             flat.home.copy_(flat.committed)

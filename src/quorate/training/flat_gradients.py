@@ -183,10 +183,14 @@ class FlatGradients:
             parameter.grad = views[index] if present >> index & 1 else None
 
     def total_norm(self, device: Device) -> float:
-        """The norm of the sum. What has no gradient counts as zeros."""
-        norms = [torch.linalg.vector_norm(bucket) for bucket in self.total.buckets]
-        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([n.float() for n in norms]))
-        return device.numbers([norm])()[0]
+        return device.numbers([self.norm()])()[0]
+
+    def norm(self) -> torch.Tensor:
+        """What has no gradient counts as zeros."""
+        norms: list[torch.Tensor] = [torch.linalg.vector_norm(bucket) for bucket in self.total.buckets]
+        if len(norms) > 1:
+            norms = [torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))]
+        return norms[0]
 
     def close(self) -> None:
         for hook in self._hooks.values():

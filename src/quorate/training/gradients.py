@@ -69,6 +69,10 @@ class Gradients(Protocol):
         """The norm of the sum."""
         ...
 
+    def norm(self) -> torch.Tensor:
+        """The same, still on the device."""
+        ...
+
     def close(self) -> None:
         """Let the parameters go."""
         ...
@@ -146,9 +150,18 @@ class LoneGradients:
         """They are in their places."""
 
     def total_norm(self, device: Device) -> float:
+        # A host has them at hand; elsewhere hundreds of numbers take longer to read than to add up.
+        return math.hypot(*device.numbers(self._norms() if device.is_host else [self.norm()])())
+
+    def norm(self) -> torch.Tensor:
+        norms = self._norms()
+        together = torch.stack([norm.float() for norm in norms]) if norms else torch.zeros(0)
+        norm: torch.Tensor = torch.linalg.vector_norm(together)
+        return norm
+
+    def _norms(self) -> Sequence[torch.Tensor]:
         gradients = [gradient for gradient in self._left if gradient is not None]
-        norms = torch._foreach_norm(gradients) if gradients else ()
-        return math.hypot(*device.numbers(norms)())
+        return torch._foreach_norm(gradients) if gradients else ()
 
     def close(self) -> None:
         self._left = []

@@ -1,11 +1,13 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from time import perf_counter
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
@@ -41,7 +43,17 @@ from quorate.training.progress import BadSampleReport, Progress, metric_of, noth
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.state_watch import StateWatch, news, warn_of
-from quorate.training.strategy import Agreement, Save, Shortage, StepRequest, Strategy, advanced
+from quorate.training.strategy import (
+    NOTHING_ASKED,
+    Agreement,
+    Lagging,
+    PendingStep,
+    Save,
+    Shortage,
+    StepRequest,
+    Strategy,
+    advanced,
+)
 from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
@@ -49,6 +61,17 @@ log = logging.getLogger(__name__)
 
 MOST_RANGES = 1_000
 """So many ranges of bad samples are listed of an evaluation: an event that is too large would not arrive at all."""
+
+
+class Timing(NamedTuple):
+    """What a step has taken: from one to the next, and this worker's time in each phase."""
+
+    elapsed: float
+    seconds: dict[str, float]
+
+
+LAG = 8
+"""So many steps may have been begun on a device of which the host has read nothing yet."""
 
 
 @dataclass
@@ -83,7 +106,11 @@ class Loop:
     _notes: list[str] = field(default_factory=list)
     _draws: bool = False
     _shortage: Shortage | None = None
+    # Steps that a device still computes, in order, with how long this worker was busy with them. The model is ahead of
+    # `progress` by these: nothing that looks at the one by the other may happen before they are completed.
+    _pending: deque[tuple[int, PendingStep, dict[str, float]]] = field(default_factory=deque)
     _last: int = 0
+    _lagging: Lagging | None = None
     # What was read ahead, for which step and lane.
     _ahead: tuple[tuple[int, int] | None, list[Batch]] = (None, [])
 
@@ -93,17 +120,30 @@ class Loop:
         if self.mode.evaluates_only:
             self._evaluate_only()
             return "complete"
+        try:
+            return self._train()
+        except BaseException:
+            # What was done before it is told before it; if something was wrong with that, this is what matters.
+            self._complete_all()
+            raise
+
+    def _train(self) -> str | None:
         self._publish_begin()
         self.checkpointer.enter(self.strategy, self.progress.cursor.step)
         evaluates = self.evaluation.samples > 0
         last = min(self.sampler.total_steps, self.mode.replayed_step or self.sampler.total_steps)
         self._last = last
+        self._lagging = self.strategy if isinstance(self.strategy, Lagging) else None
         self._evaluate_if_due()
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
         if self._save_is_due():
             self._begin_save()
-        while self.progress.cursor.step < last and not self.progress.early_stopped:
+        while self._reached < last and not self.progress.early_stopped:
             request = self._step()
+            if self._pending:
+                if not self._ends_stretch(request):
+                    continue
+                self._complete_all()
             if request.stop is not None:
                 self._save()
                 return request.stop
@@ -127,6 +167,11 @@ class Loop:
         self.feed.close()
         self.strategy.close()
 
+    @property
+    def _reached(self) -> int:
+        """The last step that was begun."""
+        return self.progress.cursor.step + len(self._pending)
+
     def _step(self) -> StepRequest:
         """One step, however often it has to be tried: where memory runs out, all do it again, in smaller pieces."""
         while (request := self._try_step()) is None:
@@ -135,18 +180,29 @@ class Loop:
 
     def _try_step(self) -> StepRequest | None:
         strategy, activity = self.strategy, self.activity
-        step = self.progress.cursor.step + 1
+        step = self._reached + 1
         if self.tracer is not None:
             activity.spans = self.tracer.begin_step(step)
         epoch, batch_samples = self.sampler.epoch_of(step), self.sampler.batch_samples(step)
         activity.begin_step(step)
         strategy.begin(step)
         results = self._run_lanes(step, epoch, batch_samples)
-        self.lanes.read(results)
+        # The first step is read at once: it makes what the optimizers keep, which is then all there.
+        lagging = self._lagging if self._is_warm else None
+        if lagging is not None and not lagging.can_lag(results):
+            lagging = None
+        if lagging is None:
+            self._complete_all()
+            self.lanes.read(results)
         self.watch.after_lanes()
         request = self.requested()
         if request.save is Save.NONE and self.checkpointer.is_wanted(by_time=0 in strategy.hosted):
             request = replace(request, save=Save.BEGIN)
+        if lagging is not None:
+            self._pending.append((step, lagging.begin_advance(step, results, request), activity.seconds))
+            self._complete_arrived(most=LAG)
+            activity.add_step(activity.seconds, len(strategy.hosted))
+            return request
         outcome = strategy.advance(step, results, request)
         spans = activity.spans
         began = 0.0 if spans is None else spans.clock()
@@ -169,14 +225,66 @@ class Loop:
             spans.add(PUBLISH, began, spans.root)
         return agreed.request
 
-    def _complete(self, step: int, agreed: Agreement, norms: dict[str, float]) -> None:
+    def _ends_stretch(self, request: StepRequest) -> bool:
+        """Whether something follows from the last step that was begun, so that it must be complete."""
+        step = self._reached
+        is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
+        return request != NOTHING_ASKED or is_evaluated or self._saves_at(step) or step >= self._last
+
+    def _complete_arrived(self, most: int) -> None:
+        """Complete the pending steps whose numbers are there; wait for the first while there are more than `most`."""
+        while self._pending:
+            arrived = list(takewhile(lambda begun: begun[1].arriving.is_there(), self._pending))
+            if not arrived:
+                if len(self._pending) <= most:
+                    return
+                self.activity.enter(COMPUTE)
+                self._pending[0][1].arriving()
+                self.activity.leave()
+                arrived = [self._pending[0]]
+            # Several at once have taken what they took together.
+            now = perf_counter()
+            elapsed, self._step_ended = (now - self._step_ended) / len(arrived), now
+            for _ in arrived:
+                self._complete_first(elapsed)
+
+    def _complete_all(self) -> None:
+        if self._pending:
+            place = self.activity.phase, self.activity.lane
+            self._complete_arrived(most=0)
+            self.activity.phase, self.activity.lane = place  # which a report of trouble names
+
+    def _complete_first(self, elapsed: float) -> None:
+        step, pending, seconds = self._pending[0]
+        try:
+            outcome = pending.finish()
+        except BaseException:
+            # What was begun after it is not told, and not saved.
+            self._pending.clear()
+            self.activity.step, self.activity.lane = step, None
+            raise
+        self._pending.popleft()
+        self._complete(step, outcome.agreed, outcome.norms, Timing(elapsed, seconds), outcome.learning_rates)
+
+    def _complete(
+        self,
+        step: int,
+        agreed: Agreement,
+        norms: dict[str, float],
+        timing: Timing | None = None,
+        rates: dict[str, float] | None = None,
+    ) -> None:
         """A step is done: count it, and publish it."""
         self.progress = advanced(self.progress, agreed)
         if any(since == step for since, _ in self.progress.micro_batches):
             self._publish_shortage(step)
         is_plain = not (agreed.bad or agreed.put_back or self._notes)
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
-        self._publish_step(step, self.sampler.epoch_of(step), agreed, norms, warnings)
+        if timing is None:
+            now = perf_counter()
+            timing, self._step_ended = Timing(now - self._step_ended, self.activity.seconds), now
+        rates = self._learning_rates(step) if rates is None else rates
+        self._publish_step(step, agreed, norms, warnings, timing, rates)
         barren = self.progress.barren
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
@@ -353,11 +461,15 @@ class Loop:
 
     def _save_is_due(self) -> bool:
         """A fact of the state and the job, so all workers find the same without a word."""
-        step, every, replayed = self.progress.cursor.step, self.spec.checkpoint.every, self.mode.replayed_step
+        if self.mode.replayed_step is None and self.progress.best is not None and self.progress.is_best:
+            return True
+        return self._saves_at(self.progress.cursor.step)
+
+    def _saves_at(self, step: int) -> bool:
+        """Whether the job's steps ask for a checkpoint after this one."""
+        every, replayed = self.spec.checkpoint.every, self.mode.replayed_step
         if replayed is not None:
             return step >= replayed - 1
-        if self.progress.best is not None and self.progress.is_best:
-            return True
         if every is None or step == 0:
             return False
         return self.sampler.ends_epoch(step) if every == "epoch" else step % every == 0
@@ -406,12 +518,15 @@ class Loop:
         self.publish(event)
 
     def _publish_step(
-        self, step: int, epoch: int, agreement: Agreement, norms: dict[str, float], warnings: tuple[str, ...]
+        self,
+        step: int,
+        agreement: Agreement,
+        norms: dict[str, float],
+        warnings: tuple[str, ...],
+        timing: Timing,
+        rates: dict[str, float],
     ) -> None:
-        now = perf_counter()
-        elapsed, self._step_ended = now - self._step_ended, now
-        seconds = self.activity.seconds
-        skipped = agreement.skipped
+        epoch, seconds, skipped = self.sampler.epoch_of(step), timing.seconds, agreement.skipped
         # A step that changes nothing has no loss. What ends an epoch tells what the ledger must know of it.
         losses: dict[str, float | None] = {name: loss.mean for name, loss in agreement.losses.items()}
         if agreement.is_void:
@@ -422,10 +537,10 @@ class Loop:
             step=step,
             epoch=epoch,
             losses=losses,
-            learning_rates=self._learning_rates(step),
+            learning_rates=rates,
             gradient_norms=norms,
             samples=agreement.samples + (len(skipped.samples) if skipped is not None and skipped.is_partial else 0),
-            samples_per_second=agreement.samples / elapsed,
+            samples_per_second=agreement.samples / timing.elapsed,
             data_s=seconds[DATA],
             compute_s=seconds[COMPUTE],
             exchange_s=seconds[EXCHANGE],

@@ -21,6 +21,8 @@ from quorate.training.device import CPU, Device
 from quorate.training.task import Task
 
 SOLE = ""
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+"""Those whose fused kernels leave out a step where the device tells them to."""
 
 
 class Optimizers:
@@ -91,6 +93,45 @@ class Optimizers:
         except (Exception, SystemExit) as error:
             blame_user_code(error, "optimizer.step()")
             raise
+
+    def can_leave_out(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether the device can leave out an update of these by itself, without a trace: by torch's fused kernels, and
+        where all that they keep is there already. (A momentum that is left out at the first step is never filled.)"""
+        if self._schedulers or any(self._hooks):
+            return False
+        updated = set(parameters)
+        for optimizer in self.by_name.values():
+            if type(optimizer) not in _FUSED:
+                return False
+            for group in optimizer.param_groups:
+                if not group["fused"] or isinstance(group["lr"], torch.Tensor):
+                    return False
+                keeps = type(optimizer) is not torch.optim.SGD or group["momentum"]
+                if keeps and not all(optimizer.state.get(p) for p in group["params"] if p in updated):
+                    return False
+        return True
+
+    def update_unless(self, void: torch.Tensor) -> None:
+        """New parameters; as they are where the device finds that the step is void."""
+        found = void.to(torch.float32)
+        for optimizer in self.by_name.values():
+            optimizer.found_inf = found  # type: ignore[attr-defined]  # torch's own way: GradScaler sets it
+        try:
+            self.update()
+        finally:
+            for optimizer in self.by_name.values():
+                del optimizer.found_inf  # type: ignore[attr-defined]
+
+    @property
+    def rates(self) -> list[list[Any]]:
+        """The learning rate of each group of each optimizer, which may be set."""
+        return [[group["lr"] for group in optimizer.param_groups] for optimizer in self.by_name.values()]
+
+    @rates.setter
+    def rates(self, rates: list[list[Any]]) -> None:
+        for optimizer, given_rates in zip(self.by_name.values(), rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, given_rates, strict=True):
+                group["lr"] = rate
 
     def advance_schedules(self) -> None:
         """The task's own schedules move on by a step."""

@@ -1,14 +1,15 @@
 """What the loop asks of a strategy: how the results of the lanes become the next state, agreed on by all workers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from quorate.data.ledger import Tally
 from quorate.observe.event import Event
+from quorate.training.device import Numbers
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum
 from quorate.training.progress import Progress
@@ -114,11 +115,23 @@ def advanced(progress: Progress, agreed: Agreement) -> Progress:
 
 class StepOutcome(NamedTuple):
     """A completed step: what all agreed on, and the norm of each optimizer's gradient, before clipping. `told` is what
-    the strategy has to tell of it."""
+    the strategy has to tell of it, `learning_rates` are there if they are not those of now."""
 
     agreed: Agreement
     norms: dict[str, float]
     told: tuple[Event, ...] = ()
+    learning_rates: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step that the device still computes. What all do at its end is known at once; what became of it, when its
+    numbers have arrived: `finish` waits for them, and raises what is wrong with the step. Steps are finished in order.
+    """
+
+    request: StepRequest
+    arriving: Numbers
+    finish: Callable[[], StepOutcome]
 
 
 class Strategy(Protocol):
@@ -160,4 +173,17 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Let go of the other members, and of the parameters."""
+        ...
+
+
+@runtime_checkable
+class Lagging(Strategy, Protocol):
+    """A strategy that need not wait for its device at each step."""
+
+    def can_lag(self, results: Sequence[LaneResult]) -> bool:
+        """Whether a step with these results need not be read before it is applied."""
+        ...
+
+    def begin_advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> PendingStep:
+        """Begin to complete a step of which nothing has been read, and that can lag."""
         ...

@@ -9,6 +9,7 @@ from quorate.core.digests import derive_seed
 from quorate.core.worker_status import APPLY
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
+from quorate.training.flat_buffers import Taken
 from quorate.training.gradients import Gradients
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
@@ -55,12 +56,35 @@ class Update:
     def _apply(self, step: int, agreement: Agreement) -> dict[str, float]:
         gradients, optimizers = self._gradients, self._replica.optimizers
         scales = self.install(agreement)
-        if self._spec.clip_norm is None and not scales and list(optimizers.by_name) == [SOLE]:
-            # Nothing depends on its last bits here, and whole buckets take a fraction of the time of many tensors.
+        if not scales and self._has_plain_norm:
             norms = {SOLE: gradients.total_norm(self._replica.device)}
         else:
-            norms = self._norms(optimizers.by_name)
+            begun = self._norms(optimizers.by_name)
+            norms = dict(zip(begun, self._replica.device.numbers(list(begun.values()))(), strict=True))
         self.change(step, agreement, optimizers.update)
+        return norms
+
+    @property
+    def _has_plain_norm(self) -> bool:
+        """Nothing depends on its last bits then, and whole buckets take a fraction of the time of many tensors."""
+        return self._spec.clip_norm is None and list(self._replica.optimizers.by_name) == [SOLE]
+
+    def apply_unless(self, void: torch.Tensor, step: int, present: int, buffers: Taken) -> dict[str, torch.Tensor]:
+        """Begin the update on the device, where it leaves everything as it is if the step turns out to be `void`.
+
+        For a step of which nothing has been read: the norms are still on the device, too. No code of the task may run
+        in it (`Optimizers.can_leave_out`), and nobody averages the parameters.
+        """
+        self.begin()
+        replica, optimizers = self._replica, self._replica.optimizers
+        self._gradients.install(present, self._spec.clip_norm is not None)
+        norms = {SOLE: self._gradients.norm()} if self._has_plain_norm else self._norms(optimizers.by_name)
+        if self._spec.schedule is not None:
+            optimizers.prepare(step, self._total_steps)
+        if replica.buffers.flat is not None:
+            replica.buffers.flat.commit_unless(void, buffers)
+        optimizers.update_unless(void)
+        self._activity.leave()
         return norms
 
     def install(self, agreement: Agreement) -> bool:
@@ -136,7 +160,7 @@ class Update:
             elif agreement.bad and gradients:
                 torch._foreach_mul_(gradients, agreement.planned / agreement.samples)
 
-    def _norms(self, names: Iterable[str]) -> dict[str, float]:
+    def _norms(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         clip, norms = self._spec.clip_norm, {}
         for name in names:
             parameters = self.parameters_of(name)
@@ -144,4 +168,4 @@ class Update:
                 norms[name] = clip_grad_norm_(parameters, clip)
             else:
                 norms[name] = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        return dict(zip(norms, self._replica.device.numbers(list(norms.values()))(), strict=True))
+        return norms

@@ -1,0 +1,132 @@
+"""A ring of one worker on a device that is not the host: steps are applied there before anybody has read them.
+
+Whoever reads a loss waits until the device has computed it, and the device then waits until it is given the next step.
+So what decides stays on the device: where a loss is not finite the step is void, and an update that is void changes
+nothing (`Update.apply_unless`). What informs, losses and norms, is read some steps later, and only then is the step
+counted, told and judged: what was begun after a step that ends the job is never told and never saved.
+
+A step that needs the host is read at once, as everywhere: the bits are the same.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+
+import torch
+
+from quorate.spec.job import JobSpec
+from quorate.strategies.agreement import StepAgreement
+from quorate.training.activity import Activity
+from quorate.training.flat_buffers import MEAN
+from quorate.training.gradients import Gradients
+from quorate.training.lane import LaneResult, fill_in, unread_scalars
+from quorate.training.losses import GivenLoss
+from quorate.training.replica import Replica
+from quorate.training.strategy import PendingStep, StepOutcome, StepRequest
+from quorate.training.update import Update
+
+_EXACT = 4
+"""Bytes of a loss at most: of one in float64 the sum over lanes may overflow, which the device does not look at."""
+
+
+class Lag:
+    """Agrees on steps on the device, and updates there."""
+
+    def __init__(
+        self, spec: JobSpec, replica: Replica, gradients: Gradients, agreement: StepAgreement, update: Update
+    ) -> None:
+        self._replica = replica
+        self._gradients = gradients
+        self._agreement = agreement
+        self._update = update
+        self._skips = spec.on_poison == "skip"
+        averaged = (name for name, rule in replica.buffers.rules.items() if rule == MEAN)
+        # An average moves at each step that is not void; integers have no mean, and are refused when lanes differ.
+        self._may_lag = replica.average is None and all(replica.buffers.get(n).is_floating_point() for n in averaged)
+        self._predicable: tuple[int, int] | None = None
+        self._rates = replica.optimizers.rates
+        self._begun = 0
+
+    def can_take(self, results: Sequence[LaneResult]) -> bool:
+        """Whether a step with these results can do without the host."""
+        if not self._may_lag or (self._replica.buffers.exist and self._replica.buffers.flat is None):
+            return False
+        for result in results:
+            # Memory ran out; or the gradient is scaled by the samples that are left; or something is told once, by name.
+            if result.shortage or result.bad or result.put_back:
+                return False
+            if not result.samples:
+                continue
+            if result.unread is None or (self._replica.buffers.exist and result.taken is None):
+                return False
+            if any(loss.per_item or not self._is_exact(loss) for loss in result.unread.losses):
+                return False
+        return any(result.samples for result in results) and self._can_leave_out(_present(results))
+
+    def begin(self, step: int, results: Sequence[LaneResult], request: StepRequest, activity: Activity) -> PendingStep:
+        """Begin to agree on a step whose gradients are summed, and to apply it."""
+        replica = self._replica
+        values = [loss.value.reshape(()) for result in results for loss in _losses(result)]
+        void = ~torch.isfinite(torch.stack(values)).all()
+        # Before the update, which may make them so: the host looks at them before it, too.
+        finite = [self._weights_are_finite()] if self._skips else []
+        flat = replica.buffers.flat
+        taken, refused = ((), []) if flat is None else flat.agree([(r.samples, r.taken) for r in results])
+        activity.leave()
+        norms = self._update.apply_unless(void, step, _present(results), taken)
+        rates, self._begun = replica.optimizers.rates, step
+        arriving = replica.device.numbers([*unread_scalars(results), *norms.values(), *refused, *finite])
+        for result in results:
+            result.taken = None  # its memory is for the next
+
+        def finish() -> StepOutcome:
+            numbers = iter(arriving())
+            fill_in(results, numbers)
+            read_norms = {name: next(numbers) for name in norms}
+            name = None if flat is None else flat.refused([next(numbers) for _ in refused])
+            are_finite = all(numbers)
+            agreed = self._agreement.conclude(step, results, request, are_finite=are_finite, refused=name)
+            if not agreed.is_void:
+                self._rates = rates
+            elif step == self._begun:
+                # The host would have left these alone.
+                self._update.leave_out()
+                replica.optimizers.rates = self._rates
+            named = {key: float(each[0]) for key, each in zip(replica.optimizers.by_name, self._rates, strict=True)}
+            return StepOutcome(agreed, {} if agreed.is_void else read_norms, learning_rates=named)
+
+        return PendingStep(request, arriving, finish)
+
+    def catch_up(self) -> None:
+        """A step was read at once, after all before it."""
+        self._rates = self._replica.optimizers.rates
+
+    def _is_exact(self, loss: GivenLoss) -> bool:
+        own = self._replica.parameters[0][1].device
+        return loss.value.is_floating_point() and loss.value.itemsize <= _EXACT and loss.value.device == own
+
+    def _can_leave_out(self, present: int) -> bool:
+        """Asked once for each set of parameters, since it takes long; a hook that is registered later is seen."""
+        optimizers = self._replica.optimizers
+        seen = present, optimizers.states
+        if seen != self._predicable:
+            parameters = [p for index, p in enumerate(self._gradients.parameters) if present >> index & 1]
+            if not optimizers.can_leave_out(parameters):
+                return False
+            self._predicable = seen
+        return optimizers.are_torchs_own
+
+    def _weights_are_finite(self) -> torch.Tensor:
+        flat = self._replica.buffers.flat
+        buffers = () if flat is None else flat.all_committed
+        values = [v for v in (*self._gradients.parameters, *buffers) if v.is_floating_point() and v.numel()]
+        norms = torch._foreach_norm(values, float("inf"))
+        return torch.isfinite(torch.stack(list(norms))).all()
+
+
+def _present(results: Sequence[LaneResult]) -> int:
+    return reduce(or_, (result.present for result in results))
+
+
+def _losses(result: LaneResult) -> Sequence[GivenLoss]:
+    return () if result.unread is None else result.unread.losses
