@@ -15,7 +15,7 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.errors import LeaseExpired
-from quorate.training.loop import LAG
+from quorate.training.pending_steps import LAG
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task
 from training.away_device import AwayDevice
@@ -136,7 +136,7 @@ def test_a_poisoned_step_that_ends_the_job_ends_it_before_anything_after_it_is_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gang, "CPU", AwayDevice(delay=5))
-    keys = {"epochs": 2, "batch_size": 10, "lanes": 1, "checkpoint": {"every": 1_000}, "seed": 3}
+    keys: dict[str, Any] = {"epochs": 2, "batch_size": 10, "lanes": 1, "checkpoint": {"every": 1_000}, "seed": 3}
     step = next(s for s in poisoned_steps(**{k: v for k, v in keys.items() if k != "checkpoint"}) if s > 1)
     assert step < 8  # there are steps after it, which have been begun
     ran = run(Poisoned, tmp_path / "run", **keys)

@@ -52,7 +52,7 @@ class Lag:
         if not self._may_lag or (self._replica.buffers.exist and self._replica.buffers.flat is None):
             return False
         for result in results:
-            # Memory ran out; or the gradient is scaled by the samples that are left; or something is told once, by name.
+            # Memory ran out; the gradient is scaled by the samples that are left; something is told once, by name.
             if result.shortage or result.bad or result.put_back:
                 return False
             if not result.samples:

@@ -1,13 +1,10 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import takewhile
-from time import perf_counter
-from typing import NamedTuple, cast
+from functools import cached_property, partial
+from typing import cast
 
 import torch
 
@@ -39,6 +36,7 @@ from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.hints import out_of_memory, what_needs_less_memory
 from quorate.training.lane import LaneResult, LaneRunner
+from quorate.training.pending_steps import Laps, PendingSteps, Timing
 from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on, worth_telling
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
@@ -47,9 +45,9 @@ from quorate.training.strategy import (
     NOTHING_ASKED,
     Agreement,
     Lagging,
-    PendingStep,
     Save,
     Shortage,
+    StepOutcome,
     StepRequest,
     Strategy,
     advanced,
@@ -61,17 +59,6 @@ log = logging.getLogger(__name__)
 
 MOST_RANGES = 1_000
 """So many ranges of bad samples are listed of an evaluation: an event that is too large would not arrive at all."""
-
-
-class Timing(NamedTuple):
-    """What a step has taken: from one to the next, and this worker's time in each phase."""
-
-    elapsed: float
-    seconds: dict[str, float]
-
-
-LAG = 8
-"""So many steps may have been begun on a device of which the host has read nothing yet."""
 
 
 @dataclass
@@ -100,19 +87,20 @@ class Loop:
     workers: int = 1
     tracer: Tracer | None = None
     mode: RunMode = field(default_factory=RunMode)
-    _step_ended: float = field(default_factory=perf_counter)
+    _laps: Laps = field(default_factory=Laps)
     _is_warm: bool = False
     _bad_listed: tuple[int, ...] = ()
     _notes: list[str] = field(default_factory=list)
     _draws: bool = False
     _shortage: Shortage | None = None
-    # Steps that a device still computes, in order, with how long this worker was busy with them. The model is ahead of
-    # `progress` by these: nothing that looks at the one by the other may happen before they are completed.
-    _pending: deque[tuple[int, PendingStep, dict[str, float]]] = field(default_factory=deque)
     _last: int = 0
     _lagging: Lagging | None = None
     # What was read ahead, for which step and lane.
     _ahead: tuple[tuple[int, int] | None, list[Batch]] = (None, [])
+
+    @cached_property
+    def _pending(self) -> PendingSteps:
+        return PendingSteps(self.activity, self._laps, self._complete_pending)
 
     def run(self) -> str | None:
         """Do what it is here for; "complete", "early stop" or why it was asked to stop; None where the generation ends
@@ -124,7 +112,7 @@ class Loop:
             return self._train()
         except BaseException:
             # What was done before it is told before it; if something was wrong with that, this is what matters.
-            self._complete_all()
+            self._pending.complete_all()
             raise
 
     def _train(self) -> str | None:
@@ -143,7 +131,7 @@ class Loop:
             if self._pending:
                 if not self._ends_stretch(request):
                     continue
-                self._complete_all()
+                self._pending.complete_all()
             if request.stop is not None:
                 self._save()
                 return request.stop
@@ -188,19 +176,16 @@ class Loop:
         strategy.begin(step)
         results = self._run_lanes(step, epoch, batch_samples)
         # The first step is read at once: it makes what the optimizers keep, which is then all there.
-        lagging = self._lagging if self._is_warm else None
-        if lagging is not None and not lagging.can_lag(results):
-            lagging = None
+        lagging = self._lagging if self._is_warm and self._lagging and self._lagging.can_lag(results) else None
         if lagging is None:
-            self._complete_all()
+            self._pending.complete_all()
             self.lanes.read(results)
         self.watch.after_lanes()
         request = self.requested()
         if request.save is Save.NONE and self.checkpointer.is_wanted(by_time=0 in strategy.hosted):
             request = replace(request, save=Save.BEGIN)
         if lagging is not None:
-            self._pending.append((step, lagging.begin_advance(step, results, request), activity.seconds))
-            self._complete_arrived(most=LAG)
+            self._pending.add(step, lagging.begin_advance(step, results, request))
             activity.add_step(activity.seconds, len(strategy.hosted))
             return request
         outcome = strategy.advance(step, results, request)
@@ -231,40 +216,8 @@ class Loop:
         is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
         return request != NOTHING_ASKED or is_evaluated or self._saves_at(step) or step >= self._last
 
-    def _complete_arrived(self, most: int) -> None:
-        """Complete the pending steps whose numbers are there; wait for the first while there are more than `most`."""
-        while self._pending:
-            arrived = list(takewhile(lambda begun: begun[1].arriving.is_there(), self._pending))
-            if not arrived:
-                if len(self._pending) <= most:
-                    return
-                self.activity.enter(COMPUTE)
-                self._pending[0][1].arriving()
-                self.activity.leave()
-                arrived = [self._pending[0]]
-            # Several at once have taken what they took together.
-            now = perf_counter()
-            elapsed, self._step_ended = (now - self._step_ended) / len(arrived), now
-            for _ in arrived:
-                self._complete_first(elapsed)
-
-    def _complete_all(self) -> None:
-        if self._pending:
-            place = self.activity.phase, self.activity.lane
-            self._complete_arrived(most=0)
-            self.activity.phase, self.activity.lane = place  # which a report of trouble names
-
-    def _complete_first(self, elapsed: float) -> None:
-        step, pending, seconds = self._pending[0]
-        try:
-            outcome = pending.finish()
-        except BaseException:
-            # What was begun after it is not told, and not saved.
-            self._pending.clear()
-            self.activity.step, self.activity.lane = step, None
-            raise
-        self._pending.popleft()
-        self._complete(step, outcome.agreed, outcome.norms, Timing(elapsed, seconds), outcome.learning_rates)
+    def _complete_pending(self, step: int, outcome: StepOutcome, timing: Timing) -> None:
+        self._complete(step, outcome.agreed, outcome.norms, timing, outcome.learning_rates)
 
     def _complete(
         self,
@@ -280,9 +233,7 @@ class Loop:
             self._publish_shortage(step)
         is_plain = not (agreed.bad or agreed.put_back or self._notes)
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
-        if timing is None:
-            now = perf_counter()
-            timing, self._step_ended = Timing(now - self._step_ended, self.activity.seconds), now
+        timing = timing or Timing(self._laps.lap(), self.activity.seconds)
         rates = self._learning_rates(step) if rates is None else rates
         self._publish_step(step, agreed, norms, warnings, timing, rates)
         barren = self.progress.barren
