@@ -99,7 +99,8 @@ def connect(
     """
     members = endpoint.generation.members
     if is_on_one_host(endpoint):
-        log.info("gradients are summed in shared memory: all %d workers run on this host", len(members))
+        if plan:
+            log.info("gradients are summed in shared memory: all %d workers run on this host", len(members))
         memory, doorbells = _share_memory(endpoint, plan)
         reduction = SharedMemoryReduction(
             endpoint.generation,

@@ -25,6 +25,10 @@ from quorate.reduce.fused_sum import AddUp, choose_sum
 log = logging.getLogger(__name__)
 
 
+_left: list[tuple[Driver, int, int, torch.device]] = []
+"""What could not be unmapped when it was no longer used."""
+
+
 class CudaMemory:
     """A `DeviceMemory` of the one GPU that this process sees. Made once in a process."""
 
@@ -43,6 +47,8 @@ class CudaMemory:
             return driver.uuid()
 
     def create(self, size: int) -> tuple[torch.Tensor, int]:
+        for mapping in [_left.pop() for _ in range(len(_left))]:
+            _unmap(*mapping)
         with _in_words():
             driver = load_driver()
             size_there = driver.rounded(size)
@@ -131,6 +137,10 @@ def _created(driver: Driver, size: int) -> int:
 
 def _unmap(driver: Driver, address: int, size: int, device: torch.device) -> None:
     try:
+        if torch.cuda.is_current_stream_capturing():
+            # Garbage is collected at any time, and whoever waits for a device ends its capture.
+            _left.append((driver, address, size, device))
+            return
         # What still runs may read there.
         torch.cuda.synchronize(device)
         driver.unmap(address, size)

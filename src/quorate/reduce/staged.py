@@ -39,5 +39,5 @@ class Staged(Wrapped):
             staged.copy_(value, non_blocking=True)
         self._device.wait()
         super().all_reduce(step, index, lanes, self._host.total[index])
-        # It is read before anybody writes there again: the next sum begins with a wait.
-        total.copy_(self._sums[index], non_blocking=True)
+        # Until it is copied: something else may be passed through this memory next.
+        total.copy_(self._sums[index])
