@@ -29,6 +29,7 @@ DIGESTS = ("resnet18", "gpt2")
 LANES = (2, 4, 8)
 SMALL = " (small, on the CPU)"
 KILLED = "ResNet-50, one of 2 workers killed"
+SHRUNK = "ResNet-50, twice the batch that fits"
 EXCHANGE = "100 MB between 2 workers"
 CIFAR_EPOCHS = {"cifar_resnet50": 10, "cifar_resnet18": 30}
 GOAL = 93.0
@@ -44,11 +45,12 @@ class Lengths:
     saving_steps: int = 400
     save_every: int = 50
     digest_steps: int = 24
+    shrunk_steps: int = 12
     kills: int = 3
     images: int = 8192
 
 
-SMOKE = Lengths(warm_up=2, steps=6, saving_steps=8, save_every=4, digest_steps=24, kills=1, images=256)
+SMOKE = Lengths(warm_up=2, steps=6, saving_steps=8, save_every=4, digest_steps=24, shrunk_steps=24, kills=1, images=256)
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,13 @@ class Gpu:
         saving = self._speed(QUORATE, "resnet50", SAVING, steps=self.lengths.saving_steps, **every)
         return [self._speed(QUORATE, "resnet50"), saving]
 
+    def memory(self) -> list[Turn]:
+        """A batch of which half fits, with `on_out_of_memory: shrink`."""
+        script = System(QUORATE.name, "benchmarks.own.gpu_memory", is_ours=True)
+        keys = {"task": "benchmarks.tight_task:TightResNet"} if self.smoke else {}
+        order = {"begin": 16 if self.smoke else 2048}
+        return [self._turn(script, "resnet50", SHRUNK, True, order, steps=self.lengths.shrunk_steps, **keys)]
+
     def cifar(self) -> list[Turn]:
         """To the end, by accuracy."""
         script = System(QUORATE.name, "benchmarks.own.gpu_cifar", is_ours=True)
@@ -196,6 +205,7 @@ ROWS: dict[str, Callable[[Gpu], list[Turn]]] = {
     "exchange": Gpu.exchange,
     "busy": Gpu.busy,
     "checkpoint": Gpu.checkpoint,
+    "memory": Gpu.memory,
     "cifar": Gpu.cifar,
 }
 
@@ -208,6 +218,9 @@ REMARKS = {
     "busy_percent": ("busy", 1, " %"),
     "digests": ("digests", 0, ""),
     "runs": ("runs", 0, ""),
+    "redone": ("steps redone", 0, ""),
+    "batch": ("batch", 0, ""),
+    "micro_batches": ("micro-batches", 0, ""),
     "beyond_redo_ms": ("beyond the redone step", 0, " ms"),
     "of_staged": ("of pinned staging", 1, "×"),
     "lost_ms": ("lost", 1, " ms"),

@@ -14,6 +14,7 @@ from benchmarks.gpu import (
     RESNET,
     SAVING,
     SHARDED,
+    SHRUNK,
     TRANSFORMERS,
     digests_case,
     lanes_case,
@@ -375,6 +376,8 @@ TARGETS = (
             ("100 MB between 2 workers of a GPU: times as fast as pinned staging", "of_staged", EXCHANGE, 20.0, True),
             ("ResNet-50 from shards: % of the time that the GPU is busy", "busy_percent", SHARDED, 95.0, True),
             ("ResNet-50, a checkpoint every 50 steps: % slower", "slower_percent", SAVING, 1.0, False),
+            ("twice the batch that fits: times that a step is done again", "redone", SHRUNK, 3.0, False),
+            ("twice the batch that fits: different digests, killed and resumed", "digests", SHRUNK, 1.0, False),
             ("CIFAR-10, ResNet-50, 10 epochs: % right", "best_percent", MODELS["cifar_resnet50"], 90.0, True),
             ("CIFAR-10, ResNet-18, 30 epochs: % right", "best_percent", MODELS["cifar_resnet18"], 93.0, True),
         )

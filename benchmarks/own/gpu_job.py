@@ -49,7 +49,7 @@ class GpuRun(WatchedRun):
             yield process
         except SystemExit as error:
             # What waits for the job knows only that it has ended.
-            raise SystemExit(f"{error}: {self._last_words()}") from None
+            raise SystemExit(f"{error}: {self.last_words()}") from None
         finally:
             process.terminate()
             process.wait()
@@ -79,7 +79,8 @@ class GpuRun(WatchedRun):
         result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         return result
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
+        """What the command has said of its end."""
         lines = self._errors.read_text(errors="replace").split("\n")
         return " ".join(line.strip() for line in lines if line.strip())[:MOST_WORDS]
 
