@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.core.errors import LinkError
+from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.connect import Endpoint, Listeners
@@ -212,6 +212,41 @@ def test_no_descriptor_is_left_open(device: HostMemory) -> None:
     met.clear()
     gc.collect()
     assert len(open_descriptors()) == before
+
+
+def test_whoever_waits_for_one_that_does_not_answer_notices_the_end_of_the_generation() -> None:
+    asked, is_over = threading.Event(), threading.Event()
+
+    class Hanging(HostMemory):
+        def create(self, size: int) -> tuple[torch.Tensor, int]:
+            asked.set()
+            assert is_over.wait(10)
+            return super().create(size)
+
+    def deadline() -> float:
+        if asked.is_set():
+            is_over.set()
+            raise GenerationOver("another generation has been formed")
+        return 1.0
+
+    listeners = [Listeners.bind("127.0.0.1", shares_memory=True) for _ in range(2)]
+    members = tuple(
+        Member(i, one.network.address, range(i, i + 1), one.local_address) for i, one in enumerate(listeners)
+    )
+    generation = Generation(GenerationId(1, 1), members)
+
+    def join(position: int) -> None:
+        credentials = Credentials("token", position, generation.id)
+        endpoint = Endpoint(generation, credentials, listeners[position], deadline, within(10))
+        connect_devices(endpoint, PLAN, Hanging() if position else HostMemory(), zeros)
+
+    with ThreadPoolExecutor(2) as threads:
+        joined = [threads.submit(join, position) for position in range(2)]
+        for one in joined:
+            with pytest.raises(LinkError):
+                one.result(timeout=10)
+    for listener in listeners:
+        listener.close()
 
 
 def test_only_the_memory_of_the_devices_is_summed() -> None:

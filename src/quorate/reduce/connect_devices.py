@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -55,7 +56,8 @@ def _share(
     endpoint: Endpoint, plan: Sequence[Bucket], device: DeviceMemory
 ) -> tuple[DeviceReduction, DeviceGradients] | None:
     """None where somebody cannot; then nobody does, and all connections are closed again."""
-    links, _ = connect(endpoint, ())
+    # To agree is part of connecting: whoever waits for one that does not answer looks whether the generation is over.
+    links, _ = connect(replace(endpoint, lease=endpoint.deadline), ())
     assert isinstance(links, SharedMemoryReduction), "workers of one host share memory"
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(links.close)
@@ -67,6 +69,7 @@ def _share(
             log.log(level, "gradients are summed by way of the host's memory: %s", str(why))
             return None
         on_failure.pop_all()
+    links.deadline = endpoint.lease
     log.info("gradients are summed in the memory of the devices: all %d workers see it", len(pieces))
     memory = DeviceGradients(plan, endpoint.hosting, endpoint.position, pieces)
     return DeviceReduction(links, endpoint.generation, endpoint.credentials.worker, memory, device), memory

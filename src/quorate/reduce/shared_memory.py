@@ -46,7 +46,7 @@ class SharedMemoryReduction:
         self._position = generation.position(worker)
         self._lanes = generation.members[self._position].lanes
         self._doorbells = dict(doorbells)
-        self._deadline = deadline
+        self.deadline = deadline
         self.memory = memory
         self.spans: SpanRecorder | None = None
         self._trusts_versions = trusts_versions
@@ -100,12 +100,12 @@ class SharedMemoryReduction:
         previous, following = (self._position - 1) % workers, (self._position + 1) % workers
 
         def ask(there: bytes, back: bytes) -> None:
-            self._doorbells[following].ring(there, self._deadline)
-            self._check(following, self._doorbells[following].answer(self._deadline), back)
+            self._doorbells[following].ring(there, self.deadline)
+            self._check(following, self._doorbells[following].answer(self.deadline), back)
 
         def answer(there: bytes, back: bytes) -> None:
-            self._check(previous, self._doorbells[previous].answer(self._deadline), there)
-            self._doorbells[previous].ring(back, self._deadline)
+            self._check(previous, self._doorbells[previous].answer(self.deadline), there)
+            self._doorbells[previous].ring(back, self.deadline)
 
         messages = [(_PLACE.pack(b"p", 0, probe), _PLACE.pack(b"q", 0, probe)) for probe in range(PROBES)]
         with self.exchange():
@@ -127,7 +127,7 @@ class SharedMemoryReduction:
                 for doorbell in self._doorbells.values():
                     doorbell.pass_descriptor(descriptor)
                 for position, doorbell in self._doorbells.items():
-                    given[position] = doorbell.receive_descriptor(self._deadline)
+                    given[position] = doorbell.receive_descriptor(self.deadline)
             except BaseException:
                 for received in given.values():
                     os.close(received)
@@ -184,8 +184,8 @@ class SharedMemoryReduction:
 
     def _exchange_messages(self, message: bytes) -> dict[int, bytes]:
         for doorbell in self._doorbells.values():
-            doorbell.ring(message, self._deadline)
-        return {position: doorbell.answer(self._deadline) for position, doorbell in self._doorbells.items()}
+            doorbell.ring(message, self.deadline)
+        return {position: doorbell.answer(self.deadline) for position, doorbell in self._doorbells.items()}
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
