@@ -56,7 +56,7 @@ class Noted:
             spec=SimpleNamespace(track=None),
             strategy=SimpleNamespace(connect=self._connect),
             layout=None,
-            replica=SimpleNamespace(weights_digest=lambda: "d"),
+            replica=SimpleNamespace(weights_digest=lambda: "d", device=SimpleNamespace(is_host=True)),
             samples=SimpleNamespace(datasets=self.validation),
         )
         self.trainer = LoopTrainer(
@@ -68,7 +68,7 @@ class Noted:
             hook=cast(Any, self),
             activity=cast(Any, SimpleNamespace(begin_step=lambda step: self.notes.append(f"begins {step}"))),
             write_status=lambda step, phase, lane: self.notes.append(f"{phase} at {step}"),
-            assignment=cast(Any, SimpleNamespace(token="t", slot=slot, mode=RunMode())),
+            assignment=cast(Any, SimpleNamespace(token="t", slot=slot, mode=RunMode(), run="run")),
             timing=Timing(5.0),
             checkpointer=cast(Any, None),
         )

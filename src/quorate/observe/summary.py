@@ -37,6 +37,8 @@ def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("steps", f"{result['steps']:,}{_time_spent(result)}"))
     if result.get("samples_per_second"):
         rows.append(("speed", f"{count(result['samples_per_second'])} samples/s"))
+    if computed_by := result.get("computed_by"):
+        rows.append(("computed by", str(computed_by)))
     if waiting := result.get("waiting_for_data"):
         rows.append(("waiting", waiting_in_words(waiting["share"], waiting["advice"])))
     for step, parts in [*(result.get("micro_batches") or ())][-1:]:

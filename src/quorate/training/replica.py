@@ -46,6 +46,28 @@ class Replica:
         self._trained = list(map(_IS_TRAINED, self._tensors))
         self._modes = tuple((module, module.training) for module in self.model.modules())
 
+    @property
+    def what_runs(self) -> str:
+        """What computes, and how, in words: NVIDIA H200, bf16, compiled, deterministic, channels last, fused SGD."""
+        spec, facts = self.spec, self.device.facts(self.spec.threads, self.spec.deterministic)
+        groups = [(type(o).__name__, group) for o in self.optimizers.by_name.values() for group in o.param_groups]
+        fused = dict.fromkeys(name for name, group in groups if group.get("fused"))
+        lies_last = any(
+            p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
+            for p in self._tensors
+        )
+        words = {
+            facts.get("gpu", self.device.name): True,
+            facts["precision"]: True,
+            "compiled": facts.get("compiled") == "True",
+            "deterministic": spec.deterministic,
+            "not deterministic": not spec.deterministic,
+            "channels last": lies_last,
+            f"fused {', '.join(fused)}": bool(fused),
+            "activations computed again": bool(spec.memory.checkpoint_activations),
+        }
+        return ", ".join(word for word, holds in words.items() if holds)
+
     def begin_lane(self) -> None:
         """Make the model what it was before any lane of the step: what one lane leaves must not reach the next."""
         if self.buffers.exist:

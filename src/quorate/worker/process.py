@@ -237,6 +237,7 @@ class Worker:
                 cursor=encode_cursor(progress.cursor),
             )
             membership.register(registration)
+            self._tell_what_runs(parts.replica)
             self._watch_system()
             self._write_status(progress.cursor.step, WAITING, None)
             self._checkpointer = checkpointer_of(
@@ -266,6 +267,13 @@ class Worker:
                 self._tracer,
             )
             WorkerSession(assignment.slot, trainer, membership, self._backlog, self._write_status).complete()
+
+    def _tell_what_runs(self, replica: Replica) -> None:
+        """Once, by the first worker, where much was chosen that the job does not say."""
+        assignment = self._assignment
+        if replica.device.is_host or assignment.slot or assignment.is_replacement or not assignment.mode.is_training:
+            return
+        self._membership.publish(LogMessage(level="info", message=f"computes on {replica.what_runs}"))
 
     def _watch_system(self) -> None:
         """Tell what this worker and its machine use, if somebody is to see it."""

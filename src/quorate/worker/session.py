@@ -274,6 +274,7 @@ class LoopTrainer:
             "final_metrics": progress.metrics,
             "ledger": str(progress.tally),
             **({"micro_batches": progress.micro_batches} if progress.micro_batches else {}),
+            **({} if self.parts.replica.device.is_host else {"computed_by": self.parts.replica.what_runs}),
             "best": None if best is None else {"value": best.value, "step": best.step},
             **({"bad_samples": bad | read} if any(bad.values()) else {}),
         }
