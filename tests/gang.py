@@ -194,14 +194,15 @@ def _work(
     replica = Replica(configured, spec, CPU)
     samples, role = build_samples(configured, spec), Role.of(worker)
     parts = SessionParts(spec, configured, replica, samples, {}, checkpoints, role)
-    fingerprint_in_child(parts.samples)
+    if worker == generation.members[0].worker:  # of one: what it does to the samples is done to nobody's
+        fingerprint_in_child(parts.samples)
     progress = Progress()
     newest = checkpoints.search().newest
     if newest is not None:
         progress = parts.layout.load(checkpoints.load(newest).encoded)
         members = (replace(member, cursor=progress.cursor) for member in generation.members)
         generation = replace(generation, members=tuple(members))
-    over = time.monotonic() + 60
+    over = time.monotonic() + 200
     credentials = Credentials(TOKEN, worker, generation.id)
     deadline = lambda: over - time.monotonic()  # noqa: E731
     words = io.StringIO()
@@ -232,7 +233,7 @@ def _work(
     finally:
         loop.feed.close()
         checkpointer.leave()
-        checkpointer.close(20.0)
+        checkpointer.close(100.0)
         connection.close()
     losses = [event.losses[""] for event in events if isinstance(event, StepCompleted) and "" in event.losses]
     return {

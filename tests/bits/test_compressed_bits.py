@@ -1,5 +1,8 @@
 """Compressed gradients: the same bits on any number of workers, through a checkpoint, and as plain PyTorch has them."""
 
+import functools
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,17 @@ def train(task: type[Task], folder: Path, workers: int, compress: dict[str, Any]
     return gang.train(task, spec, workers, folder, hosts=hosts, stop_at=stop_at)
 
 
+def on_two(compress: dict[str, Any] | None) -> str:
+    """The digest on two workers, to which others are compared."""
+    return _on_two(json.dumps(compress))
+
+
+@functools.cache
+def _on_two(compress: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        return train(tasks.Regression, Path(folder), 2, json.loads(compress)).digest
+
+
 @pytest.mark.parametrize("compress", COMPRESS, ids=named)
 def test_any_number_of_workers_gives_one_digest(compress: dict[str, Any], tmp_path: Path) -> None:
     """In shared memory, over TCP and on a mixed ring; and not what the ring gives without compression."""
@@ -59,10 +73,10 @@ def test_any_number_of_workers_gives_one_digest(compress: dict[str, Any], tmp_pa
         workers: train(
             tasks.Regression, tmp_path / str(workers), workers, compress, hosts=hosts.get(workers, "")
         ).digest
-        for workers in (1, 2, 3, 4)
+        for workers in (1, 3, 4)
     }
-    assert len(set(digests.values())) == 1, digests
-    assert train(tasks.Regression, tmp_path / "dense", 2, None).digest not in digests.values()
+    assert set(digests.values()) == {on_two(compress)}, digests
+    assert on_two(None) not in digests.values()
 
 
 @pytest.mark.parametrize(("task", "keys"), TASKS[1:], ids=named)
@@ -77,19 +91,16 @@ def test_any_task_gives_one_digest(
 @pytest.mark.parametrize("compress", COMPRESS, ids=named)
 def test_a_resumed_job_ends_with_the_digest_of_the_undisturbed_one(compress: dict[str, Any], tmp_path: Path) -> None:
     """On another number of workers: what lanes have held back is in the checkpoint, and finds its lane again."""
-    whole = train(tasks.Regression, tmp_path / "whole", 2, compress).digest
+    whole = on_two(compress)
     for first, second in ((4, 1), (1, 3)):
         folder = tmp_path / f"{first}-{second}"
         assert train(tasks.Regression, folder, first, compress, stop_at=3).ending == "interrupted"
         assert train(tasks.Regression, folder, second, compress, links="tcp").digest == whole
 
 
-def test_what_is_held_back_is_not_in_the_weights_alone(tmp_path: Path) -> None:
+def test_what_is_held_back_is_not_in_the_weights_alone() -> None:
     """The test above can fail: without what was held back the job ends elsewhere."""
-    assert (
-        train(tasks.Regression, tmp_path / "with", 2, TOP_K).digest
-        != train(tasks.Regression, tmp_path / "without", 2, TOP_K | {"feedback": False}).digest
-    )
+    assert on_two(TOP_K) != on_two(TOP_K | {"feedback": False})
 
 
 def test_a_lone_lane_is_compressed_too(tmp_path: Path) -> None:
