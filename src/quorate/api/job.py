@@ -43,7 +43,7 @@ class JobKeys(TypedDict, total=False):
     on_bad_sample: Literal["fail", "skip"]
     device: Literal["auto", "cpu", "cuda"]
     precision: Literal["auto", "fp32", "bf16"]
-    compile: bool
+    compile: bool | Literal["auto"]
     memory: Section
     deterministic: bool
     bucket_mb: float

@@ -175,7 +175,7 @@ class JobSpec(Section):
     on_bad_sample: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.MEANING] = "auto"
     precision: Annotated[Literal["auto", "fp32", "bf16"], Mark.MEANING] = "auto"
-    compile: Annotated[bool, Mark.MEANING] = False
+    compile: Annotated[bool | Literal["auto"], Mark.MEANING, Allowed("auto, true or false")] = "auto"
     memory: Annotated[MemorySpec, Mark.MEANING] = MemorySpec()
     deterministic: Annotated[bool, Mark.MEANING] = True
     bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0

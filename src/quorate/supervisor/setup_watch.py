@@ -26,6 +26,7 @@ _WORDS = {
     "restore": "the loading of its checkpoint",
     "fingerprint": "the fingerprint of its data",
     "metrics()": "a trial of metrics()",
+    "compile": "the compilation of its model, which takes a minute the first time",
 }
 
 

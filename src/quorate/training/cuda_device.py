@@ -2,8 +2,12 @@
 
 import gc
 import os
+import re
+import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,15 +30,36 @@ def prepare_environment() -> None:
     os.environ.setdefault(_WORKSPACE, ":4096:8")
 
 
+def can_compile() -> bool:
+    """Whether what torch.compile needs is installed: Triton, and a C compiler for its launchers."""
+    compilers = (os.environ.get("CC", ""), "cc", "gcc", "clang")
+    return find_spec("triton") is not None and any(name and shutil.which(name) for name in compilers)
+
+
+def use_compile_cache(folder: Path, gpu: str, deterministic: bool) -> None:
+    """Have compiled kernels kept in a folder, unless the user has chosen one. Before anything is compiled.
+
+    It is named after what torch's own key lacks, such as how attention is computed, and what people look for.
+    """
+    kinds = ("flash", "mem_efficient", "math", "cudnn")
+    chosen = "".join(str(int(getattr(torch.backends.cuda, f"{kind}_sdp_enabled")())) for kind in kinds)
+    mode = "deterministic" if deterministic else "free"
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"torch {torch.__version__} {gpu} {mode} attention {chosen}")
+    for variable, kind in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
+        os.environ.setdefault(variable, str(folder.resolve() / name / kind))
+
+
 class CudaDevice(CpuDevice):
     """The one GPU that this process sees."""
 
     name = "cuda"
     is_host = False
 
-    def __init__(self, precision: str = "auto", *, compiles: bool = False, captures: bool = True) -> None:
+    def __init__(
+        self, precision: str = "auto", *, compiles: bool = False, captures: bool = True, cache: Path | None = None
+    ) -> None:
         prepare_environment()
-        self._compiles = compiles
+        self.compiles = compiles
         if not torch.cuda.is_available():
             why = "this torch is built without CUDA" if torch.version.cuda is None else "its driver does not answer"
             raise RunError(f"`device: cuda` asks for a GPU, and there is none that torch can use: {why}.")
@@ -43,6 +68,7 @@ class CudaDevice(CpuDevice):
         self.capture = CudaCapture(self._device) if captures else None
         capability = torch.cuda.get_device_capability(self._device)
         self._title = torch.cuda.get_device_name(self._device)
+        self._cache = cache
         if capability < OLDEST:
             shown, least = (".".join(map(str, version)) for version in (capability, OLDEST))
             raise RunError(f"{self._title} has compute capability {shown}, and {least} is the least that torch serves.")
@@ -61,7 +87,9 @@ class CudaDevice(CpuDevice):
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = deterministic
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        if self._compiles:
+        if self.compiles:
+            if self._cache is not None:
+                use_compile_cache(self._cache, self._title, deterministic)
             from torch._dynamo import config as tracing
             from torch._inductor import config as kernels
 
@@ -76,7 +104,7 @@ class CudaDevice(CpuDevice):
             "gpu": self._title,
             "gpu capability": ".".join(map(str, capability)),
             "cuda": str(torch.version.cuda),
-            "compiled": str(self._compiles),
+            "compiled": str(self.compiles),
             "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
         }
 
@@ -85,7 +113,7 @@ class CudaDevice(CpuDevice):
         if any(isinstance(module, torch.nn.Conv2d) for module in placed.modules()):
             # Convolutions take half of the time with the channels last.
             placed = placed.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if self._compiles:
+        if self.compiles:
             # In place: its parameters keep their names, and whoever calls it need not know.
             placed.compile(dynamic=False)
         return placed

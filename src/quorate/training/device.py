@@ -107,6 +107,15 @@ class Device(Protocol):
         """Records a lane's work for running it again; None where that would bring nothing."""
         ...
 
+    @property
+    def compiles(self) -> bool:
+        """Whether the model that it has placed is compiled."""
+        ...
+
+    def uncompile(self, model: torch.nn.Module) -> None:
+        """Have the model computed as it is written, from now on."""
+        ...
+
     def pin(self, threads: int, deterministic: bool) -> None:
         """Compute with a fixed number of threads and with kernels that give the same bits each time."""
         ...
@@ -171,6 +180,7 @@ class CpuDevice:
     name = "cpu"
     is_host = True
     capture: Capture | None = None
+    compiles = False
 
     def __init__(self, precision: str = "fp32") -> None:
         self.precision = precision
@@ -203,6 +213,10 @@ class CpuDevice:
 
     def place(self, model: Model) -> Model:
         return model
+
+    def uncompile(self, model: torch.nn.Module) -> None:
+        self.compiles = False
+        model._compiled_call_impl = None
 
     def tune(self, optimizer: torch.optim.Optimizer) -> None:
         """As they are."""

@@ -1,5 +1,7 @@
 """Which device a worker computes on."""
 
+from pathlib import Path
+
 import torch
 
 from quorate.core.errors import OutOfMemory, RunError
@@ -9,7 +11,7 @@ from quorate.spec.job import JobSpec
 from quorate.training.device import CPU, CpuDevice, Device
 
 
-def device_for(spec: JobSpec, place: int) -> Device:
+def device_for(spec: JobSpec, place: int, compile_cache: Path | None = None) -> Device:
     """The device of the worker in a place. Of several GPUs each worker gets one, in turn, and sees no other."""
     if kind_of(spec) == "cpu":
         return CPU if spec.precision in ("auto", "fp32") else CpuDevice(spec.precision)
@@ -19,9 +21,10 @@ def device_for(spec: JobSpec, place: int) -> Device:
     gpu = gpus[place % len(gpus)]
     use_gpu(gpu)
     # Imported only here: a job on the CPU never needs it.
-    from quorate.training.cuda_device import CudaDevice
+    from quorate.training.cuda_device import CudaDevice, can_compile
 
-    device = CudaDevice(spec.precision, compiles=spec.compile, captures=spec.capture)
+    compiles = can_compile() if spec.compile == "auto" else spec.compile
+    device = CudaDevice(spec.precision, compiles=compiles, captures=spec.capture, cache=compile_cache)
     check_room(device, gpu)
     return device
 

@@ -169,6 +169,8 @@ class LaneRunner:
     def abandon(self, lane: int) -> None:
         """Memory ran out in the middle of a lane: leave nothing of it behind, and let nobody wait for its gradient."""
         self._gradients.abandon(lane)
+        if self._graphs is not None:
+            self._graphs.forget()  # they keep memory of their own
         take_log(self._task)
         self._watch.put_back()
 

@@ -25,6 +25,7 @@ from quorate.core.errors import (
     QuorateError,
     ReplicasDiffer,
     ResidualsLost,
+    RunError,
     WorkerUnfit,
 )
 from quorate.core.failure import Failure
@@ -43,6 +44,7 @@ from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
+from quorate.training.compile_trial import first_micro_batch, why_not_compiled
 from quorate.training.device import canary, digests
 from quorate.training.devices import device_for
 from quorate.training.evaluation import sanity_check_evaluation
@@ -65,6 +67,8 @@ from quorate.worker.status import BUILDING, RESTORING, StatusPage, status_file
 
 log = logging.getLogger(__name__)
 
+COMPILE_CACHE = ".compile"
+"""Beside the runs: compiled kernels, for all of them."""
 SAVING_PATIENCE = 5.0
 """Seconds that a worker which leaves gives to a checkpoint that is being saved."""
 GLANCE = 0.05
@@ -298,7 +302,7 @@ class Worker:
         spec = self._spec
         self._write_status(0, BUILDING, None)
         self._activity.phase = BUILDING
-        device = device_for(spec, self._assignment.slot)
+        device = device_for(spec, self._assignment.slot, self._run.path.parent / COMPILE_CACHE)
         device.pin(spec.threads, spec.deterministic)
         task = self._configure()
         replica = Replica(task, spec, device)
@@ -324,7 +328,31 @@ class Worker:
             spec, task, replica, samples, environment, folder, role, mode, self._assignment.lane_memory
         )
         _ = parts.strategy  # what it refuses of the task is told before anybody waits for this worker
+        if device.compiles:
+            self._page.write_setup("compile")
+            self._try_compiled(parts)
+            environment |= device.facts(spec.threads, spec.deterministic)
         return parts, self._restore(parts)
+
+    def _try_compiled(self, parts: SessionParts) -> None:
+        """A model that cannot be compiled is computed as it is written, unless the job asks for more."""
+        is_asked, evaluates_only = self._spec.compile is True, parts.mode.evaluates_only
+        batch = None if evaluates_only else first_micro_batch(parts.samples, parts.sampler)
+        if batch is not None:
+            why = why_not_compiled(parts.task, parts.replica, batch)
+        else:
+            why = None if is_asked else "it could not be tried on a batch before the first step"
+        if why is None:
+            return
+        if is_asked:
+            raise RunError(f"the model cannot be compiled: {why}. Set `compile: false`.")
+        parts.replica.device.uncompile(parts.replica.model)
+        if evaluates_only:
+            return
+        log.warning("the model is not compiled: %s", why)
+        # All workers find the same, so one tells it.
+        if self._assignment.slot == 0 and not self._assignment.is_replacement:
+            self._membership.publish(LogMessage(level="warning", message=f"the model is not compiled: {why}"))
 
     def _configure(self) -> Task:
         return configure(self._task_type, self._spec.params, self._assignment.job_source, self._spec.seed)

@@ -1,0 +1,135 @@
+"""A compiled model is tried on one micro-batch, and compared with the model as it is written."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gang
+from bits import bit_tasks as tasks
+from quorate.training import cuda_device
+from quorate.training.compile_trial import first_micro_batch, uncompiled, why_not_compiled
+from quorate.training.replica import Replica
+from quorate.training.task import Task
+from quorate.worker.assembly import build_samples, sampler_of
+
+Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Trial:
+    """A task whose model is compiled in the way that is given."""
+
+    def __init__(self, task: type[Task], compiled: Forward | None = None) -> None:
+        self.task = task()
+        self.spec = gang.job(task, lanes=1)
+        self.replica = Replica(self.task, self.spec)
+        self.calls = 0
+        model = self.replica.model
+        if compiled is not None:
+
+            def call(inputs: torch.Tensor) -> torch.Tensor:
+                self.calls += 1
+                return compiled(model, inputs)
+
+            model._compiled_call_impl = call
+
+    def why(self) -> str | None:
+        samples = build_samples(self.task, self.spec)
+        batch = first_micro_batch(samples, sampler_of(self.spec, self.task, next(iter(samples.datasets.values()))))
+        assert batch is not None
+        before = self.replica.weights_digest()
+        why = why_not_compiled(self.task, self.replica, batch)
+        assert self.replica.weights_digest() == before
+        assert all(parameter.grad is None for _, parameter in self.replica.parameters)
+        return why
+
+
+def alike(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    with uncompiled(model):
+        out: torch.Tensor = model(inputs)
+    return out * 1.0001
+
+
+def wrong(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    with uncompiled(model):
+        out: torch.Tensor = model(inputs)
+    return out * 1.5
+
+
+def broken(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("Unsupported: a call of print()\n  and a page of details")
+
+
+def other_dropout(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    torch.rand(7)  # another place in the random stream, as compiled kernels have
+    return alike(model, inputs)
+
+
+@pytest.mark.parametrize("task", [tasks.Momentum, tasks.BatchNormAndDropout, tasks.Adam])
+def test_what_differs_by_rounding_is_used(task: type[Task]) -> None:
+    trial = Trial(task, alike)
+    assert trial.why() is None
+    assert trial.calls == 1
+
+
+def test_what_differs_by_its_random_numbers_is_used() -> None:
+    trial = Trial(tasks.BatchNormAndDropout, other_dropout)
+    assert trial.why() is None
+
+
+def test_what_computes_something_else_is_told_with_both_numbers() -> None:
+    why = Trial(tasks.Momentum, wrong).why()
+    assert why is not None
+    assert "its loss is" in why
+    assert "without compiling" in why
+
+
+def test_what_cannot_be_compiled_is_told_in_one_line() -> None:
+    why = Trial(tasks.Momentum, broken).why()
+    assert why is not None
+    assert "Unsupported: a call of print()" in why
+    assert "details" not in why
+
+
+class Mistaken(tasks.Momentum):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        raise ValueError("of the user")
+
+
+def test_a_mistake_of_the_task_is_left_to_the_first_step() -> None:
+    assert Trial(Mistaken, alike).why() is None
+
+
+def test_a_model_that_torch_compiles_is_used() -> None:
+    trial = Trial(tasks.Momentum)
+    trial.replica.model.compile(backend="aot_eager", dynamic=False)
+    compiled = trial.replica.model._compiled_call_impl
+    assert trial.why() is None
+    assert trial.replica.model._compiled_call_impl is compiled
+    trial.replica.device.uncompile(trial.replica.model)
+    assert trial.replica.model._compiled_call_impl is None
+
+
+def test_compiled_kernels_are_kept_beside_the_runs_unless_the_user_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {"TRITON_CACHE_DIR": "/elsewhere"})
+    cuda_device.use_compile_cache(tmp_path, "NVIDIA H200", deterministic=True)
+    strict = Path(os.environ.pop("TORCHINDUCTOR_CACHE_DIR"))
+    assert os.environ == {"TRITON_CACHE_DIR": "/elsewhere"}
+    assert strict.is_relative_to(tmp_path)
+    assert "NVIDIA-H200-deterministic-attention" in strict.parent.name
+    cuda_device.use_compile_cache(tmp_path, "NVIDIA H200", deterministic=False)
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) != strict
+
+
+@pytest.mark.parametrize(("has_triton", "compiler"), [(True, True), (False, True), (True, False)])
+def test_what_a_compiler_needs_is_looked_for(has_triton: bool, compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_device, "find_spec", lambda _: object() if has_triton else None)
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/cc" if compiler else None)
+    assert cuda_device.can_compile() == (has_triton and compiler)
