@@ -77,3 +77,17 @@ def test_captured_interrupted_and_resumed_with_and_without(
         assert resumed.digest == eager.digest
         assert stopped.losses + resumed.losses == eager.losses
         assert CAPTURED in stopped.log
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_captured_lanes_of_steps_that_are_read_late(
+    lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tasks.BatchNormAndDropout, {"accumulate": 2, "batch_size": 24, "clip_norm": 0.5})
+    eager = train(case, lanes, 1, tmp_path / "eager")
+    monkeypatch.setattr(CpuDevice, "is_host", False)
+    monkeypatch.setattr(CpuDevice, "capture", RecordingCapture())
+    captured = train(case, lanes, 1, tmp_path / "captured")
+    assert captured.digest == eager.digest
+    assert captured.losses == eager.losses
+    assert CAPTURED in captured.log
