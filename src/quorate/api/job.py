@@ -27,7 +27,7 @@ class JobKeys(TypedDict, total=False):
     params: Section
     lanes: int
     threads: int
-    batch_size: int
+    batch_size: int | Literal["auto"]
     epochs: int | None
     steps: int | None
     seed: int

@@ -10,9 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from quorate.api.batch_size import with_batch_found
 from quorate.api.copies import Copies
 from quorate.api.fetch import fetch_run, is_copy
 from quorate.api.job import job_text
@@ -55,7 +57,7 @@ from quorate.observe.recoveries import RecoveryLog
 from quorate.observe.sinks import Guarded, Sink
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.device import idle_gpus, workers_here
-from quorate.spec.job import JobSpec
+from quorate.spec.job import AUTO_BATCH, JobSpec
 from quorate.spec.override import ENVIRONMENT, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.secrets import job_secrets
@@ -106,6 +108,10 @@ def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_locally) -> 
     """Train a job in a new run folder."""
     refuse_in_worker()
     place = TaskLocation(resolved.spec.task)
+    if resolved.spec.batch_size == AUTO_BATCH:
+        with listening_to_signals() as signals:
+            resolved, notice = with_batch_found(resolved, place, partial(run_locally, signals=signals), signals)
+        return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place, (notice,))
     return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place)
 
 
@@ -176,7 +182,10 @@ def _train_in_new_run(
     runner: Runner,
     checkpoint: CheckpointInfo | None,
     place: TaskLocation,
+    notices: tuple[str, ...] = (),
 ) -> Result:
+    if resolved.spec.batch_size == AUTO_BATCH:
+        raise RequestError("batch_size: auto is for a new run. Give a branch a number; its run has found one.")
     text = job_text(resolved)
     _refuse_without_key(resolved.spec)
     refuse_missing_libraries(resolved.spec.track)
@@ -190,7 +199,7 @@ def _train_in_new_run(
         with run.lock():
             try:
                 run.write_job(text, is_private=_is_private(resolved.spec))
-                return _Part(run, resolved, record, checkpoint, runner, place, watch).train(signals)
+                return _Part(run, resolved, record, checkpoint, runner, place, watch, notices).train(signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
                 if not CheckpointFolder(run.checkpoints).list():
@@ -262,6 +271,7 @@ class _Part:
     runner: Runner
     place: TaskLocation
     watch: Watch
+    notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._spec = self.resolved.spec
@@ -284,7 +294,7 @@ class _Part:
     def _train(self, signals: Signals) -> Result:
         copied: list[dict[str, Any]] = []
         started = time.perf_counter()
-        for notice in self._observers.notices:
+        for notice in (*self.notices, *self._observers.notices):
             self._display.handle(LogMessage(level="info", message=notice))
         if (idle := idle_gpus(self._spec, self._workers)) is not None:
             log.warning("%s", idle)

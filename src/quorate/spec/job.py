@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from quorate.core.errors import JobFileError
 from quorate.spec.keys import Allowed, Mark, keys_of
 from quorate.spec.override import PREFIX
-from quorate.spec.rules import OWN_PLACE, broken_rules
+from quorate.spec.rules import AUTO, OWN_PLACE, broken_rules
 from quorate.spec.section import Count, CountOrZero, OptionalCount, OptionalPositive, Positive, Section
 from quorate.spec.strategy import RingSpec, StrategySpec, spelled_out
 from quorate.spec.tracking import NotifySpec, TrackSpec
@@ -42,6 +42,18 @@ def _checked_variable(name: str | None) -> str | None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError("A name is of letters, digits and underscores, and no digit leads it.")
     return name
+
+
+AUTO_BATCH = 2**62
+"""Stands for `batch_size: auto` until a number is found, before the run has its folder: nothing is trained with it."""
+
+
+def _batch_number(value: Any) -> Any:
+    return AUTO_BATCH if value == AUTO else value
+
+
+def _batch_in_words(value: int) -> int | str:
+    return AUTO if value == AUTO_BATCH else value
 
 
 class ScheduleSpec(Section):
@@ -157,7 +169,14 @@ class JobSpec(Section):
     params: Annotated[dict[str, Any], Mark.MEANING, Allowed("a mapping of the task's own parameters")] = {}
     lanes: Annotated[Count, Mark.MEANING] = 8
     threads: Annotated[Count, Mark.MEANING] = 1
-    batch_size: Annotated[Count, Mark.MEANING]
+    batch_size: Annotated[
+        int,
+        Mark.MEANING,
+        Field(ge=1),
+        BeforeValidator(_batch_number),
+        PlainSerializer(_batch_in_words),
+        Allowed("a whole number of at least 1, or auto"),
+    ]
     epochs: Annotated[OptionalCount, Mark.MEANING] = None
     steps: Annotated[OptionalCount, Mark.MEANING] = None
     seed: Annotated[

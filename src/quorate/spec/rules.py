@@ -12,6 +12,8 @@ from quorate.core.errors import Problem
 OWN_PLACE = "checkpoints"
 """How `checkpoint.to` names the folder of that name in the run folder."""
 
+AUTO = "auto"
+
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 
 Told = Callable[[str], str]
@@ -50,6 +52,8 @@ def _fewest_workers_fit(job: Job, told: Told) -> Iterator[Problem]:
 
 def _batch_feeds_lanes(job: Job, told: Told) -> Iterator[Problem]:
     batch_size, lanes, accumulate = job["batch_size"], job["lanes"], job["accumulate"]
+    if batch_size == AUTO:
+        return
     least = lanes * accumulate
     parts = f" × accumulate {accumulate}{told('accumulate')}" if accumulate > 1 else ""
     if batch_size < least:

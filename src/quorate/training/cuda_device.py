@@ -142,6 +142,12 @@ class CudaDevice(CpuDevice):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
 
+    def limit_memory(self, share: float) -> None:
+        # Of what is there to be had now: another program may have some of it.
+        free, total = torch.cuda.mem_get_info(self._device)
+        held = torch.cuda.memory_reserved(self._device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share * (free + held) / total), self._device)
+
     def free_unused(self) -> None:
         gc.collect()  # tensors in a circle of references, as exceptions leave them
         torch.cuda.empty_cache()

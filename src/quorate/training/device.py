@@ -153,6 +153,10 @@ class Device(Protocol):
         """Wait until all that was begun here is done: before a thread of its own reads the state."""
         ...
 
+    def limit_memory(self, share: float) -> None:
+        """Let this process have so much of the device's memory at most: beyond it, memory has run out."""
+        ...
+
     def free_unused(self) -> None:
         """Let go of memory that is kept for later, after it ran out: smaller tensors need other pieces of it."""
         ...
@@ -235,6 +239,9 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         """Everything is done."""
+
+    def limit_memory(self, share: float) -> None:
+        """The host's is not limited."""
 
     def free_unused(self) -> None:
         """None is kept."""

@@ -32,6 +32,7 @@ from quorate.observe.events import EvaluationDone, MemoryRanOut, RunBegan, Skipp
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
+from quorate.training.batch_search import BatchSearch
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.hints import out_of_memory, what_needs_less_memory
@@ -39,7 +40,7 @@ from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.pending_steps import Laps, PendingSteps, Timing
 from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on, worth_telling
 from quorate.training.replica import Replica
-from quorate.training.run_mode import RunMode
+from quorate.training.run_mode import MICRO_BATCH, RunMode
 from quorate.training.state_watch import StateWatch, news, warn_of
 from quorate.training.strategy import (
     NOTHING_ASKED,
@@ -107,6 +108,11 @@ class Loop:
         at a step boundary and the job goes on in the next."""
         if self.mode.evaluates_only:
             self._evaluate_only()
+            return "complete"
+        if self.mode.batch_for:
+            device = self.replica.device
+            search = BatchSearch(self.spec, self.sampler, self.feed, self.lanes, self.strategy, device)
+            self.progress = replace(self.progress, metrics={MICRO_BATCH: search.run(self.mode.batch_for)})
             return "complete"
         try:
             return self._train()

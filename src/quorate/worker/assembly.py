@@ -189,7 +189,7 @@ def assemble(
         # That read at all: the batches of a very small set leave some without a sample.
         lanes=max(1, sum(lane < sampler.batch_samples(1) for lane in hosted)),
         check=hooks.check_lease,
-        is_planned=is_synchronous(spec.strategy),
+        is_planned=is_synchronous(spec.strategy) and not mode.batch_for,
     )
     averaged = mode.evaluates_averages(spec.average)
 
