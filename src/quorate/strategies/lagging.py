@@ -67,6 +67,7 @@ class Lag:
         """Begin to agree on a step whose gradients are summed, and to apply it."""
         replica = self._replica
         values = [loss.value.reshape(()) for result in results for loss in _losses(result)]
+        # Whatever else makes a step void, such as a gradient that overflows, is to be added here, and to `conclude`.
         void = ~torch.isfinite(torch.stack(values)).all()
         # Before the update, which may make them so: the host looks at them before it, too.
         finite = [self._weights_are_finite()] if self._skips else []
