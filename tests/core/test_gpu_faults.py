@@ -25,6 +25,7 @@ Device-side assertions were explicitly omitted for this error check; the error p
 def test_a_fault_of_the_gpu_is_known_by_its_text(told: str) -> None:
     assert cuda_error_of(RuntimeError(f"CUDA error: {told}{ADVICE}")) == told
     assert cuda_error_of(RuntimeError(f"CUDA driver error: {told}")) == told
+    assert cuda_error_of(RuntimeError(f"Triton Error [CUDA]: {told}")) == told
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,19 @@ def test_it_is_found_below_what_was_made_of_it() -> None:
         except RuntimeError:
             raise ValueError("the loss cannot be computed")  # noqa: B904 (as users do)
     assert cuda_error_of(raised.value) == "an illegal memory access was encountered"
+
+
+FAILED = "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`"
+
+
+@pytest.mark.parametrize("text", [FAILED, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", "cuFFT error: CUFFT_EXEC_FAILED"])
+def test_where_a_library_tells_only_that_it_failed_the_gpu_is_asked(text: str) -> None:
+    def wait() -> None:
+        raise RuntimeError(f"CUDA error: an illegal memory access was encountered{ADVICE}")
+
+    assert cuda_error_of(RuntimeError(text), wait) == "an illegal memory access was encountered"
+    assert cuda_error_of(RuntimeError(text), lambda: None) is None
+    assert cuda_error_of(RuntimeError("shapes do not fit"), wait) is None
 
 
 def test_errors_that_lead_in_a_circle_come_to_an_end() -> None:

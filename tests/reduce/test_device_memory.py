@@ -4,6 +4,7 @@ import ctypes
 import gc
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +76,7 @@ class HostDriver:
         self.registered.add(address)
 
     def unregister(self, address: int) -> None:
+        self._fail("unregister")
         self.registered.remove(address)
 
     def _fail(self, call: str) -> None:
@@ -168,6 +170,32 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is(driver: HostDriver) -> No
     driver.fails = [("register", 801)]
     CudaMemory(torch.device("cpu")).pin(memoryview(mmap.mmap(-1, mmap.PAGESIZE)))()
     assert not driver.registered
+
+
+def test_what_stays_pinned_stays_mapped(driver: HostDriver) -> None:
+    """Else another mapping could come to lie there, and the GPU would copy pages that are no longer of it."""
+    driver.fails = [("unregister", 201)]
+    content = mmap.mmap(-1, mmap.PAGESIZE)
+    CudaMemory(torch.device("cpu")).pin(memoryview(content))()
+    gc.collect()
+    with pytest.raises(BufferError):
+        content.close()
+
+
+def test_nothing_is_unmapped_by_another_thread(driver: HostDriver) -> None:
+    """It may be that the first one captures a graph, which ends when anybody waits for the device."""
+    memory = CudaMemory(torch.device("cpu"))
+    piece, descriptor = memory.create(SIZE)
+    os.close(descriptor)
+    held = [piece]
+    del piece
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert len(driver.mapped) == 1
+    another, descriptor = memory.create(SIZE)
+    os.close(descriptor)
+    assert list(driver.mapped) == [another.data_ptr()]
 
 
 def test_nothing_is_unmapped_while_a_graph_is_captured(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,6 +171,9 @@ class Elsewhere(HostMemory):
     def place(self) -> str:
         return "another device"
 
+    def create(self, size: int) -> tuple[torch.Tensor, int]:
+        raise AssertionError("nobody would read it")
+
 
 class CannotCreate(HostMemory):
     def create(self, size: int) -> tuple[torch.Tensor, int]:
@@ -200,7 +203,9 @@ def test_where_one_worker_cannot_nobody_does_and_the_bits_are_the_same(
         assert [type(reduction) for reduction, _ in met] == [Staged] * 3
         assert sum_up(met, values, together=False) == [expected] * 3
     told = [record for record in caplog.records if why in record.message]
-    assert sorted(record.levelno for record in told) == [logging.INFO, logging.INFO, logging.WARNING]
+    # Several GPUs are nothing to warn of.
+    loudest = logging.INFO if isinstance(device, Elsewhere) else logging.WARNING
+    assert sorted(record.levelno for record in told) == [logging.INFO, logging.INFO, loudest]
 
 
 @pytest.mark.parametrize("device", [HostMemory(), CannotAdopt()], ids=["shared", "refused"])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.core.errors import RunError
+from quorate.core.errors import GpuLost, RunError
 from quorate.training.batch_nest import mapped
 from quorate.training.cuda_device import CudaDevice, count_differing
 from quorate.training.device import same_bits
@@ -66,5 +66,10 @@ def test_a_batch_is_moved_with_all_that_is_in_it() -> None:
 def test_without_a_gpu_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RunError, match="none that torch can use"):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(RunError, match="this torch is built without CUDA"):
+        CudaDevice()
+    # It may have fallen off the bus: that costs this worker, and not the job.
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(GpuLost, match="the driver does not answer torch"):
         CudaDevice()

@@ -8,9 +8,10 @@ code has gone wrong, as an index that is out of range does. Nor is a want of mem
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-_TOLD = re.compile(r"CUDA (?:driver )?error: ([^\n]+)", re.IGNORECASE)
+_TOLD = re.compile(r"(?:CUDA (?:driver )?error|Triton Error \[CUDA\]): ([^\n]+)", re.IGNORECASE)
+_LIBRARY = re.compile(r"\b(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(?:STATUS_)?[A-Z]+")
 _FATAL = re.compile(
     r"illegal memory access|illegal address|misaligned address|illegal instruction|invalid program counter"
     r"|hardware stack error|unspecified launch failure|launch timed out|launch timeout|uncorrectable|\becc\b|nvlink"
@@ -40,12 +41,20 @@ _MEANINGS = {
 PATIENCE = 2.0
 
 
-def cuda_error_of(error: BaseException) -> str | None:
-    """The fault of a GPU that an exception tells of, or one that it came from; None if it is about something else."""
+def cuda_error_of(error: BaseException, wait: Callable[[], None] | None = None) -> str | None:
+    """The fault of a GPU that an exception tells of, or one that it came from; None if it is about something else.
+
+    Libraries such as cuBLAS tell only that they have failed. `wait`, for all that was begun on the GPU, has it say why.
+    """
     for each in _chain(error):
         told = _TOLD.search(str(each))
         if told is not None and _FATAL.search(told[1]):
             return told[1].strip().rstrip(".")
+    if wait is not None and any(_LIBRARY.search(str(each)) for each in _chain(error)):
+        try:
+            wait()
+        except Exception as answer:
+            return cuda_error_of(answer)
     return None
 
 

@@ -25,8 +25,12 @@ from quorate.reduce.staged import Staged
 
 log = logging.getLogger(__name__)
 
-OFFERED, ADOPTED = 11, 12
+PLACED, CREATED, ADOPTED = 11, 12, 13
 """Tell apart what is gathered to agree."""
+
+
+class SeveralDevices(NotShareable):
+    """As on any machine of several GPUs: nothing is wrong."""
 
 
 def connect_devices(
@@ -65,7 +69,7 @@ def _share(
             pieces = _pieces(endpoint, plan, device, links)
         except NotShareable as why:
             # Everybody has heard the same, and one voice is enough.
-            level = logging.WARNING if endpoint.position == 0 else logging.INFO
+            level = logging.WARNING if endpoint.position == 0 and not isinstance(why, SeveralDevices) else logging.INFO
             log.log(level, "gradients are summed by way of the host's memory: %s", str(why))
             return None
         on_failure.pop_all()
@@ -81,16 +85,20 @@ def _pieces(
     """What each worker shares, by ring position. NotShareable, on all of them, if one of them cannot."""
     position, hosting = endpoint.position, endpoint.hosting
     place, obstacle, descriptor = "", "", None
+    try:
+        place = device.place()
+    except NotShareable as error:
+        obstacle = str(error)
+    # Before memory is taken that nobody would read.
+    if len(set(_agree(endpoint, links, PLACED, place, obstacle))) > 1:
+        raise SeveralDevices("the workers compute on different devices")
     with contextlib.ExitStack() as descriptors:
         try:
-            place = device.place()
             own, descriptor = device.create(size_of(plan, hosting[position]))
             descriptors.callback(os.close, descriptor)
         except (NotShareable, OutOfMemory) as error:
             obstacle = str(error)
-        places = _agree(endpoint, links, OFFERED, place, obstacle)
-        if len(set(places)) > 1:
-            raise NotShareable("the workers compute on different devices")
+        _agree(endpoint, links, CREATED, "", obstacle)
         assert descriptor is not None, "an obstacle would have been told to all"
         pieces = {position: own}
         for peer, given in links.exchange_descriptors(descriptor).items():

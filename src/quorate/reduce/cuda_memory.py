@@ -5,6 +5,7 @@ handles of `cudaMalloc`ed memory, leaves that case undefined.)
 """
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _left: list[tuple[Driver, int, int, torch.device]] = []
 """What could not be unmapped when it was no longer used."""
+_pinned: list[memoryview] = []
+"""What the driver has not let go: another mapping at this address would be taken for it, and the old pages copied."""
 
 
 class CudaMemory:
@@ -137,8 +140,8 @@ def _created(driver: Driver, size: int) -> int:
 
 def _unmap(driver: Driver, address: int, size: int, device: torch.device) -> None:
     try:
-        if torch.cuda.is_current_stream_capturing():
-            # Garbage is collected at any time, and whoever waits for a device ends its capture.
+        if torch.cuda.is_current_stream_capturing() or threading.current_thread() is not threading.main_thread():
+            # Garbage is collected at any time by any thread, and whoever waits for a device ends its capture.
             _left.append((driver, address, size, device))
             return
         # What still runs may read there.
@@ -148,8 +151,9 @@ def _unmap(driver: Driver, address: int, size: int, device: torch.device) -> Non
         log.info("shared memory of the GPU was not unmapped: %s", error)
 
 
-def _unpin(driver: Driver, address: int, region: memoryview) -> None:  # noqa: ARG001 (it is there until this is done)
+def _unpin(driver: Driver, address: int, region: memoryview) -> None:
     try:
         driver.unregister(address)
     except DriverError as error:
         log.info("memory that was pinned for the GPU was not let go: %s", error)
+        _pinned.append(region)

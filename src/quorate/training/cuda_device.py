@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from quorate.core.errors import RunError
+from quorate.core.errors import GpuLost, RunError
 from quorate.data.streams import seed_generators
 from quorate.reduce.cuda_memory import CudaMemory
 from quorate.training.batch_nest import mapped
@@ -60,9 +60,13 @@ class CudaDevice(CpuDevice):
     ) -> None:
         prepare_environment()
         self.compiles = compiles
+        if torch.version.cuda is None:
+            raise RunError(
+                "`device: cuda` asks for a GPU, and there is none that torch can use: this torch is built without CUDA."
+            )
         if not torch.cuda.is_available():
-            why = "this torch is built without CUDA" if torch.version.cuda is None else "its driver does not answer"
-            raise RunError(f"`device: cuda` asks for a GPU, and there is none that torch can use: {why}.")
+            # As after it has fallen off the bus. Others may go on without whoever computes there.
+            raise GpuLost("its GPU cannot be used: the driver does not answer torch. See whether `nvidia-smi` works.")
         self._device = torch.device("cuda", 0)
         self._shareable = CudaMemory(self._device)
         self.capture = CudaCapture(self._device) if captures else None

@@ -45,7 +45,7 @@ from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.compile_trial import first_micro_batch, why_not_compiled
-from quorate.training.device import canary, digests
+from quorate.training.device import Device, canary, digests
 from quorate.training.devices import device_for
 from quorate.training.evaluation import sanity_check_evaluation
 from quorate.training.progress import Progress
@@ -91,6 +91,7 @@ class Worker:
         self._run = RunFolder(Path(assignment.run))
         self._page = StatusPage(status_file(self._run, assignment.slot))
         self._timing = Timing(self._spec.failure_timeout)
+        self._device: Device | None = None
         self._checkpointer: Checkpointer | None = None
         self._close_monitor: Callable[[], None] | None = None
         self._pace = PaceMeter()
@@ -160,7 +161,7 @@ class Worker:
 
     def _gpu_lost(self, error: Exception) -> GpuLost | None:
         """Whoever's code the error was raised in, it is nobody's there but of the GPU."""
-        told = cuda_error_of(error)
+        told = cuda_error_of(error, None if self._device is None else self._device.synchronize)
         if told is None:
             return None
         # What lies there cannot be saved any more, and nobody waits for it.
@@ -302,7 +303,7 @@ class Worker:
         spec = self._spec
         self._write_status(0, BUILDING, None)
         self._activity.phase = BUILDING
-        device = device_for(spec, self._assignment.slot, self._run.path.parent / COMPILE_CACHE)
+        device = self._device = device_for(spec, self._assignment.slot, self._run.path.parent / COMPILE_CACHE)
         device.pin(spec.threads, spec.deterministic)
         task = self._configure()
         replica = Replica(task, spec, device)
