@@ -190,6 +190,15 @@ def test_a_model_with_hooks_of_its_own_is_not_captured() -> None:
     handle.remove()
 
 
+def test_blocks_that_are_computed_again_are_captured_if_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker()
+    worker.replica.spec = gang.job(Plain, memory={"checkpoint_activations": "linear"})
+    told = LaneGraphs(worker.task, worker.replica, worker.capture).take_notes()
+    assert "state of the random generator" in "".join(told)
+    monkeypatch.setattr(worker.replica.device, "compiles", True, raising=False)
+    assert LaneGraphs(worker.task, worker.replica, worker.capture).take_notes() == []
+
+
 def test_a_recording_that_fails_leaves_the_path_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, eager = Worker(), Worker(captures=False)
 

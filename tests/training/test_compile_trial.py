@@ -13,7 +13,8 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from quorate.training import cuda_device
-from quorate.training.compile_trial import first_micro_batch, uncompiled, why_not_compiled
+from quorate.training.compile_trial import first_micro_batch, why_not_compiled
+from quorate.training.device import uncompiled
 from quorate.training.replica import Replica
 from quorate.training.task import Task
 from quorate.worker.assembly import build_samples, sampler_of
@@ -133,3 +134,46 @@ def test_what_a_compiler_needs_is_looked_for(has_triton: bool, compiler: bool, m
     monkeypatch.setattr(cuda_device, "find_spec", lambda _: object() if has_triton else None)
     monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/cc" if compiler else None)
     assert cuda_device.can_compile() == (has_triton and compiler)
+
+
+class Ragged(tasks.Momentum):
+    """Batches as long as the longest of their samples."""
+
+    def collate(self, samples: Any) -> Any:
+        longest = 3 + int(sum(float(sample[0].sum()) for sample in samples) * 1000) % 50
+        return torch.zeros(len(samples), longest), torch.zeros(len(samples))
+
+
+def test_batches_of_different_shapes_are_not_compiled_one_by_one() -> None:
+    trial = Trial(Ragged, alike)
+    why = trial.why()
+    assert why is not None
+    assert "different shapes" in why
+    assert trial.calls == 0
+
+
+def test_a_batch_of_fewer_samples_is_no_other_shape() -> None:
+    trial = Trial(tasks.Momentum, alike)
+    samples = build_samples(trial.task, trial.spec)
+    training = next(iter(samples.datasets.values()))
+    spec = trial.spec.model_copy(update={"batch_size": len(training) - 1, "last_batch": "keep"})
+    batch = first_micro_batch(samples, sampler_of(spec, trial.task, training))
+    assert batch is not None
+    assert (batch.samples, batch.varies) == (len(training) - 1, "")
+
+
+def test_compiled_code_draws_from_the_streams_of_lanes_alone() -> None:
+    """Blocks that are computed again have generators of their own otherwise, which remember what was drawn before."""
+    from torch._dynamo import config as tracing
+    from torch._functorch import config as passes
+    from torch._inductor import config as kernels
+
+    with (
+        tracing.patch(recompile_limit=8, fail_on_recompile_limit_hit=False),
+        passes.patch(graphsafe_rng_functionalization=True),
+        kernels.patch(deterministic=False),
+    ):
+        cuda_device.pin_compiler(deterministic=True)
+        assert not passes.graphsafe_rng_functionalization
+        assert kernels.deterministic
+        assert tracing.fail_on_recompile_limit_hit

@@ -79,6 +79,8 @@ class LaneGraphs:
         self._has_told_limit = False
         if hook := next(users_hooks(replica.model), None):
             self.refuse(f"the model has a hook of its own, {getattr(hook, '__qualname__', type(hook).__qualname__)}()")
+        elif replica.spec.memory.checkpoint_activations and not replica.device.compiles:
+            self.refuse("blocks that are computed again read the state of the random generator, which a graph cannot")
 
     @property
     def number(self) -> int:

@@ -9,8 +9,7 @@ worker with another version of torch. The kernels that the trial has compiled ar
 import base64
 import math
 import pickle
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,8 @@ from quorate.core.errors import QuorateError
 from quorate.core.processes import ask_child
 from quorate.data.sampler import Request, Sampler, Source
 from quorate.data.samples import Samples, batch_of
+from quorate.training.batch_nest import StructureError, structure_of
+from quorate.training.device import uncompiled
 from quorate.training.gradients import LoneGradients
 from quorate.training.lane import LaneRunner
 from quorate.training.replica import Replica
@@ -38,29 +39,47 @@ class _Outcome(NamedTuple):
     norm: float
 
 
-def first_micro_batch(samples: Samples, sampler: Sampler) -> tuple[int, Any] | None:
-    """What lane 0 reads first, with its number of samples; None where it cannot be had.
+class FirstBatch(NamedTuple):
+    """What lane 0 reads first. `varies`: its next micro-batch, of as many samples, has other shapes, as these two."""
+
+    samples: int
+    content: Any
+    varies: str = ""
+
+
+def first_micro_batch(samples: Samples, sampler: Sampler) -> FirstBatch | None:
+    """What lane 0 reads first; None where it cannot be had.
 
     Read in a process of its own, as the fingerprint is: files that were opened here would be shared with loaders.
     """
-    planned = sampler.micro_batches(1, 0)
-    if not planned:
+    planned = [sampler.micro_batches(step, 0) for step in range(1, min(2, sampler.total_steps) + 1)]
+    if not planned[0]:
         return None
 
     def read() -> str:
         torch.set_num_threads(1)
-        batch = batch_of(samples[Request(Source.TRAINING, sampler.epoch_of(1), planned[0], 0)])
-        return base64.b64encode(pickle.dumps((len(batch.samples), batch.content))).decode()
+        batches = [
+            batch_of(samples[Request(Source.TRAINING, sampler.epoch_of(step), parts[0], 0)])
+            for step, parts in enumerate(planned, 1)
+            if parts
+        ]
+        first, last = batches[0], batches[-1]
+        shapes = [_shapes(each.content) for each in (first, last)]
+        varies = f"{shapes[0]} and {shapes[1]}" if len(first.samples) == len(last.samples) else ""
+        answer = FirstBatch(len(first.samples), first.content, varies if shapes[0] != shapes[1] else "")
+        return base64.b64encode(pickle.dumps(tuple(answer))).decode()
 
     answer = ask_child(read, _READING_LIMIT)
     if not answer.text:
         return None
-    read_samples, content = pickle.loads(base64.b64decode(answer.text))
-    return (read_samples, content) if read_samples else None
+    batch = FirstBatch(*pickle.loads(base64.b64decode(answer.text)))
+    return batch if batch.samples else None
 
 
-def why_not_compiled(task: Task, replica: Replica, batch: tuple[int, Any]) -> str | None:
+def why_not_compiled(task: Task, replica: Replica, batch: FirstBatch) -> str | None:
     """Why the compiled model is of no use; None if it is. The replica is as before."""
+    if batch.varies:
+        return f"its batches have different shapes, {batch.varies}, and each would be compiled anew"
     trial = _Trial(task, replica, batch)
     try:
         with uncompiled(replica.model):
@@ -87,27 +106,17 @@ def why_not_compiled(task: Task, replica: Replica, batch: tuple[int, Any]) -> st
     return difference
 
 
-@contextmanager
-def uncompiled(model: torch.nn.Module) -> Iterator[None]:
-    """The model as it was before it was compiled in place."""
-    compiled, model._compiled_call_impl = model._compiled_call_impl, None
-    try:
-        yield
-    finally:
-        model._compiled_call_impl = compiled
-
-
 class _Trial:
     """A lane whose outcome is used for nothing else."""
 
-    def __init__(self, task: Task, replica: Replica, batch: tuple[int, Any]) -> None:
+    def __init__(self, task: Task, replica: Replica, batch: FirstBatch) -> None:
         self._replica, self._batch = replica, batch
         self._gradients = LoneGradients(replica.trainable)
         self._runner = LaneRunner(task, replica, self._gradients, StateWatch(task, replica), replica.spec.seed)
 
     def run(self, step: int) -> _Outcome:
-        samples = self._batch[0]
-        result = self._runner.run(step, 0, [self._batch], samples)
+        samples, content, _ = self._batch
+        result = self._runner.run(step, 0, [(samples, content)], samples)
         self._runner.read([result])
         norm = self._gradients.total_norm(self._replica.device)
         return _Outcome({name: loss.mean for name, loss in result.losses.items()}, norm)
@@ -126,6 +135,14 @@ def _difference(plain: _Outcome, compiled: _Outcome) -> str | None:
     if math.isfinite(plain.norm) and not _are_close(plain.norm, compiled.norm, NORM_TOLERANCE):
         return f"the norm of its gradient is {compiled.norm:.6g}, and without compiling {plain.norm:.6g}"
     return None
+
+
+def _shapes(content: Any) -> str:
+    try:
+        tensors = structure_of(content)[1]
+    except StructureError:
+        return "unknown"
+    return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
 
 
 def _are_close(one: float, other: float, tolerance: float) -> bool:

@@ -6,6 +6,7 @@ import random
 import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
+from weakref import WeakSet
 
 import numpy
 import torch
@@ -25,6 +26,7 @@ class CudaCapture:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
         self._failed: list[torch.cuda.CUDAGraph] = []
 
     def warm_up(self, work: Callable[[], None]) -> str | None:
@@ -48,7 +50,8 @@ class CudaCapture:
 
     def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         side, current = self._side(), torch.cuda.current_stream(self._device)
-        if self._pool is None:
+        if not self._graphs:
+            # The allocator refuses a pool whose graphs are all gone, as long as something still lies in it.
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         generator = torch.cuda.default_generators[self._device.index]
@@ -62,6 +65,7 @@ class CudaCapture:
             raise
         finally:
             generator.set_state(stream)
+        self._graphs.add(graph)
         return graph
 
     def host_streams(self) -> Hashable:
@@ -77,10 +81,12 @@ class CudaCapture:
         """A capture that was broken off by an error leaves its stream the current one, its pool open, and the generator
         in the middle of it. Graphs from before cannot be used after this: they have another generator's state."""
         torch.cuda.set_stream(stream)
-        self._failed.append(graph)  # the allocator may still refer to it
-        pool, self._pool = self._pool, None
+        self._graphs.clear()
         with contextlib.suppress(RuntimeError, AttributeError):
-            torch._C._cuda_endAllocateToPool(self._device.index, pool)
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            # It had not been ended, so torch may still refer to the graph, and nobody else gives up its memory.
+            self._failed.append(graph)
+            torch._C._cuda_releasePool(self._device.index, self._pool)
         generator = torch.cuda.default_generators[self._device.index]
         with contextlib.suppress(RuntimeError):
             generator.graphsafe_set_state(generator.clone_state())

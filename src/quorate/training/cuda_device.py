@@ -49,6 +49,21 @@ def use_compile_cache(folder: Path, gpu: str, deterministic: bool) -> None:
         os.environ.setdefault(variable, str(folder.resolve() / name / kind))
 
 
+def pin_compiler(deterministic: bool) -> None:
+    """Have compiled code compute the same in every process, whatever it has computed before."""
+    from torch._dynamo import config as tracing
+    from torch._functorch import config as passes
+    from torch._inductor import config as kernels
+
+    # Kernels are not chosen by a stopwatch, which may choose another each time.
+    kernels.deterministic = deterministic
+    # Where too many shapes are met, an error: a worker that alone goes on without compiling has other bits.
+    tracing.recompile_limit, tracing.fail_on_recompile_limit_hit = 64, True
+    # Blocks that are computed again would draw from generators of their own, which are seeded once in a process and
+    # run on from one lane to the next.
+    passes.graphsafe_rng_functionalization = False
+
+
 class CudaDevice(CpuDevice):
     """The one GPU that this process sees."""
 
@@ -94,13 +109,7 @@ class CudaDevice(CpuDevice):
         if self.compiles:
             if self._cache is not None:
                 use_compile_cache(self._cache, self._title, deterministic)
-            from torch._dynamo import config as tracing
-            from torch._inductor import config as kernels
-
-            # Kernels are not chosen by a stopwatch, which may choose another each time.
-            kernels.deterministic = deterministic
-            # Where too many shapes are met, an error: a worker that alone goes on without compiling has other bits.
-            tracing.recompile_limit, tracing.fail_on_recompile_limit_hit = 64, True
+            pin_compiler(deterministic)
 
     def facts(self, threads: int, deterministic: bool) -> dict[str, str]:
         capability = torch.cuda.get_device_capability(self._device)

@@ -9,8 +9,8 @@ ring's sums, both of which read the tensors that they are given.
 import os
 import platform
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol, TypeGuard, TypeVar
 
@@ -267,6 +267,16 @@ class CpuDevice:
 
 CPU = CpuDevice()
 _AS_IT_IS = nullcontext()
+
+
+@contextmanager
+def uncompiled(model: torch.nn.Module) -> Iterator[None]:
+    """The model as it was before it was compiled in place."""
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None
+    try:
+        yield
+    finally:
+        model._compiled_call_impl = compiled
 
 
 def is_scalar(value: object) -> TypeGuard[torch.Tensor]:

@@ -21,7 +21,7 @@ from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.sampler import EvaluationPlan
 from quorate.data.samples import Samples, batch_of
-from quorate.training.device import Device, is_scalar
+from quorate.training.device import Device, is_scalar, uncompiled
 from quorate.training.hints import hint_for
 from quorate.training.losses import LossSum
 from quorate.training.progress import metric_of
@@ -81,7 +81,7 @@ class Evaluator:
         """What the state after `step` gives, the same on any number of workers."""
         left_out = LeftOut()
         notes: list[str] = []
-        with self._weights(), evaluation_mode(self._replica.model):
+        with self._weights(), self._as_written(), evaluation_mode(self._replica.model):
             versions = self._replica.versions()
             hosted = self._plan.hosted_batches(strategy.hosted)
             own = {batch: self._evaluate(step, batch, left_out, notes) for batch in hosted}
@@ -101,6 +101,12 @@ class Evaluator:
     def _weights(self) -> AbstractContextManager[None]:
         average = self._replica.average
         return average.in_place() if self._averaged and average is not None else nullcontext()
+
+    def _as_written(self) -> AbstractContextManager[None]:
+        """Nothing is compiled for evaluation: that takes a minute, was not tried before, and gives other numbers than
+        `quorate evaluate`, which has no training batch to try it on."""
+        replica = self._replica
+        return uncompiled(replica.model) if replica.device.compiles else nullcontext()
 
     def _evaluate(self, step: int, batch: int, left_out: LeftOut, notes: list[str]) -> Measured:
         self._advance()
@@ -239,6 +245,8 @@ def _metrics_of_one_batch(
 ) -> Mapping[str, float] | None:
     if type(task).metrics is Task.metrics:  # it is the loss, which the first step tries
         return {name or "loss": 0.0 for name in replica.optimizers.by_name}
+    if not replica.device.is_host:  # a forked process cannot compute there
+        return None
     answer = ask_child(lambda: _try_in_child(task, replica, samples, plan), SANITY_CHECK_LIMIT)
     if not answer.text:
         log.warning("metrics() could not be tried before the first step: the process that did so %s", answer.ending)

@@ -107,6 +107,10 @@ _HINTS: tuple[tuple[str, str | Say], ...] = (
     ),
     (r"Target (\d+) is out of bounds", _class_out_of_bounds),
     (
+        r"fail_on_recompile_limit_hit",
+        "A compiled model is compiled for each shape of a batch. Pad batches to a few shapes, or set `compile: false`.",
+    ),
+    (
         r"backward through the graph a second time",
         "Compute what the loss depends on anew in each call of loss(), or .detach() what is kept.",
     ),

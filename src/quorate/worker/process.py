@@ -340,7 +340,9 @@ class Worker:
         is_asked, evaluates_only = self._spec.compile is True, parts.mode.evaluates_only
         batch = None if evaluates_only else first_micro_batch(parts.samples, parts.sampler)
         if batch is not None:
-            why = why_not_compiled(parts.task, parts.replica, batch)
+            # Who asks for it may know that there are few shapes, however they change.
+            tried = batch._replace(varies="") if is_asked else batch
+            why = why_not_compiled(parts.task, parts.replica, tried)
         else:
             why = None if is_asked else "it could not be tried on a batch before the first step"
         if why is None:
