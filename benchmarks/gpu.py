@@ -44,7 +44,7 @@ class Lengths:
     steps: int = 240
     saving_steps: int = 400
     save_every: int = 50
-    digest_steps: int = 24
+    digest_steps: int = 96
     shrunk_steps: int = 12
     kills: int = 3
     images: int = 8192

@@ -20,6 +20,9 @@ Device-side assertions were explicitly omitted for this error check; the error p
         "the launch timed out and was terminated",
         "CUDA-capable device(s) is/are busy or unavailable",
         "unknown error",
+        "operation not supported on global/shared address space",
+        "an async error has occured in external entity outside of CUDA",
+        "no CUDA-capable device is detected",
     ],
 )
 def test_a_fault_of_the_gpu_is_known_by_its_text(told: str) -> None:
@@ -85,3 +88,10 @@ def test_the_kernels_note_of_this_process_is_told() -> None:
     assert xid_of(LOG, 13) is None
     lost = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
     assert xid_of([*LOG, lost], 4711) == "Xid 79 of PCI:0000:3b:00: it has fallen off the bus"
+
+
+def test_what_the_kernel_noted_long_ago_is_not_of_this_fault() -> None:
+    lost = "[50.0] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    assert xid_of([lost], 4711, since=40.0) is not None
+    assert xid_of([lost], 4711, since=60.0) is None
+    assert xid_of(LOG, 4711, since=100.5) is None

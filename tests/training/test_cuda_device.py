@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quorate.core.errors import GpuLost, RunError
 from quorate.training.batch_nest import mapped
-from quorate.training.cuda_device import CudaDevice, count_differing
+from quorate.training.cuda_device import CudaDevice, count_differing, oldest_capability
 from quorate.training.device import same_bits
 
 TYPES = (torch.float32, torch.float64)
@@ -73,3 +73,10 @@ def test_without_a_gpu_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(GpuLost, match="the driver does not answer torch"):
         CudaDevice()
+
+
+def test_which_chips_are_too_old_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_120", "sm_75", "sm_90a", "compute_120", "gfx942"])
+    assert oldest_capability() == (7, 5)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+    assert oldest_capability() == (0, 0)

@@ -8,6 +8,7 @@ code has gone wrong, as an index that is out of range does. Nor is a want of mem
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 _TOLD = re.compile(r"(?:CUDA (?:driver )?error|Triton Error \[CUDA\]): ([^\n]+)", re.IGNORECASE)
@@ -16,10 +17,12 @@ _FATAL = re.compile(
     r"illegal memory access|illegal address|misaligned address|illegal instruction|invalid program counter"
     r"|hardware stack error|unspecified launch failure|launch timed out|launch timeout|uncorrectable|\becc\b|nvlink"
     r"|fallen off the bus|(?:device|gpu)(?: is| was)? (?:lost|unavailable)|is/are busy or unavailable"
-    r"|external device failure|tensor memory|unknown error",
+    r"|shared address space|context is destroyed|no CUDA-capable device|async error has occur|tensor memory"
+    r"|unknown error",
     re.IGNORECASE,
 )
 _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)(?:, pid='?(\d+|<unknown>)'?)?")
+_STAMP = re.compile(r"\[\s*(\d+\.\d+)\]")
 _MEANINGS = {
     13: "an exception of the graphics engine",
     31: "a page fault of its memory",
@@ -39,6 +42,8 @@ _MEANINGS = {
 }
 """What NVIDIA's list says of the numbers that its driver notes."""
 PATIENCE = 2.0
+RECENT = 60.0
+"""Seconds for which a line of the kernel's log may be about the fault at hand: it keeps those of weeks."""
 
 
 def cuda_error_of(error: BaseException, wait: Callable[[], None] | None = None) -> str | None:
@@ -58,10 +63,16 @@ def cuda_error_of(error: BaseException, wait: Callable[[], None] | None = None) 
     return None
 
 
-def xid_of(lines: Iterable[str], pid: int) -> str | None:
-    """What the driver has noted in the kernel's log, the newest last: of this process, or of no certain one."""
+def xid_of(lines: Iterable[str], pid: int, since: float = 0.0) -> str | None:
+    """What the driver has noted in the kernel's log, the newest last: of this process, or of no certain one.
+
+    `since`: seconds after the start of the machine before which nothing counts, where the lines tell when they are of.
+    """
     found = None
     for line in lines:
+        stamp = _STAMP.match(line)
+        if stamp is not None and float(stamp[1]) < since:
+            continue
         noted = _XID.search(line)
         if noted is not None and noted[3] in (None, "<unknown>", str(pid)):
             number = int(noted[2])
@@ -72,7 +83,7 @@ def xid_of(lines: Iterable[str], pid: int) -> str | None:
 
 def describe_fault(told: str) -> str:
     """The sentence of a worker whose GPU has failed, with what the kernel's log says of it, if one may read that."""
-    xid = xid_of(_kernel_log(), os.getpid())
+    xid = xid_of(_kernel_log(), os.getpid(), time.monotonic() - RECENT)
     return f"its GPU has failed: {told}" + (f" ({xid})." if xid else ".")
 
 

@@ -124,13 +124,14 @@ def _try_torch() -> TorchFacts:
 def _cuda_devices() -> tuple[str, ...]:
     import torch
 
-    from quorate.training.cuda_device import OLDEST
+    from quorate.training.cuda_device import oldest_capability
 
     try:
         found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        oldest = oldest_capability()
         return tuple(
             f"{each.name} ({size(each.total_memory)}, capability {each.major}.{each.minor}"
-            + (", too old for torch)" if (each.major, each.minor) < OLDEST else ")")
+            + (", too old for torch)" if (each.major, each.minor) < oldest else ")")
             for each in found
         )
     except Exception as error:  # of a driver that does not fit: the CPU can be used all the same

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from quorate.core.errors import GpuLost, RunError
+from quorate.core.gpus import VISIBLE
 from quorate.data.streams import seed_generators
 from quorate.reduce.cuda_memory import CudaMemory
 from quorate.training.batch_nest import mapped
 from quorate.training.cuda_capture import CudaCapture
 from quorate.training.device import EVERYTHING, CpuDevice, Model, Numbers, ThereAlready
 
-OLDEST = (7, 0)
-"""The compute capability below which torch has no kernels for a GPU."""
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -28,6 +27,12 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 def prepare_environment() -> None:
     """Before anything speaks to the driver: matrix products that repeat need workspaces of one size."""
     os.environ.setdefault(_WORKSPACE, ":4096:8")
+
+
+def oldest_capability() -> tuple[int, int]:
+    """The compute capability below which this torch has no kernels for a GPU: newer builds leave old chips out."""
+    names = (re.fullmatch(r"(?:sm|compute)_(\d+)(\d)[a-z]?", name) for name in torch.cuda.get_arch_list())
+    return min(((int(name[1]), int(name[2])) for name in names if name), default=(0, 0))
 
 
 def can_compile() -> bool:
@@ -81,16 +86,22 @@ class CudaDevice(CpuDevice):
             )
         if not torch.cuda.is_available():
             # As after it has fallen off the bus. Others may go on without whoever computes there.
-            raise GpuLost("its GPU cannot be used: the driver does not answer torch. See whether `nvidia-smi` works.")
+            raise GpuLost(
+                "its GPU cannot be used: the driver does not answer torch, or there is no GPU "
+                f"{os.environ.get(VISIBLE)}. See whether `nvidia-smi` shows it."
+            )
         self._device = torch.device("cuda", 0)
         self._shareable = CudaMemory(self._device)
         self.capture = CudaCapture(self._device) if captures else None
         capability = torch.cuda.get_device_capability(self._device)
         self._title = torch.cuda.get_device_name(self._device)
         self._cache = cache
-        if capability < OLDEST:
-            shown, least = (".".join(map(str, version)) for version in (capability, OLDEST))
-            raise RunError(f"{self._title} has compute capability {shown}, and {least} is the least that torch serves.")
+        oldest = oldest_capability()
+        if capability < oldest:
+            shown, least = (".".join(map(str, version)) for version in (capability, oldest))
+            raise RunError(
+                f"{self._title} has compute capability {shown}; {least} is the least that this torch serves."
+            )
         has_bf16 = capability >= (8, 0)
         super().__init__(("bf16" if has_bf16 else "fp32") if precision == "auto" else precision)
         if self.precision == "bf16" and not has_bf16:
