@@ -17,7 +17,7 @@ def devices(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
-        (None, ("0", "1", "10")),
+        (None, ("0", "1", "2")),
         ("", ()),
         ("-1", ()),
         ("1", ("1",)),
@@ -33,6 +33,12 @@ def test_those_that_are_there_and_visible(
     else:
         monkeypatch.setenv(VISIBLE, visible)
     assert gpus_here(devices) == expected
+
+
+def test_in_a_container_cuda_counts_those_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VISIBLE, raising=False)
+    (tmp_path / "nvidia3").touch()
+    assert gpus_here(tmp_path) == ("0",)
 
 
 def test_where_there_is_none_none_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

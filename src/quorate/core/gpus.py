@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-_DEVICE = re.compile(r"nvidia(\d+)")
+_DEVICE = re.compile(r"nvidia\d+")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE = 5.0
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*(\S+)", re.MULTILINE)
@@ -18,13 +18,13 @@ _USERS = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--
 
 def gpus_here(devices: Path = Path("/dev")) -> tuple[str, ...]:
     """Those that a process may use, as `CUDA_VISIBLE_DEVICES` names them: all, or what that variable leaves of them."""
-    found = (_DEVICE.fullmatch(path.name) for path in devices.glob("nvidia*"))
-    numbers = sorted(int(name[1]) for name in found if name is not None)
+    there = sum(_DEVICE.fullmatch(path.name) is not None for path in devices.glob("nvidia*"))
     visible = os.environ.get(VISIBLE)
     if visible is None:
-        return tuple(map(str, numbers))
+        # Counted, whatever the names of their files: in a container that was given nvidia3 alone, CUDA calls it 0.
+        return tuple(map(str, range(there)))
     named = (part.strip() for part in visible.split(","))
-    return tuple(name for name in named if name not in ("", "-1")) if numbers else ()
+    return tuple(name for name in named if name not in ("", "-1")) if there else ()
 
 
 def use_gpu(name: str) -> None:
