@@ -95,6 +95,11 @@ def test_memory_that_nobody_has_is_a_shortage_whoever_is_asked(ask: object) -> N
     assert is_shortage(raised.value)
 
 
+def test_so_is_that_of_a_gpu() -> None:
+    assert is_shortage(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    assert is_shortage(RuntimeError("CUDA error: out of memory"))
+
+
 def test_other_errors_are_none() -> None:
     others = [OSError(errno.ENOSPC, "a full disk"), RuntimeError("shapes differ"), ValueError()]
     assert not any(map(is_shortage, others))

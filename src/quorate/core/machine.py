@@ -41,11 +41,12 @@ def free_memory() -> int:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error tells that memory could not be had, be it of Python, of the kernel or of torch."""
+    """Whether an error tells that memory could not be had, be it of Python, of the kernel, of torch or of a GPU."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     words = str(error) if isinstance(error, RuntimeError) else ""
-    is_torchs = "DefaultCPUAllocator" in words or os.strerror(errno.ENOMEM) in words
+    told = ("DefaultCPUAllocator", os.strerror(errno.ENOMEM), "CUDA out of memory", "CUDA error: out of memory")
+    is_torchs = any(each in words for each in told)
     return is_torchs or isinstance(error, MemoryError)
 
 
