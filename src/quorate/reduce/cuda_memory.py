@@ -45,7 +45,7 @@ class CudaMemory:
             if not driver.attribute(HAS_VIRTUAL_MEMORY) or not driver.attribute(HAS_DESCRIPTORS):
                 raise NotShareable("its GPU has no memory that another process could map")
             if self._sum is None:
-                # Before anybody waits for this worker: a kernel has to be compiled.
+                # Here and not in a step: a kernel has to be compiled the first time, while all are connecting.
                 self._sum = choose_sum(self._device)
             return driver.uuid()
 
