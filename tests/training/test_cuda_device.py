@@ -1,6 +1,7 @@
 """What of a GPU's device can be seen without a GPU."""
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -61,6 +62,27 @@ def test_a_batch_is_moved_with_all_that_is_in_it() -> None:
     assert isinstance(moved["c"], Sample)
     assert torch.equal(moved["c"].image, one + 1)
     assert moved["d"] is None
+
+
+@dataclass(frozen=True)
+class Counted:
+    image: torch.Tensor
+    total: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", self.image.sum())
+
+
+def test_a_batch_is_moved_whatever_its_types_are_made_of() -> None:
+    one = torch.ones(2)
+    batch = defaultdict(list, {"a": [one]}), Counted(one)
+    named, counted = mapped(batch, lambda tensor: tensor + 1)
+    assert torch.equal(named["a"][0], one + 1)
+    assert named["b"] == []
+    assert torch.equal(counted.image, one + 1)
+    assert counted.total.item() == 3
+    assert torch.equal(batch[0]["a"][0], one)
+    assert torch.equal(batch[1].image, one)
 
 
 def test_without_a_gpu_it_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:

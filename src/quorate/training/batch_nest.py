@@ -1,6 +1,7 @@
 """Batches as nests of dicts, lists, tuples and dataclasses, with tensors and plain values in them."""
 
 from collections.abc import Callable, Hashable
+from copy import copy
 from enum import Enum
 from typing import Any
 
@@ -20,14 +21,19 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, dict):
-        return type(batch)({key: mapped(value, change) for key, value in batch.items()})
+        other = copy(batch)  # a defaultdict, say, is not made of a dict alone
+        for key, value in batch.items():
+            other[key] = mapped(value, change)
+        return other
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(mapped(value, change) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(mapped(value, change) for value in batch)
     if _is_dataclass(batch):
-        fields = {name: mapped(getattr(batch, name), change) for name in batch.__dataclass_fields__}
-        return type(batch)(**fields)
+        other = copy(batch)  # not all of its fields need be arguments, and it may be frozen
+        for name in batch.__dataclass_fields__:
+            object.__setattr__(other, name, mapped(getattr(batch, name), change))
+        return other
     return batch
 
 
