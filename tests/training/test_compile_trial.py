@@ -136,6 +136,19 @@ def test_what_a_compiler_needs_is_looked_for(has_triton: bool, compiler: bool, m
     assert cuda_device.can_compile() == (has_triton and compiler)
 
 
+class Collated(tasks.Momentum):
+    """Where samples are read with code of the task, what reading has assigned is put back before a lane."""
+
+    def collate(self, samples: Any) -> Any:
+        return super().collate(samples)
+
+
+def test_a_task_with_collate_is_compared_with_its_model_as_it_is_written() -> None:
+    why = Trial(Collated, broken).why()
+    assert why is not None
+    assert "Unsupported" in why
+
+
 class Ragged(tasks.Momentum):
     """Batches as long as the longest of their samples."""
 

@@ -36,8 +36,8 @@ PIECE = 64 * 2**10
 MOST_BYTES = 16 * 2**20
 """Of a larger tensor or array pieces that lie evenly are compared."""
 
-MODULES_OWN = frozenset(vars(torch.nn.Module()))
-"""What torch keeps in the `__dict__` of every module."""
+MODULES_OWN = frozenset({*vars(torch.nn.Module()), "_compiled_call_impl"})
+"""What torch keeps in the `__dict__` of every module, and of a compiled one: Quorate sets that aside (`uncompiled`)."""
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
 _MEMORY = {dict, OrderedDict}
