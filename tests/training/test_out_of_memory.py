@@ -1,17 +1,22 @@
 """A step whose memory runs out is done again in smaller micro-batches, by all workers alike."""
 
+import gc
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import gang
 from quorate.core.errors import JobFileError
+from quorate.core.generation import Cursor
 from quorate.strategies.agreement import shortage_of
 from quorate.training.lane import LaneResult
+from quorate.training.progress import Progress
 from quorate.training.strategy import Shortage
-from training.shortage_tasks import Scarce
+from training.shortage_tasks import Held, Scarce
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -22,8 +27,9 @@ def train(folder: Path, workers: int = 1, **keys: Any) -> gang.Ended:
     folder.mkdir(exist_ok=True)
     stop_at, sabotage = keys.pop("stop_at", None), keys.pop("sabotage", None)
     given = {"batch_size": 24, "steps": 7, "on_out_of_memory": "shrink", "evaluate": {"every": 3}, "clip_norm": 0.5}
-    spec = gang.job(Scarce, **given | keys)
-    return gang.train(Scarce, spec, workers, folder, stop_at=stop_at, sabotage=sabotage)
+    task = keys.pop("task", Scarce)
+    spec = gang.job(task, **given | keys)
+    return gang.train(task, spec, workers, folder, stop_at=stop_at, sabotage=sabotage)
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
@@ -53,6 +59,38 @@ def test_a_lone_lane_and_compressed_gradients_shrink_too(tmp_path: Path) -> None
         count = shrunk.progress["micro_batches"][-1][1]
         assert count > 1
         assert shrunk.digest == train(tmp_path / f"{name} said", 1, params={"room": 3}, accumulate=count, **keys).digest
+
+
+def test_nothing_of_a_failed_try_keeps_its_memory(tmp_path: Path) -> None:
+    def collect_nothing(_: int, __: Any) -> None:
+        gc.disable()
+
+    ended = train(tmp_path / "held", 1, task=Held, params={"room": 3}, lanes=1, sabotage=collect_nothing)
+    assert not ended.failures
+    assert ended.progress["micro_batches"][-1] == [1, 8]
+
+
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_a_lane_that_could_not_even_begin(tmp_path: Path) -> None:
+    def run_out(position: int, loop: Any) -> None:
+        begin, begun = loop.replica.begin_lane, count(1)
+
+        def scarce() -> None:
+            if position == 1 and next(begun) == 4:  # the last of its two lanes, at the second step
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            begin()
+
+        loop.replica.begin_lane = scarce
+
+    roomy = {"room": 100}
+    ended = train(tmp_path / "begun", 2, params=roomy, sabotage=run_out, links="tcp")
+    assert ended.progress["micro_batches"] == [[2, 2]]
+
+
+def test_what_was_noted_of_steps_that_are_done_without_it_counts_for_nothing() -> None:
+    at_five = Progress(Cursor(5), micro_batches=((2, 2),))
+    assert at_five.knowing(((2, 2), (5, 4), (6, 8))).micro_batches == ((2, 2), (6, 8))
+    assert at_five.knowing(((5, 4),)) is at_five
 
 
 def test_loaders_read_by_the_new_number(tmp_path: Path) -> None:

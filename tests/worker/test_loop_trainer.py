@@ -53,7 +53,7 @@ class Noted:
             publish=lambda event: self.notes.append(f"{event.kind} of {event.worker}"),
         )
         parts = SimpleNamespace(
-            spec=SimpleNamespace(track=None),
+            spec=SimpleNamespace(track=None, on_out_of_memory="fail"),
             strategy=SimpleNamespace(connect=self._connect),
             layout=None,
             replica=SimpleNamespace(weights_digest=lambda: "d", device=SimpleNamespace(is_host=True)),

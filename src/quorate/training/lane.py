@@ -95,6 +95,7 @@ class LaneRunner:
         self._seed = seed
         self._seeds: dict[tuple[int, int], int] = {}
         self._graphs = graphs
+        self._has_begun = False  # a lane: of one that has not, the gradients are still those of the one before
         self._program: LaneProgram = EagerProgram(task, replica, gradients)
         if graphs is not None:
             self._program = CapturedProgram(self._program, graphs, replica, gradients)
@@ -127,6 +128,7 @@ class LaneRunner:
             torch.set_num_threads(self._threads)
         device.seed(self._seed_of(step, lane))
         self._gradients.begin(lane)
+        self._has_begun = True
         result.unread = self._run_batches(batches, batch_samples, spans)
         result.present = self._gradients.finish()
         meanwhile()
@@ -143,6 +145,7 @@ class LaneRunner:
         # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        self._has_begun = False
         return result
 
     def read(self, results: Sequence[LaneResult]) -> None:
@@ -168,7 +171,11 @@ class LaneRunner:
 
     def abandon(self, lane: int) -> None:
         """Memory ran out in the middle of a lane: leave nothing of it behind, and let nobody wait for its gradient."""
-        self._gradients.abandon(lane)
+        if self._has_begun:
+            self._gradients.abandon(lane)
+        else:
+            self._gradients.clear(lane)
+        self._has_begun = False
         if self._graphs is not None:
             self._graphs.forget()  # they keep memory of their own
         take_log(self._task)

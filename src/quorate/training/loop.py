@@ -1,5 +1,6 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -289,7 +290,9 @@ class Loop:
             if short is None:
                 raise
             why = describe(short)
-        # Not within the handler: its traceback holds what has filled the memory.
+        # Not within the handler, and without its name: the traceback holds what has filled the memory, and this frame.
+        del short
+        gc.collect()
         self.activity.leave()
         self.lanes.abandon(lane)
         self.replica.device.free_unused()
@@ -305,6 +308,7 @@ class Loop:
                 f"smaller micro-batch ({shortage.why}). {what_needs_less_memory(spec)}"
             )
         count = min(2 * tried, samples) if shortage.lanes else tried
+        self.check_lease()  # whoever is cut off must not write down what the others, without it, never come to
         self.progress = self.progress.with_micro_batches(step, count)
         # Before anything is computed with it: whoever does this step again, from whichever checkpoint, does it alike.
         try:

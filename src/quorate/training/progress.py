@@ -65,6 +65,12 @@ class Progress:
         """From this step on, so many micro-batches in each lane, at least."""
         return replace(self, micro_batches=tuple(sorted({*self.micro_batches, (step, count)})))
 
+    def knowing(self, changes: MicroBatchChanges) -> "Progress":
+        """With what the run has noted of steps that are still to come. Of those that are done this state knows itself;
+        what else is noted of them was given up with the generation that had agreed on it."""
+        coming = {change for change in changes if change[0] > self.cursor.step}
+        return replace(self, micro_batches=tuple(sorted({*self.micro_batches, *coming}))) if coming else self
+
     def after_evaluation(
         self, metrics: dict[str, float], evaluate: EvaluateSpec, early_stop: EarlyStopSpec | None, bad: int = 0
     ) -> "Progress":

@@ -391,8 +391,8 @@ class Worker:
             progress,
             early_stopped=is_stopped,
             best=None if is_branch else progress.best,
-            micro_batches=tuple(sorted({*before, *known})),
-        )
+            micro_batches=before,
+        ).knowing(known)
 
     def _check_data(self, parts: SessionParts, info: CheckpointInfo, *, is_branch: bool) -> None:
         then, now, of_shards = info.manifest.environment, parts.environment, bool(parts.samples.shards)

@@ -229,6 +229,10 @@ class LoopTrainer:
         track = self.parts.spec.track
         if track is not None and track.is_on and self.assignment.mode.is_training:
             self.membership.publish(links.connection.measure())
+        run = RunFolder(Path(self.assignment.run))
+        if self.parts.spec.on_out_of_memory == "shrink":
+            # One of the last generation may have agreed on it with somebody who is gone, and have told nobody else.
+            self.progress = self.progress.knowing(run.read_micro_batches())
         hooks = Hooks(
             publish=self.backlog.publish,
             check_lease=self.membership.check_lease,
@@ -237,7 +241,7 @@ class LoopTrainer:
             save_begun=self.membership.view.save_begun,
             keep=self.backlog.keep,
             tracer=self.tracer,
-            keep_micro_batches=RunFolder(Path(self.assignment.run)).write_micro_batches,
+            keep_micro_batches=run.write_micro_batches,
         )
         loop = assemble(
             self.parts,
