@@ -161,6 +161,8 @@ class Loop:
         self.checkpointer.leave()
         self.feed.close()
         self.strategy.close()
+        # It refers to the loop, and such a circle would keep a generation's memory until somebody collects it.
+        vars(self).pop("_pending", None)
 
     @property
     def _reached(self) -> int:
