@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import cast
 
 import torch
 
@@ -13,7 +12,7 @@ from quorate.core.errors import JobError, QuorateError
 from quorate.core.generation import Phase
 from quorate.core.spans import PUBLISH
 from quorate.core.user_code import describe
-from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE
+from quorate.core.worker_status import CHECKPOINT, COMPUTE, DATA, EVALUATION
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.indices import joined, ranges_of
@@ -29,7 +28,7 @@ from quorate.data.sampler import (
 )
 from quorate.data.samples import Batch
 from quorate.observe.event import Event
-from quorate.observe.events import EvaluationDone, MemoryRanOut, RunBegan, SkippedStep, StepCompleted, TrainingBlocks
+from quorate.observe.events import EvaluationDone, MemoryRanOut, RunBegan, TrainingBlocks
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
@@ -43,6 +42,7 @@ from quorate.training.progress import BadSampleReport, Progress, metric_of, noth
 from quorate.training.replica import Replica
 from quorate.training.run_mode import MICRO_BATCH, RunMode
 from quorate.training.state_watch import StateWatch, news, warn_of
+from quorate.training.step_event import step_completed
 from quorate.training.strategy import (
     NOTHING_ASKED,
     Agreement,
@@ -244,7 +244,9 @@ class Loop:
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
         timing = timing or Timing(self._laps.lap(), self.activity.seconds)
         rates = self._learning_rates(step) if rates is None else rates
-        self._publish_step(step, agreed, norms, warnings, timing, rates)
+        names = self.replica.optimizers.by_name
+        event = step_completed(step, agreed, norms, warnings, timing, rates, self.sampler, names, self._draws)
+        self.publish(event)
         barren = self.progress.barren
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
@@ -478,50 +480,4 @@ class Loop:
             warnings=self._warnings(Source.VALIDATION, evaluated),
         )
         self._bad_listed = evaluated.bad
-        self.publish(event)
-
-    def _publish_step(
-        self,
-        step: int,
-        agreement: Agreement,
-        norms: dict[str, float],
-        warnings: tuple[str, ...],
-        timing: Timing,
-        rates: dict[str, float],
-    ) -> None:
-        epoch, seconds, skipped = self.sampler.epoch_of(step), timing.seconds, agreement.skipped
-        # A step that changes nothing has no loss. What ends an epoch tells what the ledger must know of it.
-        losses: dict[str, float | None] = {name: loss.mean for name, loss in agreement.losses.items()}
-        if agreement.is_void:
-            losses = dict.fromkeys(self.replica.optimizers.by_name)
-        is_own = self.sampler.is_own(epoch)
-        ends = self.sampler.ends_epoch(step)
-        event = StepCompleted(
-            step=step,
-            epoch=epoch,
-            losses=losses,
-            learning_rates=rates,
-            gradient_norms=norms,
-            samples=agreement.samples + (len(skipped.samples) if skipped is not None and skipped.is_partial else 0),
-            samples_per_second=agreement.samples / timing.elapsed,
-            data_s=seconds[DATA],
-            compute_s=seconds[COMPUTE],
-            exchange_s=seconds[EXCHANGE],
-            apply_s=seconds[APPLY],
-            ledger=cast(str, agreement.tally),  # made when the event is told
-            own_order=is_own,
-            dropped=tuple(sorted(self.sampler.dropped(epoch).tolist())) if ends else (),
-            planned=str(self.sampler.planned(epoch)) if ends and is_own else None,
-            # Of another worker, for which this one has waited in the exchange.
-            longest_data_s=agreement.data_s if agreement.data_s > seconds[DATA] + 1e-6 else None,
-            draws=self._draws,  # what is decoded is another sample in each epoch, and cannot be cached
-            log=agreement.log or None,
-            # All of them, however many: the ledger adds up what was left out with what was used.
-            bad_samples=len(agreement.bad),
-            bad=ranges_of(agreement.bad) if agreement.bad else (),
-            warnings=warnings,
-            skipped=None
-            if skipped is None
-            else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples), skipped.is_partial),
-        )
         self.publish(event)

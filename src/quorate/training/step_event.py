@@ -1,0 +1,60 @@
+"""What is published of a step that is done."""
+
+from collections.abc import Iterable
+from typing import cast
+
+from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
+from quorate.data.indices import ranges_of
+from quorate.data.sampler import Sampler
+from quorate.observe.events import SkippedStep, StepCompleted
+from quorate.training.pending_steps import Timing
+from quorate.training.strategy import Agreement
+
+
+def step_completed(
+    step: int,
+    agreement: Agreement,
+    norms: dict[str, float],
+    warnings: tuple[str, ...],
+    timing: Timing,
+    rates: dict[str, float],
+    sampler: Sampler,
+    optimizers: Iterable[str],
+    draws: bool,
+) -> StepCompleted:
+    """Whether it was read at once or late, it is the same but for its times."""
+    epoch, seconds, skipped = sampler.epoch_of(step), timing.seconds, agreement.skipped
+    # A step that changes nothing has no loss. What ends an epoch tells what the ledger must know of it.
+    losses: dict[str, float | None] = {name: loss.mean for name, loss in agreement.losses.items()}
+    if agreement.is_void:
+        losses = dict.fromkeys(optimizers)
+    is_own = sampler.is_own(epoch)
+    ends = sampler.ends_epoch(step)
+    return StepCompleted(
+        step=step,
+        epoch=epoch,
+        losses=losses,
+        learning_rates=rates,
+        gradient_norms=norms,
+        samples=agreement.samples + (len(skipped.samples) if skipped is not None and skipped.is_partial else 0),
+        samples_per_second=agreement.samples / timing.elapsed,
+        data_s=seconds[DATA],
+        compute_s=seconds[COMPUTE],
+        exchange_s=seconds[EXCHANGE],
+        apply_s=seconds[APPLY],
+        ledger=cast(str, agreement.tally),  # made when the event is told
+        own_order=is_own,
+        dropped=tuple(sorted(sampler.dropped(epoch).tolist())) if ends else (),
+        planned=str(sampler.planned(epoch)) if ends and is_own else None,
+        # Of another worker, for which this one has waited in the exchange.
+        longest_data_s=agreement.data_s if agreement.data_s > seconds[DATA] + 1e-6 else None,
+        draws=draws,  # what is decoded is another sample in each epoch, and cannot be cached
+        log=agreement.log or None,
+        # All of them, however many: the ledger adds up what was left out with what was used.
+        bad_samples=len(agreement.bad),
+        bad=ranges_of(agreement.bad) if agreement.bad else (),
+        warnings=warnings,
+        skipped=None
+        if skipped is None
+        else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples), skipped.is_partial),
+    )
