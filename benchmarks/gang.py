@@ -48,7 +48,10 @@ class _Member:
 
     def read(self) -> tuple[str, Any] | None:
         """Its next message, if that has come whole. It sends one at a time."""
-        piece = self.connection.recv(_PIECE)
+        try:
+            piece = self.connection.recv(_PIECE)
+        except ConnectionResetError:  # it was killed before it has read what it was told
+            piece = b""
         if not piece:
             return "end", "it has ended without a word"
         self._received += piece
