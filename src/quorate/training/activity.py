@@ -58,6 +58,11 @@ class Activity:
         if self.spans is not None:
             self.spans.leave()
 
+    def count_as(self, phase: str, seconds: float) -> None:
+        """So long the worker has done another phase's work within this one."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        self._entered += seconds
+
     @contextmanager
     def during(self, phase: str, lane: int | None = None) -> Iterator[None]:
         """Both, around a `with` block: for what is not done at every step, since it costs more."""

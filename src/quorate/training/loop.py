@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-import torch
-
-from quorate.core.errors import JobError, QuorateError
+from quorate.core.errors import QuorateError
 from quorate.core.generation import Phase
 from quorate.core.spans import PUBLISH
 from quorate.core.user_code import describe
@@ -20,27 +18,26 @@ from quorate.data.ledger import Tally
 from quorate.data.sampler import (
     EvaluationPlan,
     MicroBatchChanges,
-    Request,
     Sampler,
     Source,
     micro_batch_count,
-    planned_requests,
 )
-from quorate.data.samples import Batch
 from quorate.observe.event import Event
-from quorate.observe.events import EvaluationDone, MemoryRanOut, RunBegan, TrainingBlocks
+from quorate.observe.events import EvaluationDone, RunBegan, TrainingBlocks
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
 from quorate.training.batch_search import BatchSearch
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
-from quorate.training.hints import out_of_memory, what_needs_less_memory
+from quorate.training.hints import out_of_memory
 from quorate.training.lane import LaneResult, LaneRunner
+from quorate.training.lane_reader import LaneReader
 from quorate.training.pending_steps import Laps, PendingSteps, Timing
 from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on, worth_telling
 from quorate.training.replica import Replica
 from quorate.training.run_mode import MICRO_BATCH, RunMode
+from quorate.training.shortage import memory_ran_out, more_micro_batches
 from quorate.training.state_watch import StateWatch, news, warn_of
 from quorate.training.step_event import step_completed
 from quorate.training.strategy import (
@@ -97,12 +94,15 @@ class Loop:
     _shortage: Shortage | None = None
     _last: int = 0
     _lagging: Lagging | None = None
-    # What was read ahead, for which step and lane.
-    _ahead: tuple[tuple[int, int] | None, list[Batch]] = (None, [])
 
     @cached_property
     def _pending(self) -> PendingSteps:
         return PendingSteps(self.activity, self._laps, self._complete_pending)
+
+    @cached_property
+    def _reader(self) -> LaneReader:
+        hosted, device = self.strategy.hosted, self.replica.device
+        return LaneReader(self.feed, self.sampler, self.evaluation, hosted, self.activity, device)
 
     def run(self) -> str | None:
         """Do what it is here for; "complete", "early stop" or why it was asked to stop; None where the generation ends
@@ -238,8 +238,9 @@ class Loop:
     ) -> None:
         """A step is done: count it, and publish it."""
         self.progress = advanced(self.progress, agreed)
-        if any(since == step for since, _ in self.progress.micro_batches):
-            self._publish_shortage(step)
+        if shrunk := [count for since, count in self.progress.micro_batches if since == step]:
+            self.publish(memory_ran_out(self.spec, step, max(shrunk), self._shortage))
+            self._shortage = None
         is_plain = not (agreed.bad or agreed.put_back or self._notes)
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
         timing = timing or Timing(self._laps.lap(), self.activity.seconds)
@@ -303,15 +304,8 @@ class Loop:
         return LaneResult(lane, 0, shortage=why)
 
     def _shrink(self, step: int, shortage: Shortage) -> None:
-        """Do a step again with twice as many micro-batches, at the same cursor in every worker, and all after it."""
-        spec, tried = self.spec, shortage.tried
-        samples = -(-spec.batch_size // spec.lanes)
-        if shortage.lanes and tried >= samples:
-            raise JobError(
-                f"Memory ran out in lane {shortage.lanes[0]} at step {step} with one sample at a time, so there is no "
-                f"smaller micro-batch ({shortage.why}). {what_needs_less_memory(spec)}"
-            )
-        count = min(2 * tried, samples) if shortage.lanes else tried
+        """Do a step again with more micro-batches, at the same cursor in every worker, and all after it."""
+        count = more_micro_batches(self.spec, step, shortage)
         self.check_lease()  # whoever is cut off must not write down what the others, without it, never come to
         self.progress = self.progress.with_micro_batches(step, count)
         # Before anything is computed with it: whoever does this step again, from whichever checkpoint, does it alike.
@@ -319,48 +313,28 @@ class Loop:
             self.keep_micro_batches(self.progress.micro_batches)
         except QuorateError as error:  # checkpoints hold it, too
             log.warning("since step %d there are %d micro-batches a lane, but %s", step, count, error)
-        cursor, changes = self.progress.cursor, self.progress.micro_batches
-        self._ahead = None, []
-        self.feed.begin_again(planned_requests(self.sampler, self.evaluation, self.strategy.hosted, cursor, changes))
+        self._reader.begin_again(self.progress.cursor, self.progress.micro_batches)
         self._shortage = shortage
         where = f" in lane {shortage.lanes[0]}" if shortage.lanes else ""
         log.warning("memory ran out at step %d%s: %s; it is done again in %d parts", step, where, shortage.why, count)
-
-    def _publish_shortage(self, step: int) -> None:
-        """Once the step is done, however often that took: there is one number that it was done with."""
-        count = max(count for since, count in self.progress.micro_batches if since == step)
-        samples = -(-self.spec.batch_size // (self.spec.lanes * count))
-        shortage, self._shortage = self._shortage or Shortage(count), None
-        self.publish(
-            MemoryRanOut(
-                step=step,
-                lanes=shortage.lanes,
-                micro_batches=count,
-                samples=samples,
-                reason=shortage.why or None,
-            )
-        )
 
     def _run_lane(self, step: int, epoch: int, lane: int, batch_samples: int) -> LaneResult:
         activity = self.activity
         self.check_lease()
         waited = activity.seconds[DATA]
         activity.enter(DATA, lane)
-        (place, answers), self._ahead = self._ahead, (None, [])
-        if place != (step, lane):
-            answers = self._fetch(step, lane)
+        changes = self.progress.micro_batches
+        answers = self._reader.read(step, lane, changes)
         activity.leave()
-        waited = activity.seconds[DATA] - waited
         activity.enter(COMPUTE, lane)
         # What the feed has answered with; a ledger of what was planned proves nothing.
         read = [batch.samples for batch in answers]
         batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
-        # The host has no time to spare while it computes itself.
-        ahead = () if self.replica.device.is_host else (partial(self._fetch_ahead, step, lane),)
-        result = self.lanes.run(step, lane, batches, batch_samples, activity.spans, *ahead)
+        following = partial(self._reader.read_ahead, step, lane, self._last, changes)
+        result = self.lanes.run(step, lane, batches, batch_samples, activity.spans, meanwhile=following)
         result.read = joined(read)
-        result.tally, result.data_s = Tally.of(epoch, result.read), waited
         activity.leave()
+        result.tally, result.data_s = Tally.of(epoch, result.read), activity.seconds[DATA] - waited
         if result.put_back:
             result.put_back = news(result.put_back, self.progress.told)
         self._notes += self.lanes.take_notes()
@@ -374,31 +348,6 @@ class Loop:
             result.bad = left_out.indices
             result.why = worth_telling(self.progress.told, left_out.reasons, has_samples=len(result.read) > 0)
         return result
-
-    def _fetch(self, step: int, lane: int) -> list[Batch]:
-        """What a lane reads of a step, as the feed answers it."""
-        epoch = self.sampler.epoch_of(step)
-        planned = self.sampler.micro_batches(step, lane, self.progress.micro_batches)
-        # Before the first is read: if that kills the worker, somebody can tell which they were.
-        self.activity.write_samples(epoch, joined(planned).data)
-        return [self.feed.next(Request(Source.TRAINING, epoch, samples, lane)) for samples in planned]
-
-    def _fetch_ahead(self, step: int, lane: int) -> None:
-        """While the device computes a lane, have the next one's batches on their way to it.
-
-        Not where an evaluation comes first, or the end: the feed answers in the order of its plan.
-        """
-        hosted = self.strategy.hosted
-        place = (step, lane + 1) if lane + 1 in hosted else (step + 1, hosted[0])
-        if place[0] > step and (step >= self._last or self.evaluation.is_due(step, self.sampler)):
-            return
-        move = self.replica.device.move
-        fetched = self._fetch(*place)
-        try:
-            moved = [replace(batch, content=move(batch.content)) for batch in fetched]
-        except torch.OutOfMemoryError:
-            moved = fetched  # there is room when the lane is done
-        self._ahead = place, moved
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor

@@ -1,0 +1,74 @@
+"""What a lane reads of a step: from the feed, and on a device of its own before the lane is run."""
+
+from contextlib import suppress
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+
+from quorate.core.generation import Cursor
+from quorate.core.worker_status import DATA
+from quorate.data.feed import Feed
+from quorate.data.indices import joined
+from quorate.data.sampler import EvaluationPlan, MicroBatchChanges, Request, Sampler, Source, planned_requests
+from quorate.data.samples import Batch
+from quorate.training.activity import Activity
+from quorate.training.device import Device
+
+
+class LaneReader:
+    """Has the batches of lanes in the order of the feed's plan.
+
+    `read_ahead` has the next lane's batches on their way to the device while that computes a lane. The host has no time
+    to spare while it computes itself: there nobody reads ahead.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        sampler: Sampler,
+        evaluation: EvaluationPlan,
+        hosted: range,
+        activity: Activity,
+        device: Device,
+    ) -> None:
+        self._feed = feed
+        self._sampler = sampler
+        self._evaluation = evaluation
+        self._hosted = hosted
+        self._activity = activity
+        self._device = device
+        self._ahead: tuple[int, int] | None = None
+        self._batches: list[Batch] = []
+
+    def read(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
+        """The micro-batches of a lane, as the feed answers."""
+        place, batches = self._ahead, self._batches
+        self._ahead, self._batches = None, []
+        return batches if place == (step, lane) else self._ask(step, lane, changes)
+
+    def read_ahead(self, step: int, lane: int, last: int, changes: MicroBatchChanges) -> None:
+        """Those of the lane that follows this one, unless an evaluation comes first or the end, at step `last`: the
+        feed answers in the order of its plan."""
+        if self._device.is_host:
+            return
+        place = (step, lane + 1) if lane + 1 in self._hosted else (step + 1, self._hosted[0])
+        if place[0] > step and (step >= last or self._evaluation.is_due(step, self._sampler)):
+            return
+        began = perf_counter()
+        batches = self._ask(*place, changes)
+        self._activity.count_as(DATA, perf_counter() - began)
+        with suppress(torch.OutOfMemoryError):  # there is room when the lane is done
+            batches = [replace(batch, content=self._device.move(batch.content)) for batch in batches]
+        self._ahead, self._batches = place, batches
+
+    def begin_again(self, cursor: Cursor, changes: MicroBatchChanges) -> None:
+        """Read on from here, by another plan."""
+        self._ahead, self._batches = None, []
+        self._feed.begin_again(planned_requests(self._sampler, self._evaluation, self._hosted, cursor, changes))
+
+    def _ask(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
+        epoch, planned = self._sampler.epoch_of(step), self._sampler.micro_batches(step, lane, changes)
+        # Before the first is read: if that kills the worker, somebody can tell which they were.
+        self._activity.write_samples(epoch, joined(planned).data)
+        return [self._feed.next(Request(Source.TRAINING, epoch, samples, lane)) for samples in planned]
