@@ -52,13 +52,10 @@ class LaneResult:
     taken: Taken | None = None
 
 
-def begin_reading(results: Sequence[LaneResult], device: Device) -> Callable[[], None]:
-    """Begin to bring the losses of these lanes to the host, in one transfer; the call waits, and has them filled in."""
-    scalars = unread_scalars(results)
-    if not scalars:
-        return lambda: None
-    arriving = device.numbers(scalars)
-    return lambda: fill_in(results, iter(arriving()))
+def read_losses(results: Sequence[LaneResult], device: Device) -> None:
+    """Bring the losses of these lanes to the host, in one transfer."""
+    if scalars := unread_scalars(results):
+        fill_in(results, iter(device.numbers(scalars)()))
 
 
 def unread_scalars(results: Sequence[LaneResult]) -> list[torch.Tensor]:
@@ -133,7 +130,7 @@ class LaneRunner:
         result.present = self._gradients.finish()
         meanwhile()
         if device.is_host:
-            begin_reading([result], device)()
+            read_losses([result], device)
         if replica.buffers.exist:
             result.taken = replica.buffers.take()
             if result.taken is None:
@@ -150,7 +147,7 @@ class LaneRunner:
 
     def read(self, results: Sequence[LaneResult]) -> None:
         """Wait for what these lanes have left on the device."""
-        begin_reading(results, self._device)()
+        read_losses(results, self._device)
         for result in results:
             if result.taken is not None:
                 result.buffers, result.taken = self._replica.buffers.changes_in(result.taken), None
