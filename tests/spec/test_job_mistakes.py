@@ -19,7 +19,7 @@ MISTAKES = {
     ),
     "a required key that is missing": (
         "task: digits.py:Digits\nepochs: 3\n",
-        ["batch_size: it is missing, and it has no default: give a whole number of at least 1."],
+        ["batch_size: it is missing, and it has no default: give a whole number of at least 1, or auto."],
     ),
     "a key in the wrong place": (
         GOOD + "every: 50\n",
