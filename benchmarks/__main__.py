@@ -41,10 +41,12 @@ def benchmarks() -> None:
       python -m benchmarks step
       python -m benchmarks startup --json
       python -m benchmarks scaling --workers 1,2
+      python -m benchmarks ddp
       python -m benchmarks overlap
       python -m benchmarks compress
       python -m benchmarks servers
       python -m benchmarks checkpoint --size 100MB
+      python -m benchmarks sharded
       python -m benchmarks data --size 500MB
       python -m benchmarks tracking
       python -m benchmarks looking
@@ -85,6 +87,39 @@ def allreduce(
 
     counts = check_processes(parse_counts(processes, "--processes"))
     bench = AllReduce(counts, parse_sizes(sizes), choose_systems(systems, SYSTEMS), repeats)
+    raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
+
+
+@app.command()
+def nccl(
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZE,SIZE", help="Sizes of the tensors; a KB has 1024 bytes.")
+    ] = "1MB,25MB,100MB",
+    repeats: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Exchanges of each size in a round.", show_default=False)
+    ] = None,
+    systems: Systems = None,
+    rounds: Rounds = 3,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Measure NCCL's collectives by size, beside Gloo's and our all-reduce.
+
+    A process for each GPU; with one GPU a call of NCCL is measured, and with none Gloo alone. 4 B is the latency; `of a
+    step` is an all-reduce beside a forward and backward pass of linear layers whose gradient has that size. Systems:
+    quorate-shm, gloo, nccl.
+
+    \b
+    Examples:
+      python -m benchmarks nccl
+      python -m benchmarks nccl --sizes 1MB,400MB --systems nccl --output nccl.json
+    """
+    from benchmarks.nccl import SYSTEMS, Nccl
+    from benchmarks.run import Options, run
+    from benchmarks.selection import choose_systems, parse_sizes
+
+    bench = Nccl.here(parse_sizes(sizes), choose_systems(systems, SYSTEMS), repeats)
     raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 
 
@@ -291,6 +326,31 @@ def recovery(
 
 
 @app.command()
+def ddp(
+    systems: Systems = None,
+    rounds: Rounds = 3,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Train with `strategy: ddp` and with DistributedDataParallel, and kill workers of both.
+
+    The step of a small CNN on two processes, and the time from `kill -9` of a worker to the next step, beside torchrun.
+    Systems: quorate, ddp-gloo, quorate-ddp, torchrun.
+
+    \b
+    Examples:
+      python -m benchmarks ddp
+      python -m benchmarks ddp --systems quorate,ddp-gloo --rounds 9
+    """
+    from benchmarks.ddp import SYSTEMS, Ddp
+    from benchmarks.run import Options, run
+    from benchmarks.selection import choose_systems
+
+    raise typer.Exit(run(Ddp(choose_systems(systems, SYSTEMS)), Options(rounds, peers, output, as_json)))
+
+
+@app.command()
 def changes(
     rounds: Rounds = 1,
     output: Output = None,
@@ -345,6 +405,37 @@ def checkpoint(
 
     bench = Checkpoint(parse_size(size, "--size"), saves, choose_systems(systems, SYSTEMS))
     check_disk(Path(gettempdir()), disk_needed(bench.size, bench.saves))
+    raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
+
+
+@app.command()
+def sharded(
+    size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Weights and optimizer together; a GB has 1024 MB.")
+    ] = "1GB",
+    saves: Annotated[int, typer.Option(metavar="N", min=1, help="Saves in each training that count.")] = 4,
+    systems: Systems = None,
+    rounds: Rounds = 1,
+    peers: Peers = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Save a state of which two workers hold a half each.
+
+    With `strategy: fsdp`, and with FSDP2 and DCP's asynchronous stager: what training waits for a save. Systems:
+    quorate-fsdp, dcp-async-stager.
+
+    \b
+    Examples:
+      python -m benchmarks sharded
+      python -m benchmarks sharded --size 100MB --rounds 3
+    """
+    from benchmarks.run import Options, run
+    from benchmarks.selection import choose_systems
+    from benchmarks.sharded import SYSTEMS, Sharded
+    from benchmarks.size import parse_size
+
+    bench = Sharded(parse_size(size, "--size"), saves, choose_systems(systems, SYSTEMS))
     raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 
 
@@ -424,6 +515,9 @@ def gpu(
         Path, typer.Option(metavar="FOLDER", help="Where runs, data and compiled kernels are kept.")
     ] = Path("bench-gpu"),
     loaders: Annotated[int, typer.Option(metavar="N", min=0, help="Loader processes of each job and loop.")] = 8,
+    steps: Annotated[
+        int, typer.Option(metavar="N", min=10, help="Steps that are timed, after a quarter as many.")
+    ] = 240,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Tiny models and few steps on the CPU: whether every row runs.")
     ] = False,
@@ -452,7 +546,7 @@ def gpu(
     wanted = list(ROWS) if rows is None else parse_names(rows, list(ROWS), "ROWS")
     if not smoke and not gpus_here():
         raise RequestError("This machine has no GPU. --smoke runs the same rows with tiny models on the CPU.")
-    loaders, lengths = (min(loaders, 1), SMOKE) if smoke else (loaders, Lengths())
+    loaders, lengths = (min(loaders, 1), SMOKE) if smoke else (loaders, Lengths(steps // 4, steps))
     bench = Gpu(wanted, keep, smoke, loaders, lengths)
     raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 

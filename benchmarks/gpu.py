@@ -164,7 +164,8 @@ class Gpu:
     def memory(self) -> list[Turn]:
         """A batch of which half fits, with `on_out_of_memory: shrink`."""
         script = System(QUORATE.name, "benchmarks.own.gpu_memory", is_ours=True)
-        keys = {"task": "benchmarks.tight_task:TightResNet"} if self.smoke else {}
+        # Not compiled: each batch that is tried would be compiled anew, which takes a minute.
+        keys = {"task": "benchmarks.tight_task:TightResNet"} if self.smoke else {"compile": False}
         order = {"begin": 16 if self.smoke else 2048}
         return [self._turn(script, "resnet50", SHRUNK, True, order, steps=self.lengths.shrunk_steps, **keys)]
 

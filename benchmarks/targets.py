@@ -213,6 +213,27 @@ TARGETS = (
         99.0,
     ),
     Target(
+        "ddp",
+        "a step of the CNN: % slower than DistributedDataParallel",
+        _detail("slower_percent", system="quorate", processes=2),
+        1.0,
+        is_lowest=False,
+    ),
+    Target(
+        "ddp",
+        "ms from the kill to the next step of the gang",
+        lambda rows: next((row.ms for row in rows if row.system == "quorate-ddp"), None),
+        3000.0,
+        is_lowest=False,
+    ),
+    Target(
+        "ddp",
+        "completed steps that are trained again after kills",
+        _detail("steps_lost", system="quorate-ddp"),
+        0.0,
+        is_lowest=False,
+    ),
+    Target(
         "scaling",
         "4 × 2 threads on 2 cores: time ÷ that of 2 workers",
         _times(_scaling(4, 2), _scaling(2)),
@@ -288,6 +309,20 @@ TARGETS = (
         is_lowest=False,
     ),
     Target("changes", "workers that were taken for lost", _worst("lost_workers"), 0.0, is_lowest=False),
+    Target(
+        "sharded",
+        "1 GB, 2 workers with fsdp: ms that training waits for a save (or no longer than DCP's asynchronous stager)",
+        lambda rows: next((row.ms for row in rows if row.system == "quorate-fsdp"), None),
+        20.0,
+        is_lowest=False,
+    ),
+    Target(
+        "sharded",
+        "1 GB, 2 workers with fsdp: % of the bytes that one of them writes",
+        _detail("largest_share_percent", system="quorate-fsdp"),
+        51.0,
+        is_lowest=False,
+    ),
     *(
         Target("checkpoint", f"500 MB: {text}", value, limit, is_lowest=False, cores=_IDLE_CORE)
         for text, value, limit in (

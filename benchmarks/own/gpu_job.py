@@ -21,6 +21,7 @@ from quorate.observe.events import StepCompleted
 
 PATIENCE = 240.0
 """Seconds until a job has come somewhere: its kernels may have to be compiled first."""
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 MOST_WORDS = 500
 """Of what a job that fails has said."""
 
@@ -29,13 +30,11 @@ class GpuRun(WatchedRun):
     """One run of an example. `keep` is where runs and compiled kernels lie; the run itself goes when it is over."""
 
     def __init__(self, order: Mapping[str, Any], job: dict[str, Any], keep: Path | None = None) -> None:
-        self._keep = Path(order["keep"]) if keep is None else keep
-        runs = self._keep / "runs"
+        runs = (Path(order["keep"]) if keep is None else keep) / "runs"
         runs.mkdir(parents=True, exist_ok=True)
         named = {**job, "name": f"{job['name']}-{uuid.uuid4().hex[:6]}", "log_level": "warning"}
         super().__init__(order["folder"], named, runs)
         self._errors = self.job_file.with_name("errors.txt")
-        self._is_deterministic = job.get("deterministic", True)
 
     @contextlib.contextmanager
     def started(self, command: list[str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
@@ -91,11 +90,6 @@ class GpuRun(WatchedRun):
     def _environment(self) -> dict[str, str]:
         # Whoever runs this without installing Quorate has it on the path.
         path = [str(Path(quorate.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        # By determinism: torch's key lacks the choice of attention kernels, which depends on it.
-        kind = "deterministic" if self._is_deterministic else "free"
-        kernels = self._keep / "compile-cache" / kind
-        return os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            "TORCHINDUCTOR_CACHE_DIR": str(kernels),
-            "TRITON_CACHE_DIR": str(kernels / "triton"),
-        }
+        # Without caches of whoever measures: a job keeps its kernels beside its runs, and so none in an empty folder.
+        others = {name: value for name, value in os.environ.items() if name not in CACHES}
+        return others | {"PYTHONPATH": os.pathsep.join(filter(None, path))}

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from benchmarks.own.watched_run import WatchedRun, await_sight
 from benchmarks.told import answer, read_order, reading
 from quorate.observe.events import GenerationFormed, StepCompleted
+from quorate.observe.recoveries import RecoveryLog
 
 STEADY = 3
 """Steps that all workers complete together before the next one is killed."""
@@ -40,6 +41,10 @@ class Patient(Protocol):
         """When each step was completed."""
         ...
 
+    def steps_lost(self) -> int | None:
+        """How many completed steps were trained again after the kills, if it is known."""
+        ...
+
 
 def main() -> None:
     """Answer the launcher."""
@@ -56,6 +61,8 @@ def main() -> None:
     lanes = -(-order["processes"] // (order["processes"] - 1)) if order["system"] == "quorate" else 1
     details = {"redo_ms": lanes * float(order["step_ms"])}
     details["lost_ms"] = 1000 * lost_time(patient.step_times()) / order["kills"]
+    if (lost := patient.steps_lost()) is not None:
+        details["steps_lost"] = float(lost)
     back = [moment for _, moment in measured if moment is not None]
     if back:
         details["back_ms"] = statistics.median(back)
@@ -94,6 +101,8 @@ class Quorate:
             "steps": 1_000_000,
             "loader_workers": 1,
         }
+        if order["system"] == "quorate-ddp":
+            job |= {"strategy": "ddp", "min_workers": self._workers}
         self._run = WatchedRun(order["folder"], job)
 
     def command(self) -> list[str]:
@@ -117,6 +126,13 @@ class Quorate:
     def step_times(self) -> list[float]:
         """By the run's own events."""
         return self._run.step_times()
+
+    def steps_lost(self) -> int | None:
+        """As its summary counts them."""
+        log = RecoveryLog()
+        for event in self._run.events():
+            log.handle(event)
+        return sum(recovery.steps_lost for recovery in log.recoveries)
 
 
 class Torchrun:
@@ -151,13 +167,21 @@ class Torchrun:
         """As it has noted them."""
         return [moment for _, moment in self._steps()]
 
+    def steps_lost(self) -> int | None:
+        """It saves after every step, as nobody does who trains."""
+        return None
+
     def _steps(self) -> list[tuple[int, float]]:
         file = self._folder / "steps"
         lines = file.read_text().splitlines() if file.exists() else []
         return [(int(start), float(moment)) for start, moment in (line.split() for line in lines)]
 
 
-PATIENTS: dict[str, Callable[[dict[str, Any]], Patient]] = {"quorate": Quorate, "torchrun": Torchrun}
+PATIENTS: dict[str, Callable[[dict[str, Any]], Patient]] = {
+    "quorate": Quorate,
+    "quorate-ddp": Quorate,
+    "torchrun": Torchrun,
+}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ def main() -> None:
         workers=order["processes"],
         threads=order["threads"],
         batch_size=order["batch_size"],
+        strategy=order.get("strategy", "ring"),
     )
     answer(reading(order["case"], order["processes"], times.ms, threads=order["threads"], details=times.details))
 

@@ -8,11 +8,14 @@ from benchmarks.allreduce import AllReduce
 from benchmarks.bench import Bench
 from benchmarks.blocks import Blocks
 from benchmarks.compress import Compress
+from benchmarks.ddp import Ddp
+from benchmarks.nccl import Nccl
 from benchmarks.overlap import Overlap
 from benchmarks.run import Options, measure
 from benchmarks.scaling import Scaling
 from benchmarks.selection import Crowd
 from benchmarks.servers import Servers
+from benchmarks.sharded import Sharded
 from benchmarks.startup import Startup
 from benchmarks.step import Step
 from schemas import validate
@@ -24,10 +27,13 @@ from schemas import validate
     "bench",
     [
         AllReduce([2, 3], [1024, 2**20], repeats=3),
+        Nccl([2**20], repeats=3),
         Servers([1024, 2**20], repeats=3, steps=4, kills=1, rows=1000),
         Step(lengths={"tiny-mlp": Blocks(2, 4), "cnn": Blocks(1, 2)}),
         Startup(),
         Scaling([Crowd(1), Crowd(2), Crowd(2, 2)], lanes=2, steps_per_worker=1),
+        Ddp(blocks=Blocks(1, 2), kills=1),
+        Sharded(2**24, saves=1),
         Overlap(stretches=1, warm_up=1, steps=2),
         Compress(epochs=1, seeds=(1,), mbit=1000, warm_up=1, steps=2),
     ],

@@ -135,4 +135,4 @@ def test_one_that_is_killed_ends_the_gang(tmp_path: Path) -> None:
 
     with pytest.raises(SystemExit, match="process 0 of 2: it has ended without a word"):
         run_gang(2, play)
-    await_condition("the end of all processes", lambda: not standing_in(tmp_path), 5.0)
+    await_condition("the end of all processes", lambda: not standing_in(tmp_path))

@@ -102,6 +102,7 @@ def test_the_help_of_a_benchmark_has_examples_that_can_be_parsed(name: str) -> N
 def test_every_benchmark_has_a_verb() -> None:
     assert list(GROUP.commands) == [
         "allreduce",
+        "nccl",
         "step",
         "tracking",
         "startup",
@@ -110,8 +111,10 @@ def test_every_benchmark_has_a_verb() -> None:
         "compress",
         "servers",
         "recovery",
+        "ddp",
         "changes",
         "checkpoint",
+        "sharded",
         "data",
         "looking",
         "gpu",

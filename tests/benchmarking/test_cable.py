@@ -90,7 +90,7 @@ def test_a_benchmark_that_is_ended_leaves_no_namespace(number: signal.Signals, w
     found = await_condition("both ends of a cable", lambda: _pair(on_a_cable(temporary)))
     running.process.send_signal(number)
     done = running.done()
-    await_condition("the end of the namespaces", lambda: not holders(found), 10.0)
+    await_condition("the end of the namespaces", lambda: not holders(found), 60.0)
     assert on_a_cable(temporary) == set()
     if number == signal.SIGTERM:
         assert (done.code, done.document["status"]) == (143, "terminated")

@@ -222,7 +222,7 @@ def test_shared_memory_is_seen_and_the_watch_looks_once_more_when_it_is_over() -
 
     watch = MemoryWatch(over, clock=lambda: float(len(seen)))
     watch.start()
-    watch.join(30)
+    watch.join(60)
     assert [moment for moment, _ in watch.samples] == [1.0, 2.0, 3.0, 4.0]
     assert peak_memory(watch.samples, 3.0, 4.0) - peak_memory(watch.samples[:2], 0.0, 2.0) > 0.9 * block
     shared.close()

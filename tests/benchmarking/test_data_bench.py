@@ -106,7 +106,7 @@ def test_a_watch_sees_the_memory_of_children_while_it_hardly_looks() -> None:
         child.stdout.readline()
         watch = MemoryWatch(lambda: len(watch.samples) == 1, lambda: 0.0, pause=0.01, measure=resident_memory_of_family)
         watch.start()
-        watch.join(30)
+        watch.join(60)
         child.communicate(b"\n")
     assert [taken - before > 60 * MB for _, taken in watch.samples] == [True, True]
 
@@ -253,7 +253,7 @@ def test_a_relay_delays_each_request_and_passes_every_answer_on() -> None:
             await running.serve_forever()
 
     threading.Thread(target=lambda: asyncio.run(server()), daemon=True).start()
-    assert ready.wait(30)
+    assert ready.wait(60)
     relay = Relay(ports[0], delay)
     relay.start()
     with socket.create_connection(("127.0.0.1", relay.port)) as client:

@@ -2,6 +2,7 @@
 other."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from benchmarks.gpu import FREE, QUORATE, RESNET, ROWS, SAVING, SMOKE, Gpu, lanes_case
 from benchmarks.own.device_exchange import READS
+from benchmarks.own.gpu_job import CACHES, GpuRun
 from benchmarks.peers.gpu_loops import LOOPS, Bout
 from benchmarks.raw_images import sharded
 from benchmarks.row import Row
@@ -65,6 +67,17 @@ def test_a_job_is_timed_by_its_events_and_leaves_only_what_is_kept(tmp_path: Pat
     document = json.loads((tmp_path / "figures.json").read_text())
     validate("bench", document)
     assert len(document["rows"]) == 2
+
+
+def test_a_job_keeps_its_compiled_kernels_where_it_would_for_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (turn, *_) = bench(tmp_path, "checkpoint").turns()
+    for name in CACHES:
+        monkeypatch.setenv(name, "/elsewhere")
+    run, seen = GpuRun(turn.order | {"folder": str(tmp_path)}, turn.order["job"]), tmp_path / "seen"
+    run.complete([sys.executable, "-c", f"import json, os; json.dump(dict(os.environ), open({str(seen)!r}, 'w'))"])
+    assert not json.loads(seen.read_text()).keys() & set(CACHES)
 
 
 def test_an_exchange_is_held_against_staging_and_outlives_a_kill(tmp_path: Path) -> None:

@@ -46,8 +46,10 @@ def test_what_was_not_measured_is_never_met() -> None:
         "scaling",
         "overlap",
         "recovery",
+        "ddp",
         "changes",
         "checkpoint",
+        "sharded",
         "data",
     ):
         assert set(verdicts(bench, only_ours, cores=16).values()) == {"not measured"}
