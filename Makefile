@@ -6,6 +6,8 @@ MINUTES ?= 30
 JOBS ?= $(shell nproc)
 WHAT ?= step startup allreduce
 BIN := .venv/bin
+# Tests are compiled once, whatever the shell says: it takes each process of theirs a quarter of a minute.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo setup test test-services coverage test-long test-faults soak simulate mutants check format proto setup-all bench bench-setup clean help
@@ -18,8 +20,9 @@ demo: .venv/.stamp-examples   ## train a CNN on handwritten digits, on several w
 
 setup: .venv/.stamp-examples  ## install Quorate and what the examples need
 
+# On two cores one more than these: many tests wait for processes of theirs.
 test: .venv/.stamp-dev        ## run the tests
-	$(BIN)/pytest -n 2 --dist worksteal -m "not long and not services"
+	$(BIN)/pytest -n 3 --dist worksteal -m "not long and not services"
 
 test-services: .venv-services/.stamp   ## run the tests that need real services: MLflow, Prometheus, a browser
 	.venv-services/bin/pytest -n 2 --dist loadfile -m services tests/services
@@ -29,7 +32,7 @@ coverage: .venv/.stamp-dev    ## run the tests, and see that they reach at least
 	$(BIN)/pytest -n 2 --dist worksteal -m "not long and not services" --cov --cov-report=term --cov-fail-under=90
 
 test-long: .venv/.stamp-dev   ## run the tests that take minutes
-	$(BIN)/pytest -m "long and not services"
+	$(BIN)/pytest -m "(long or hypothesis) and not services" --hypothesis-profile long
 
 test-faults: .venv/.stamp-dev ## run the fault tests N times in a row on a busy machine
 	$(BIN)/python scripts/fault_rounds.py --rounds $(N)

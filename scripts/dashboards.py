@@ -153,6 +153,13 @@ TRAINING = Board(
             ),
             Panel("Learning rate", RATE, {"{{run}} {{optimizer}}": selected("quorate_learning_rate")}, "Of each step."),
             Panel("Gradient norm", RATE, {"{{run}} {{optimizer}}": selected("quorate_gradient_norm")}, "Of each step."),
+            Panel("Loss scale", PLAIN, {"{{run}}": selected("quorate_loss_scale")}, "Of jobs in fp16."),
+            Panel(
+                "Steps that overflowed",
+                PLAIN,
+                {"{{run}}": selected("quorate_steps_overflowed_total")},
+                "Their gradients were too large for float16; no weight was changed.",
+            ),
         ),
         "Where the time goes": (
             Panel(
@@ -288,6 +295,17 @@ GPUS = Board(
                 BYTES,
                 {"{{host}} {{gpu}}": selected("quorate_gpu_memory_used_bytes")},
                 "With what PyTorch keeps for later.",
+            ),
+            Panel(
+                "Memory of workers",
+                SHARE,
+                {
+                    "{{run}} {{worker}} tensors": f"{selected('quorate_worker_gpu_memory_bytes')}"
+                    f" / {selected('quorate_worker_gpu_memory_total_bytes')}",
+                    "{{run}} {{worker}} reserved": f"{selected('quorate_worker_gpu_memory_reserved_bytes')}"
+                    f" / {selected('quorate_worker_gpu_memory_total_bytes')}",
+                },
+                "The most since the last sample, of the GPU that each computes on. Graphs use what is reserved.",
             ),
             Panel(
                 "Temperature",

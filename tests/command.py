@@ -31,7 +31,7 @@ JOB: dict[str, Any] = {
     "lanes": 4,
     "batch_size": 8,
     "steps": 8,
-    "failure_timeout": 3.0,
+    "failure_timeout": 6.0,
     "checkpoint": {"every": 2, "keep": 3},
 }
 
@@ -242,7 +242,7 @@ class Workplace:
         # Not by their numbers: these begin anew when all have been given.
         return [pid for pid in family if parent_of(pid) in family]
 
-    def assert_nobody_left(self, within: float = 30.0) -> None:
+    def assert_nobody_left(self, within: float = 60.0) -> None:
         """Wait until no process of any command given here is left."""
         await_condition("the end of all processes", lambda: not self.pids(), within)
 

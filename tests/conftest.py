@@ -3,6 +3,7 @@ import os
 import posix
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 
@@ -28,8 +29,12 @@ os.register_at_fork(after_in_child=warm.forget_what_was_measured)
 
 warm.install()
 
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("quorate", deadline=None)
+# Half a million objects come with the tests and stay: see below.
+gc.disable()
+
+# How long an example takes says how busy the machine is. The long tests look at more of them.
+hypothesis.settings.register_profile("quorate", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=200)
 hypothesis.settings.load_profile("quorate")
 
 
@@ -39,6 +44,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="as root, fail where network namespaces cannot be made, instead of skipping (so too with CI set)",
     )
+
+
+def pytest_collection_finish() -> None:
+    """What has come with the tests is not looked through for garbage again and again, here and in what is forked.
+
+    Nor is anything compiled kept from now on: of a task that is written twice within a second, the first would run.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

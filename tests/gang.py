@@ -11,21 +11,25 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401 (the first optimizer would import it in every worker)
+import torch
+import torch._dynamo
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.failure import Failure
 from quorate.core.generation import FIRST_SERVER, Generation, GenerationId, Member, Role, server_id
 from quorate.data.fingerprint import fingerprint_in_child
+from quorate.data.samples import Samples
 from quorate.lanes.hosting import host_lanes
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
+from quorate.reduce import process_group
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import server_count
+from quorate.spec.strategy import mesh_of, server_count
 from quorate.training.activity import Activity
 from quorate.training.device import CPU, digests
 from quorate.training.progress import Progress
@@ -33,7 +37,7 @@ from quorate.training.replica import Replica
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, checkpointer_of
+from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, checkpointer_of, few_samples
 from warm import measure_no_more
 from wire.pairs import on_host
 
@@ -139,11 +143,18 @@ def _child(
     sabotage: Callable[[int, Any], None] | None,
 ) -> None:
     activity = Activity(lambda *_: None)
+    process_group.CONNECTING = timedelta(seconds=60)  # on a busy machine all of them come, but late
     if position > 0:
         measure_no_more()
     try:
         listeners = Listeners.bind("127.0.0.1", shares_memory=spec.links == "auto")
-        generation = _learn_generation(parent, listeners, host_lanes(spec.lanes, workers))
+        mesh = mesh_of(spec.strategy, workers)
+        hosting = (
+            host_lanes(spec.lanes, workers)
+            if mesh is None
+            else [mesh.told_by(worker, spec.lanes) for worker in range(workers)]
+        )
+        generation = _learn_generation(parent, listeners, hosting)
         position = generation.members[position].worker
         told = _work(task, spec, generation, position, listeners, folder, stop_at, sabotage, activity)
     except BaseException as error:
@@ -173,6 +184,17 @@ def _learn_generation(parent: socket.socket, listeners: Listeners, hosting: Sequ
     return Generation(GenerationId(1, 1), (*members, *servers))
 
 
+def _sharding(spec: JobSpec, samples: Samples, worker: int, workers: int) -> Any:
+    mesh = mesh_of(spec.strategy, workers)
+    if mesh is None:
+        return None
+    from quorate.reduce.gang_world import GangWorld
+    from quorate.training.sharded_model import Sharding
+
+    place = torch.device("cpu")
+    return Sharding(spec, GangWorld(mesh, worker, place), place, few_samples(samples))
+
+
 def no_trouble() -> None:
     """Nobody forbids anything."""
 
@@ -191,15 +213,15 @@ def _work(
     CPU.pin(spec.threads, spec.deterministic)
     configured = configure(task, spec.params, "test", spec.seed)
     checkpoints = CheckpointFolder(folder / "checkpoints")
-    replica = Replica(configured, spec, CPU)
     samples, role = build_samples(configured, spec), Role.of(worker)
+    replica = Replica(configured, spec, CPU, _sharding(spec, samples, worker, len(generation.workers)))
     parts = SessionParts(spec, configured, replica, samples, {}, checkpoints, role)
     if worker == generation.members[0].worker:  # of one: what it does to the samples is done to nobody's
         fingerprint_in_child(parts.samples)
     progress = Progress()
     newest = checkpoints.search().newest
     if newest is not None:
-        progress = parts.layout.load(checkpoints.load(newest).encoded)
+        progress = parts.layout.load(checkpoints.load(newest, parts.layout.boxes).encoded)
         members = (replace(member, cursor=progress.cursor) for member in generation.members)
         generation = replace(generation, members=tuple(members))
     over = time.monotonic() + 200
@@ -230,17 +252,19 @@ def _work(
         sabotage(worker, loop)
     try:
         ending = loop.run()
+        digest = connection.weights_digest()
     finally:
         loop.feed.close()
         checkpointer.leave()
         checkpointer.close(100.0)
         connection.close()
-    losses = [event.losses[""] for event in events if isinstance(event, StepCompleted) and "" in event.losses]
+    steps = [event.losses for event in events if isinstance(event, StepCompleted)]
+    losses = [None if None in by_name.values() else sum(by_name.values()) for by_name in steps if by_name]  # type: ignore[arg-type]
     return {
         "ending": ending,
-        "digest": replica.weights_digest(),
+        "digest": digest,
         "progress": loop.progress.to_dict(),
         "losses": losses,
-        "tensors": digests(replica.tensors()),
+        "tensors": digests(replica.common_tensors()),
         "log": words.getvalue(),
     }

@@ -15,6 +15,7 @@ from quorate.observe.events import (
     CoordinatorReplaced,
     CopyFailed,
     CopyRecovered,
+    DeviceMemoryUse,
     EvaluationDone,
     GenerationFormed,
     GpuLoad,
@@ -66,6 +67,8 @@ STEP = StepCompleted(
     bad_samples=2,
     bad=((7, 8),),
     warnings=("sample 7 is left out",),
+    loss_scale=1024.0,
+    overflow=True,
     skipped=SkippedStep((1,), (9, 10)),
 )
 BLOCKS = TrainingBlocks(3, 500, ShardReading(True, False, False, True, 10, 20), "index.quorate", "ab")
@@ -123,6 +126,7 @@ EVERY: list[Event] = [
         cpu_percent=98.5,
         memory_bytes=2**29,
         threads=9,
+        device_memory=DeviceMemoryUse(2**34, 2**35, 2**37),
         machine=MachineLoad(50.0, 2**30, 2**32, 1e6, 2e6, 0.0, 3e6, 2**33, 2**34),
         gpus=(GpuLoad(0, "NVIDIA H200", 97.0, 2**35, 2**37, 61.0, 512.5), GpuLoad(1)),
     ),

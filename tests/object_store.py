@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import select
 import shutil
 import socket
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from command import await_condition
+from command import PATIENCE, await_condition
 
 ACCESS_KEY, SECRET_KEY = "tester", "a-secret-of-the-tests"
 BUCKET = "bucket"
@@ -94,7 +95,7 @@ class SeaweedStore:
                 cwd=self._folder,
                 start_new_session=True,
             )
-        await_condition("the store to answer", self._answers, 60)
+        await_condition("the store to answer", self._answers)
 
     def stop(self) -> None:
         """Kill it, as a machine that fails: whoever asks it now is refused at once."""
@@ -112,7 +113,7 @@ class SeaweedStore:
     def _answers(self) -> bool:
         assert self.is_running, (self._folder / "log").read_text()[-2000:]
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=2):
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=10):
                 pass
         except (urllib.error.URLError, OSError):
             return False
@@ -121,7 +122,7 @@ class SeaweedStore:
             env=os.environ | self.environment,
             capture_output=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE,
         )
         return done.returncode == 0
 
@@ -205,9 +206,14 @@ class Relay:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Held all at once, so that no two are the same."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Of those that the kernel gives to nobody by itself: on a busy machine one of its own may be another's before the
+    server has begun, or while it is stopped."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(max(1024, first - 12_000), first), 1000):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError(f"fewer than {count} ports are free")

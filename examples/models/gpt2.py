@@ -114,7 +114,7 @@ class Block(nn.Module):
         split = self.attend(hidden).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        seen = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        seen = quorate.attention(query, key, value, dropout=dropout, is_causal=True)
         merged: torch.Tensor = self.merge(seen.transpose(1, 2).reshape(batch, length, width))
         return merged
 

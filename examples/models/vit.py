@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import quorate
 from images import ImageClassification
 
 
@@ -98,7 +99,7 @@ class Block(nn.Module):
         batch, length, width = hidden.shape
         split = self.attend(hidden).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(query, key, value)
+        seen = quorate.attention(query, key, value)
         merged: torch.Tensor = self.merge(seen.transpose(1, 2).reshape(batch, length, width))
         return merged
 

@@ -7,9 +7,9 @@
     model = result.load_model()
 
 `Task` is what you write, `Job` one training run of it; `train`, `resume`, `evaluate` and `open_run` do and find runs;
-`Shards` reads data that do not fit into memory; `RequestError` and `JobFailed` are what may go wrong, and
-`QuorateError` is both. The names are imported when first used, so that the command line answers without waiting for
-torch.
+`Shards` reads data that do not fit into memory; `attention` repeats its bits on a GPU, fast; `RequestError` and
+`JobFailed` are what may go wrong, and `QuorateError` is both. The names are imported when first used, so that the
+command line answers without waiting for torch.
 """
 
 from importlib import import_module
@@ -27,6 +27,7 @@ _HOMES = {
     "Shards": "quorate.data.shards.dataset",
     "Task": "quorate.training.task",
     "TaskError": "quorate.core.errors",
+    "attention": "quorate.training.attention",
     "evaluate": "quorate.api.evaluate",
     "open_run": "quorate.api.result",
     "resume": "quorate.api.train",
@@ -45,6 +46,7 @@ __all__ = [
     "Shards",
     "Task",
     "TaskError",
+    "attention",
     "evaluate",
     "open_run",
     "resume",

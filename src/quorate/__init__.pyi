@@ -12,6 +12,7 @@ from quorate.core.errors import RunError as RunError
 from quorate.core.errors import TaskError as TaskError
 from quorate.core.failure import JobFailed as JobFailed
 from quorate.data.shards.dataset import Shards as Shards
+from quorate.training.attention import attention as attention
 from quorate.training.task import Task as Task
 
 __version__: str
@@ -28,6 +29,7 @@ __all__ = [
     "Shards",
     "Task",
     "TaskError",
+    "attention",
     "evaluate",
     "open_run",
     "resume",

@@ -11,6 +11,7 @@ import torch
 
 from checkpoint.only_part import part_of
 from checkpoint.whole_save import save_whole
+from command import await_condition
 from coordinator.served import TOKEN, serve
 from quorate.api import control
 from quorate.checkpoint.listing import CheckpointInfo
@@ -38,7 +39,7 @@ class Job:
         self.on_wish: Callable[[], object] = lambda: None
         self.address = address
         self._stub = stub
-        self._follow = stub.Follow(pb.FollowRequest(), metadata=token_metadata(TOKEN), timeout=60)
+        self._follow = stub.Follow(pb.FollowRequest(), metadata=token_metadata(TOKEN))
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
 
@@ -47,13 +48,13 @@ class Job:
         return save_whole(CheckpointFolder(self.run.checkpoints), {"a": torch.zeros(2)}, step=step, **fields)
 
     def end(self) -> None:
-        client = SupervisorClient(self.address, TOKEN)
+        client = SupervisorClient(self.address, TOKEN, timeout=60.0)
         client.report_failure(Failure("TaskError", "that was all"))
         client.close()
 
     def close(self) -> None:
         self._follow.cancel()
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def _listen(self) -> None:
@@ -81,8 +82,8 @@ def _running(tmp_path: Path) -> Iterator[Job]:
         channel = open_channel(served.address)
         stub: Any = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         token = token_metadata(TOKEN)
-        stub.Register(pb.RegisterRequest(pid=1), metadata=token, timeout=5)
-        stub.Heartbeat(pb.HeartbeatRequest(pid=1, sequence=1, step=AT, phase="forward"), metadata=token, timeout=5)
+        stub.Register(pb.RegisterRequest(pid=1), metadata=token, timeout=60)
+        stub.Heartbeat(pb.HeartbeatRequest(pid=1, sequence=1, step=AT, phase="forward"), metadata=token, timeout=60)
         run.write_address(served.address, TOKEN)
         job = Job(run, stub, served.address)
         try:
@@ -92,7 +93,13 @@ def _running(tmp_path: Path) -> Iterator[Job]:
             channel.close()
 
 
-def ask(job: Job, patience: float = 30.0) -> CheckpointInfo:
+@pytest.fixture
+def asked_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of how often it is asked: however slow the machine is, a save does not take that long."""
+    monkeypatch.setattr(control, "_ASK_EVERY", 60.0)
+
+
+def ask(job: Job, patience: float = 100.0) -> CheckpointInfo:
     return control.save(job.run.path.parent, "last", patience)
 
 
@@ -108,14 +115,15 @@ def test_it_is_one_that_was_begun_after_it_was_asked_for(job: Job) -> None:
             assert CheckpointFolder(job.run.checkpoints).commit(
                 on_the_way.name, manifest, lambda: None
             ).cursor == Cursor(9)
-        else:
+        elif len(job.heard) == 2:
             job.save(10)
 
     job.on_wish = save_in_turn
     assert ask(job).cursor == Cursor(10)
-    assert len(job.heard) == 2, "it was asked for again, since nothing came that counts"
+    assert len(job.heard) >= 2, "it was asked for again, since nothing came that counts"
 
 
+@pytest.mark.usefixtures("asked_once")
 def test_what_a_killed_part_of_the_run_has_left_is_not_waited_for(job: Job) -> None:
     CheckpointFolder(job.run.checkpoints).open(Cursor(500))
     damaged = job.save(400)
@@ -126,6 +134,7 @@ def test_what_a_killed_part_of_the_run_has_left_is_not_waited_for(job: Job) -> N
     assert len(job.heard) == 1
 
 
+@pytest.mark.usefixtures("asked_once")
 def test_a_damaged_one_that_is_saved_anew_counts(job: Job) -> None:
     part_of(job.save(AT + 1).path).write_bytes(b"damaged")
     job.on_wish = lambda: job.save(AT + 1)
@@ -139,37 +148,40 @@ def test_one_who_dies_while_it_writes_is_not_waited_for(job: Job, monkeypatch: p
     def die_then_save() -> None:
         if len(job.heard) == 1:
             CheckpointFolder(job.run.checkpoints).open(Cursor(8))
-        elif len(set(job.heard)) == 3:
-            job.save(9)
+        elif len(set(job.heard)) >= 3 and not saved:
+            saved.append(job.save(9))
 
+    saved: list[CheckpointInfo] = []
     job.on_wish = die_then_save
-    assert ask(job, patience=20).cursor == Cursor(9)
-    assert len(set(job.heard)) == 3, "what has died is not taken for somebody who fulfils the wish"
+    assert ask(job).cursor == Cursor(9)
+    assert len(set(job.heard)) >= 3, "what has died is not taken for somebody who fulfils the wish"
 
 
-def test_while_it_is_being_written_the_same_wish_is_told_again(job: Job) -> None:
+@pytest.mark.usefixtures("asked_once")
+def test_while_it_is_being_written_the_same_wish_is_told_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_slowly() -> None:
         if len(job.heard) == 1:
             CheckpointFolder(job.run.checkpoints).open(Cursor(8))
+            monkeypatch.setattr(control, "_ASK_EVERY", 0.1)  # from now on
         elif len(job.heard) == 4:
             job.save(8)
 
     job.on_wish = write_slowly
     assert ask(job).cursor == Cursor(8)
     assert len(job.heard) >= 4
-    assert len(set(job.heard)) <= 2, "another one at most, before anything was being written"
+    assert len(set(job.heard[:4])) == 1
 
 
 def test_a_checkpoint_of_an_earlier_step_is_not_what_was_asked_for(job: Job) -> None:
-    steps = iter((AT - 3, AT - 2, AT))
-    job.on_wish = lambda: job.save(next(steps))
+    steps = [AT, AT - 2, AT - 3]
+    job.on_wish = lambda: job.save(steps.pop()) if steps else None
     assert ask(job).cursor == Cursor(AT)
 
 
 def test_where_none_comes_it_is_told_after_a_while(job: Job) -> None:
-    with pytest.raises(RunError, match=r"has saved no checkpoint in 1 s\. .* Wait longer with --timeout"):
-        ask(job, patience=1)
-    assert len(job.heard) > 1
+    with pytest.raises(RunError, match=r"has saved no checkpoint in 3 s\. .* Wait longer with --timeout"):
+        ask(job, patience=3)
+    await_condition("that it was asked for again", lambda: len(job.heard) > 1)
 
 
 def test_a_run_that_ends_meanwhile_is_told_so(job: Job) -> None:
@@ -178,10 +190,13 @@ def test_a_run_that_ends_meanwhile_is_told_so(job: Job) -> None:
         ask(job)
 
 
-def test_the_checkpoint_with_which_a_run_ends_is_as_good(job: Job) -> None:
+def test_the_checkpoint_with_which_a_run_ends_is_as_good(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_ASK_EVERY", 0.0)  # so that it is not seen before the job has ended
+
     def end() -> None:
-        job.end()
-        job.save(AT)
+        if len(job.heard) == 1:
+            job.save(AT)
+            job.end()
 
     job.on_wish = end
     assert ask(job).cursor == Cursor(AT)

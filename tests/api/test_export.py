@@ -10,9 +10,11 @@ import pytest
 import safetensors
 import torch
 
+from checkpoint.split_save import split
 from checkpoint.whole_save import save_whole
-from quorate.api.checkpoints import Format, export_model
+from quorate.api.checkpoints import Format, copy_run, export_model, verify_run
 from quorate.api.result import Result
+from quorate.checkpoint.reshard import tensor_forms
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, RunError
 from quorate.spec.load import resolve_mapping
@@ -130,6 +132,21 @@ def test_ties_and_buffers_are_what_the_model_itself_loads(tmp_path: Path, name: 
     assert (done.step, done.tensors) == (3, 7)
     assert loaded(tmp_path, done.file, "Tied") == expected
     assert [entry.name for entry in done.file.parent.iterdir()] == [name], "no temporary is left"
+
+
+def test_a_model_that_lies_in_pieces_is_exported_whole(tmp_path: Path) -> None:
+    run, expected = run_of(tmp_path, "Tied", average={"decay": 0.9})
+    folder = CheckpointFolder(run.checkpoints)
+    whole = folder.load(folder.list()[0]).state["replica"]["tensors"]
+    info = split(folder, folder.list()[0])
+    assert sum("pieces" in form for _, form in tensor_forms(info.manifest.skeleton)) >= 4
+    assert [examined.problem for examined in verify_run(run).examined] == [""]
+    done = export_model(run, tmp_path / "model.safetensors", "last", None, force=False, averaged=False)
+    assert loaded(tmp_path, done.file, "Tied") == expected
+    (tmp_path / "copies").mkdir()
+    assert copy_run(run, str(tmp_path / "copies")).copied
+    averaged = Result.of(run, {"status": "complete"}).load_model(averaged=True)
+    assert torch.equal(averaged.embedding.weight, whole["embedding.weight (averaged)"])
 
 
 def test_the_averages_are_exported_on_request_and_only_where_there_are_any(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ PROMISED = [
     "Shards",
     "Task",
     "TaskError",
+    "attention",
     "evaluate",
     "open_run",
     "resume",

@@ -19,6 +19,7 @@ from quorate.core.failure import Failure, JobFailed
 from quorate.core.machine import Limits
 from quorate.engines.engine import Prepared
 from quorate.observe.event import Event
+from quorate.observe.events import LogMessage
 from quorate.observe.sinks import Sink
 from quorate.spec.job import JobSpec
 from quorate.spec.load import resolve_mapping
@@ -122,6 +123,25 @@ def test_auto_starts_as_many_workers_as_the_container_has_time_for(
     with pytest.raises(Shown) as shown:
         session.start(resolve_mapping(job, "the job", {}, []), stop_here)
     assert shown.value.args == (3,)
+
+
+def test_gpus_that_stay_idle_are_told_when_a_run_begins(
+    used_workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shown(session.NoDisplay):
+        def handle(self, event: Event) -> None:
+            told.append(event)
+
+    def train(_: Launch, __: Show, ___: Callable[[Prepared], None], ____: Signals) -> Outcome:
+        return refuse_as_engine()
+
+    told: list[Event] = []
+    monkeypatch.setattr(session, "idle_gpus", lambda _, workers: f"3 of 4 GPUs stay idle beside {workers}")
+    run, layer = RunFolder(used_workplace.last), [Override("steps", 16, "--steps"), Override("workers", 1, "--workers")]
+    with pytest.raises(RunError, match="the engine's refusal"):
+        session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: Shown(), runner=train)
+    warnings = [event.message for event in told if isinstance(event, LogMessage) and event.level == "warning"]
+    assert warnings == ["3 of 4 GPUs stay idle beside 1"]
 
 
 def test_what_copiers_write_before_the_job_has_begun_is_news(

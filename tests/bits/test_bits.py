@@ -3,6 +3,7 @@
 import functools
 import random
 import tempfile
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,23 +104,24 @@ def digest(case: Case, lanes: int, workers: int, folder: Path) -> str:
 by_number = pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].name)
 
 
-@by_number
+def quick_for(numbers: Container[int]) -> pytest.MarkDecorator:
+    """These cases each time, the others among the long tests. All of them are interrupted, and resumed on another
+    number of workers, each time."""
+    cases = [
+        pytest.param(number, id=case.name, marks=() if number in numbers else pytest.mark.long)
+        for number, case in enumerate(CASES)
+    ]
+    return pytest.mark.parametrize("number", cases)
+
+
+@quick_for(range(0, len(CASES), 3))
 def test_any_number_of_workers_gives_one_digest(number: int, tmp_path: Path) -> None:
     assert_one_digest(number, 4, tmp_path)
 
 
-ON_FIVE_LANES = {1, 4, 7, 9, 13, 16}
-"""Cases that are tried on another number of lanes each time: over TCP too, and with lanes that do not divide evenly."""
-
-
-@pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(number, id=case.name, marks=() if number in ON_FIVE_LANES else pytest.mark.long)
-        for number, case in enumerate(CASES)
-    ],
-)
+@quick_for({1, 4, 7, 9, 13, 16})
 def test_any_number_of_workers_gives_one_digest_on_five_lanes(number: int, tmp_path: Path) -> None:
+    """Over TCP too, and with lanes that do not divide evenly."""
     assert_one_digest(number, 5, tmp_path)
 
 

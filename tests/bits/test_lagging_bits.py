@@ -87,22 +87,21 @@ def test_a_parameter_that_gets_its_first_gradient_late(
 
 
 TASKS = [
-    tasks.Regression,
-    tasks.Momentum,
     tasks.Adam,
     tasks.BatchNormAndDropout,
     tasks.TinyTransformer,
     tasks.TwoOptimizers,
-    tasks.ConstantBuffers,
-    tasks.LaneZeroBuffer,
     tasks.SharedBuffer,
-    tasks.MultiStep,
     tasks.NoisyOptimizer,
     Convolutions,
 ]
+ALIKE = [tasks.Regression, tasks.Momentum, tasks.ConstantBuffers, tasks.LaneZeroBuffer, tasks.MultiStep]
+"""Tasks that ask of a device what one of the others asks too."""
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
+@pytest.mark.parametrize(
+    "task", [*TASKS, *(pytest.param(task, marks=pytest.mark.long) for task in ALIKE)], ids=lambda task: task.__name__
+)
 def test_steps_that_are_read_late_have_the_bits_of_those_that_are_read_at_once(
     task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

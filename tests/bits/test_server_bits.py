@@ -15,9 +15,10 @@ REFUSED = {tasks.NoisyOptimizer, tasks.AveragesInside}
 """Optimizers of which nobody can say that they update each parameter by itself: of one's own, or with hooks."""
 SERVED = [number for number, case in enumerate(CASES) if case.task not in REFUSED and case.keys.get("threads", 1) == 1]
 
-SHAPES = [(2, 2, 2), (4, 3, 2)]
+SHAPES = [(2, 2, 2), (2, 3, 2), (4, 3, 2)]
 """Workers, servers and replicas that are compared."""
-SOME = pytest.mark.parametrize("number", [SERVED[1], SERVED[4], SERVED[12]], ids=lambda number: CASES[number].name)
+LINKS = ["tcp", "AABB", "ABAB", "AABBC"]
+SOME = [SERVED[1], SERVED[4], SERVED[12]]
 
 
 def digest(case: Case, folder: Path, workers: int, servers: int = 0, replicas: int = 1, **keys: Any) -> str:
@@ -31,10 +32,10 @@ def digest(case: Case, folder: Path, workers: int, servers: int = 0, replicas: i
 @pytest.mark.parametrize(
     ("number", "shape"),
     [
-        # Each case on one of them; on the other in its turn.
+        # Each case on one of the small ones; on the others among the long tests.
         pytest.param(number, shape, id=f"{CASES[number].name}-{shape}", marks=() if is_next else pytest.mark.long)
         for at, number in enumerate(SERVED)
-        for shape, is_next in zip(SHAPES, (at % 2 == 0, at % 2 == 1), strict=True)
+        for shape, is_next in zip(SHAPES, (at % 2 == 0, at % 2 == 1, False), strict=True)
     ],
 )
 def test_servers_give_the_digest_of_the_ring(number: int, shape: tuple[int, int, int], tmp_path: Path) -> None:
@@ -45,15 +46,22 @@ def test_servers_give_the_digest_of_the_ring(number: int, shape: tuple[int, int,
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 @pytest.mark.parametrize("servers", [1, 2, 3])
 @pytest.mark.parametrize("replicas", [1, 2])
-@SOME
+@pytest.mark.parametrize("number", SOME, ids=lambda number: CASES[number].name)
 def test_every_shape_gives_the_digest_of_the_ring(
     number: int, workers: int, servers: int, replicas: int, tmp_path: Path
 ) -> None:
     assert digest(CASES[number], tmp_path / "served", workers, servers, replicas) == alone(number).digest
 
 
-@pytest.mark.parametrize("hosts", ["tcp", "AABB", "ABAB", "AABBC"])
-@SOME
+@pytest.mark.parametrize(
+    ("number", "hosts"),
+    [
+        # Every case and all links, but not each on each.
+        pytest.param(number, hosts, id=f"{CASES[number].name}-{hosts}", marks=() if is_next else pytest.mark.long)
+        for at, hosts in enumerate(LINKS)
+        for number, is_next in zip(SOME, (at % 3 == 0, at % 3 == 1, at % 3 == 2), strict=True)
+    ],
+)
 def test_over_other_links_the_digest_is_the_same(number: int, hosts: str, tmp_path: Path) -> None:
     servers = 3 if len(hosts) == 5 else 2
     links: dict[str, Any] = {"links": "tcp"} if hosts == "tcp" else {"hosts": hosts}

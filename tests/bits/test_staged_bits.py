@@ -52,15 +52,16 @@ def test_a_job_without_a_gpu_computes_on_the_cpu(monkeypatch: pytest.MonkeyPatch
     assert devices.device_for(spec, 0) is CPU
 
 
-def test_a_gpu_is_found_and_used_by_the_plain_ring_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_found_and_used_where_the_strategy_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quorate.spec.device.gpus_here", lambda: ("0",))
     monkeypatch.setattr("quorate.spec.device.torch_has_cuda", lambda: False)
     assert kind_of(gang.job(tasks.Momentum)) == "cpu"
     monkeypatch.setattr("quorate.spec.device.torch_has_cuda", lambda: True)
     assert kind_of(gang.job(tasks.Momentum)) == "cuda"
     assert kind_of(gang.job(tasks.Momentum, device="cpu")) == "cpu"
-    assert kind_of(gang.job(tasks.Momentum, strategy="parameter-server")) == "cpu"
-    assert kind_of(gang.job(tasks.Momentum, strategy={"kind": "ring", "compress": {"bits": 8}})) == "cpu"
+    assert kind_of(gang.job(tasks.Momentum, strategy="parameter-server")) == "cuda"
+    for strategy in ({"kind": "ring", "compress": {"bits": 8}}, {"kind": "parameter-server", "mode": "asynchronous"}):
+        assert kind_of(gang.job(tasks.Momentum, strategy=strategy)) == "cpu"
 
 
 def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

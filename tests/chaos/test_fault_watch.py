@@ -71,7 +71,7 @@ def test_a_worker_dies_at_the_named_moment_and_its_successor_passes_it(tmp_path:
 
 @pytest.mark.parametrize("phase", ["exchange", "apply"])
 def test_after_a_delay_a_worker_dies_whatever_it_is_doing_then(tmp_path: Path, phase: str) -> None:
-    script = "kill worker 1 at step 2 in exchange after 300ms"
+    script = "kill worker 1 at step 2 in exchange after 2s"
     moments = f"1 data;2 exchange;2 {phase} stays;3 data"
     assert live(tmp_path, 1, script, moments) == (-signal.SIGKILL, f"2 {phase} None")
     (firing,) = firings(tmp_path)

@@ -26,9 +26,14 @@ def severed(namespaces: BadNetworks) -> set[tuple[int, int]]:
     return {pair for pair in permutations(PLACES, 2) if not namespaces.reaches(*pair, 0.05)}
 
 
+def await_severed(namespaces: BadNetworks, expected: set[tuple[int, int]]) -> None:
+    """On a busy machine also one that is not cut off may not be reached in so short a time: it is tried again."""
+    await_condition(f"{expected or 'nobody'} to be severed", lambda: severed(namespaces) == expected, 60.0)
+
+
 def await_whole(namespaces: BadNetworks) -> None:
     """The kernel takes up to a second to use a cable that is plugged in again."""
-    await_condition("everybody reaches everybody", lambda: not severed(namespaces), 10.0)
+    await_severed(namespaces, set())
 
 
 @needs_namespaces
@@ -37,20 +42,20 @@ def test_each_cut_severs_what_it_says_and_healing_joins_it_again() -> None:
         await_whole(namespaces)
         namespaces.cut(2)
         namespaces.cut(2)
-        assert severed(namespaces) == {pair for pair in permutations(PLACES, 2) if 2 in pair}
+        await_severed(namespaces, {pair for pair in permutations(PLACES, 2) if 2 in pair})
         namespaces.heal(2)
         await_whole(namespaces)
         namespaces.cut_from_coordinator(1)
-        assert severed(namespaces) == {(1, COORDINATOR), (COORDINATOR, 1)}
+        await_severed(namespaces, {(1, COORDINATOR), (COORDINATOR, 1)})
         namespaces.cut_link(0, 2)
-        assert severed(namespaces) == {(1, COORDINATOR), (COORDINATOR, 1), (0, 2), (2, 0)}
+        await_severed(namespaces, {(1, COORDINATOR), (COORDINATOR, 1), (0, 2), (2, 0)})
         namespaces.heal(1)
-        assert severed(namespaces) == {(0, 2), (2, 0)}
+        await_severed(namespaces, {(0, 2), (2, 0)})
         namespaces.heal()
         namespaces.cut_one_way(0, 1)
-        assert severed(namespaces) == {(0, 1)}
+        await_severed(namespaces, {(0, 1)})
         namespaces.heal(1)
-        assert severed(namespaces) == set()
+        await_severed(namespaces, set())
 
 
 @needs_namespaces
@@ -58,12 +63,12 @@ def test_what_gets_lost_is_found_again() -> None:
     with BadNetworks(3) as namespaces:
         await_whole(namespaces)
         namespaces.lose(1, 100.0)
-        assert severed(namespaces) == {pair for pair in permutations(PLACES, 2) if 1 in pair}
+        await_severed(namespaces, {pair for pair in permutations(PLACES, 2) if 1 in pair})
         namespaces.lose(1, 0.0)
-        assert severed(namespaces) == set()
+        await_severed(namespaces, set())
         namespaces.heal()
         namespaces.heal()
-        assert severed(namespaces) == set()
+        await_severed(namespaces, set())
 
 
 @needs_namespaces
@@ -71,7 +76,7 @@ def test_the_launcher_reaches_the_hub_and_nobody_else() -> None:
     with BadNetworks(1) as namespaces:
         hub = namespaces.network_of(COORDINATOR)
         with inside_network(hub.namespace, lambda: socket.create_server((hub.address, 0))) as server:
-            socket.create_connection(server.getsockname(), timeout=10).close()
+            socket.create_connection(server.getsockname(), timeout=60).close()
         told = subprocess.run(
             ["ip", "route", "get", namespaces.network_of(0).address], capture_output=True, text=True, check=False
         )

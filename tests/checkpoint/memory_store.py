@@ -9,8 +9,10 @@ from typing import Any
 
 import xxhash
 
+from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.listing import CheckpointInfo, checkpoint_name
 from quorate.checkpoint.manifest import Manifest, Part
+from quorate.checkpoint.reshard import collected, is_in_pieces
 from quorate.checkpoint.store import AttemptGone, Loaded, NoSpace
 from quorate.checkpoint.tensor_file import tensors_in
 from quorate.checkpoint.tree import Encoded
@@ -69,12 +71,14 @@ class MemoryStore:
             if self.committed.pop(path.name, None) is None:
                 raise CheckpointError(f"cannot remove checkpoint {path}: it is not there")
 
-    def load(self, info: CheckpointInfo) -> Loaded:
+    def load(self, info: CheckpointInfo, boxes: Boxes | None = None) -> Loaded:
         with self._lock:
             manifest, parts = self.committed[info.path.name]
         tensors: dict[str, Any] = {}
         for _, content in parts.values():
             tensors |= tensors_in(memoryview(bytearray(content)))
+        if boxes is not None or is_in_pieces(manifest.skeleton):
+            return Loaded(manifest, collected(manifest.skeleton, tensors.items(), boxes))
         return Loaded(manifest, Encoded(manifest.skeleton, tensors))
 
     def parts_of(self, attempt: str) -> dict[int, tuple[Part, bytes]]:

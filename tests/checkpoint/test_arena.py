@@ -86,7 +86,7 @@ def test_more_memory_that_is_taken_in_the_background_does_not_disturb_a_copy(mon
         monkeypatch.setattr(arena_module, "free_memory", lambda: 0)
         thread = threading.Thread(target=reserve, args=(10 * size,))
         thread.start()
-        thread.join(20)
+        thread.join(60)
         taken.set()
         return memory
 

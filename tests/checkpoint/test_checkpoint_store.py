@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from checkpoint.memory_store import MemoryStore
+from checkpoint.split_save import split
 from checkpoint.whole_save import save_whole
 from quorate.checkpoint import store as store_module
 from quorate.checkpoint.manifest import Manifest
@@ -118,6 +119,14 @@ def test_the_same_state_again_is_left_as_it_is_and_another_is_refused(store: Che
     with pytest.raises(CheckpointError, match="cannot pass through both"):
         save_whole(store, STATE, step=1, weights_digest="other")
     assert steps(store) == [1]
+
+
+def test_the_same_state_in_other_pieces_is_left_as_it_is(tmp_path: Path) -> None:
+    """Digests are of pieces: resumed with another mesh, a run has others for the same weights."""
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    cut = split(folder, save_whole(folder, STATE, step=1, weights_digest="of pieces"))
+    assert save_whole(folder, STATE, step=1, weights_digest="of the whole") == cut
+    assert folder.list() == (cut,)
 
 
 def test_retention_removes_what_is_too_much(store: CheckpointStore) -> None:

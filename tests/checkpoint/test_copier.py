@@ -100,11 +100,11 @@ def present(place: MoodyPlace) -> set[str]:
 def test_copies_what_is_there_and_what_comes(
     source: Source, place: MoodyPlace, copier: Copier, listener: Listener
 ) -> None:
-    await_condition("both", lambda: len(present(place)) == 2, 20)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
     save(source, 6)
     copier.poke()
-    await_condition("the third", lambda: len(listener.told("copied_to")) == 3, 20)
-    standing = copier.close(20)
+    await_condition("the third", lambda: len(listener.told("copied_to")) == 3, 60)
+    standing = copier.close(60)
     assert (standing.copied, standing.missing, standing.reason) == (3, (), "")
     assert [step for _, step, _ in listener.told("copied_to")] == [4, 2, 6], "the newest first"
     assert {fields["place"] for _, _, fields in listener.events} == {str(place)}
@@ -114,41 +114,41 @@ def test_copies_what_is_there_and_what_comes(
 def test_trouble_is_told_once_and_so_is_its_end(source: Source, place: MoodyPlace, listener: Listener) -> None:
     place.trouble = StoreError("the store is away.")
     copier = Copier(source, place, listener)
-    await_condition("many tries", lambda: place.tries > 10, 20)
+    await_condition("many tries", lambda: place.tries > 10, 60)
     ((_, step, fields),) = listener.told("copy_failed")
     assert (step, fields["reason"], fields["missing"]) == (4, "the store is away.", 2)
     place.trouble = None
-    await_condition("its end", lambda: listener.told("copy_recovered"), 20)
+    await_condition("its end", lambda: listener.told("copy_recovered"), 60)
     assert present(place) == {"step-00000002", "step-00000004"}
-    assert copier.close(20).missing == ()
+    assert copier.close(60).missing == ()
     assert len(listener.told("copy_failed")) == 1
 
 
 def test_another_trouble_is_told_again(source: Source, place: MoodyPlace, copier: Copier, listener: Listener) -> None:
-    await_condition("a copy", lambda: len(present(place)) == 2, 20)
+    await_condition("a copy", lambda: len(present(place)) == 2, 60)
     place.trouble = StoreError("the store is away.")
     save(source, 6)
     copier.poke()
-    await_condition("the first", lambda: listener.told("copy_failed"), 20)
+    await_condition("the first", lambda: listener.told("copy_failed"), 60)
     place.trouble = StoreError("access is refused.")
-    await_condition("the second", lambda: len(listener.told("copy_failed")) == 2, 20)
+    await_condition("the second", lambda: len(listener.told("copy_failed")) == 2, 60)
     standing = copier.close(0.2)
     assert standing.missing == ("step-00000006",), "what was copied before is known to be there"
     assert standing.reason == "access is refused."
 
 
 def test_the_end_waits_for_a_copy_in_the_making(source: Source, place: MoodyPlace, copier: Copier) -> None:
-    await_condition("both", lambda: len(present(place)) == 2, 20)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
     place.gate.clear()
     save(source, 6)
     copier.poke()
     threading.Timer(0.3, place.gate.set).start()
-    assert copier.close(20).missing == ()
+    assert copier.close(60).missing == ()
     assert "step-00000006" in present(place)
 
 
 def test_the_end_does_not_wait_for_ever(source: Source, place: MoodyPlace, copier: Copier) -> None:
-    await_condition("both", lambda: len(present(place)) == 2, 20)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
     place.gate.clear()
     save(source, 6)
     began = time.monotonic()
@@ -161,11 +161,11 @@ def test_the_end_does_not_wait_for_ever(source: Source, place: MoodyPlace, copie
 def test_what_was_saved_while_a_place_says_nothing_is_known_to_be_missing(
     source: Source, place: MoodyPlace, copier: Copier
 ) -> None:
-    await_condition("both", lambda: len(present(place)) == 2, 20)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
     place.gate.clear()
     save(source, 6)
     copier.poke()
-    assert place.is_waiting.wait(20)
+    assert place.is_waiting.wait(60)
     save(source, 8)
     assert copier.close(0.1).missing == ("step-00000008", "step-00000006")
 
@@ -173,13 +173,13 @@ def test_what_was_saved_while_a_place_says_nothing_is_known_to_be_missing(
 def test_the_end_tries_again_what_may_pass(source: Source, place: MoodyPlace, listener: Listener) -> None:
     place.trouble = StoreError("the store is away.")
     copier = Copier(source, place, listener)
-    await_condition("a failure", lambda: listener.told("copy_failed"), 20)
+    await_condition("a failure", lambda: listener.told("copy_failed"), 60)
 
     def mend() -> None:
         place.trouble = None
 
     threading.Timer(0.3, mend).start()
-    assert copier.close(20).missing == ()
+    assert copier.close(60).missing == ()
 
 
 def test_the_end_does_not_wait_for_what_a_person_must_mend(
@@ -207,8 +207,8 @@ def test_a_damaged_checkpoint_is_told_and_the_others_are_copied(
     part = part_of(infos(source)["step-00000004"].path)
     part.write_bytes(part.read_bytes()[:-1])
     copier = Copier(source, place, listener)
-    await_condition("the other", lambda: present(place), 20)
-    standing = copier.close(20)
+    await_condition("the other", lambda: present(place), 60)
+    standing = copier.close(60)
     assert present(place) == {"step-00000002"}
     ((_, step, fields),) = listener.told("copy_failed")
     assert step == 4 and "truncated" in fields["reason"]
@@ -221,11 +221,11 @@ def test_a_damaged_checkpoint_that_is_saved_anew_is_copied(
     damaged = infos(source)["step-00000004"].path
     part_of(damaged).unlink()
     copier = Copier(source, place, listener)
-    await_condition("the failure", lambda: listener.told("copy_failed"), 20)
+    await_condition("the failure", lambda: listener.told("copy_failed"), 60)
     CheckpointFolder(source.run.checkpoints).remove(damaged)
     save(source, 4, numbers=65)
     copier.poke()
-    standing = copier.close(20)
+    standing = copier.close(60)
     assert (standing.missing, standing.damaged) == ((), ())
     assert present(place) == {"step-00000002", "step-00000004"}
 
@@ -242,7 +242,7 @@ def test_a_copy_that_is_spoilt_at_the_place_is_made_again(
         verify_part(folder, part)
 
     monkeypatch.setattr("quorate.checkpoint.place.verify_part", verify)
-    standing = Copier(source, place, listener).close(20)
+    standing = Copier(source, place, listener).close(60)
     assert spoilt
     assert (standing.missing, standing.damaged) == ((), ())
     assert present(place) == {"step-00000002", "step-00000004"}
@@ -253,20 +253,20 @@ def test_a_copy_that_is_spoilt_at_the_place_is_made_again(
 def test_a_checkpoint_that_retention_removes_meanwhile_is_no_failure(
     source: Source, place: MoodyPlace, copier: Copier, listener: Listener
 ) -> None:
-    await_condition("both", lambda: len(present(place)) == 2, 20)
+    await_condition("both", lambda: len(present(place)) == 2, 60)
     place.gate.clear()
     info = save(source, 6)
     copier.poke()
-    assert place.is_waiting.wait(20)
+    assert place.is_waiting.wait(60)
     CheckpointFolder(source.run.checkpoints).remove(info.path)
     place.gate.set()
-    assert copier.close(20).missing == ()
+    assert copier.close(60).missing == ()
     assert not listener.told("copy_failed")
 
 
 def test_a_run_without_checkpoints_leaves_no_trace(tmp_path: Path, place: MoodyPlace, listener: Listener) -> None:
     copier = Copier(make_source(tmp_path / "runs"), place, listener)
-    assert copier.close(20).missing == ()
+    assert copier.close(60).missing == ()
     assert not Path(str(place)).exists()
 
 
@@ -275,12 +275,12 @@ def test_retention_holds_there_too_and_spares_the_best(tmp_path: Path, place: Mo
     save(source, 2, loss=0.1)
     for step in (4, 6, 8):
         save(source, step, loss=0.5)
-    Copier(source, place, listener).close(20)
+    Copier(source, place, listener).close(60)
     folder = CheckpointFolder(source.run.checkpoints)
     for name, info in infos(source).items():
         if name != "step-00000008-evaluated":
             folder.remove(info.path)  # as if it had been fetched to another machine, with its newest checkpoint only
-    Copier(source, place, listener).close(20)
+    Copier(source, place, listener).close(60)
     assert present(place) == {f"step-0000000{step}-evaluated" for step in (2, 6, 8)}
 
 
@@ -292,5 +292,5 @@ def test_what_a_dead_copier_left_is_swept_and_what_is_young_is_not(source: Sourc
     long_ago = time.time() - LEFT_BEHIND - 10
     os.utime(old / "part", (long_ago, long_ago))
     os.utime(old, (long_ago, long_ago))
-    Copier(source, place, Listener()).close(20)
+    Copier(source, place, Listener()).close(60)
     assert not old.exists() and young.exists()

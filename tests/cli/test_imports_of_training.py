@@ -27,6 +27,7 @@ def test_no_process_of_a_job_that_is_not_tracked_loads_them(workplace: Workplace
     assert "quorate.coordinator.service" in by_process["coordinator"]
     assert "quorate.worker.session" in by_process["fork_server"], "which workers are forked from"
     assert "numpy" not in by_process["launcher"], "which writes the index of a long run without it"
+    assert not {module for module in by_process["launcher"] if module.startswith("quorate.tracking")}
     for process, modules in by_process.items():
         found = {module for module in modules if module.partition(".")[0] in FOREIGN or module in TRACKERS}
         assert not found, f"{process} loads {sorted(found)}"

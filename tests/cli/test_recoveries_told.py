@@ -88,11 +88,11 @@ def test_a_recovery_is_told_to_people_and_to_programs(workplace: Workplace, undi
 
 
 def test_by_step_timeout_a_worker_that_hangs_in_user_code_is_replaced(workplace: Workplace, undisturbed: str) -> None:
-    running = start_and_hold_step_5(workplace, "--json", "--set", "step_timeout=1.0")
+    running = start_and_hold_step_5(workplace, "--json", "--set", "step_timeout=4.0")
     loss = running.await_event("lost")
     workplace.go()
     done = running.done(within=BUSY)
     assert done.code == 0, done.stderr
     assert done.document["weights_digest"] == undisturbed
     assert "held up in the task's own code (computing its lanes)" in loss["message"]
-    assert loss["step"] == 5
+    assert loss["step"] in (4, 5), "one that is done again counts as a call too"

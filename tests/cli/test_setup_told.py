@@ -1,12 +1,13 @@
 """Setups that take long, by the real command: what is said meanwhile, and what `setup_timeout` says."""
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
-from command import Done, Workplace
+from command import PATIENCE, Done, Workplace
 
 SOONER = """
 from quorate.cli.main import run
@@ -31,7 +32,7 @@ def train(workplace: Workplace, trouble: str, *arguments: str) -> Done:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE,
     )
     workplace.assert_nobody_left()
     return Done(done.returncode, done.stdout, done.stderr)
@@ -43,12 +44,12 @@ def test_a_setup_that_takes_long_is_told_and_ended_by_setup_timeout_which_names_
     assert done.code == 1, done.stderr
     assert "workers 0, 1: still in datasets(), " in done.stderr
     assert done.error.startswith("worker 0 (pid ")
-    assert "is still in datasets(), 15 s after its start. That is longer than setup_timeout (15.0)." in done.error
+    assert re.search(r"is still in datasets\(\), \d+ s after its start\. That is longer than setup_timeout", done.error)
     assert "Raise setup_timeout, or leave it out to wait for as long as it takes." in done.error
 
 
 def test_a_task_whose_import_takes_long_is_told_and_ended_as_well(workplace: Workplace) -> None:
-    done = train(workplace, "slow import", "--set", "setup_timeout=2")
+    done = train(workplace, "slow import", "--set", "setup_timeout=5")
     assert done.code == 1, done.stderr
     assert "the fork server: still in the import of torch and the task, " in done.stderr
-    assert "the fork server is still in the import of torch and the task, 2 s after its start" in done.error
+    assert re.search(r"the fork server is still in the import of torch and the task, \d+ s after its start", done.error)

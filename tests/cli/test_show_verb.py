@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import pytest
 
-from history.run_builder import COMPLETE, CREATED, Story, add_checkpoint, build_run, complete_run
+from history.run_builder import COMPLETE, CREATED, Story, add_checkpoint, build_run, complete_run, whole_story
 from quorate.cli import output
 from quorate.cli.app import app
 from quorate.cli.layout import Page
@@ -200,6 +200,16 @@ def test_a_run_in_several_parts(runs: Path) -> None:
     assert rows(text)["took"] == "11 s of training, in 2 parts"
     assert "2 steps told again, after going on from a checkpoint" in text
     assert rows(text)["stop"] == "interrupted"
+
+
+def test_how_a_gpu_was_used_is_shown_as_the_result_has_it(runs: Path) -> None:
+    memory = {"allocated_bytes": 2**34, "reserved_bytes": 2**35, "total_bytes": 2**37}
+    used = {"computed_by": "NVIDIA H200, bf16, captured", "device_memory": memory}
+    shown = rows(page(build_run(runs, story=whole_story(), result=COMPLETE | used)))
+    assert shown["computed by"] == "NVIDIA H200, bf16, captured"
+    assert shown["memory"] == "16.0 of 128.0 GiB on the GPU, 32.0 with what PyTorch keeps for later"
+    on_a_cpu = rows(page(build_run(runs, story=whole_story(), result=COMPLETE | {"device_memory": [1]})))
+    assert not on_a_cpu.keys() & {"computed by", "memory"}
 
 
 def test_a_damaged_run_shows_what_is_left(runs: Path) -> None:

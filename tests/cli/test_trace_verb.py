@@ -42,7 +42,9 @@ class Shifted(Tiny):
 
 def traced(place: Workplace, *arguments: str, **keys: Any) -> list[Trace]:
     """Train with traces; those of the run."""
-    place.write_job(**{"workers": WORKERS, "links": "tcp", "track": {"trace": {"every": 3}}, **keys})
+    # Nobody is lost because the machine is busy: each generation begins with a trace.
+    usual = {"workers": WORKERS, "links": "tcp", "failure_timeout": 30.0, "track": {"trace": {"every": 3}}}
+    place.write_job(**{**usual, **keys})
     done = place.run(*(arguments or ("train", "job.yaml", "--json")))
     assert done.code == 0, done.stderr
     return traces_in(RunFolder(place.last))

@@ -39,7 +39,7 @@ class Served:
 
 @contextlib.contextmanager
 def serve(
-    folder: Path, *, workers: int, lanes: int = 4, failure_timeout: float = 5.0, incarnation: int = 1, port: int = 0
+    folder: Path, *, workers: int, lanes: int = 4, failure_timeout: float = 60.0, incarnation: int = 1, port: int = 0
 ) -> Iterator[Served]:
     """Serve a coordinator for the length of a block."""
     settings = JobSettings(incarnation, lanes, workers, Timing(failure_timeout))
@@ -63,12 +63,12 @@ def serve(
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    assert started.wait(5)
+    assert started.wait(60)
     ((address, stop_serving),) = ready
     try:
         yield Served(address, events_file, stop_serving)
     finally:
         with contextlib.suppress(RuntimeError):  # its loop is closed: the test has stopped it
             stop_serving()
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive()

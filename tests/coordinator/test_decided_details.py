@@ -360,7 +360,7 @@ def test_who_is_turned_away_is_not_missed_any_more() -> None:
 @pytest.mark.parametrize(("step", "exit_code"), [(0, 2), (7, 1)])
 def test_workers_that_differ_before_the_first_step_were_asked_for_wrongly(step: int, exit_code: int) -> None:
     first = registered(0, cursor=Cursor(step))
-    difference = join_difference(registered(1, cursor=Cursor(step), tensors={"w": "2"}), first)
+    difference = join_difference(registered(1, cursor=Cursor(step), tensors={"w": "2"}), first, first)
     assert difference is not None
     assert difference.exit_code == exit_code
 
@@ -523,7 +523,7 @@ def test_a_library_is_named_before_the_data_and_the_canary_last() -> None:
 
     def named(**facts: str) -> str:
         newcomer = registered(1, facts={**first.facts, **facts})
-        difference = join_difference(newcomer, first)
+        difference = join_difference(newcomer, first, first)
         assert difference is not None
         return difference.message
 

@@ -190,6 +190,13 @@ class TestResizing:
         assert isinstance(refusal, Refuse)
         assert "min_workers is 2" in refusal.failure.message
 
+    def test_not_where_another_number_computes_something_else(self) -> None:
+        together = training(replace(SETTINGS, is_fixed=True))
+        (refusal,) = decide(together, ResizeRequested(4), 1.0).actions
+        assert isinstance(refusal, Refuse)
+        assert "the job cannot have 4 workers: batch norm takes the statistics of all 3" in refusal.failure.message
+        assert decide(together, ResizeRequested(3), 1.0).actions == ()
+
     def test_a_place_that_does_not_exist_is_refused_until_it_does(self) -> None:
         newcomer: Registered = registered(3)
         assert kinds(decide(training(), newcomer, 1.0)) == [Refuse]

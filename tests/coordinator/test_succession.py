@@ -131,7 +131,7 @@ def test_no_place_is_filled_before_everybody_is_back_and_then_it_is_at_once(tmp_
         asked = asyncio.create_task(service.Outcome(pb.OutcomeRequest(timeout=60.0, processes=processes), None))
         await asyncio.sleep(0.01)
         service.apply(waiting(1, 17))
-        reply = await asyncio.wait_for(asked, 5.0)
+        reply = await asyncio.wait_for(asked, 60.0)
         assert [(vacancy.slot, vacancy.restore) for vacancy in reply.vacant] == [(2, False)]
 
     asyncio.run(ask())

@@ -26,8 +26,8 @@ from quorate.core.processes import (
 
 
 def is_gone(descriptor: int) -> bool:
-    """Whether every process that holds the other end of this pipe has ended, within a few seconds."""
-    return bool(select.select([descriptor], [], [], 4)[0]) and os.read(descriptor, 1) == b""
+    """Whether every process that holds the other end of this pipe has ended, within a minute."""
+    return bool(select.select([descriptor], [], [], 60)[0]) and os.read(descriptor, 1) == b""
 
 
 def test_a_child_dies_when_its_parent_is_killed() -> None:
@@ -38,7 +38,7 @@ def test_a_child_dies_when_its_parent_is_killed() -> None:
         if os.fork() == 0:
             die_with_parent(born)
             os.write(held, b"x")
-            time.sleep(60)
+            time.sleep(600)
         signal.pause()
     os.close(held)
     assert os.read(alive, 1) == b"x"
@@ -155,7 +155,7 @@ def test_a_child_that_fails_or_dies_gives_no_answer(capfd: pytest.CaptureFixture
 
 
 def take_long() -> str:
-    time.sleep(60)
+    time.sleep(600)
     return "late"
 
 
@@ -167,7 +167,7 @@ def die() -> str:
 def test_a_child_that_takes_too_long_is_ended() -> None:
     started = time.monotonic()
     assert ask_child(take_long, seconds=0.1) == Answer("", "took longer than 0.1 s")
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 100
 
 
 @pytest.fixture

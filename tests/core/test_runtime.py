@@ -39,7 +39,7 @@ def test_who_waits_in_vain_is_told_so_when_the_time_is_over(run: Callable[[Body]
         began, changed = runtime.now(), runtime.condition()
         with changed:
             assert not changed.wait_for(lambda: False, 0.05)
-        assert 0.05 - 1e-6 <= runtime.now() - began < 5.0
+        assert 0.05 - 1e-6 <= runtime.now() - began < 60.0
 
     run(body)
 
@@ -58,7 +58,7 @@ def test_who_waits_sees_what_another_thread_has_changed(run: Callable[[Body], No
         with changed:
             told.append("there")
             changed.notify_all()
-            assert changed.wait_for(lambda: bool(seen), 5.0)
+            assert changed.wait_for(lambda: bool(seen), 60.0)
         assert seen == ["there, and back"]
         thread.join()
 
@@ -67,14 +67,16 @@ def test_who_waits_sees_what_another_thread_has_changed(run: Callable[[Body], No
 
 def test_who_joins_a_thread_goes_on_when_it_has_ended(run: Callable[[Body], None]) -> None:
     def body(runtime: Runtime) -> None:
-        done: list[str] = []
+        done, may_work = list[str](), Latch(runtime)
 
         def work() -> None:
+            may_work.wait(60.0)
             Latch(runtime).wait(0.05)
             done.append("worked")
 
         thread = runtime.spawn("other", work)
         assert done == []
+        may_work.set()
         thread.join()
         thread.join()
         assert done == ["worked"]
@@ -88,10 +90,10 @@ def test_a_latch_ends_every_pause_once_it_is_set(run: Callable[[Body], None]) ->
         assert not latch.wait(0.01)
         began = runtime.now()
         runtime.spawn("other", latch.set)
-        assert latch.wait(60.0)
-        assert latch.wait(60.0)
+        assert latch.wait(600.0)
+        assert latch.wait(600.0)
         assert latch.is_set
-        assert runtime.now() - began < 30.0
+        assert runtime.now() - began < 200.0
 
     run(body)
 

@@ -1,5 +1,7 @@
 """Columns read at once are what stacking their samples one by one gives, to the last bit; the rest is left alone."""
 
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -9,6 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from quorate.data.collate import collate
 from quorate.data.datasets import columns_of
+from quorate.data.feed import Feed
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples
 
@@ -147,3 +150,65 @@ class Marked(torch.Tensor):
 )
 def test_what_may_be_more_than_columns_is_none(dataset: Any) -> None:
     assert columns_of(dataset) is None
+
+
+def test_batches_that_are_sent_to_a_device_are_made_ahead_by_a_thread_in_the_memory_they_are_sent_from() -> None:
+    tensors = torch.arange(60.0).view(20, 3), torch.arange(20)
+    dataset = Subset(TensorDataset(*tensors), list(range(19, -1, -1)))
+    requests = [Request(Source.TRAINING, 0, (first, first + 5, 2)) for first in range(10)]
+    rooms: list[tuple[int, str]] = []
+
+    def room(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        place = torch.empty(tuple(shape), dtype=dtype)
+        rooms.append((place.data_ptr(), threading.current_thread().name))
+        return place
+
+    samples = Samples({Source.TRAINING: dataset}, collate, 5)
+    plain, sent = (Feed(samples, iter(requests), 4, 1, room=each) for each in (None, room))
+    for request in requests:
+        left, right = plain.next(request).content, sent.next(request).content
+        assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+        assert {tensor.data_ptr() for tensor in right} <= {pointer for pointer, _ in rooms}
+    sent.close()
+    assert {name for _, name in rooms} == {"batch-maker"}
+
+
+class Broken(RuntimeError):
+    pass
+
+
+def test_what_goes_wrong_while_a_batch_is_made_ahead_is_raised_when_its_turn_comes() -> None:
+    requests = [Request(Source.TRAINING, 0, (number,)) for number in range(4)]
+    rooms: list[int] = []
+
+    def room(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        rooms.append(len(rooms))
+        if len(rooms) == 3:
+            raise Broken
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    samples = Samples({Source.TRAINING: TensorDataset(torch.arange(8))}, collate, 5)
+    feed = Feed(samples, iter(requests), 0, 1, room=room)
+    assert [feed.next(request).content[0].tolist() for request in requests[:2]] == [[0], [1]]
+    with pytest.raises(Broken):
+        feed.next(requests[2])
+    feed.begin_again(iter(requests[1:]))
+    assert [feed.next(request).content[0].tolist() for request in requests[1:]] == [[1], [2], [3]]
+    feed.close()
+
+
+def test_the_plan_of_tensors_in_memory_is_followed_no_further_than_batches_are_made_ahead() -> None:
+    """It calls order(), which may fail: then the steps before should have been done."""
+    planned: list[int] = []
+
+    def plan() -> Iterator[Request]:
+        for number in range(100):
+            planned.append(number)
+            yield Request(Source.TRAINING, 0, (number % 8,), lane=number % 2)
+
+    samples = Samples({Source.TRAINING: TensorDataset(torch.arange(8))}, collate, 5)
+    feed = Feed(samples, plan(), 0, 1, prefetch=2, lanes=2, room=lambda shape, dtype: torch.empty(*shape, dtype=dtype))
+    for number in range(5):
+        feed.next(Request(Source.TRAINING, 0, (number % 8,), lane=number % 2))
+    feed.close()
+    assert len(planned) == 5 + 2

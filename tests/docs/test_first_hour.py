@@ -54,6 +54,7 @@ def test_a_reused_environment_leaves_make_nothing_to_do(tmp_path: Path) -> None:
     assert subprocess.run(["make", "--question", *every_stamp], cwd=tmp_path, check=False).returncode == 0
 
 
+@pytest.mark.long
 def test_the_first_hour_with_what_is_installed_here(address: Path, tmp_path: Path) -> None:
     script = script_of(README, address, before_install=f"{sys.executable} {first_hour.__file__} --reuse .")
     assert_trained(tmp_path / "quorate", run(script, tmp_path, within=200))

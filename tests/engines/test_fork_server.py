@@ -51,7 +51,7 @@ def test_what_a_worker_that_lives_on_has_left_is_reaped_when_it_ends_and_not_bef
         fork_server._reap_left()
         return f"{len(left)} left"
 
-    assert ask_child(adopt, seconds=20).text == "1 left"
+    assert ask_child(adopt, seconds=60).text == "1 left"
 
 
 def _start_one_that_leaves_two() -> int:

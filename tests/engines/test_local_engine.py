@@ -1,3 +1,4 @@
+import contextlib
 import logging
 import os
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from command import await_condition, command_line
+from command import PATIENCE, await_condition, command_line
 from quorate.core.task_source import TaskSource
 from quorate.engines import local
 from quorate.engines.engine import Exited, Interrupted, Preparation, Prepared, Ready, SettingUp, Started
@@ -28,17 +29,17 @@ messages.sendall(json.dumps({{"what": "ready", "facts": {{}}, "source": {source!
 heard = b""
 while b'"what": "start"' not in heard:
     heard += messages.recv(4096)
-worker = subprocess.Popen(["sleep", "60"])
+worker = subprocess.Popen(["sleep", "600"])
 started = {{"what": "started", "slot": 0, "pid": worker.pid, "how": "spawned", "reason": ""}}
 messages.sendall(json.dumps(started).encode() + b"\\n")
 pathlib.Path({sign!r}).touch()
-time.sleep(60)
+time.sleep(600)
 """
 
 
 # The same, but its worker has a process group of its own, and has started another process there.
 LEAVING_FORK_SERVER = DEAF_FORK_SERVER.replace(
-    """["sleep", "60"])""", """["sh", "-c", "sleep 60 & echo $! > {sign}.part; exec sleep 60"], process_group=0)"""
+    """["sleep", "600"])""", """["sh", "-c", "sleep 600 & echo $! > {sign}.part; exec sleep 600"], process_group=0)"""
 ).replace(
     "pathlib.Path({sign!r}).touch()",
     """
@@ -50,7 +51,7 @@ pathlib.Path({sign!r} + ".part").rename({sign!r})""",
 
 @pytest.fixture
 def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
-    process = subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "600"])
     yield process
     process.kill()
     process.wait()
@@ -61,7 +62,7 @@ def test_the_end_of_a_process_is_waited_for_and_one_that_lives_on_is_named(sleep
     watched.add(sleeper.pid)
     assert watched.await_end(0.01) == [sleeper.pid]
     sleeper.kill()
-    assert watched.await_end(5.0) == []
+    assert watched.await_end(60.0) == []
     sleeper.wait()
     watched.add(sleeper.pid)  # gone and reaped
     assert watched.await_end(0.0) == []
@@ -79,7 +80,8 @@ def test_a_process_that_is_watched_no_longer_is_not_waited_for(sleeper: "subproc
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalEngine, Path]:
+@contextlib.contextmanager
+def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LocalEngine, Path]]:
     """An engine that has a fork server of that kind with a worker, and the file which tells that this is there."""
     (folder / "logs").mkdir()
     script, sign = folder / "python", folder / "started"
@@ -88,10 +90,11 @@ def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[L
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(script))
         engine = LocalEngine(RunFolder(folder), Preparation("t:T", {}, "", [], 0, 1, True))
-    assert engine.poll(5.0) == [Ready(Prepared({}, SOURCE))]
-    engine.start(Assignment(str(folder), 0, 1, "t:T", {}, "", "127.0.0.1:1", "token"))
-    await_condition("the worker", sign.exists)
-    return engine, sign
+    with contextlib.closing(engine):
+        assert engine.poll(PATIENCE) == [Ready(Prepared({}, SOURCE))]
+        engine.start(Assignment(str(folder), 0, 1, "t:T", {}, "", "127.0.0.1:1", "token"))
+        await_condition("the worker", sign.exists)
+        yield engine, sign
 
 
 @pytest.mark.faults
@@ -99,23 +102,21 @@ def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[L
 def test_what_the_workers_of_a_killed_fork_server_have_started_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeper: "subprocess.Popen[bytes]", is_killed: bool
 ) -> None:
-    engine, sign = started(LEAVING_FORK_SERVER, tmp_path, monkeypatch)
-    left = int(sign.read_text())
-    assert command_line(left) == "sleep 60 "
-    if is_killed:
-        assert [type(notice) for notice in engine.poll(5.0)] == [Started]
-        os.kill(engine._fork_server._process.pid, signal.SIGKILL)
-        interrupted, exited = engine.poll(5.0)
-        assert isinstance(interrupted, Interrupted)
-        assert interrupted.reason.endswith("was killed by SIGKILL, and the workers with it")
-        assert isinstance(exited, Exited)
-    else:
-        monkeypatch.setattr(local, "CLOSE_PATIENCE", 1.0)
-        engine.close()
-    await_condition("its end", lambda: not is_running(left))
-    assert sleeper.poll() is None, "one of nobody's"
-    if is_killed:
-        engine.close()
+    with started(LEAVING_FORK_SERVER, tmp_path, monkeypatch) as (engine, sign):
+        left = int(sign.read_text())
+        await_condition("what the worker has started", lambda: command_line(left) == "sleep 600 ")
+        if is_killed:
+            assert [type(notice) for notice in engine.poll(PATIENCE)] == [Started]
+            os.kill(engine._fork_server._process.pid, signal.SIGKILL)
+            interrupted, exited = engine.poll(PATIENCE)
+            assert isinstance(interrupted, Interrupted)
+            assert interrupted.reason.endswith("was killed by SIGKILL, and the workers with it")
+            assert isinstance(exited, Exited)
+        else:
+            monkeypatch.setattr(local, "CLOSE_PATIENCE", 1.0)
+            engine.close()
+        await_condition("its end", lambda: not is_running(left))
+        assert sleeper.poll() is None, "one of nobody's"
 
 
 def is_running(pid: int) -> bool:
@@ -131,34 +132,33 @@ def test_closing_a_deaf_fork_server_waits_for_its_workers_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, told: bool
 ) -> None:
     monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
-    engine, _ = started(DEAF_FORK_SERVER, tmp_path, monkeypatch)
-    notices = engine.poll(5.0) if told else []
-    assert [type(notice) for notice in notices] == [Started] * told
-    begun = time.monotonic()
-    with caplog.at_level(logging.WARNING):
-        engine.close()
+    with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
+        notices = engine.poll(PATIENCE) if told else []
+        assert [type(notice) for notice in notices] == [Started] * told
+        begun = time.monotonic()
+        with caplog.at_level(logging.WARNING):
+            engine.close()
     assert time.monotonic() - begun >= 0.55, "as long as for the fork server, and as long again for its worker"
     (warning,) = [record.getMessage() for record in caplog.records]
     pid = int(warning.rpartition(" ")[2])
     assert warning == f"workers still end after 0.3 s: processes {pid}"
-    assert command_line(pid) == "sleep 60 "
+    assert command_line(pid) == "sleep 600 "
     os.kill(pid, signal.SIGKILL)
 
 
 def test_a_worker_that_has_no_status_page_is_not_in_its_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a full disk, where it may have trained for days."""
-    engine, _ = started(DEAF_FORK_SERVER, tmp_path, monkeypatch)
-    assert [type(notice) for notice in engine.poll(5.0)] == [Started]
-    assert engine.poll(0.0) == []
-    page = StatusPage(status_file(RunFolder(tmp_path), 0))
-    page.write_setup("datasets()")
-    (setup,) = engine.poll(0.0)
-    assert isinstance(setup, SettingUp)
-    assert (setup.slot, setup.phase) == (0, "datasets()")
-    page.write(0, "wait")
-    assert engine.poll(0.0) == [replace(setup, phase=None)]
-    page.write(1, "compute")
-    assert engine.poll(0.0) == [], "told once"
-    engine.kill(0, setup.pid)
-    monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
-    engine.close()
+    with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
+        assert [type(notice) for notice in engine.poll(PATIENCE)] == [Started]
+        assert engine.poll(0.0) == []
+        page = StatusPage(status_file(RunFolder(tmp_path), 0))
+        page.write_setup("datasets()")
+        (setup,) = engine.poll(0.0)
+        assert isinstance(setup, SettingUp)
+        assert (setup.slot, setup.phase) == (0, "datasets()")
+        page.write(0, "wait")
+        assert engine.poll(0.0) == [replace(setup, phase=None)]
+        page.write(1, "compute")
+        assert engine.poll(0.0) == [], "told once"
+        engine.kill(0, setup.pid)
+        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from command import await_condition
+from command import PATIENCE, await_condition
 from quorate.core.masking import register_secrets
 from quorate.engines import output_pump
 from quorate.engines.output_pump import OutputPipes, OutputPump, Speaker
@@ -30,7 +30,8 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def pump(run: RunFolder) -> Iterator[OutputPump]:
+def pump(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[OutputPump]:
+    monkeypatch.setattr(output_pump, "CLOSE_PATIENCE", PATIENCE)
     register_secrets([SECRET])
     pump = OutputPump(run)
     yield pump
@@ -172,10 +173,10 @@ def test_a_process_in_the_background_that_keeps_its_pipe_does_not_keep_the_pump(
     run: RunFolder, pump: OutputPump
 ) -> None:
     process, pipes = start(pump, "import os, time; print('there', flush=True); time.sleep(600)")
-    await_condition("it", lambda: (run.logs / "worker-0.jsonl").exists())
+    await_condition("it", lambda: (run.logs / "worker-0.jsonl").exists() and records(run))
     pump.control.close()
     pump._theirs.close()
-    assert pump._process.wait(30) == 0
+    assert pump._process.wait(60) == 0
     process.kill()
     process.wait()
     pipes.close()
@@ -199,7 +200,7 @@ def test_a_copy_of_its_socket_with_somebody_else_keeps_no_pump(run: RunFolder, p
     with pump.control.dup():
         began = time.monotonic()
         pump.close()
-        assert time.monotonic() - began < 2 * output_pump.GRACE
+        assert time.monotonic() - began < 20, "it waits for nobody"
 
 
 def test_it_ends_with_the_launcher_whoever_else_has_its_socket(run: RunFolder) -> None:
@@ -210,14 +211,17 @@ def test_it_ends_with_the_launcher_whoever_else_has_its_socket(run: RunFolder) -
         "left = os.fork() or (os.close(1), signal.pause());"
         "print(pump._process.pid, left, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    launcher = subprocess.run([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, timeout=60)
+    launcher = subprocess.run([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, timeout=PATIENCE)
     pump, left = map(int, launcher.stdout.split())
     try:
-        await_condition("its end", lambda: not Path(f"/proc/{pump}").exists() or is_dead(pump))
+        await_condition("its end", lambda: is_dead(pump))
     finally:
         os.kill(left, signal.SIGKILL)
 
 
 def is_dead(pid: int) -> bool:
-    """Whether it has ended, and nobody has reaped it."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    """Whether it has ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True

@@ -100,5 +100,5 @@ def test_a_signal_ends_it_alone(script: Path) -> None:
         assert process.stdout.readline() == "here\n"
     assert str(script) in command_line(process.pid)
     os.killpg(process.pid, signal.SIGTERM)
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(60) == -signal.SIGTERM
     assert await_condition("the next one", lambda: run(script.with_name("none.py")).returncode) == 1

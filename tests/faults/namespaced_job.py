@@ -92,7 +92,7 @@ class NamespacedJob:
         file.write_text(json.dumps(JOB | keys))
         resolved = load_job(file, {}, [])
         self.run = RunFolder.create(folder / "runs", "unhurried")
-        launch = Launch(self.run, resolved.spec, WORKERS, resolved.source)
+        launch = Launch(self.run, resolved.spec, keys.get("workers", WORKERS), resolved.source)
         self._signals = Signals()
         network_of = (lambda _: LOOPBACK) if namespaces is None else namespaces.network_of
         engine = LocalEngine(self.run, launch.preparation, network_of)
@@ -153,7 +153,7 @@ class NamespacedJob:
     def close(self) -> None:
         """End what a failed test has left running."""
         self._signals.received += [signal.SIGINT, signal.SIGINT]
-        self._thread.join(30.0)
+        self._thread.join(60.0)
         assert not self._thread.is_alive()
         self._hurry.unlink(missing_ok=True)
 
@@ -176,8 +176,8 @@ def in_namespaces(folder: Path) -> Iterator[NamespacedJob]:
         finally:
             job.close()
     assert cable
-    await_condition("the end of the cable", lambda: not Path("/sys/class/net", cable).exists(), 10.0)
-    await_condition("the end of the namespaces", lambda: not holders(networks), 10.0)
+    await_condition("the end of the cable", lambda: not Path("/sys/class/net", cable).exists(), 60.0)
+    await_condition("the end of the namespaces", lambda: not holders(networks), 60.0)
 
 
 def namespace_of(path: str) -> str:

@@ -62,7 +62,7 @@ KEYS: dict[str, Any] = {
     "batch_size": 16,
     "steps": 90,
     "workers": 3,
-    "failure_timeout": 3.0,
+    "failure_timeout": 6.0,
     "evaluate": {"every": 60},
     "checkpoint": {"every": 20, "keep": 3},
 }

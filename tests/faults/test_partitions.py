@@ -48,8 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> str:
-    """The digest of the job when nothing happens to it, and nobody lives on an namespace."""
-    job = NamespacedJob(folder, None)
+    """The digest of the job when nothing happens to it; on one worker, which costs least and has no namespace."""
+    job = NamespacedJob(folder, None, workers=1)
     try:
         outcome = job.finish(PATIENCE)
     finally:
@@ -100,7 +100,7 @@ def test_two_of_three_go_on_without_one_that_is_cut_off_for_eight_seconds(job: N
     assert all(2 not in members(event) for event in job.events("generation", cut))
     namespaces.heal(2)
     healed = time.time()
-    await_condition("the cable to carry again", lambda: namespaces.reaches(2, COORDINATOR, 0.1), 10.0)
+    await_condition("the cable to carry again", lambda: namespaces.reaches(2, COORDINATOR, 0.1), 60.0)
     job.await_generation(EVERYBODY, healed)
     assert_undisturbed(job, undisturbed)
     assert_all_told(job)
@@ -177,6 +177,7 @@ def cut_all_from_coordinator(namespaces: BadNetworks) -> None:
     assert not any(namespaces.reaches(COORDINATOR, place, 0.05) for place in EVERYBODY)
 
 
+@pytest.mark.long
 def test_a_coordinator_cut_off_from_all_for_much_less_than_the_lease(job: NamespacedJob, undisturbed: str) -> None:
     assert job.namespaces is not None
     before = max(job.steps_of_workers())
@@ -312,6 +313,6 @@ def test_a_launcher_that_is_killed_leaves_no_namespace_no_cable_and_no_process(t
         assert Path("/sys/class/net", cable).exists()
         assert len(holders(set(networks))) >= len(networks) + WORKERS
         launcher.kill()
-    await_condition("the end of the processes", lambda: not holders(set(networks)), 30.0)
+    await_condition("the end of the processes", lambda: not holders(set(networks)), 60.0)
     # What could not be sent to the namespace that is cut off is tried for some seconds more.
     await_condition("the end of the cable", lambda: not Path("/sys/class/net", cable).exists(), 60.0)

@@ -1,6 +1,7 @@
 """Servers of a synchronous job killed, asked to leave, added and removed, also while others are: the same bits."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,18 @@ PLAIN = """
 class Plain(Tiny):
     def optimizer(self, model: nn.Module) -> Any:
         return torch.optim.Adam(model.parameters(), lr=self.learning_rate)
+"""
+AWAY = """
+
+from quorate.training.device import CpuDevice
+
+
+def tune(device: CpuDevice, optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["fused"] = True
+
+
+CpuDevice.is_host, CpuDevice.tune = False, tune
 """
 KEYS: dict[str, Any] = {
     "task": "task.py:Plain",
@@ -53,3 +66,14 @@ def test_everybody_who_is_asked_to_leave_saves_and_nothing_is_trained_again(plac
     assert document["same"]
     assert document["ledger_whole"]
     assert not told(place, document, "rollback")
+
+
+def test_servers_on_a_device_are_killed_and_the_job_ends_with_the_bits_of_the_ring(tmp_path: Path) -> None:
+    """The device is the CPU, as one whose memory is not the host's."""
+    with undisturbed_in(tmp_path, TASK_SOURCE + PLAIN + AWAY, **KEYS) as place:
+        script = ["kill server 1 at step 10 in apply", "kill worker 0 at step 30", "kill server 0 at step 50"]
+        document = chaos(place, *script, PAUSE="0.03")
+        assert_recovered(place, document)
+        assert not told(place, document, "rollback")
+        ring = place.train("--json", "--set", "strategy=ring").document
+        assert ring["weights_digest"] == document["digest"]

@@ -97,7 +97,7 @@ def test_a_store_that_is_away_for_some_seconds(place: Workplace, kind: str, s3: 
     s3.stop()
     away = time.monotonic()
     try:
-        await_condition("workers that wait for the store", lambda: stands_still(place), 30)
+        await_condition("workers that wait for the store", lambda: stands_still(place))
         stood = steps_told(place)
         assert stood < EPOCHS * STEPS_AN_EPOCH
         assert running.process.poll() is None

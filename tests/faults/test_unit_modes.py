@@ -61,7 +61,7 @@ def start(place: Workplace, strategy: dict[str, Any], *arguments: str, **keys: A
         strategy={"kind": "parameter-server", "servers": 2, **strategy},
         **{"checkpoint": {"every": 16, "keep": 3}, "evaluate": {"every": 16}} | keys,
     )
-    running = place.start("train", "job.yaml", "--json", *arguments, SLOW="0.05")
+    running = place.start("train", "job.yaml", "--json", *arguments, SLOW="0.2")
     running.await_event("step", at_least=3)
     return running
 
@@ -169,6 +169,7 @@ def test_a_job_that_is_stopped_in_the_middle_of_a_segment_goes_on_where_it_was(p
     assert_whole(place)
 
 
+@pytest.mark.long
 def test_a_job_grows_and_is_saved_in_the_middle_of_a_segment(place: Workplace) -> None:
     running = start(place, ASYNCHRONOUS)
     assert place.start("checkpoint", "last").done().code == 0

@@ -243,7 +243,7 @@ class TestWriters:
         sink = IndexSink(run.events_file)
         for event in whole_story().events:
             sink.handle(event)
-        assert threading.active_count() == before
+        assert threading.active_count() <= before
         sink.close()
         read_timeline(run.events_file, as_rows=True)
         assert not index_of_events(run.events_file).exists()

@@ -32,7 +32,7 @@ class Collecting:
         self._seconds = seconds
 
     def handle(self, event: Event) -> None:
-        self.held.wait(10)
+        self.held.wait(60)
         time.sleep(self._seconds)
         if self.fails_at(event):
             raise RuntimeError("the service is gone")
@@ -76,7 +76,7 @@ def test_a_sink_takes_every_kind_in_any_order_and_is_closed_once(make: Callable[
 class TestQueued:
     def test_gives_all_in_order_and_closes_last(self) -> None:
         sink = Collecting()
-        queued = Queued(sink)
+        queued = Queued(sink, patience=60.0)
         for step in range(100):
             queued.handle(StepCompleted(step=step))
         queued.close()
@@ -86,7 +86,7 @@ class TestQueued:
     def test_a_slow_one_holds_nobody_up_and_drops_the_oldest(self) -> None:
         sink = Collecting()
         sink.held.clear()
-        queued = Queued(sink, most=10)
+        queued = Queued(sink, most=10, patience=60.0)
         queued.handle(StepCompleted(step=0))
         while queued._events:  # until the sink is busy with the first
             time.sleep(0.001)
@@ -111,7 +111,7 @@ class TestQueued:
     def test_a_failing_one_is_told_once_counted_and_goes_on(self, caplog: pytest.LogCaptureFixture) -> None:
         sink = Collecting(fails_at=lambda event: (event.step or 0) % 2 == 1)
         with caplog.at_level(logging.ERROR):
-            queued = Queued(sink)
+            queued = Queued(sink, patience=60.0)
             for step in range(6):
                 queued.handle(StepCompleted(step=step))
             queued.close()

@@ -89,7 +89,7 @@ def test_a_monitor_tells_again_and_again_until_it_is_closed(tmp_path: Path) -> N
     told: queue.Queue[Event] = queue.Queue()
     watching = monitor(tmp_path, told.put)
     watching.start()
-    samples = [told.get(timeout=30) for _ in range(3)]
+    samples = [told.get(timeout=60) for _ in range(3)]
     watching.close()
     assert all(isinstance(each, SystemSampled) and (each.worker, each.step) == (2, 5) for each in samples)
     assert samples[0].time < samples[1].time < samples[2].time
@@ -107,7 +107,7 @@ def test_a_monitor_that_fails_says_so_once_and_goes_on(tmp_path: Path, caplog: p
 
     watching = monitor(tmp_path, told.put, step)
     watching.start()
-    assert [told.get(timeout=30).step for _ in range(2)] == [3, 4]
+    assert [told.get(timeout=60).step for _ in range(2)] == [3, 4]
     watching.close()
     assert [record.message for record in caplog.records] == [
         "what this machine uses cannot be told now. Training goes on."

@@ -52,7 +52,7 @@ def workers(hosting: Sequence[range], plan: Sequence[Bucket], *devices: DeviceMe
 
     def join(position: int) -> tuple[Reduction, GradientMemory]:
         credentials = Credentials("token", members[position].worker, generation.id)
-        endpoint = Endpoint(generation, credentials, listeners[position], within(10), within(10))
+        endpoint = Endpoint(generation, credentials, listeners[position], within(100), within(100))
         device = devices[position] if position < len(devices) else HostMemory()
         return connect_devices(endpoint, plan, device, zeros)
 
@@ -149,7 +149,7 @@ def test_nobody_goes_on_while_the_device_of_another_is_busy(meeting: int) -> Non
         def wait(self) -> None:
             if self.left == 0:
                 self.is_busy.set()
-                assert self.goes_on.wait(10)
+                assert self.goes_on.wait(60)
             self.left -= 1
 
     def work(reduction: Reduction) -> None:
@@ -159,12 +159,12 @@ def test_nobody_goes_on_while_the_device_of_another_is_busy(meeting: int) -> Non
     device = Busy()
     with workers([range(1), range(1, 2)], PLAN, device) as met, ThreadPoolExecutor(2) as threads:
         sums = [threads.submit(work, reduction) for reduction, _ in met]
-        assert device.is_busy.wait(10)
+        assert device.is_busy.wait(60)
         with pytest.raises(TimeoutError):
             sums[1].result(timeout=0.1)
         device.goes_on.set()
         for one in sums:
-            one.result(timeout=10)
+            one.result(timeout=60)
 
 
 class Elsewhere(HostMemory):
@@ -210,13 +210,13 @@ def test_where_one_worker_cannot_nobody_does_and_the_bits_are_the_same(
 
 @pytest.mark.parametrize("device", [HostMemory(), CannotAdopt()], ids=["shared", "refused"])
 def test_no_descriptor_is_left_open(device: HostMemory) -> None:
-    before = len(open_descriptors())
+    before = open_descriptors()
     with workers([range(1), range(1, 2)], PLAN, device) as met:
         sum_up(met, values_of(PLAN, 2, 1), together=False)
     # A mapping has a descriptor of its own, which goes with the last tensor over it.
     met.clear()
     gc.collect()
-    assert len(open_descriptors()) == before
+    assert open_descriptors() <= before
 
 
 def test_whoever_waits_for_one_that_does_not_answer_notices_the_end_of_the_generation() -> None:
@@ -225,7 +225,7 @@ def test_whoever_waits_for_one_that_does_not_answer_notices_the_end_of_the_gener
     class Hanging(HostMemory):
         def create(self, size: int) -> tuple[torch.Tensor, int]:
             asked.set()
-            assert is_over.wait(10)
+            assert is_over.wait(60)
             return super().create(size)
 
     def deadline() -> float:
@@ -242,14 +242,14 @@ def test_whoever_waits_for_one_that_does_not_answer_notices_the_end_of_the_gener
 
     def join(position: int) -> None:
         credentials = Credentials("token", position, generation.id)
-        endpoint = Endpoint(generation, credentials, listeners[position], deadline, within(10))
+        endpoint = Endpoint(generation, credentials, listeners[position], deadline, within(100))
         connect_devices(endpoint, PLAN, Hanging() if position else HostMemory(), zeros)
 
     with ThreadPoolExecutor(2) as threads:
         joined = [threads.submit(join, position) for position in range(2)]
         for one in joined:
             with pytest.raises(LinkError):
-                one.result(timeout=10)
+                one.result(timeout=60)
     for listener in listeners:
         listener.close()
 

@@ -32,7 +32,7 @@ def generation(addresses: list[str], local_addresses: list[str] | None = None) -
 
 
 def endpoint(
-    ours: Listener, members: Generation, worker: int = 0, *, seconds: float = 30, silence: float | None = None
+    ours: Listener, members: Generation, worker: int = 0, *, seconds: float = 100, silence: float | None = None
 ) -> Endpoint:
     """Of a worker that is met over the network alone."""
     return Endpoint(members, credentials(worker), Listeners(ours, None), within(seconds), within(100), silence)

@@ -41,7 +41,7 @@ class Process:
         lines = [self.hear()]
         while not lines[-1].startswith("threads"):
             lines.append(self.hear())
-        self.process.join(10)
+        self.process.join(60)
         return lines
 
     def end(self) -> None:

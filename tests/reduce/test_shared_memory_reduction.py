@@ -225,4 +225,4 @@ def test_no_thread_serves_it() -> None:
     before = threading.active_count()
     with reductions(2, 2, plan_of(NUMEL)) as met:
         assert isinstance(met[0].memory, SharedMemory)
-        assert threading.active_count() == before
+        assert threading.active_count() <= before

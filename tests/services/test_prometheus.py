@@ -15,7 +15,15 @@ import yaml
 
 from command import Running, Workplace, await_condition
 from quorate.core.generation import server_id
-from quorate.observe.events import BlocksPlaced, HeldBlocks, MachineLoad, StalenessObserved, SystemSampled
+from quorate.observe.events import (
+    BlocksPlaced,
+    DeviceMemoryUse,
+    HeldBlocks,
+    MachineLoad,
+    StalenessObserved,
+    StepCompleted,
+    SystemSampled,
+)
 from quorate.observe.system import Gpus
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.prometheus import PrometheusView
@@ -152,7 +160,9 @@ def test_every_panel_shows_something(watched: Watched) -> None:
     with run.lock():
         # Nobody has a GPU here: a job's view that is given what one has answered.
         view = PrometheusView(run, spec_of(name="gpus", track={"prometheus": 0}), workers=1)
-        view.handle(SystemSampled(worker=0, host="node-1", machine=MachineLoad(cpu_percent=1.0), gpus=gpus))
+        machine, used = MachineLoad(cpu_percent=1.0), DeviceMemoryUse(2**35, 2**36, 2**37)
+        view.handle(SystemSampled(worker=0, host="node-1", machine=machine, gpus=gpus, device_memory=used))
+        view.handle(StepCompleted(step=1, loss_scale=1024.0))  # nor does it compute in float16
         # Nor has the job that is watched any servers.
         view.handle(BlocksPlaced(generation="1.1", servers=(HeldBlocks(server_id(0), 3, 2, 1024),)))
         missing: list[tuple[str, str, str]] = []

@@ -9,6 +9,8 @@
    has promised to take nothing more of its generation.
 7. A block is with some server as long as fewer than `replicas` of them are gone since all held what they were to hold,
    and each block that a server holds has had each step applied once.
+8. A sharded gang goes on where each part of its state is held by a member; or, only where there is no such cursor,
+   from a checkpoint or the beginning.
 
 The referee sees what no process does: everybody's true state at the same time.
 """
@@ -18,7 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from quorate.core.failure import POISON_BATCH, Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, Role, name_of
+from quorate.core.generation import Cursor, Generation, GenerationId, Role, common_cursor, name_of
+from quorate.core.mesh import MeshShape
 from simulation.clock import VirtualClock
 from simulation.task import Contribution, Course, Holding, undisturbed
 
@@ -70,8 +73,11 @@ class Commit:
 class Referee:
     """Follows a job and raises InvariantBroken at the first thing that must not happen."""
 
-    def __init__(self, course: Course, clock: VirtualClock, *, has_poison: bool = False) -> None:
+    def __init__(
+        self, course: Course, clock: VirtualClock, *, has_poison: bool = False, mesh: MeshShape | None = None
+    ) -> None:
         self._has_poison = has_poison
+        self._mesh = mesh
         self._course = course
         self._clock = clock
         self._undisturbed = undisturbed(course)
@@ -85,8 +91,8 @@ class Referee:
         # By generation, the servers that hold what they are to hold; and the processes of the last in which all do.
         self._aligned: dict[GenerationId, set[int]] = {}
         self._keepers: frozenset[int] = frozenset()
-        # Of a job with servers: the furthest step of anybody since it has last gone back.
-        self._has_servers = False
+        # Of a job with servers or a mesh: the furthest step of anybody since it has last gone back.
+        self._goes_back = mesh is not None
         self._reached = 0
         self.commits: list[Commit] = []
         self.steps = 0
@@ -138,8 +144,9 @@ class Referee:
         )
         later = (one for one in self.commits if one.during < self._latest and not one.is_late)
         known = [*self.commits[:found], *later]
-        self._has_servers = bool(generation.servers)
-        if self._has_servers:
+        self._goes_back = self._mesh is not None or bool(generation.servers)
+        self._check_parts(generation, workers)
+        if self._goes_back:
             self._reached = min(self._reached, generation.cursor.step)
         before = [one.holding.cursor.step for one in known if one.is_whole]
         # A worker may be left that was a step behind one which saved, and is gone.
@@ -151,6 +158,22 @@ class Referee:
         self._latest = generation.id
         self._at_work = {(one.worker, workers[one.worker].pid) for one in generation.members if one.worker in workers}
         self.generations += 1
+
+    def _check_parts(self, generation: Generation, workers: Mapping[int, Watched]) -> None:
+        if self._mesh is None:
+            return
+        if [member.worker for member in generation.members] != list(range(self._mesh.size)):
+            self._break(8, f"generation {generation.id} has not each worker of the mesh in its place")
+        here = [worker for slot, worker in workers.items() if (slot, worker.pid) not in self._condemned]
+        common = common_cursor((self._mesh.part(worker.slot), worker.holding.cursor) for worker in here)
+        cursor, saved = generation.restored, {one.holding.cursor for one in self.commits}
+        if cursor is None:
+            return
+        self.losses += 1
+        if cursor != Cursor() and cursor not in saved:
+            self._break(8, f"generation {generation.id} goes back to {_at(cursor)}, of which there is no checkpoint")
+        if common is not None and common > cursor and all(worker.is_alive for worker in here):
+            self._break(8, f"generation {generation.id} goes back to {_at(cursor)}, and all hold {_at(common)}")
 
     def succeeded(self) -> None:
         """A coordinator takes the place of another: what was told and not answered is told again."""
@@ -165,6 +188,13 @@ class Referee:
         if (worker.slot, worker.pid) not in self._at_work:
             return
         left = [other for other in others if other is not worker]
+        if self._mesh is not None:
+            cursor = worker.holding.cursor
+            here = [one for one in (worker, *left) if one.is_alive and one.holding.cursor == cursor]
+            parts = {self._mesh.part(one.slot) for one in here}
+            if len(parts) < self._mesh.parts:
+                return  # what it holds is of no use without the rest
+            left = [other for other in left if self._mesh.part(other.slot) == self._mesh.part(worker.slot)]
         saved = [commit.holding.cursor.step for commit in self.commits]
         if worker.is_server and worker.holding.cursor.step > max(saved, default=0):
             held = {block for other in left for block in other.blocks}
@@ -200,7 +230,8 @@ class Referee:
         """The job is over, in the coordinator's eyes."""
         if failure is not None:
             # By min_workers a link that stays cut leaves no way out.
-            if any(end in failure.message for end in ("so the job is given up", "leave fewer than min_workers")):
+            hopeless = ("so the job is given up", "leave fewer than min_workers", "none can be left out")
+            if any(end in failure.message for end in hopeless):
                 return
             if failure.kind == POISON_BATCH and self._has_poison:
                 return
@@ -277,7 +308,7 @@ class Referee:
         expected = self._undisturbed.get(holding.cursor)
         if holding.digest != expected:
             self._break(5, f"the checkpoint of {_at(holding.cursor)} holds {holding.digest}, not {expected}")
-        is_late = self._has_servers and holding.cursor.step > self._reached
+        is_late = self._goes_back and holding.cursor.step > self._reached
         self.commits.append(Commit(holding, self._latest, is_late=is_late))
 
     def removed(self, writer: Watched, cursor: Cursor) -> None:

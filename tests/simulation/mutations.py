@@ -258,6 +258,16 @@ def _drop(statement: ast.stmt, function: Function) -> None:
     raise AssertionError("a statement is in some block")
 
 
-def _short(source: str, node: ast.AST) -> str:
-    text = " ".join((ast.get_source_segment(source, node) or "").split())
+@functools.cache
+def _lines(source: str) -> list[bytes]:
+    """In bytes, which is what a tree counts columns in."""
+    return source.encode().splitlines(keepends=True)
+
+
+def _short(source: str, node: ast.expr | ast.stmt) -> str:
+    # Not by ast.get_source_segment, which splits the whole file for each of a thousand nodes.
+    assert node.end_lineno is not None
+    *before, last = _lines(source)[node.lineno - 1 : node.end_lineno]
+    first, *rest = [*before, last[: node.end_col_offset]]
+    text = " ".join(b"".join([first[node.col_offset :], *rest]).decode().split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

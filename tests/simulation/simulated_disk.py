@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from checkpoint.memory_store import MemoryAttempt, MemoryStore
+from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.listing import CheckpointInfo, checkpoint_name
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.checkpoint.store import Loaded
@@ -22,7 +23,7 @@ from quorate.storage.atomic import Buffer
 from quorate.training.progress import Progress
 from quorate.training.state_layout import HeldState, Parts, Replicated
 from simulation.invariants import Referee, Watched
-from simulation.task import Holding
+from simulation.task import BEGINNING, Holding
 
 WEIGHTS, MOMENTUM = "weights", "momentum"
 """Two tensors, so that two workers write a part each."""
@@ -55,6 +56,13 @@ class SimulatedDisk(MemoryStore):
     def restore(self, path: Path) -> Holding | None:
         """What a process begins with that was given this checkpoint: that, or the newest if it is gone by now."""
         info = next((info for info in self._whole() if info.path == path), None) or self.newest_whole()
+        return None if info is None else held_in(self.load(info).encoded)
+
+    def restore_at(self, cursor: Cursor) -> Holding | None:
+        """What a process takes up that is to go back to a checkpoint; without any, what it has built."""
+        if cursor == BEGINNING.cursor:
+            return BEGINNING
+        info = next((info for info in self._whole() if info.cursor == cursor), None)
         return None if info is None else held_in(self.load(info).encoded)
 
     def commit_for(
@@ -108,8 +116,8 @@ class WorkerDisk:
         self.disk.remove_for(self.writer, path)
         self.pause()
 
-    def load(self, info: CheckpointInfo) -> Loaded:
-        return self.disk.load(info)
+    def load(self, info: CheckpointInfo, boxes: Boxes | None = None) -> Loaded:
+        return self.disk.load(info, boxes)
 
 
 @dataclass(frozen=True)
@@ -158,6 +166,7 @@ class HeldLayout:
     """The state layout of a simulated worker: every worker holds all of it."""
 
     holding: Callable[[], Holding]
+    boxes = None
 
     def state(self, progress: Progress) -> HeldState:
         holding = self.holding()

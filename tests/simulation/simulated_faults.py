@@ -7,6 +7,7 @@ from typing import Literal
 
 from quorate.core.digests import derive_seed
 from quorate.core.generation import name_of, server_id
+from quorate.core.mesh import MeshShape
 from quorate.core.timing import Timing
 from simulation.network import Weather
 from simulation.task import Course
@@ -125,6 +126,7 @@ class Scenario:
     slow: int | None = None
     servers: int = 0
     replicas: int = 1
+    mesh: MeshShape | None = None
 
     @property
     def calm_from(self) -> float:
@@ -203,6 +205,16 @@ def with_servers(whole: Scenario, seed: int, servers: int) -> Scenario:
     chance = random.Random(derive_seed(seed, "servers", servers))
     faults = tuple(_for_servers(chance, fault, servers) for fault in whole.faults)
     return replace(whole, servers=servers, replicas=chance.choice((1, 2, 2, 2, 3)), faults=faults)
+
+
+def with_mesh(whole: Scenario, seed: int) -> Scenario:
+    """The same for a sharded gang of as many workers, which has no spares and shares no lanes by speed."""
+    chance = random.Random(derive_seed(seed, "mesh"))
+    sizes = range(1, whole.workers + 1)
+    shapes = [MeshShape(r, s, t) for r in sizes for s in sizes for t in sizes if r * s * t == whole.workers]
+    mesh = chance.choice(shapes)
+    course = replace(whole.course, lanes=-(-whole.course.lanes // mesh.groups) * mesh.groups)
+    return replace(whole, mesh=mesh, course=course, spares=0, balance="even", slow=None)
 
 
 def _for_servers(chance: random.Random, fault: SimulatedFault, servers: int) -> SimulatedFault:

@@ -438,6 +438,9 @@ class SimulatedWorker(Process):
             return
         if not generation.behind:
             return
+        if self._ground.scenario.mesh is not None:
+            self._align_part(generation, self._ground.scenario.mesh.part(self.slot))
+            return
         donor = generation.members[generation.donor].worker
         if not self._habits.copies_from_the_furthest:
             donor = min(generation.members, key=lambda member: member.cursor).worker
@@ -451,6 +454,29 @@ class SimulatedWorker(Process):
         self.holding = next(frame.holding for frame in frames if frame.worker == donor) or self.holding
         self.is_dirty = False
         self._around.trace(f"worker {self.slot} has copied step {self.holding.cursor.step} from worker {donor}")
+        self._ground.referee.copied(self)
+
+    def _align_part(self, generation: Generation, part: int) -> None:
+        """Take up its part from one that holds it, or else from the checkpoint of the cursor."""
+        self.enter("copy")
+        assert self._checkpointer is not None, "it is made before the session"
+        if generation.restored is not None:
+            self._checkpointer.go_back(generation.cursor)
+        frames = self._exchange(Frame(generation.id, "copy", generation.cursor.step, self.slot, holding=self.holding))
+        if self.slot not in generation.behind:
+            return
+        donors = [generation.members[at].worker for at in generation.holders(part)]
+        taken = next((frame.holding for frame in frames if frame.worker in donors), None)
+        if taken is None:
+            taken = self._ground.disk.restore_at(generation.cursor)
+        if taken is None:
+            raise StateLost(f"the checkpoint of step {generation.cursor.step} is not there any more.")
+        self.is_dirty = True
+        self._sleep("copy", self._ground.paces.copy)
+        self.holding = taken
+        self.is_dirty = False
+        whose = f"worker {donors[0]}" if donors else "a checkpoint"
+        self._around.trace(f"worker {self.slot} has taken up step {self.holding.cursor.step} from {whose}")
         self._ground.referee.copied(self)
 
     def _align_with_servers(self, generation: Generation) -> None:

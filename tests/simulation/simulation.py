@@ -24,7 +24,7 @@ from simulation.network import Network, Weather
 from simulation.schedules import ALL, DECISIONS, HOLDER, IT, NEWCOMER, REBUILD, RECENT, Pair, scenario
 from simulation.simulated_coordinator import MemorySink, Office, SimulatedCoordinator
 from simulation.simulated_disk import SimulatedDisk
-from simulation.simulated_faults import ANYBODY, CRASH, Scenario, SimulatedFault
+from simulation.simulated_faults import ANYBODY, CRASH, Scenario, SimulatedFault, with_mesh
 from simulation.simulated_memory import SimulatedMemory
 from simulation.simulated_supervisor import SimulatedSupervisor
 from simulation.simulated_worker import Ground, SimulatedWorker, Surroundings
@@ -69,12 +69,15 @@ class Simulation:
         without: Collection[int] = (),
         *,
         servers: int = 0,
+        is_meshed: bool = False,
         given: Scenario | None = None,
         traces: bool = False,
     ) -> None:
         self._seed = seed
         self._without = tuple(sorted(without))
         self._scenario = given or scenario(seed, servers)
+        if is_meshed:
+            self._scenario = with_mesh(self._scenario, seed)
         # What has befallen the job, and what waits for something to happen.
         self._befallen = set(without)
         self._waiting: dict[str, list[tuple[int, SimulatedFault]]] = {}
@@ -93,7 +96,9 @@ class Simulation:
         course, timing = self._scenario.course, self._scenario.timing
         self._clock = VirtualClock()
         self._network = Network(self._clock, self._random("network"))
-        self._referee = Referee(course, self._clock, has_poison=self._scenario.poison is not None)
+        self._referee = Referee(
+            course, self._clock, has_poison=self._scenario.poison is not None, mesh=self._scenario.mesh
+        )
         self._workers: dict[int, SimulatedWorker] = {}
         self._started: list[SimulatedWorker] = []
         self._sink = MemorySink()
@@ -218,6 +223,7 @@ class Simulation:
                 self._scenario.spares,
                 self._scenario.balance,
                 self._scenario.servers,
+                self._scenario.mesh,
             ),
             self._mutant.decide,
             EventLog(self._sink),

@@ -29,6 +29,10 @@ class ToyJob(Section):
     strategy: Annotated[Either, Mark.MEANING, BeforeValidator(spelled_out)] = RingSpec()
 
 
+PLAIN = {"task": "a.py:A", "batch_size": 8, "steps": 1}
+SYNCED = {"kind": "ddp", "sync_batch_norm": True}
+
+
 def problems_of(strategy: Any) -> list[str]:
     with pytest.raises(ValidationError) as raised:
         ToyJob.model_validate({"strategy": strategy})
@@ -74,6 +78,22 @@ def test_a_key_of_a_section_may_have_a_mark_of_its_own() -> None:
         ({"kind": "ring"}, {"kind": "parameter-server"}, True),
         ({"kind": "parameter-server", "servers": 3}, {"kind": "ring"}, True),
         ({"kind": "ring"}, {"kind": "parameter-server", "mode": "asynchronous"}, False),
+        ({"kind": "ring"}, {"kind": "ddp"}, True),
+        ({"kind": "ddp"}, {"kind": "parameter-server"}, True),
+        ({"kind": "ddp"}, {"kind": "parameter-server", "mode": "asynchronous"}, False),
+        ({"kind": "ddp"}, {"kind": "ring", "compress": {"bits": 8}}, False),
+        ({"kind": "ddp"}, {"kind": "ddp", "compress": {"dtype": "bf16"}}, False),
+        (SYNCED, SYNCED, True),
+        (SYNCED, {"kind": "ddp"}, False),
+        ({"kind": "ring"}, SYNCED, False),
+        ({"kind": "fsdp"}, {"kind": "ring"}, True),
+        ({"kind": "ddp", "hierarchical": True}, {"kind": "fsdp", "tensor": 2, "units": ["a"], "offload": True}, True),
+        # Weights or gradients that are rounded on the way are no other order of additions.
+        ({"kind": "fsdp", "gather": "bf16"}, {"kind": "fsdp", "gather": "bf16", "tensor": 2}, True),
+        ({"kind": "fsdp", "gather": "bf16"}, {"kind": "ring"}, False),
+        ({"kind": "ddp"}, {"kind": "fsdp", "reduce": "bf16"}, False),
+        ({"kind": "fsdp", "gather": "bf16"}, {"kind": "fsdp"}, False),
+        ({"kind": "ddp", "compress": {"rank": 2}}, {"kind": "ddp", "compress": {"rank": 4}}, False),
         ({"kind": "parameter-server", "mode": "asynchronous"}, {"kind": "ring"}, False),
         ({"kind": "ring"}, {"kind": "parameter-server", "compress": {"bits": 8}}, False),
         # Servers feed back what they have not told, which the ring has no word for.
@@ -94,10 +114,16 @@ def test_a_run_may_go_on_with_a_strategy_that_keeps_the_bits(
     before: dict[str, Any], after: dict[str, Any], keeps: bool
 ) -> None:
     old, new = (
-        JobSpec.model_validate({"task": "a.py:A", "batch_size": 8, "steps": 1, "strategy": strategy})
+        JobSpec.model_validate({**PLAIN, "lanes": 4, "workers": 2, "min_workers": 2, "strategy": strategy})
         for strategy in (before, after)
     )
     assert (not refused_on_resume(old, new)) is keeps
+
+
+def test_workers_that_normalize_together_stay_as_many_on_a_resume() -> None:
+    keys = {**PLAIN, "lanes": 4, "strategy": SYNCED}
+    old, new = (JobSpec.model_validate({**keys, "workers": count, "min_workers": count}) for count in (2, 4))
+    assert [change.key for change in refused_on_resume(old, new)] == ["workers"]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +137,8 @@ def test_a_run_may_go_on_with_a_strategy_that_keeps_the_bits(
         ({"compress": {"bits": 8, "top_k": 0.1}}, "strategy.compress"),
         ({"compress": {"bits": 8, "momentum": 0.9}}, "strategy.compress.momentum"),
         ({"compress": {"top_k": 0.1, "momentum": 0.9, "feedback": False}}, "strategy.compress.momentum"),
+        ({"kind": "ddp", "compress": {}}, "strategy.compress"),
+        ({"kind": "ddp", "compress": {"dtype": "bf16", "rank": 2}}, "strategy.compress"),
     ],
 )
 def test_keys_that_do_not_go_together_are_told(strategy: dict[str, Any], path: str) -> None:
@@ -119,6 +147,25 @@ def test_keys_that_do_not_go_together_are_told(strategy: dict[str, Any], path: s
             {"task": "a.py:A", "batch_size": 8, "steps": 1, "strategy": {"kind": "parameter-server", **strategy}}
         )
     assert [problem.path for problem in raised.value.problems] == [path]
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "words"),
+    [
+        ({"workers": "auto"}, "workers", "needs a fixed number of workers"),
+        ({"workers": 3, "min_workers": 3}, "workers", "4 = 1 × 3 + 1"),
+        ({"min_workers": 1}, "min_workers", "1 of 2 workers would normalize by the statistics of other samples"),
+        ({"balance": "speed"}, "balance", "different numbers of passes"),
+        ({"last_batch": "keep"}, "last_batch", "different numbers of passes"),
+        ({"on_bad_sample": "skip"}, "on_bad_sample", "different numbers of passes"),
+    ],
+)
+def test_workers_that_normalize_together_make_the_same_passes(keys: dict[str, Any], path: str, words: str) -> None:
+    with pytest.raises(JobFileError) as raised:
+        JobSpec.model_validate({**PLAIN, "lanes": 4, "workers": 2, "min_workers": 2, "strategy": SYNCED, **keys})
+    (problem,) = raised.value.problems
+    assert problem.path == path
+    assert words in problem.text
 
 
 def test_another_kind_leaves_out_the_keys_of_the_one_before() -> None:
@@ -160,3 +207,30 @@ def test_a_mode_is_told_with_where_it_was_said_and_not_where_its_strategy_was() 
     texts = {problem.path: problem.text for problem in found}
     for path in ("strategy.staleness", "strategy.compress", "balance"):
         assert "bounded (said of strategy.mode)" in texts[path]
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "words"),
+    [
+        ({"strategy": "parameter-server"}, "precision", "none has with strategy: parameter-server"),
+        ({"strategy": {"kind": "parameter-server", "mode": "asynchronous"}}, "precision", "parameter-server"),
+        ({"strategy": {"kind": "ring", "compress": {"bits": 8}}}, "precision", "none has with strategy.compress"),
+        ({"strategy": {"kind": "ddp", "compress": {"rank": 2}}}, "precision", "holds back of one step"),
+        ({"precision": "bf16", "loss_scale": {"initial": 1024}}, "loss_scale", "nothing with precision: bf16"),
+    ],
+    ids=str,
+)
+def test_a_loss_is_scaled_where_all_have_the_sum_of_the_gradients(keys: dict[str, Any], path: str, words: str) -> None:
+    keys = {"task": "task.py:Task", "batch_size": 64, "steps": 1, "precision": "fp16", **keys}
+    with pytest.raises(JobFileError) as raised:
+        JobSpec.model_validate(keys)
+    (problem,) = raised.value.problems
+    assert problem.path == path
+    assert words in problem.text
+
+
+def test_the_largest_batch_of_a_sharded_model_is_not_looked_for() -> None:
+    job = PLAIN | {"batch_size": "auto", "workers": 2}
+    assert JobSpec.model_validate(job | {"strategy": "ddp"})
+    with pytest.raises(JobFileError, match="batch_size: auto is not possible with strategy: fsdp"):
+        JobSpec.model_validate(job | {"strategy": "fsdp"})

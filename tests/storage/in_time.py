@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def in_time(seconds: int = 5) -> Iterator[None]:
+def in_time(seconds: int = 60) -> Iterator[None]:
     """A read that waits for ever ends by SIGALRM."""
 
     def late(*_: object) -> None:

@@ -273,7 +273,7 @@ class TestLock:
             process.send_signal(signal.SIGKILL)
             process.wait()
             # The child lives on; it lets go as soon as it gets to run at all after the fork.
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while not can_be_locked(run):
                 assert time.monotonic() < deadline, "the child keeps the lock of its dead parent"
 
@@ -333,10 +333,10 @@ class TestHolder:
         with ThreadPoolExecutor(2) as pool:
             asking = [pool.submit(keep_asking) for _ in range(2)]
             try:
-                taken = sum(can_be_locked(run) for _ in range(2000))
+                taken = sum(can_be_locked(run) for _ in range(500))
             finally:
                 over.set()
-        assert taken == 2000
+        assert taken == 500
         assert all(each.result() > 0 for each in asking)
 
     def test_can_be_asked_where_nothing_may_be_written(self, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from quorate.training.device import CPU, Device, same_bits
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum
-from quorate.training.strategy import Agreement, StepRequest
+from quorate.training.strategy import Agreement, StepOutcome, StepRequest
 from quorate.training.task import Task
 from quorate.training.update import Update
 from training.counting_device import CountingDevice, ReadsPast
@@ -49,8 +49,8 @@ RULES = {"mean": "mean", "exact": "mean", "first": "lane 0", "count": "mean"}
 class NoUpdate:
     """Leaves the state as it is."""
 
-    def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
-        return {"": float(step)}
+    def apply(self, step: int, agreement: Agreement) -> StepOutcome:
+        return StepOutcome(agreement, {"": float(step)})
 
 
 class Alone:

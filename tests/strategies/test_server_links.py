@@ -46,4 +46,4 @@ def test_who_closes_the_links_ends_the_wait_for_one_that_is_alive_and_says_nothi
         waiting = threads.submit(connections[1]._exchange.receive, 1)
         connections[1].links.close()
         with pytest.raises(LinkError):
-            waiting.result(10)
+            waiting.result(60)

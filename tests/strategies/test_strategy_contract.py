@@ -1,7 +1,7 @@
 """What every strategy owes to the loop: the same state and the same knowledge on all workers, or no change at all."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -54,8 +54,14 @@ class Kind:
     def has_server(self) -> bool:
         return self.name == "toy"
 
+    @property
+    def strategy(self) -> str:
+        return "ddp" if self.name == "ddp" else "ring"
+
 
 KINDS = [Kind("shm", 1), Kind("shm", 3), Kind("tcp", 2), Kind("toy", 1), Kind("toy", 3)]
+GANGS = [Kind("ddp", 1), Kind("ddp", 2), Kind("ddp", 3)]
+"""With bits that depend on the number of workers."""
 
 
 class Worker:
@@ -64,8 +70,8 @@ class Worker:
     strategy: Strategy
     gradients: Gradients
 
-    def __init__(self) -> None:
-        self.spec = gang.job(Normed, lanes=LANES, batch_size=LANES * SAMPLES, clip_norm=10.0)
+    def __init__(self, strategy: str = "ring") -> None:
+        self.spec = gang.job(Normed, lanes=LANES, batch_size=LANES * SAMPLES, clip_norm=10.0, strategy=strategy)
         self.task = configure(Normed, {}, "test", self.spec.seed)
         self.replica = Replica(self.task, self.spec)
         self.before_change: Callable[[], None] = gang.no_trouble
@@ -103,9 +109,9 @@ class Worker:
         )
 
 
-def endpoints(kind: Kind, stack: ExitStack) -> list[Endpoint]:
-    hosting = host_lanes(LANES, kind.workers)
-    listeners = [Listeners.bind("127.0.0.1", shares_memory=kind.name == "shm") for _ in hosting]
+def endpoints(kind: Kind, stack: ExitStack, hosting: Sequence[range] | None = None) -> list[Endpoint]:
+    hosting = hosting or host_lanes(LANES, kind.workers)
+    listeners = [Listeners.bind("127.0.0.1", shares_memory=kind.name in ("shm", "ddp")) for _ in hosting]
     for listener in listeners:
         stack.callback(listener.close)
     members = [
@@ -116,14 +122,14 @@ def endpoints(kind: Kind, stack: ExitStack) -> list[Endpoint]:
         members.append(Member(20, "the server", range(0), role=Role.SERVER))
     generation = Generation(GenerationId(1, 1), tuple(members))
     return [
-        Endpoint(generation, Credentials("token", 10 + i, generation.id), each, within(20), within(20))
+        Endpoint(generation, Credentials("token", 10 + i, generation.id), each, within(100), within(100))
         for i, each in enumerate(listeners)
     ]
 
 
 @contextmanager
 def connected(kind: Kind) -> Iterator[list[Worker]]:
-    workers = [Worker() for _ in range(kind.workers)]
+    workers = [Worker(kind.strategy) for _ in range(kind.workers)]
     with ExitStack() as stack:
         server = ToyServer(kind.workers) if kind.has_server else None
         if server is not None:
@@ -168,7 +174,7 @@ def known(outcome: StepOutcome) -> Any:
     return agreed.samples, str(agreed.tally), losses, agreed.log, agreed.request, outcome.norms
 
 
-@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind.name}-{kind.workers}")
+@pytest.fixture(params=[*KINDS, *GANGS], ids=lambda kind: f"{kind.name}-{kind.workers}")
 def workers(request: pytest.FixtureRequest) -> Iterator[list[Worker]]:
     with connected(request.param) as workers:
         yield workers

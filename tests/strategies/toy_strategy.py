@@ -49,7 +49,7 @@ class ToyServer:
         self._asked[position].put(None)
 
     def join(self) -> None:
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def _serve(self) -> None:
@@ -129,12 +129,16 @@ class ToyConnection:
             links.gather, workers, own, parameters, replica.buffers, ReplicaDigests(replica), skips=False
         )
         self._own = own
+        self._replica = replica
 
     def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
         return progress, 0
 
     def placed(self) -> None:
         return None
+
+    def weights_digest(self) -> str:
+        return self._replica.weights_digest()
 
     def measure(self) -> LinksMeasured:
         return LinksMeasured(worker=self._own.worker)
@@ -167,7 +171,7 @@ class ToyStrategy:
             lanes = [flat.buckets[index] for flat in self._gradients.lanes.values()]
             self._links.all_reduce(step, index, lanes, total)
         agreed = self._agreement.reach(step, results, request)
-        return StepOutcome(agreed, self._update.apply(step, agreed))
+        return self._update.apply(step, agreed)
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         return self._links.gather(step, 2, payload)

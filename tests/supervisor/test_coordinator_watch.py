@@ -24,7 +24,7 @@ class Coordinator:
     def news(self, timeout: float, processes: Collection[tuple[int, int]] = (), workers: int = 0) -> News:
         self.asked += 1
         if not self._answers:
-            self.silent.wait(5)
+            self.silent.wait(60)
             raise LinkError("the call was closed")
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
@@ -52,7 +52,7 @@ def test_what_there_is_to_do_is_passed_on_in_order_while_the_job_goes_on() -> No
     second = News(None, ((2, 4712),), workers=4)
     coordinator = Coordinator(first, second)
     with contextlib.closing(OutcomeWatch(cast(SupervisorClient, coordinator), 30.0)) as watch:
-        assert [watch.news.get(timeout=10) for _ in range(2)] == [first, second]
+        assert [watch.news.get(timeout=60) for _ in range(2)] == [first, second]
         assert watch.outcome is None
     coordinator.silent.set()
 
@@ -77,7 +77,7 @@ def test_nobody_is_asked_any_more_once_it_is_closed() -> None:
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "outcome" and thread not in others]
     watch.close()
     coordinator.silent.set()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert (coordinator.asked, watch.outcome) == (1, None)
 
@@ -110,7 +110,7 @@ class Part:
             self.offset += 1
             yield [StepCompleted(step=self.offset)], self.offset
         if self.follow:
-            self.cancelled.wait(30)
+            self.cancelled.wait(60)
             raise LinkError("cancelled")
 
     def cancel(self) -> None:

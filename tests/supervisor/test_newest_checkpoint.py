@@ -6,11 +6,11 @@ import pytest
 
 from checkpoint.whole_save import save_whole
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import LinkError
+from quorate.checkpoint.store import CheckpointFolder, Loaded
+from quorate.core.errors import CheckpointError, LinkError
 from quorate.core.failure import CHECKPOINT_LOST, JobFailed
 from quorate.supervisor.supervisor import find_newest
-from quorate.worker.process import newest_instead
+from quorate.worker.process import load_meant, newest_instead
 
 
 def save(folder: Path, step: int) -> Path:
@@ -69,3 +69,33 @@ def test_a_replacement_whose_checkpoint_was_removed_takes_the_newest_or_makes_ro
     for folder in (other, tmp_path / "empty"):
         with pytest.raises(LinkError, match="is not there any more"):
             newest_instead(folder / "step-00000004", CheckpointFolder(folder), own, why_foreign)
+
+
+def test_a_checkpoint_that_is_removed_while_a_worker_reads_it_is_as_one_that_was_gone_before(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    meant = save(tmp_path, 4)
+
+    def load(info: CheckpointInfo) -> Loaded:
+        """Others go on in the very moment, and remove what they need no longer."""
+        if info.path == meant:
+            save(tmp_path, 8)
+            folder.remove(meant)
+        return folder.load(info)
+
+    info, loaded = load_meant(meant, folder, load, lambda: newest_instead(meant, folder, tmp_path, lambda _: ""))
+    assert (info.cursor.step, loaded.state) == (8, {"step": 8})
+    meant = save(tmp_path, 4)
+    with pytest.raises(CheckpointError, match="removed while this job was starting"):
+        load_meant(meant, folder, load, None)
+
+
+def test_a_checkpoint_that_is_damaged_is_told_and_not_passed_over(tmp_path: Path) -> None:
+    meant = save(tmp_path, 4)
+    folder = CheckpointFolder(tmp_path)
+
+    def load(info: CheckpointInfo) -> Loaded:
+        damage(meant)
+        return folder.load(info)
+
+    with pytest.raises(CheckpointError, match="step-00000004"):
+        load_meant(meant, folder, load, None)

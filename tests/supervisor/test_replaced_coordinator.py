@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from command import PATIENCE
 from quorate.core.timing import Timing
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor import coordinator_process
 from quorate.supervisor.coordinator_process import CoordinatorProcess
 
 TOKEN = "word"
@@ -33,7 +35,10 @@ def coordinator(cold: None, tmp_path: Path) -> Iterator[CoordinatorProcess]:
     coordinator.close()
 
 
-def test_the_next_one_may_take_longer_to_begin_than_the_failure_timeout(coordinator: CoordinatorProcess) -> None:
+def test_the_next_one_may_take_longer_to_begin_than_the_failure_timeout(
+    coordinator: CoordinatorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_process, "LEAST_START", PATIENCE)
     coordinator.open()
     coordinator.kill()
     assert not coordinator.is_alive

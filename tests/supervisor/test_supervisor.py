@@ -19,6 +19,7 @@ from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Controls, Launch, Supervisor
+from quorate.training.run_mode import RunMode
 from quorate.worker.assignment import Assignment
 
 
@@ -61,8 +62,9 @@ class Hook:
 def supervised(folder: Path, engine: Engine, signals: Signals, hook: Hook | None = None, **parts: Any) -> Supervisor:
     run = RunFolder(folder)
     run.logs.mkdir()
+    # A tenth of the timeout is what the coordinator, which may just have been replaced, has to answer in.
     spec = JobSpec.model_validate(
-        {"task": "task.py:T", "lanes": 2, "batch_size": 2, "steps": 1, "failure_timeout": 2.0}
+        {"task": "task.py:T", "lanes": 2, "batch_size": 2, "steps": 1, "failure_timeout": 60.0}
     )
     handle, accept = parts.get("handle", lambda _: None), parts.get("accept", lambda _: None)
     launch = Launch(run, spec, 2, "job.yaml", events_from=parts.get("events_from", 0))
@@ -127,6 +129,18 @@ def test_a_hook_is_asked_at_every_start_and_in_every_round_and_a_coordinator_tha
     assert hook.seen[-1].workers == 2
     # The last is of the coordinator that is let go.
     assert [event.kind for event in told] == ["coordinator", "stop"] == kinds(tmp_path)[:2]
+
+
+def test_a_mesh_is_for_training_who_evaluates_has_the_whole_model(tmp_path: Path) -> None:
+    """Else one of two workers in a tensor dimension would have no lanes of its own."""
+    strategy = {"kind": "fsdp", "tensor": 2}
+    keys = {"task": "task.py:T", "lanes": 2, "batch_size": 2, "steps": 1, "workers": 2, "strategy": strategy}
+    appointed = []
+    for number, mode in enumerate((RunMode(), RunMode(evaluates_only=True))):
+        launch = Launch(RunFolder(tmp_path / str(number)), JobSpec.model_validate(keys), 2, "job.yaml", mode=mode)
+        supervisor = Supervisor(Engine(), launch, lambda _: None, lambda _: None, Signals(), None)
+        appointed.append(supervisor._appointment()["mesh"])
+    assert appointed == [(1, 1, 2), None]
 
 
 class DeadlyHook(Hook):

@@ -32,7 +32,7 @@ def endpoint() -> Iterator[Endpoint]:
 def get(endpoint: Endpoint, path: str, method: str = "GET", accept: str = "text/plain") -> tuple[int, str]:
     request = urllib.request.Request(f"http://{endpoint.address}{path}", method=method, headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -86,21 +86,23 @@ def test_on_ipv6() -> None:
         assert get(made, "/hello")[0] == 200
 
 
-def test_who_connects_and_says_nothing_holds_up_neither_others_nor_the_end() -> None:
+def test_who_connects_and_says_nothing_holds_up_neither_others_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "PATIENCE", 100.0)
+    monkeypatch.setattr(endpoint_module._Handler, "timeout", 100.0)
     made = Endpoint("127.0.0.1", 0, PAGES)
     host, _, port = made.address.rpartition(":")
     with socket.create_connection((host, int(port))):
         began = time.monotonic()
         assert get(made, "/hello")[0] == 200
         made.close()
-        assert time.monotonic() - began < endpoint_module.PATIENCE / 2
+        assert time.monotonic() - began < 50
 
 
 def test_who_connects_and_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_module._Handler, "timeout", 0.2)
     with contextlib.closing(Endpoint("127.0.0.1", 0, PAGES)) as made:
         host, _, port = made.address.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=10) as silent:
+        with socket.create_connection((host, int(port)), timeout=60) as silent:
             assert silent.recv(1) == b""
 
 

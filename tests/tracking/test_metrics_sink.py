@@ -18,6 +18,7 @@ from quorate.core.worker_status import GAVE_UP, WorkerStatus
 from quorate.observe.event import Event
 from quorate.observe.events import (
     BlocksPlaced,
+    DeviceMemoryUse,
     EvaluationDone,
     GenerationFormed,
     GpuLoad,
@@ -68,6 +69,8 @@ def test_numbers_of_several_optimizers_stand_beside_each_other_and_a_loss_that_i
     assert job["quorate_learning_rate optimizer=judge"] == 0.2
     assert not any(("optimizer", "judge") in labels for name, labels in job.series if name == "quorate_loss")
     assert job["quorate_steps_skipped_total"] == 1
+    assert job["quorate_steps_overflowed_total"] == 1
+    assert job["quorate_loss_scale"] == 1024
     assert job["quorate_bad_samples_total"] == 2
 
 
@@ -193,12 +196,14 @@ def test_the_machine_and_its_gpus_are_shown_by_host_and_go_with_the_last_worker_
     job.handle(
         SystemSampled(worker=0, host="a", cpu_percent=150.0, memory_bytes=7, threads=2, machine=machine, gpus=gpus)
     )
-    job.handle(SystemSampled(worker=1, host="a", cpu_percent=50.0))
+    job.handle(SystemSampled(worker=1, host="a", cpu_percent=50.0, device_memory=DeviceMemoryUse(1, 2, 8)))
     assert job["quorate_worker_cpu_ratio worker=0 host=a"] == 1.5
     assert job["quorate_machine_memory_used_bytes host=a"] == 3
     assert job["quorate_gpu_use_ratio gpu=0 host=a"] == 0.97
     assert job["quorate_gpu_temperature_celsius gpu=0 host=a"] == 61
     assert not any(("gpu", "1") in labels for _, labels in job.series), "nothing is known of it"
+    assert job["quorate_worker_gpu_memory_reserved_bytes worker=1 host=a"] == 2
+    assert job["quorate_worker_gpu_memory_total_bytes worker=1 host=a"] == 8
     job.handle(WorkerLost(worker=0, message=KILLED))
     assert not any(name.startswith(("quorate_machine", "quorate_gpu")) for name, _ in job.series)
     assert job["quorate_worker_cpu_ratio worker=1 host=a"] == 0.5

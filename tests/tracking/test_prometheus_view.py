@@ -20,7 +20,7 @@ from tracking.metrics_read import shown, spec_of
 
 def get(address: str, page: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://{address}{page}", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://{address}{page}", timeout=60) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -48,7 +48,7 @@ def test_events_show_in_the_metrics_and_the_last_ones_before_the_end(tmp_path: P
     assert address is not None and address in view.notice
     for number in range(1, 101):
         view.handle(step(number))
-    await_condition("all steps in the metrics", lambda: value(address, "quorate_steps_total") == 100, 10)
+    await_condition("all steps in the metrics", lambda: value(address, "quorate_steps_total") == 100)
     assert value(address, "quorate_events_dropped_total") == 0
     view.close()
     assert address_in(tmp_path) is None
@@ -139,18 +139,6 @@ def test_a_job_that_runs_is_healthy_ready_and_told_of_in_one_line(workplace: Wor
     told = done.stdout + done.stderr
     assert told.count("http://127.0.0.1:") == 1 and f"http://{address}/metrics" in told
     assert address_in(runs) is None
-
-
-def test_nothing_of_it_is_imported_by_a_job_that_is_not_tracked(workplace: Workplace) -> None:  # noqa: F811
-    code = (
-        "import sys; from quorate.cli.main import run; sys.argv = ['quorate', 'train', 'job.yaml', '--workers', '1']\n"
-        "try: run()\nexcept SystemExit: pass\n"
-        "print([name for name in sys.modules if name.startswith(('prometheus_client', 'quorate.tracking'))])"
-    )
-    (workplace.folder / "imports.py").write_text(code)
-    done = workplace.start_module("imports").done()
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
-    assert workplace.events()[-1]["kind"] == "finished"
 
 
 def test_who_asks_for_an_address_that_cannot_be_is_refused(tmp_path: Path) -> None:

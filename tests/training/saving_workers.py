@@ -35,7 +35,7 @@ from quorate.training.task import Task, configure
 
 Given = TypeVar("Given")
 
-PATIENCE = 20.0
+PATIENCE = 100.0
 JOB: dict[str, Any] = {"seed": 11}
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.training.batch_nest import StructureError, mapped, structure_of
+from quorate.data.batch_nest import StructureError, mapped, structure_of
 
 
 class Pair(NamedTuple):

@@ -126,11 +126,11 @@ class TestASave:
         crew.begin(at(1))
         assert not crew.present[1].checkpointer.is_settled
         with opened_in_the_end(gate):
-            assert gate.reached.wait(20)
+            assert gate.reached.wait(60)
             await_true("the others' copies", crew.present[0].saving.copied.is_set)
             threading.Thread(target=settle_and_tell, args=(crew, settled), daemon=True).start()
             assert not settled.wait(0.3)
-        assert settled.wait(20)
+        assert settled.wait(60)
         crew.await_done()
         crew.whole(1)
 
@@ -147,9 +147,9 @@ class TestASave:
         crew.begin(at(1))
         with opened_in_the_end(gate):
             threading.Thread(target=settle_and_tell, args=(crew, settled), daemon=True).start()
-            assert gate.reached.wait(20)
+            assert gate.reached.wait(60)
             assert not settled.wait(0.3)
-        assert settled.wait(20), "it waits for what waits for it"
+        assert settled.wait(60), "it waits for what waits for it"
         crew.train(2)
         crew.await_done()
         assert_loads(crew.folder, crew.whole(1), expected)
@@ -245,10 +245,10 @@ class TestSomebodyIsGone:
         spoil_writes(monkeypatch, slow, gate.pass_through)
         crew.begin(at(1))
         crew.settle(2)
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         for hand in crew.present[1:]:
             if hand is not crew.present[slow]:
-                assert hand.saving.done.wait(20)
+                assert hand.saving.done.wait(60)
         return gate
 
     def _the_next_is_committed(self, crew: Crew, gone: Gate) -> None:
@@ -272,7 +272,7 @@ class TestSomebodyIsGone:
             assert [event.kind for hand in crew.present for event in hand.events] == []
             monkeypatch.undo()
             self._the_next_is_committed(crew, gate)
-        assert gone.saving.done.wait(20)
+        assert gone.saving.done.wait(60)
         assert crew.steps() == [2]
         crew.whole(2)
 
@@ -295,7 +295,7 @@ class TestSomebodyIsGone:
             assert {(event.step, fields_of(event)["reason"]) for event in told} == {
                 (1, "a worker was lost while it was written, so the best evaluation so far is not saved")
             }
-        assert crew.hands[gone].saving.done.wait(20)
+        assert crew.hands[gone].saving.done.wait(60)
 
     def test_whose_part_is_there_already(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = state_of(crew.first, at(1))
@@ -324,19 +324,19 @@ class TestSomebodyIsGone:
             crew.save_in_background(at(1))
             assert_loads(crew.folder, crew.whole(1), expected)
             assert not any(crew.wants)
-        assert gone.saving.done.wait(20)
+        assert gone.saving.done.wait(60)
         assert crew.steps() == [1]
 
     def test_who_was_about_to_commit_the_last_one(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         gone = crew.first
         gone.check_commit = _gone
         self._begun(crew, monkeypatch, 0).open()
-        crew.present[1].saving.done.wait(20)
+        crew.present[1].saving.done.wait(60)
         crew.sit(crew.hands[1:])
         crew.enter(1)
         crew.save(at(1))
         crew.whole(1)
-        assert gone.saving.done.wait(20)
+        assert gone.saving.done.wait(60)
 
     def test_who_has_committed_owes_nothing(self, crew: Crew) -> None:
         crew.save_in_background(at(1))
@@ -467,7 +467,7 @@ class TestTheGenerationEnds:
             monkeypatch.setattr(TensorFile, "chunks", held_chunks)
         with opened_in_the_end(gate):
             crew.begin(at(1))
-            assert gate.reached.wait(20)
+            assert gate.reached.wait(60)
             crew.leave()
             crew.train(2)
         crew.await_done()
@@ -478,6 +478,25 @@ class TestTheGenerationEnds:
         crew.enter(2)
         crew.save_in_background(at(2))
         crew.whole(2)
+
+    @pytest.mark.parametrize(("back", "is_kept"), [(0, False), (1, True)])
+    def test_where_all_go_back_what_is_later_is_given_up(
+        self, crew: Crew, monkeypatch: pytest.MonkeyPatch, back: int, is_kept: bool
+    ) -> None:
+        gate, stage = Gate(), Arena.stage
+
+        def hold(arena: Arena, file: Any) -> Any:
+            gate.pass_through()
+            return stage(arena, file)
+
+        monkeypatch.setattr(Arena, "stage", hold)
+        with opened_in_the_end(gate):
+            crew.begin(at(1))
+            assert gate.reached.wait(20)
+            for hand in crew.present:
+                hand.checkpointer.go_back(at(back).cursor)
+        crew.await_done()
+        assert bool(crew.names()) is is_kept
 
     def test_while_somebody_waits_for_the_copy(self, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
         gate, stage = Gate(), Arena.stage
@@ -557,7 +576,7 @@ class TestStillBusy:
             next_one.add_done_callback(lambda _: begun.set())
             assert not begun.wait(0.3), "it was skipped, or is begun beside the other"
             gate.open()
-            next_one.result(20)
+            next_one.result(60)
             crew.settle(3)
         crew.await_done()
         assert crew.steps() == [1, 2]
@@ -750,7 +769,7 @@ class TestTheLease:
         crew.first.check_commit = check
         crew.begin(at(1))
         crew.settle(2)
-        assert asked.wait(20)
+        assert asked.wait(60)
         assert crew.steps() == []
         assert not crew.first.saving.done.is_set()
         crew.sit(crew.hands)
@@ -878,7 +897,7 @@ def test_whoever_waits_for_a_save_says_what_for_and_that_it_comes_further(
         # Every piece that is written shows that it is not stuck.
         crew.present[1].saving.pieces += 1
         await_true("that it moves", lambda: writer.moves > before)
-    saving.join(20)
+    saving.join(60)
     assert (committer.waits_for, writer.waits_for) == ("", "")
     assert crew.whole(1)
 

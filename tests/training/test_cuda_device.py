@@ -1,6 +1,8 @@
 """What of a GPU's device can be seen without a GPU."""
 
+import os
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,10 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gang
+from bits.bit_tasks import Momentum
 from quorate.core.errors import GpuLost, RunError
-from quorate.training.batch_nest import mapped
+from quorate.data.batch_nest import mapped
+from quorate.training import cuda_device, devices
 from quorate.training.cuda_device import CudaDevice, count_differing, oldest_capability
-from quorate.training.device import same_bits
+from quorate.training.device import CPU, same_bits
 
 TYPES = (torch.float32, torch.float64)
 VALUES = (0.0, -0.0, 1.0, float("nan"), float("inf"))
@@ -102,3 +107,42 @@ def test_which_chips_are_too_old_is_asked_of_torch(monkeypatch: pytest.MonkeyPat
     assert oldest_capability() == (7, 5)
     monkeypatch.setattr(torch.cuda, "get_arch_list", list)
     assert oldest_capability() == (0, 0)
+
+
+@pytest.fixture
+def chip(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """A GPU of this capability, under a torch that serves 7.5 and newer ones."""
+
+    def is_there(major: int, minor: int) -> None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (major, minor))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A chip")
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+        monkeypatch.setattr(cuda_device, "find_kernels", lambda: "torch")
+
+    return is_there
+
+
+def test_a_chip_that_is_too_old_is_told_with_both_numbers_and_what_to_do(chip: Callable[[int, int], None]) -> None:
+    chip(6, 1)
+    with pytest.raises(RunError, match=r"A chip has compute capability 6\.1; 7\.5 is the least .* Use `device: cpu`"):
+        CudaDevice()
+    chip(7, 5)
+    assert CudaDevice().precision == "fp32"
+    with pytest.raises(RunError, match=r"A chip does not compute in bfloat16\. Use `precision: fp16`"):
+        CudaDevice("bf16")
+    chip(9, 0)
+    assert CudaDevice().precision == "bf16"
+
+
+def test_of_several_gpus_each_worker_sees_one_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setattr(devices, "gpus_here", lambda: ("4", "7"))
+    monkeypatch.setattr(cuda_device, "CudaDevice", lambda *_, **__: CPU)
+    spec, seen = gang.job(Momentum, device="cuda"), []
+    for place in range(3):
+        devices.device_for(spec, place)
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert seen == ["4", "7", "4"]

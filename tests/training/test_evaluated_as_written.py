@@ -8,7 +8,7 @@ import torch
 
 import gang
 from bits import bit_tasks as tasks
-from quorate.training.device import CpuDevice, Model, uncompiled
+from quorate.training.device import CPU, CpuDevice, Model
 from training.recorded import run
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -22,7 +22,7 @@ class Compiling(CpuDevice):
     def place(self, model: Model) -> Model:
         def call(*arguments: Any) -> Any:
             assert torch.is_grad_enabled(), "compiled in evaluation"
-            with uncompiled(model):
+            with CPU.as_written(model):
                 return model(*arguments)
 
         model._compiled_call_impl = call

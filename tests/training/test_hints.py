@@ -6,10 +6,16 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.testing._internal.distributed.fake_pg  # makes the backend of an imagined mesh known
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard as ShardOf
 
+from quorate.core.errors import UserCodeError
+from quorate.core.user_code import blame_user_code
 from quorate.spec.job import JobSpec
 from quorate.training.hints import Share, hint_for
+from quorate.training.tensor_parallel import imagined_mesh
 
 
 def raised_by(mistake: Callable[[], object]) -> Exception:
@@ -45,13 +51,85 @@ def test_a_mistake_that_torch_tells_in_its_own_terms_gets_a_hint(mistake: Callab
     assert words in hint_for(raised_by(mistake))
 
 
-def test_a_kernel_that_is_not_deterministic_names_the_key() -> None:
+def test_who_calls_a_part_of_a_sharded_model_is_told_to_call_the_model() -> None:
+    with imagined_mesh(2) as mesh:
+        weight = DTensor.from_local(torch.ones(2, 3), mesh, [ShardOf(0)])
+        assert "call the model itself" in hint_for(raised_by(lambda: F.embedding(torch.tensor([1, 2]), weight)))
+
+
+ALLOWED = "`deterministic: false` in the job file allows it; the bits may then differ from run to run."
+
+
+def unrepeatable(kernel: str) -> RuntimeError:
+    """As torch says it of a kernel of a GPU."""
+    return RuntimeError(
+        f"{kernel} does not have a deterministic implementation, but you set "
+        "'torch.use_deterministic_algorithms(True)'. "
+        "You can turn off determinism just for this operation, or you can use the 'warn_only=True' option, if that's "
+        "acceptable for your application. You can also file an issue at https://github.com/pytorch/pytorch/issues to "
+        "help us prioritize adding deterministic support for this operation."
+    )
+
+
+def test_a_kernel_that_cannot_repeat_is_named_with_what_can() -> None:
     torch.use_deterministic_algorithms(True)
     try:
         error = raised_by(lambda: torch.zeros(4).put_(torch.tensor([0]), torch.ones(1)))
     finally:
         torch.use_deterministic_algorithms(False)
-    assert hint_for(error).startswith("`deterministic: false` in the job file allows it")
+    assert str(error) == str(unrepeatable("put_")), "torch says it otherwise now"
+    with pytest.raises(UserCodeError) as told:
+        blame_user_code(error, "loss()", hint_for)
+    assert str(told.value) == (
+        "RuntimeError: put_ does not have a deterministic implementation (in loss()). To get the same bits each time: "
+        f"x.view(-1)[index] = values, or x.view(-1).index_add_(0, index, values) to accumulate. {ALLOWED}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("adaptive_avg_pool2d_backward_cuda", "AvgPool2d with a kernel size"),
+        ("adaptive_max_pool2d_backward_cuda", "MaxPool2d with"),
+        ("fractional_max_pool3d_backward_cuda", "MaxPool3d with"),
+        ("adaptive_avg_pool3d_backward_cuda", "Conv3d"),
+        ("avg_pool3d_backward_cuda", "Conv3d"),
+        ("max_unpooling2d_forward_out", "transposed"),
+        ("upsample_bicubic2d_backward_out_cuda", "nearest"),
+        ("reflection_pad2d_backward_cuda", "replicate"),
+        ("nll_loss2d_forward_out_cuda_template", "flat values"),
+        ("ctc_loss_backward_gpu", ".cpu()"),
+        ("embedding_bag_backward_cuda_max", "amax()"),
+        ("_histc_cuda with floating point input", "bucketize"),
+        ("_bincount_cuda", "index_add_"),
+        ("median CUDA with indices output", "sort(stable=True)"),
+        ("kthvalue CUDA", "sort(stable=True)"),
+        ("grid_sampler_2d_backward_cuda", "gather()"),
+        ("cumsum_cuda_kernel", "triangular"),
+    ],
+)
+def test_the_known_ones_have_an_alternative(kernel: str, words: str) -> None:
+    hint = hint_for(unrepeatable(kernel))
+    assert words in hint
+    assert hint.endswith(ALLOWED)
+
+
+def test_of_an_unknown_one_only_the_key_is_told() -> None:
+    assert hint_for(unrepeatable("fft_of_tomorrow_cuda")) == ALLOWED
+
+
+def test_the_alternatives_compute_the_same() -> None:
+    x, classes = torch.randn(2, 3, 4, 4), torch.randint(3, (2, 4, 4))
+    assert torch.allclose(nn.AdaptiveAvgPool2d(1)(x), x.mean((2, 3), keepdim=True), atol=1e-6)
+    assert torch.equal(nn.AdaptiveMaxPool2d(1)(x), x.amax((2, 3), keepdim=True))
+    flat = F.cross_entropy(x.movedim(1, -1).flatten(0, -2), classes.flatten())
+    assert torch.allclose(F.cross_entropy(x, classes), flat)
+    assert torch.allclose(x.cumsum(-1), x @ torch.ones(4, 4).triu(), atol=1e-6)
+    places, weights = torch.tensor([0, 2, 2]), torch.tensor([1.0, 2.0, 4.0])
+    assert torch.equal(torch.bincount(places, weights), torch.zeros(3).index_add_(0, places, weights))
+    one, other = torch.zeros(2, 2), torch.zeros(2, 2)
+    other.view(-1).index_add_(0, places, weights)
+    assert torch.equal(one.put_(places, weights, accumulate=True), other)
 
 
 def test_a_graph_that_is_used_twice() -> None:

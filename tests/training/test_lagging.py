@@ -47,6 +47,7 @@ class Logged(tasks.BatchNormAndDropout):
         (Logged, {"lanes": 4, "accumulate": 2, "clip_norm": 1.0, "schedule": {"kind": "linear"}}),
         (Logged, {"lanes": 1, "on_poison": "skip"}),
         (tasks.TwoOptimizers, {"lanes": 2}),
+        (Logged, {"lanes": 4, "precision": "fp16", "loss_scale": {"initial": 1, "growth_interval": 3}}),
     ],
     ids=str,
 )
@@ -243,10 +244,11 @@ def leaves_and_loses(check: Callable[[Any], None]) -> Callable[[int, Any], None]
     """The generation ends at a boundary, then by a lease that is lost; and goes on each time."""
 
     def sabotage(_: int, loop: Any) -> None:
-        run_on = loop.run
+        run_on, held, is_lost = loop.run, loop.check_lease, [False]
 
-        def lose() -> None:
-            if loop.activity.step == 11:
+        def check_lease() -> None:
+            held()
+            if is_lost[0] and loop.activity.step == 11:
                 raise LeaseExpired("the lease is over")
 
         def disturbed() -> Any:
@@ -254,15 +256,15 @@ def leaves_and_loses(check: Callable[[Any], None]) -> Callable[[int, Any], None]
             assert run_on() is None
             check(loop)
             assert loop.progress.cursor.step == 6
-            held, loop.check_lease = loop.check_lease, lose
+            is_lost[0] = True
             with pytest.raises(LeaseExpired):
                 run_on()
             check(loop)
             assert loop.progress.cursor.step == 10
-            loop.check_lease = held
+            is_lost[0] = False
             return run_on()
 
-        loop.run = disturbed
+        loop.run, loop.check_lease = disturbed, check_lease
 
     return sabotage
 

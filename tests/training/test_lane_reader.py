@@ -25,14 +25,14 @@ class Away(CpuDevice):
 
     is_host = False
 
-    def __init__(self, room: int = 99) -> None:
+    def __init__(self, left: int = 99) -> None:
         super().__init__()
-        self.room = room
+        self.left = left
 
     def move(self, batch: Any) -> Any:
-        if not self.room:
+        if not self.left:
             raise torch.OutOfMemoryError
-        self.room -= 1
+        self.left -= 1
         return f"sent {batch}"
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_read_ahead_past_an_evaluation_or_the_end_or_by_a_host(step: 
 
 
 def test_a_device_without_room_has_the_batch_later() -> None:
-    reading = Reading(Away(room=0))
+    reading = Reading(Away(left=0))
     reading.ahead(1, 1)
     assert reading.read(1, 2) == ["lane 2"]
     assert reading.feed.asked == [2]

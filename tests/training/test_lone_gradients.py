@@ -31,6 +31,20 @@ def test_passes_add_up_with_their_weights_and_what_has_none_keeps_none() -> None
     assert lone.gradients.total_norm(CPU) == pytest.approx((1.25**2 + 1.75**2) ** 0.5)
 
 
+def test_a_gradient_that_will_be_clipped_lies_as_if_it_were_by_itself() -> None:
+    """Autograd may leave a part of something larger, and a GPU adds up its norm in another order then."""
+    parts = nn.ParameterList([torch.zeros(3), torch.zeros(8)])
+    gradients = LoneGradients(list(parts.named_parameters()))
+    gradients.begin(0)
+    gradients.backward((torch.cat(list(parts)) * torch.arange(11.0)).sum(), 1.0)
+    assert gradients.finish() == 0b11
+    assert parts[1].grad is not None
+    assert parts[1].grad.data_ptr() % 16, "a part of the gradient of both"
+    gradients.install(0b11, to_be_written=True)
+    assert parts[1].grad.data_ptr() % 64 == 0
+    assert parts[1].grad.tolist() == list(range(3, 11))
+
+
 def test_a_step_starts_afresh() -> None:
     lone = Lone()
     for _ in range(2):

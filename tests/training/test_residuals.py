@@ -147,7 +147,7 @@ class Hosts:
             GenerationId(1, 2), tuple(Member(worker, "", lanes, cursor=cursor) for worker, lanes in members.items())
         )
         rings = [
-            Ring(generation, worker, *links, within(20))
+            Ring(generation, worker, *links, within(100))
             for worker, links in zip(members, memory_links(len(members)), strict=True)
         ]
 
@@ -229,7 +229,7 @@ def test_what_was_restored_outlives_a_generation_that_ends_before_it_is_settled(
     workers.of[0] = fresh
     generation = Generation(GenerationId(1, 1), (Member(0, "host:0", range(2)), Member(1, "host:1", range(2, 4))))
     links, _ = memory_links(2)
-    ring = Ring(generation, 0, *links, within(20))
+    ring = Ring(generation, 0, *links, within(100))
     ring.close()
     with pytest.raises(LinkError):
         fresh.settle(generation, 0, ring)

@@ -31,6 +31,8 @@ class Sharded:
     position: int
     halves: dict[str, torch.Tensor] = field(default_factory=dict)
 
+    boxes = None
+
     @property
     def half(self) -> int:
         return self.position % 2

@@ -92,9 +92,9 @@ def test_times_are_the_coordinators(told: Told, monkeypatch: pytest.MonkeyPatch)
     tracer.begin_step(7)
     tracer.begin_step(8)
     step = told[-1]
-    assert before - 0.01 < step.began < real() + 0.01
+    assert before - 0.1 < step.began < real() + 0.1
     assert step.clock_offset is not None
-    assert abs(step.clock_offset - 0.25) < 0.01
+    assert abs(step.clock_offset - 0.25) < 0.1
     assert step.clock_uncertainty == 0.001
 
 

@@ -29,11 +29,12 @@ class Convolving(Task):
 def test_all_that_was_chosen_is_told() -> None:
     device = AwayDevice(channels_last=True)
     replica = Replica(Convolving(), gang.job(Convolving), device)
-    assert replica.what_runs == "away, fp32, deterministic, channels last, fused SGD"
+    assert replica.what_runs() == "away, fp32, deterministic, channels last, fused SGD"
+    assert replica.what_runs(is_captured=True) == "away, fp32, captured, deterministic, channels last, fused SGD"
     free = gang.job(Convolving, deterministic=False, memory={"checkpoint_activations": "2"})
     plain = Replica(Convolving(), free, AwayDevice(fuses=False))
-    assert plain.what_runs == "away, fp32, not deterministic, activations computed again"
-    assert Replica(Convolving(), gang.job(Convolving), CPU).what_runs == "cpu, fp32, deterministic"
+    assert plain.what_runs() == "away, fp32, not deterministic, activations computed again"
+    assert Replica(Convolving(), gang.job(Convolving), CPU).what_runs() == "cpu, fp32, deterministic"
 
 
 def test_the_summary_has_it() -> None:

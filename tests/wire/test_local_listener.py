@@ -19,7 +19,7 @@ def test_of_several_that_are_awaited_the_one_is_named_that_did_not_come() -> Non
 
         def come() -> None:
             with connect_local(listener.address, Credentials("token", 1, GENERATION), 0, lambda: 30.0):
-                has_come.wait(30)
+                has_come.wait(60)
 
         visitor = threading.Thread(target=come)
         visitor.start()

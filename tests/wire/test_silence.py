@@ -65,12 +65,13 @@ def test_the_kernel_tells_what_is_acknowledged_and_when() -> None:
         wait_until(lambda: info(near).acknowledged == before.acknowledged + 12345)
         after = info(near)
         assert (after.unacknowledged, after.probes) == (0, 0)
-        assert max(after.since_sent, after.since_acknowledgement, info(far).since_data) < 5
+        assert max(after.since_sent, after.since_acknowledgement, info(far).since_data) < 60
         assert info(far).acknowledged == others.acknowledged
         wait_until(lambda: info(near).since_sent > 0.1 and info(near).since_acknowledgement > 0.1)
         wait_until(lambda: info(far).since_data > 0.1)
+        assert (told := info(near)).since_data >= told.since_sent, "nothing has come yet"
         far.sendall(b"x")
-        wait_until(lambda: info(near).since_data < 0.1 < info(near).since_sent)
+        wait_until(lambda: (told := info(near)).since_data < told.since_sent)
 
 
 def test_of_a_closed_connection_nothing_is_told() -> None:
@@ -176,7 +177,7 @@ def across(namespaces: BadNetworks) -> Iterator[tuple[socket.socket, socket.sock
     """A connection from the first namespace to the second."""
     here, there = namespaces.network_of(0), namespaces.network_of(1)
     with inside_network(there.namespace, lambda: socket.create_server((there.address, 0))) as server:
-        near = inside_network(here.namespace, lambda: socket.create_connection(server.getsockname(), 5))
+        near = inside_network(here.namespace, lambda: socket.create_connection(server.getsockname(), 60))
         far = server.accept()[0]
     with near, far:
         yield near, far
@@ -195,10 +196,13 @@ def assert_noticed(stream: Stream, threads: ThreadPoolExecutor) -> None:
     began = time.monotonic()
     watch = Watch(within(PATIENCE), [stream], LIMIT)
     receiving = threads.submit(stream.fill, memoryview(bytearray(1)), watch)
-    with pytest.raises(PeerLost, match=r"worker 1 is gone: its host has not acknowledged anything for \d+\.\d s"):
+    # Where this process is held up for longer than the limit, the kernel notices before it.
+    by_us, by_the_kernel = r"its host has not acknowledged anything for \d+\.\d s", "Connection timed out"
+    with pytest.raises(PeerLost, match=f"worker 1 is gone: ({by_us}|{by_the_kernel})") as lost:
         receiving.result(PATIENCE)
     assert time.monotonic() - began < PATIENCE / 2
-    assert stream.suspicion() is not None, "it is known after the link was closed too"
+    if by_the_kernel not in str(lost.value):
+        assert stream.suspicion() is not None, "it is known after the link was closed too"
 
 
 @pytest.mark.parametrize("ways", CUTS)
@@ -208,7 +212,7 @@ def test_a_path_that_dies_under_what_was_sent_is_noticed(
     with across(namespaces) as (near, _):
         stream = Stream(near, "worker 1", LIMIT)
         cut(namespaces, CUTS[ways])
-        stream.send_all([memoryview(b"lost")], within(1))
+        stream.send_all([memoryview(b"lost")], within(100))
         assert_noticed(stream, threads)
 
 
@@ -241,7 +245,7 @@ def test_a_path_that_heals_before_the_limit_is_not_noticed(
     with across(namespaces) as (near, far):
         stream = Stream(near, "worker 1", 10 * LIMIT)
         cut(namespaces, CUTS["both ways"])
-        stream.send_all([memoryview(b"late")], within(1))
+        stream.send_all([memoryview(b"late")], within(100))
         receiving = threads.submit(stream.fill, memoryview(bytearray(1)), Watch(within(PATIENCE), [stream], 10 * LIMIT))
         wait_until(lambda: info(near).since_acknowledgement > LIMIT)
         assert info(near).unacknowledged
@@ -294,10 +298,10 @@ def test_whoever_waits_for_one_neighbour_learns_that_the_other_is_silent(threads
 
 def test_a_link_that_ends_because_of_a_silent_one_is_not_to_blame() -> None:
     closed, silent = PeerLost("worker 2", "it closed the connection"), PeerLost("worker 1", "silent")
-    assert Watch(within(1), [Link(), Link(silent)], LIMIT).blame(closed) is silent
-    assert Watch(within(1), [Link(), Link()], LIMIT).blame(closed) is closed
+    assert Watch(within(100), [Link(), Link(silent)], LIMIT).blame(closed) is silent
+    assert Watch(within(100), [Link(), Link()], LIMIT).blame(closed) is closed
     wrong = FrameError("of another generation")
-    assert Watch(within(1), [Link(silent)], LIMIT).blame(wrong) is wrong
+    assert Watch(within(100), [Link(silent)], LIMIT).blame(wrong) is wrong
 
 
 # --- a host that does not even take a call

@@ -12,7 +12,7 @@ from quorate.core.errors import GenerationOver, PeerLost
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.timing import Timing
 from quorate.data.sampler import Source
-from quorate.observe.events import LinksMeasured
+from quorate.observe.events import DeviceMemoryUse, LinksMeasured
 from quorate.spec.tracking import TrackSpec
 from quorate.training.progress import Best, Progress
 from quorate.training.run_mode import RunMode
@@ -56,7 +56,7 @@ class Noted:
             spec=SimpleNamespace(track=None, on_out_of_memory="fail"),
             strategy=SimpleNamespace(connect=self._connect),
             layout=None,
-            replica=SimpleNamespace(weights_digest=lambda: "d", device=SimpleNamespace(is_host=True)),
+            replica=SimpleNamespace(weights_digest=lambda: "d", device=SimpleNamespace(is_host=True), loss_scale=None),
             samples=SimpleNamespace(datasets=self.validation),
         )
         self.trainer = LoopTrainer(
@@ -89,6 +89,7 @@ class Noted:
             close=lambda: self.notes.append("closed"),
             measure=lambda: LinksMeasured(worker=0),
             placed=lambda: None,
+            weights_digest=lambda: "d",
             align=lambda *_: self._align(endpoint.generation),
         )
 
@@ -191,7 +192,7 @@ class TestResult:
         monkeypatch.setattr(time, "perf_counter", lambda: next(now))
         links = noted.trainer.connect(generation())
         noted.trainer.train(generation(), links)  # from 400 samples to 900, from second 10 on
-        noted.reached = replace(noted.reached, samples=1400)
+        noted.reached, noted.ending = replace(noted.reached, samples=1400), "complete"
         noted.trainer.train(generation(), links)
         digest, result = noted.trainer.result("complete")
         assert (digest, result["ending"], result["steps"]) == ("d", "complete", 9)
@@ -212,6 +213,19 @@ class TestResult:
         _, result = noted.trainer.result("complete")
         assert result["best"] == {"value": 0.3, "step": 6}
         assert result["bad_samples"] == {"training": 2, "validation": 0, "training_read": 902, "validation_read": 3}
+
+    @pytest.mark.parametrize(("graphs", "told"), [(None, "a GPU"), (0, "a GPU"), (2, "a GPU, captured")])
+    def test_says_how_a_device_was_used(self, noted: Noted, graphs: int | None, told: str) -> None:
+        noted.trainer.train(generation(), noted.trainer.connect(generation()))
+        assert not noted.trainer.result("complete")[1].keys() & {"computed_by", "device_memory"}
+        parts, used = cast(Any, noted.trainer.parts), DeviceMemoryUse(5, 7, 9)
+        parts.replica.device.is_host = False
+        parts.replica.what_runs = lambda is_captured: "a GPU, captured" if is_captured else "a GPU"
+        parts.graphs = None if graphs is None else SimpleNamespace(number=graphs)
+        parts.memory = SimpleNamespace(look=lambda: used)
+        _, result = noted.trainer.result("complete")
+        assert result["computed_by"] == told
+        assert result["device_memory"] == {"allocated_bytes": 5, "reserved_bytes": 7, "total_bytes": 9}
 
 
 class TestWhatIsAskedFor:

@@ -27,6 +27,7 @@ from quorate.core.generation import Cursor, GenerationId
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
+from quorate.worker import membership
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Lease, Outbox
 from quorate.worker.membership import Membership
@@ -45,12 +46,19 @@ def registration(slot: int, *, pid: int = 0, **facts: str) -> pb.RegisterRequest
     )
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         pause.wait(0.005)
+
+
+@pytest.fixture(autouse=True)
+def reports_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: who leaves waits as long as it takes, where it is answered at all."""
+    monkeypatch.setattr(membership, "_REPORT_LIMIT", 60.0)
+    monkeypatch.setattr(membership, "_REST_LIMIT", 60.0)
 
 
 @contextmanager
@@ -73,7 +81,7 @@ def joined(served: Served, *, failure_timeout: float = 5.0, workers: int = 1) ->
 
 @contextmanager
 def supervising(served: Served) -> Iterator[SupervisorClient]:
-    client = SupervisorClient(served.address, TOKEN)
+    client = SupervisorClient(served.address, TOKEN, timeout=600.0)  # a tenth of it for one call
     try:
         yield client
     finally:
@@ -102,9 +110,9 @@ def test_complete_is_answered_when_all_are_done(tmp_path: Path) -> None:
         assert early.is_alive()
         members[0].publish(make_event("step", 1, {"loss": 0.5}))
         members[0].complete("digest", {"steps": 9})
-        early.join(5)
+        early.join(60)
         assert not early.is_alive()
-        outcome = supervisor.news(5.0).outcome
+        outcome = supervisor.news(60.0).outcome
         assert outcome is not None
         assert (outcome.failure, outcome.result) == (None, {"steps": 9})
         assert served.kinds() == ["generation", "step", "finished"]
@@ -121,7 +129,7 @@ def test_unequal_digests_end_the_generation_for_everyone(tmp_path: Path) -> None
         other = threading.Thread(target=lambda: endings.append(members[1].complete("e", {})))
         other.start()
         endings.append(members[0].complete("d", {}))
-        other.join(5)
+        other.join(60)
     assert endings == [False, False]
 
 
@@ -176,7 +184,7 @@ def test_a_reported_exception_ends_the_job_for_everyone(tmp_path: Path) -> None:
         members[1].view.close_when_over(generation, lambda: called.append(threading.current_thread().name))
         members[0].publish(make_event("log", fields={"text": "before"}))
         members[0].report_failure(Failure("UserCodeError", "ValueError: no", traceback="Traceback"))
-        outcome = supervisor.news(5.0).outcome
+        outcome = supervisor.news(60.0).outcome
         assert outcome is not None
         assert outcome.failure is not None
         assert (outcome.failure.kind, outcome.failure.worker, outcome.failure.step) == ("UserCodeError", 0, 17)
@@ -219,7 +227,10 @@ def test_what_is_queued_when_another_ends_the_job_is_told_all_the_same(tmp_path:
         assert served.kinds()[-3:] == ["step", "step", "step"]
 
 
-def test_what_cannot_be_told_any_more_after_the_end_is_not_taken_for_told(tmp_path: Path) -> None:
+def test_what_cannot_be_told_any_more_after_the_end_is_not_taken_for_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_REST_LIMIT", 0.5)
     with serve(tmp_path, workers=1) as served:
         member = Membership(GrpcLink(served.address, TOKEN), Timing(5.0), lambda: WorkerStatus(0, ""))
         member.register(registration(0))
@@ -233,7 +244,10 @@ def test_what_cannot_be_told_any_more_after_the_end_is_not_taken_for_told(tmp_pa
         member.close()
 
 
-def test_leaving_a_coordinator_that_does_not_answer_is_brief_and_quiet(tmp_path: Path) -> None:
+def test_leaving_a_coordinator_that_does_not_answer_is_brief_and_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_REST_LIMIT", 0.5)
     with serve(tmp_path, workers=1) as served:
         member = Membership(GrpcLink(served.address, TOKEN), Timing(100.0), lambda: WorkerStatus(0, ""))
         member.register(registration(0))
@@ -266,9 +280,17 @@ def test_steps_that_every_worker_tells_are_written_once(tmp_path: Path) -> None:
         early = threading.Thread(target=members[1].complete, args=("d", {}))
         early.start()
         members[0].complete("d", {})
-        early.join(5)
+        early.join(60)
         told = [(event["kind"], event.get("step")) for event in served.events()]
     assert sorted(told[1:-1]) == [("evaluation", 2), ("step", 1), ("step", 2), ("step", 5000)]
+
+
+def may_act(member: Membership) -> bool:
+    try:
+        member.check_lease()
+    except LeaseExpired:
+        return False
+    return True
 
 
 def test_the_lease_is_renewed_by_heartbeats_and_expires_without_them(tmp_path: Path) -> None:
@@ -278,10 +300,10 @@ def test_the_lease_is_renewed_by_heartbeats_and_expires_without_them(tmp_path: P
         member.register(registration(0))
         # A lease is 0.4 s: one that ends more than a second after the start was renewed.
         wait_until(lambda: member.lease_remaining() > max(0.0, 1.0 - (time.monotonic() - begun)))
-        member.check_lease()
+        wait_until(lambda: may_act(member))  # again, if this thread was held up for so long
     try:
         wait_until(lambda: member.lease_remaining() <= 0)
-        with pytest.raises(LeaseExpired, match=r"has not answered for 0\.\d s, longer than the lease of 0\.4 s"):
+        with pytest.raises(LeaseExpired, match=r"has not answered for \d+\.\d s, longer than the lease of 0\.4 s"):
             member.check_lease()
         member.report_failure(Failure("LeaseExpired", "nobody listens"))  # returns, and raises nothing
     finally:
@@ -504,7 +526,7 @@ def test_a_membership_may_be_closed_by_the_end_itself(tmp_path: Path) -> None:
 
         member.view.close_when_over(member.await_generation(), leave)
         member.report_failure(Failure("UserCodeError", "no"))
-        assert closed.wait(5)
+        assert closed.wait(60)
 
 
 def test_job_ended_survives_pickling() -> None:
@@ -543,7 +565,7 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
 def test_workers_may_be_forked_from_a_process_that_imported_all_this(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served:
         command = [sys.executable, "-c", FORKING, served.address, TOKEN]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         assert served.kinds() == ["generation", "finished"]
 
@@ -566,28 +588,28 @@ def worker_process(served: Served, failure_timeout: float, member: Membership) -
     try:
         member.register(registration(0))
         member.await_generation()
-        assert here.poll(30)
+        assert here.poll(60)
         assert process.pid is not None
         yield process.pid
     finally:
         process.kill()
-        process.join(10)
+        process.join(60)
         here.close()
         there.close()
 
 
 def test_a_worker_that_is_stopped_at_step_17_is_expelled_after_failure_timeout(tmp_path: Path) -> None:
-    with serve(tmp_path, workers=2, failure_timeout=0.5) as served, supervising(served) as supervisor:
-        member = Membership(GrpcLink(served.address, TOKEN), Timing(0.5), lambda: WorkerStatus(17, "exchange"))
+    with serve(tmp_path, workers=2, failure_timeout=2.0) as served, supervising(served) as supervisor:
+        member = Membership(GrpcLink(served.address, TOKEN), Timing(2.0), lambda: WorkerStatus(17, "exchange"))
         try:
-            with worker_process(served, 0.5, member) as pid:
+            with worker_process(served, 2.0, member) as pid:
                 os.kill(pid, signal.SIGSTOP)
-                assert supervisor.news(5.0, [(0, 4710), (1, pid)]) == News(None, ((1, pid),), workers=2)
+                assert supervisor.news(60.0, [(0, 4710), (1, pid)]) == News(None, ((1, pid),), workers=2)
                 wait_until(lambda: is_over(member))
                 (lost,) = [event for event in served.events() if event["kind"] == "lost"]
-            assert lost["message"].startswith(f"worker 1 (pid {pid} on host a) has not been heard for 0.")
-            assert lost["message"].endswith("(failure_timeout: 0.5); its last word was step 17, exchange.")
-            assert lost["detect_s"] >= 0.5
+            assert lost["message"].startswith(f"worker 1 (pid {pid} on host a) has not been heard for ")
+            assert lost["message"].endswith("(failure_timeout: 2.0); its last word was step 17, exchange.")
+            assert lost["detect_s"] >= 2.0
         finally:
             member.close()
 
@@ -603,7 +625,7 @@ def test_a_worker_that_is_killed_at_step_17_is_told_by_its_exit_and_not_by_its_b
                 member.report_state(generation, Cursor(16), symptom)
                 assert served.kinds() == ["generation"]
                 supervisor.report_exit(1, pid, signal=signal.SIGKILL, step=17, phase="exchange", host="a")
-                assert supervisor.news(5.0).vacant == {1: Vacancy(0.0, restore=False)}
+                assert supervisor.news(60.0).vacant == {1: Vacancy(0.0, restore=False)}
                 alone = member.await_generation(after=generation)
             assert [(one.worker, list(one.lanes), one.cursor) for one in alone.members] == [
                 (0, [0, 1, 2, 3], Cursor(16)),
@@ -628,7 +650,7 @@ def is_over(member: Membership) -> bool:
 def lose(supervisor: SupervisorClient, slot: int) -> None:
     """Report the death of a member of these tests, whose pid is invented."""
     supervisor.report_exit(slot, 4710 + slot, signal=signal.SIGKILL)
-    assert supervisor.news(5.0).vacant[slot] == Vacancy(0.0, restore=False)
+    assert supervisor.news(60.0).vacant[slot] == Vacancy(0.0, restore=False)
 
 
 def test_a_lost_member_ends_the_generation_for_the_others_and_closes_their_links(tmp_path: Path) -> None:
@@ -638,7 +660,7 @@ def test_a_lost_member_ends_the_generation_for_the_others_and_closes_their_links
         members[0].view.close_when_over(generation, closed.set)
         members[0].check_lease()
         lose(supervisor, 1)
-        assert closed.wait(5)
+        assert closed.wait(60)
         with pytest.raises(GenerationOver, match=r"generation 1\.1 is over"):
             members[0].check_lease()
         members[0].report_state(generation, Cursor(16), None)
@@ -664,14 +686,17 @@ def test_who_counts_as_lost_is_told_so_when_it_reports_its_state(tmp_path: Path)
 
 
 def test_who_counts_as_lost_gets_no_lease_any_more(tmp_path: Path) -> None:
-    with (
-        serve(tmp_path, workers=2, failure_timeout=0.5) as served,
-        joined(served, failure_timeout=0.5, workers=2) as members,
-        supervising(served) as supervisor,
-    ):
+    with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
         lose(supervisor, 1)
-        wait_until(lambda: members[1].lease_remaining() <= 0)
-        assert members[0].lease_remaining() > 0
+        ends = []
+        for _ in range(2):  # the first also waits for a heartbeat that was sent before
+            for member in members:
+                member.publish(make_event("log"))
+                member.flush_last()
+            ends.append([member._lease._until for member in members])
+        before, after = ends
+        assert after[0] > before[0]
+        assert after[1] == before[1]
 
 
 def test_a_newcomer_is_announced_for_the_next_boundary_and_joins_there(tmp_path: Path) -> None:
@@ -705,11 +730,11 @@ def test_complete_is_answered_with_another_generation_when_a_member_is_lost(tmp_
         done = threading.Thread(target=lambda: answers.append(members[0].complete("d", {})))
         done.start()
         lose(supervisor, 1)
-        done.join(5)
+        done.join(60)
         assert answers == [False]
         members[0].report_state(generation, Cursor(20), None)
         members[0].await_generation(after=generation)
         assert members[0].complete("d", {"steps": 20})
-        outcome = supervisor.news(5.0).outcome
+        outcome = supervisor.news(60.0).outcome
         assert outcome == Outcome(None, {"steps": 20})
         assert served.kinds() == ["generation", "lost", "generation", "finished"]

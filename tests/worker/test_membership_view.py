@@ -65,7 +65,7 @@ def test_whoever_waits_for_a_generation_gets_it(view: MembershipView) -> None:
     waiting = threading.Thread(target=lambda: heard.append(view.await_generation(None, lambda: None, 5.0)))
     waiting.start()
     view.handle(formed(generation(1)))
-    waiting.join(5)
+    waiting.join(60)
     assert heard == [generation(1)]
 
 

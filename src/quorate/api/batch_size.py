@@ -15,6 +15,7 @@ from quorate.observe.event import Event
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.resolved import ResolvedJob
+from quorate.spec.strategy import server_count
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
@@ -54,6 +55,8 @@ def with_batch_found(resolved: ResolvedJob, place: TaskLocation, run: Run, signa
 
 
 def _sharing(spec: JobSpec) -> int:
-    """How many workers have one device's memory between them."""
+    """How many workers, and on GPUs servers, have one device's memory between them."""
     workers = workers_here(spec, usable_cores())
-    return workers if kind_of(spec) == "cpu" else -(-workers // max(1, len(gpus_here())))
+    if kind_of(spec) == "cpu":
+        return workers
+    return -(-(workers + server_count(spec.strategy)) // max(1, len(gpus_here())))

@@ -23,7 +23,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob, changes
-from quorate.spec.strategy import is_synchronous, server_count
+from quorate.spec.strategy import fixes_bits, is_synchronous, server_count
 from quorate.storage.run_folder import RunFolder
 
 
@@ -150,7 +150,10 @@ def try_under(
     before, after = (RunFolder(each.folder).read_environment() or {} for each in (undisturbed, disturbed))
     facts = tuple(name for name, value in before.items() if after.get(name, value) != value)
     fired = tuple(firings(RunFolder(disturbed.folder).logs))
-    promises_bits = is_synchronous(resolved.spec.strategy)
+    spec = resolved.spec
+    # A gang that waits for whoever takes the place of a lost worker adds in the same order again.
+    is_as_many = is_synchronous(spec.strategy) and spec.workers == spec.min_workers
+    promises_bits = fixes_bits(spec.strategy) or is_as_many
     return Trial(undisturbed, disturbed, failure, faults, fired, facts, promises_bits)
 
 

@@ -42,7 +42,8 @@ class JobKeys(TypedDict, total=False):
     on_out_of_memory: Literal["fail", "shrink"]
     on_bad_sample: Literal["fail", "skip"]
     device: Literal["auto", "cpu", "cuda"]
-    precision: Literal["auto", "fp32", "bf16"]
+    precision: Literal["auto", "fp32", "bf16", "fp16"]
+    loss_scale: Section
     compile: bool | Literal["auto"]
     memory: Section
     deterministic: bool
@@ -62,6 +63,8 @@ class JobKeys(TypedDict, total=False):
     links: Literal["auto", "tcp"]
     capture: bool
     overlap: bool
+    nccl: Section
+    check_gradients: Section | None
     track: Section | None
     notify: Section | None
     port: int

@@ -139,7 +139,7 @@ class LiveRun:
             now=now,
             generation=formed[0].generation or "" if formed else "",
             wanted=None if answer is None else answer.wanted or None,
-            workers=_workers(formed[0].members or () if formed else (), answer),
+            workers=_workers(formed[0].computing if formed else (), answer),
             losses=recent.losses,
             recent=recent.values,
             samples_per_second=recent.samples_per_second,

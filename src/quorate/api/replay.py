@@ -15,7 +15,7 @@ from quorate.core.errors import CheckpointError, RunError
 from quorate.engines.engine import Prepared
 from quorate.observe.events import RunBegan, StepCompleted
 from quorate.observe.jsonl import EventTail
-from quorate.spec.strategy import is_synchronous
+from quorate.spec.strategy import fixes_bits, is_synchronous
 from quorate.storage.run_folder import RunFolder
 from quorate.training.run_mode import RunMode
 
@@ -79,6 +79,11 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
             f"run {run.name} cannot be replayed: with strategy.mode: {mode} its weights depend on who was when at "
             "work, and that does not come again. Only synchronous runs are replayed; `quorate show RUN --ledger` says "
             "what is promised of the others."
+        )
+    if not fixes_bits(resolved.spec.strategy):
+        raise RunError(
+            f"run {run.name} cannot be replayed: with strategy: {resolved.spec.strategy.kind} its last bits depend on "
+            "how many workers there were at each step."
         )
     place = find_task(run, resolved.spec.task)
 

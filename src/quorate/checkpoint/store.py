@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.key import cipher_of, read_key
 from quorate.checkpoint.listing import (
@@ -121,8 +123,8 @@ class CheckpointStore(Protocol):
     def remove(self, path: Path) -> None:
         """Remove a checkpoint, whole or damaged, by the path that its listing tells."""
 
-    def load(self, info: CheckpointInfo) -> Loaded:
-        """Verify a checkpoint and read its state."""
+    def load(self, info: CheckpointInfo, boxes: Boxes | None = None) -> Loaded:
+        """Verify a checkpoint and read its state; of tensors that `boxes` cuts only what it wants."""
 
 
 def remove_surplus(
@@ -265,7 +267,7 @@ class CheckpointFolder:
         final = self.folder / checkpoint_name(manifest.cursor)
         source = self.open(manifest.cursor, name=attempt)
         if final.exists() and isinstance(present := self._checked(look_at(final)), CheckpointInfo):
-            _refuse_another_state(present, manifest.weights_digest)
+            _refuse_another_state(present, manifest)
             source.give_up()
             return present
         parts = tuple(source.written().values())
@@ -332,17 +334,22 @@ class CheckpointFolder:
             if survey(self.folder) == present:
                 return Search(None, tuple(skipped))
 
-    def load(self, info: CheckpointInfo) -> Loaded:
+    def load(self, info: CheckpointInfo, boxes: Boxes | None = None) -> Loaded:
         from quorate.checkpoint.part_file import read_part
+        from quorate.checkpoint.reshard import collected, is_in_pieces, read_tensors
         from quorate.checkpoint.tensor_file import tensors_in
         from quorate.checkpoint.tree import Encoded
 
         manifest = read_manifest(info.path)
         cipher = cipher_of(manifest, self.cipher)
+        skeleton = manifest.opened(cipher).skeleton
+        if boxes is not None or is_in_pieces(skeleton):
+            stream = (read_tensors(info.path, part, cipher) for part in manifest.parts)
+            return Loaded(manifest, collected(skeleton, chain.from_iterable(stream), boxes))
         tensors: dict[str, Any] = {}
         for part in manifest.parts:
             tensors |= tensors_in(read_part(info.path, part, cipher))
-        return Loaded(manifest, Encoded(manifest.opened(cipher).skeleton, tensors))
+        return Loaded(manifest, Encoded(skeleton, tensors))
 
     # --- removing
 
@@ -386,10 +393,14 @@ def _encrypted_in(folder: Path) -> Path | None:
     return None
 
 
-def _refuse_another_state(present: CheckpointInfo, weights_digest: str) -> None:
-    if present.manifest.weights_digest not in ("", weights_digest):
+def _refuse_another_state(present: CheckpointInfo, manifest: Manifest) -> None:
+    from quorate.checkpoint.reshard import is_cut_alike
+
+    found, weights_digest = present.manifest.weights_digest, manifest.weights_digest
+    # Digests are of pieces: a run that goes on with another mesh has others for the same weights.
+    if found not in ("", weights_digest) and is_cut_alike(present.manifest.skeleton, manifest.skeleton):
         raise CheckpointError(
-            f"checkpoint {present.path} is whole and has other weights ({present.manifest.weights_digest}) "
+            f"checkpoint {present.path} is whole and has other weights ({found}) "
             f"than those to be saved ({weights_digest}); one run cannot pass through both. "
             "Move it away, or start a new run."
         )

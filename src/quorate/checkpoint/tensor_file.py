@@ -3,7 +3,7 @@
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ ALIGNMENT = 8
 MOST_DIMENSIONS = 64
 SPARE = 64 * 2**20
 """Bytes of memory that are left to the others when it is scarce."""
+PIECE = 8 * 2**20
+"""Bytes that are read at a time."""
 METADATA = "__metadata__"  # the one name that a safetensors file keeps for itself
 
 
@@ -115,20 +117,26 @@ def tensors_in(memory: memoryview) -> dict[str, torch.Tensor]:
 
     Raises `CheckpointError` for a content that is no safetensors file, or whose list of tensors does not fit it.
     """
-    entries, start = _list_of(memory)
-    tensors: dict[str, torch.Tensor] = {}
-    end = 0
-    for entry in sorted((_entry_of(name, given) for name, given in entries.items()), key=lambda entry: entry.span):
-        # As in the safetensors format: the tensors fill the file without gap or overlap.
-        if entry.span[0] != end:
-            raise entry.refused(f"begins at byte {entry.span[0]:,}, where the tensor before it ends at {end:,}")
-        end = entry.span[1]
-        if end > len(memory) - start:
-            raise entry.refused(f"ends at byte {end:,} of {len(memory) - start:,}")
-        tensors[entry.name] = entry.view_of(memory, start)
-    if end != len(memory) - start:
-        raise CheckpointError(f"the tensors take {end:,} bytes and the file has {len(memory) - start:,} for them")
-    return {name: tensors[name] for name in entries}
+    length = _length_of_list(memory[:8], len(memory))
+    start = 8 + length
+    entries = _entries(memory[8:start], len(memory) - start)
+    return {entry.name: entry.view_of(memory, start) for entry in entries}
+
+
+def tensors_from(fill: Callable[[memoryview], None], size: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same of so many bytes as they stream, in the order of the file, each in memory of its own: `fill` fills a
+    buffer with the next of them."""
+    head = memoryview(bytearray(min(8, size)))
+    fill(head)
+    listed = memoryview(bytearray(_length_of_list(head, size)))
+    fill(listed)
+    for entry in _entries(listed, size - 8 - len(listed)):
+        begin, end = entry.span
+        content = torch.empty(end - begin, dtype=torch.uint8)
+        view = content.numpy().data
+        for start in range(0, end - begin, PIECE):
+            fill(view[start : start + PIECE])
+        yield entry.name, entry.shaped(content if len(content) else None)
 
 
 @dataclass(frozen=True)
@@ -147,28 +155,49 @@ class _Entry:
         begin, end = self.span
         if begin % self.dtype.itemsize:
             raise self.refused(f"begins at byte {begin:,}, which is no multiple of its {self.dtype.itemsize} bytes")
+        if begin == end:
+            return self.shaped(None)
+        return self.shaped(torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=start + begin))
+
+    def shaped(self, content: torch.Tensor | None) -> torch.Tensor:
+        """Its bytes as what it is; without any, an empty one."""
         try:
-            if begin == end:
+            if content is None:
                 return torch.empty(self.shape, dtype=self.dtype)
-            content = torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=start + begin)
             return content.view(self.dtype).view(self.shape)
         except RuntimeError as error:  # a shape beyond all numbers
             raise self.refused(f"cannot be read: {error}") from None
 
 
-def _list_of(memory: memoryview) -> tuple[dict[str, Any], int]:
-    """The list of tensors that a file begins with, and where their content begins."""
-    length = int.from_bytes(memory[:8], "little")
-    if len(memory) < 8 or length > len(memory) - 8:
-        raise CheckpointError(f"no safetensors file: {len(memory):,} bytes do not hold a list of {length:,}")
+def _length_of_list(head: memoryview, size: int) -> int:
+    """How long the list of tensors is that a file of this size begins with."""
+    length = int.from_bytes(head, "little")
+    if size < 8 or length > size - 8:
+        raise CheckpointError(f"no safetensors file: {size:,} bytes do not hold a list of {length:,}")
+    return length
+
+
+def _entries(listed: memoryview, size: int) -> list[_Entry]:
+    """The tensors by the list of them, in the order of the file, which has so many bytes for them."""
     try:
-        entries = json.loads(bytes(memory[8 : 8 + length]).decode(), object_pairs_hook=_without_repetition)
+        given = json.loads(bytes(listed).decode(), object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError):
         raise CheckpointError("no safetensors file: its list of tensors is not JSON") from None
-    if not isinstance(entries, dict):
-        raise CheckpointError(f"no safetensors file: its list of tensors is a {type(entries).__name__}")
-    entries.pop(METADATA, None)
-    return entries, 8 + length
+    if not isinstance(given, dict):
+        raise CheckpointError(f"no safetensors file: its list of tensors is a {type(given).__name__}")
+    given.pop(METADATA, None)
+    entries = sorted((_entry_of(name, each) for name, each in given.items()), key=lambda entry: entry.span)
+    end = 0
+    for entry in entries:
+        # As in the safetensors format: the tensors fill the file without gap or overlap.
+        if entry.span[0] != end:
+            raise entry.refused(f"begins at byte {entry.span[0]:,}, where the tensor before it ends at {end:,}")
+        end = entry.span[1]
+        if end > size:
+            raise entry.refused(f"ends at byte {end:,} of {size:,}")
+    if end != size:
+        raise CheckpointError(f"the tensors take {end:,} bytes and the file has {size:,} for them")
+    return entries
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,25 +2,30 @@
 
 Plain JSON values stand for themselves and lists for lists. Everything else is an object with a single word as its first
 key: ``dict`` (all keys are strings), ``pairs`` (a dictionary with other keys), ``tuple``, ``int`` (beyond 64 bits),
-``float`` (not finite) or ``tensor``.
+``float`` (not finite), ``tensor``, or ``pieces``: a tensor that lies in several, each with its name, its offset and
+its size in the whole. Of a state that is spread over workers, each has some of them.
 """
 
 import json
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
 import torch
 
+from quorate.checkpoint.boxes import Box, Boxes
+from quorate.checkpoint.pieces import PIECE_NAME, Form, Piece, assembled, dtype_name, form_of, joined_forms, storable
 from quorate.checkpoint.tensor_file import DTYPES, METADATA
 from quorate.core.errors import CheckpointError
 
 DEEPEST = 100
 _PLAIN = (type(None), bool, int, float, str)
+Place = tuple[Any, ...]
+"""The keys that lead to a value in a tree."""
 
 
 @dataclass(frozen=True)
@@ -41,34 +46,38 @@ def encode(tree: Any) -> Encoded:
     return Encoded(encoder.encode(tree, ()), encoder.tensors)
 
 
-def decode(skeleton: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Put a tree together again; tied tensors are one tensor again, dicts of any kind are plain ones."""
-    made: dict[str, torch.Tensor] = {}
+def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor], boxes: Boxes | None = None) -> Any:
+    """Put a tree together again; tied tensors are one tensor again, dicts of any kind are plain ones.
 
-    def build(form: Any) -> Any:
+    What lies in pieces comes as a whole tensor; but where `boxes` says which part of it is wanted, as that `Piece`.
+    """
+    made: dict[Any, Any] = {}
+
+    def build(form: Any, place: Place) -> Any:
         if isinstance(form, list):
-            return [build(item) for item in form]
+            return [build(item, (*place, index)) for index, item in enumerate(form)]
         if not isinstance(form, dict):
             return form
         kind = next(iter(form), "nothing")
         match kind:
             case "dict":
-                built: Any = {key: build(item) for key, item in form["dict"].items()}
+                built: Any = {key: build(item, (*place, key)) for key, item in form["dict"].items()}
             case "pairs":
-                built = {build(key): build(item) for key, item in form["pairs"]}
+                keys = [build(key, place) for key, _ in form["pairs"]]
+                built = {key: build(item, (*place, key)) for key, (_, item) in zip(keys, form["pairs"], strict=True)}
             case "tuple":
-                built = tuple(build(item) for item in form["tuple"])
+                built = tuple(build(item, (*place, index)) for index, item in enumerate(form["tuple"]))
             case "int":
                 built = int(form["int"], 16)
             case "float":
                 built = struct.unpack(">d", bytes.fromhex(form["float"]))[0]
-            case "tensor":
-                built = _restored(form, tensors, made)
+            case "tensor" | "pieces":
+                built = (_whole if kind == "tensor" else _assembled)(form, tensors, made, boxes, place)
             case _:
                 raise CheckpointError(f"the checkpoint holds a {kind!r}, which this version of Quorate does not know")
         return built
 
-    return build(skeleton)
+    return build(skeleton, ())
 
 
 def join_skeletons(skeletons: Iterable[Any]) -> Any:
@@ -77,19 +86,26 @@ def join_skeletons(skeletons: Iterable[Any]) -> Any:
 
 
 def _join(one: Any, other: Any) -> Any:
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return one
-    if "dict" in one and "dict" in other:
+    joined = one
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        joined = list(map(_join, one, other))
+    elif not isinstance(one, dict) or not isinstance(other, dict):
+        pass  # a plain value, which is alike
+    elif "dict" in one and "dict" in other:
         ours, theirs = one["dict"], other["dict"]
-        return {"dict": ours | {key: _join(ours[key], form) if key in ours else form for key, form in theirs.items()}}
-    if "pairs" in one or "pairs" in other:  # a dictionary without keys is one of strings, as far as anybody knows
+        joined = {"dict": ours | {key: _join(ours[key], form) if key in ours else form for key, form in theirs.items()}}
+    elif "tuple" in one and "tuple" in other:
+        joined = {"tuple": _join(one["tuple"], other["tuple"])}
+    elif "pieces" in one and "pieces" in other:
+        joined = joined_forms(one, other)
+    elif "pairs" in one or "pairs" in other:  # a dictionary without keys is one of strings, as far as anybody knows
         pairs = [*one.get("pairs", ()), *other.get("pairs", ())]
         by_key: dict[str, Any] = {}
         for key, form in pairs:
             known = by_key.setdefault(json.dumps(key), (key, form))
             by_key[json.dumps(key)] = (key, _join(known[1], form))
-        return {"pairs": [list(pair) for _, pair in sorted(by_key.items(), key=_numbers_in_order)]}
-    return one
+        joined = {"pairs": [list(pair) for _, pair in sorted(by_key.items(), key=_numbers_in_order)]}
+    return joined
 
 
 def _numbers_in_order(item: tuple[str, Any]) -> tuple[int, str]:
@@ -100,10 +116,11 @@ def _numbers_in_order(item: tuple[str, Any]) -> tuple[int, str]:
 class _Encoder:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     references: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > DEEPEST:
-            raise CheckpointError(f"{_dotted(path[:5])}…: nested more than {DEEPEST} deep; does it contain itself?")
+            raise CheckpointError(f"{dotted(path[:5])}…: nested more than {DEEPEST} deep; does it contain itself?")
         # The exact type, not isinstance: a NumPy float64 is a float, an IntEnum an int, and neither would come back.
         kind = type(value)
         form = value
@@ -119,8 +136,10 @@ class _Encoder:
             form = self._encode_dict(value, path)
         elif kind is torch.Tensor or kind is torch.nn.Parameter:
             form = self._encode_tensor(value, path)
+        elif kind is Piece:
+            form = self._encode_piece(value, path)
         elif kind not in _PLAIN:
-            raise CheckpointError(f"{_dotted(path)}: cannot save {_described(value)}")
+            raise CheckpointError(f"{dotted(path)}: cannot save {_described(value)}")
         return form
 
     def _encode_dict(self, value: dict[Any, Any], path: tuple[str, ...]) -> Any:
@@ -131,37 +150,59 @@ class _Encoder:
             # Not str(): Python refuses to write an integer of more than 4300 digits in decimals.
             place = (*path, f"{key:#x}" if type(key) is int and key.bit_length() > 64 else str(key))
             if type(key) not in _PLAIN:
-                raise CheckpointError(f"{_dotted(place)}: cannot save {_described(key)} as a key")
+                raise CheckpointError(f"{dotted(place)}: cannot save {_described(key)} as a key")
             pairs.append([self.encode(key, place), self.encode(item, place)])
         return {"pairs": pairs}
 
     def _encode_tensor(self, value: torch.Tensor, path: tuple[str, ...]) -> Any:
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-            raise _refused(value, path)
-        tensor = value.detach()
+        tensor = _dense(value, path)
         identity = _identity(tensor, value)
         if identity in self.references:
             return self.references[identity]
-        # Half of a surrogate pair has no UTF-8; {"a.b": x} and {"a": {"b": y}} have one dotted path.
-        plain = (".".join(path) or "state").encode(errors="backslashreplace").decode()
-        name, count = plain, 1
-        while name in self.tensors or name == METADATA:
-            count += 1
-            name = f"{plain}~{count}"
+        name = self._name(path)
         reference: dict[str, Any] = {"tensor": name}
         if not tensor.is_contiguous() and _is_dense(tensor):
             reference["strides"] = list(tensor.stride())
         if tensor.dtype not in DTYPES:
-            reference |= {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-            tensor = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        self.tensors[name] = tensor
+            reference |= {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+        self.tensors[name] = storable(tensor)
         self.references[identity] = reference
         return reference
 
+    def _encode_piece(self, piece: Piece, path: tuple[str, ...]) -> Any:
+        """Its name tells where it begins: whoever else has it gives it the same one, and other pieces have others."""
+        tensor = _dense(piece.values, path)
+        identity = (*_identity(tensor, piece.values), piece.shape, piece.offset)
+        if identity in self.references:
+            return self.references[identity]
+        reference = form_of(self._name(path), piece)
+        # What is empty is nowhere: a tensor has fewer pieces then than it has workers.
+        for name, _, _ in reference["pieces"]:
+            self.tensors[name] = storable(tensor)
+        self.references[identity] = reference
+        return reference
 
-def _restored(
-    reference: dict[str, Any], tensors: dict[str, torch.Tensor], made: dict[str, torch.Tensor]
-) -> torch.Tensor:
+    def _name(self, path: tuple[str, ...]) -> str:
+        """One that no other tensor has, in pieces or not; it does not depend on which pieces of them are here."""
+        # Half of a surrogate pair has no UTF-8; {"a.b": x} and {"a": {"b": y}} have one dotted path.
+        plain = (".".join(path) or "state").encode(errors="backslashreplace").decode()
+        name, count = plain, 1
+        while name in self.names or name == METADATA or PIECE_NAME.search(name):
+            count += 1
+            name = f"{plain}~{count}"
+        self.names.add(name)
+        return name
+
+
+def _dense(value: torch.Tensor, path: tuple[str, ...]) -> torch.Tensor:
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        raise _refused(value, path)
+    return value.detach()
+
+
+def _whole(
+    reference: Form, tensors: Mapping[str, torch.Tensor], made: dict[Any, Any], boxes: Boxes | None, place: Place
+) -> torch.Tensor | Piece:
     name = reference["tensor"]
     if name not in made:
         tensor = tensors[name]
@@ -170,7 +211,22 @@ def _restored(
         if "strides" in reference:
             tensor = torch.empty_strided(tensor.shape, reference["strides"], dtype=tensor.dtype).copy_(tensor)
         made[name] = tensor
-    return made[name]
+    whole: torch.Tensor = made[name]
+    shape = tuple(whole.shape)
+    box = None if boxes is None else boxes(place, shape)
+    return whole if box is None else Piece(whole[box.within(Box.whole(shape))], shape, box.offset)
+
+
+def _assembled(
+    form: Form, tensors: Mapping[str, torch.Tensor], made: dict[Any, Any], boxes: Boxes | None, place: Place
+) -> torch.Tensor | Piece:
+    shape = tuple(form["shape"])
+    box = None if boxes is None else boxes(place, shape)
+    wanted = Box.whole(shape) if box is None else box
+    key = (tuple(name for name, *_ in form["pieces"]) or place, wanted)
+    if key not in made:
+        made[key] = assembled(form, tensors, wanted, dotted(place))
+    return made[key] if box is None else Piece(made[key], shape, box.offset)
 
 
 def _identity(tensor: torch.Tensor, value: torch.Tensor) -> tuple[Any, ...]:
@@ -196,11 +252,12 @@ def _refused(tensor: torch.Tensor, path: tuple[str, ...]) -> CheckpointError:
         what = f"a tensor of layout {tensor.layout}"
     else:
         what = "a quantized tensor" if tensor.is_quantized else "a tensor without content (device meta)"
-    return CheckpointError(f"{_dotted(path)}: cannot save {what}; only dense tensors are supported")
+    return CheckpointError(f"{dotted(path)}: cannot save {what}; only dense tensors are supported")
 
 
-def _dotted(path: tuple[str, ...]) -> str:
-    return ".".join(path) or "state"
+def dotted(path: Place) -> str:
+    """A place as people read it."""
+    return ".".join(map(str, path)) or "state"
 
 
 def _described(value: Any) -> str:

@@ -15,6 +15,7 @@ from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, stop, 
 from quorate.cli.models import app as models
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
+from quorate.cli.plan import plan
 from quorate.cli.top import top
 from quorate.cli.tracking import track
 from quorate.core.errors import RequestError
@@ -86,7 +87,7 @@ def doctor(
 
 app = group_of_verbs("quorate", add_completion=True)
 VERBS: list[Callable[..., None]] = [
-    *(init, train, resume, evaluate),
+    *(init, plan, train, resume, evaluate),
     *(runs, show, logs, report, top, diff, trace),
     *(resize, checkpoint, stop, chaos, track, doctor),
 ]

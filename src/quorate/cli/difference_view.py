@@ -16,7 +16,7 @@ from quorate.history.documents import difference_document
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
 from quorate.spec.override import Absent
-from quorate.spec.strategy import is_synchronous
+from quorate.spec.strategy import fixes_bits, is_synchronous
 from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
 
@@ -52,6 +52,9 @@ def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> 
     if not same and (modes := _modes_without_bits(pair)):
         why = "weights depend on which update came first, so that others are no sign of a fault"
         screen.print(f"In mode {' and '.join(modes)} {why}.")
+    elif not same and (gangs := _gangs(pair)):
+        told = " and ".join(f"strategy: {kind}" for kind in gangs)
+        screen.print(f"With {told} the last bits depend on how many workers there were at each step.")
     if replayed is not None:
         _print_replay(screen, replayed)
     tables = {
@@ -72,6 +75,12 @@ def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> 
             screen.print(Text(text, style={"-": "red", "+": "green"}.get(text[:1], "")), soft_wrap=True)
     if not pair.keys:
         screen.print("\nAll keys of their jobs are equal.")
+
+
+def _gangs(pair: RunPair) -> list[str]:
+    """The strategies of theirs that promise no bits."""
+    strategies = (side.job.spec.strategy for side in (pair.left, pair.right))
+    return sorted({strategy.kind for strategy in strategies if not fixes_bits(strategy)})
 
 
 def _modes_without_bits(pair: RunPair) -> list[str]:

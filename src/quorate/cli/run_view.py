@@ -201,6 +201,10 @@ def _speed(detail: RunDetail) -> Iterator[tuple[str, str]]:
         yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{spent}"
     if told := detail.timeline.of_kind(GradientsCompressed):
         yield "gradients", _compressed(told[-1])
+    if detail.record.computed_by:
+        yield "computed by", detail.record.computed_by
+    if detail.record.device_memory:
+        yield "memory", detail.record.device_memory
     for short in detail.timeline.of_kind(MemoryRanOut)[-1:]:
         yield "memory", short.sentence
     if advice := detail.advice_on_waiting:
@@ -311,7 +315,7 @@ def _when(event: Event, timeline: Timeline) -> str:
 
 
 def _members(event: GenerationFormed, timeline: Timeline) -> list[str]:
-    members = event.members or ()
+    members = event.computing
     shown = [f"{name_of(each.worker)} hosts {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
     more = len(members) - len(shown)
     first, *rest = [*shown, plural(more, "more worker")] if more else shown or ["nobody"]

@@ -29,6 +29,7 @@ from quorate.coordinator.succession import take_over
 from quorate.core.errors import CheckpointError, QuorateError, RequestError
 from quorate.core.log_records import Place, RecordHandler, current_place
 from quorate.core.masking import register_secrets
+from quorate.core.mesh import MeshShape
 from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
 from quorate.observe.events import CoordinatorReplaced
@@ -58,6 +59,9 @@ class Appointment:
     spares: int = 0
     servers: int = 0
     balance: str = "even"
+    # The dimensions of a sharded gang.
+    mesh: Sequence[int] | None = None
+    is_fixed: bool = False
     # For one that takes the place of another: who is there.
     roster: dict[str, Any] | None = None
     # The namespace that it lives in, if it is another than that of its launcher.
@@ -106,6 +110,10 @@ def _start_log(appointment: Appointment) -> None:
 async def _serve(appointment: Appointment) -> None:
     run = RunFolder(Path(appointment.run))
     timing = Timing(appointment.failure_timeout)
+    mesh = None if appointment.mesh is None else MeshShape(*appointment.mesh)
+    if mesh is not None and mesh.size != appointment.workers:
+        # Its first generation would wait for the others without end.
+        raise RequestError(f"the mesh ({mesh}) has {mesh.size} workers, and the job {appointment.workers}")
     # On the disk before anybody is answered: generations of an earlier coordinator are lower than ours.
     settings = JobSettings(
         run.next_incarnation(above=_incarnation_elsewhere(run)),
@@ -117,6 +125,8 @@ async def _serve(appointment: Appointment) -> None:
         spares=appointment.spares,
         servers=appointment.servers,
         balance=appointment.balance,
+        mesh=mesh,
+        is_fixed=appointment.is_fixed,
     )
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
         service = CoordinatorService(settings, event_log, _begin(settings, event_log, appointment.roster))

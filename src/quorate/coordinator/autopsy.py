@@ -75,7 +75,8 @@ def autopsy_of_silence(known: Enrolled, now: float, settings: JobSettings) -> Fa
 
 def autopsy_of_futility(failure: Failure, deaths: int, here: int, settings: JobSettings) -> Failure:
     """What to say when workers die again and again and nothing comes of it."""
-    needed = f" ({here} are left, and min_workers is {settings.min_workers})" if here < settings.min_workers > 1 else ""
+    least = settings.least_workers
+    needed = f" ({here} are left, and min_workers is {least})" if here < least > 1 else ""
     message = (
         f"{failure.message.rstrip()} It is the last of {deaths} workers that were lost without a completed step in"
         f" between{needed}, so the job is given up."

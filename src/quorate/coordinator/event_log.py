@@ -110,6 +110,7 @@ class EventLog:
                     from_step=generation.cursor.step,
                     behind=tuple(generation.behind),
                     servers=tuple(server.worker for server in generation.servers) or None,
+                    mesh=None if generation.mesh is None else str(generation.mesh),
                 )
                 self.publish(formed)
                 self._has_lost = False

@@ -61,7 +61,8 @@ class StateReported:
     """A worker has left its generation. It stands at `cursor`, and takes nothing more of that generation.
 
     The coordinator goes on from such promises only. `symptom` is the broken link that made it leave, if it was one.
-    `is_saved`: there is a checkpoint of where it stands.
+    `is_saved`: there is a checkpoint of where it stands. `has_trained`: what it holds is the state of the job, and not
+    just a beginning, nor what its generation was to give up for a checkpoint.
     """
 
     worker: int
@@ -70,6 +71,7 @@ class StateReported:
     cursor: Cursor
     symptom: Failure | None = None
     is_saved: bool = False
+    has_trained: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Forming a generation: ending the last one, waiting until everybody stands ready, and declaring the next."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, Regroup
@@ -18,6 +19,7 @@ from quorate.coordinator.states import (
     Active,
     Decision,
     Ended,
+    Enrolled,
     Forming,
     Members,
     Recalling,
@@ -36,7 +38,7 @@ from quorate.coordinator.weak_links import (
     line_up,
 )
 from quorate.core.failure import Failure
-from quorate.core.generation import Generation, GenerationId, Member, Role, name_of, names_of
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, Role, common_cursor, name_of, names_of
 from quorate.observe.events import LogMessage, RolledBack
 
 MOST_FUTILE = 3
@@ -107,7 +109,14 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     chosen = line_up(members, now)
     taking_part = [known for worker in chosen.ring if (known := members.find(worker)) is not None]
     workers = (
-        Member(known.worker, known.registration.address, lanes, known.registration.local_address, known.cursor)
+        Member(
+            known.worker,
+            known.registration.address,
+            lanes,
+            known.registration.local_address,
+            known.cursor,
+            part=members.settings.part(known.worker),
+        )
         for known, lanes in zip(taking_part, share_lanes(members, taking_part), strict=True)
     )
     servers = (
@@ -115,7 +124,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         for one, role in serving(members)
     )
     number = GenerationId(members.settings.incarnation, members.generations + 1)
-    generation = Generation(number, (*workers, *servers))
+    generation = Generation(number, (*workers, *servers), _find_restored(members, taking_part))
     is_treated = blamed is not None and is_bad(blamed) and not _is_stuck(blamed, chosen)
     # Further than ever: who begins again from a checkpoint comes past old steps each time, and dies where others did.
     advanced = generation.cursor > members.furthest or members.generations == 0
@@ -134,6 +143,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     retiring = {member.worker for member in generation.members if member.role is Role.RETIRING}
     # Steps that only servers which are gone had completed are done again, and asynchronously to other results.
     is_back = members.is_condemned or bool(generation.servers and members.generations and not members.has_state)
+    is_back = is_back or bool(members.generations and generation.restored is not None)
     rollback = (RolledBack(step=generation.cursor.step, time=now),) if is_back else ()
     members = replace(
         members,
@@ -142,7 +152,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
             replace(
                 known,
                 within=generation.id,
-                has_trained=known.has_trained or known.cursor == generation.cursor,
+                has_trained=(known.has_trained and generation.restored is None) or known.cursor == generation.cursor,
                 is_saved=False,
                 is_retiring=known.worker in retiring,
             )
@@ -185,12 +195,28 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     )
 
 
+def _find_restored(members: Members, taking_part: Sequence[Enrolled]) -> Cursor | None:
+    """The checkpoint that a sharded gang goes back to where a part of its state is held by nobody, or not at the cursor
+    of the others; None where there is no need.
+
+    Of several that were found it is the newest: an older one may have been removed by now, and this one has been read.
+    """
+    if members.settings.mesh is None or members.has_state:
+        return None
+    brought = taking_part
+    if members.generations:
+        brought = [known for known in taking_part if known.worker in members.founders]
+    elif common_cursor((members.settings.part(known.worker), known.cursor) for known in brought) is not None:
+        return None
+    return max(known.cursor for known in brought)
+
+
 def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
     """Have one process make room for another that begins from the newest checkpoint; the rest copy from that.
 
     It holds nothing, and is killed rather than asked: one that does not answer would be waited for without end.
     """
-    first = min(state.members.keepers, key=lambda known: known.worker)
+    first = min(state.members.keepers, key=lambda known: (known.has_trained, known.worker))
     left = replace(state, members=expel(state.members, {first.process}), since=now)
     told = (
         "nobody holds the state of the job any more: another process in the place of"
@@ -232,7 +258,8 @@ def _waits_for(members: Members) -> str:
     # To stop, those who are left suffice: nobody else will come. Nor does anybody come to the places of those who leave
     # before they have handed over.
     is_last_act = members.stop is not None or must_hand_over(members)
-    needed = 1 if is_last_act else members.settings.min_workers
+    least = members.settings.least_workers
+    needed = 1 if is_last_act and members.settings.mesh is None else least
     if here < max(1, needed):
-        return f"{here} workers are here, and min_workers is {members.settings.min_workers}"
+        return f"{here} workers are here, and min_workers is {least}"
     return ""

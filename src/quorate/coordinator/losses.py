@@ -13,7 +13,7 @@ from quorate.coordinator.autopsy import (
 )
 from quorate.coordinator.events import ExitReported, FailureReported
 from quorate.coordinator.forming import end, form_if_ready, holds_nothing, regroup, stopped
-from quorate.coordinator.places import expel, places
+from quorate.coordinator.places import expel, fills_places, places
 from quorate.coordinator.stall import find_poison, with_victim
 from quorate.coordinator.states import Active, Decision, Enrolled, Forming, Members, Recalling, Training
 from quorate.coordinator.succession import without_missing
@@ -51,8 +51,9 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
         failure = failure.at(worker=event.worker)
     if known and failure.step is None:
         failure = failure.at(step=known.status.step, phase=failure.phase or known.status.phase)
-    # Where there are servers no two of them apply the same.
-    is_comparable = not isinstance(state, Recalling) and not state.members.settings.servers
+    # Where there are servers, or each has a part of the state, no two of them apply the same.
+    settings = state.members.settings
+    is_comparable = not isinstance(state, Recalling) and not settings.servers and settings.mesh is None
     if known and failure.phase == APPLY and failure.is_repeatable and is_comparable:
         others = (other for other in state.members.enrolled if other.worker != known.worker)
         # Others apply the same step to the same state, and nobody has failed in it yet.
@@ -168,8 +169,7 @@ def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: f
         victims=before.victims if is_reaped else (),
         suspicion=None,
         is_explained=isinstance(state, Forming) or not known.is_ready,
-        # It may have saved a checkpoint after others have looked for one.
-        founders=before.founders if known.is_ready and not known.has_trained else frozenset(),
+        founders=_founders_without(known, before),
     )
     actions: tuple[Action, ...] = (loss_of(failure, detect, now),)
     if not is_reaped:
@@ -179,6 +179,15 @@ def lose(state: Active, known: Enrolled, failure: Failure, detect: float, now: f
         left, regrouping = regroup(left, now)
         actions = (*actions, *regrouping)
     return fill_place(left, known.worker, failure, actions, now, is_vacant=is_reaped)
+
+
+def _founders_without(known: Enrolled, before: Members) -> frozenset[int]:
+    """Who still brings the newest checkpoint: the one that is lost may have saved after others have looked for one."""
+    if known.is_ready and not known.has_trained:
+        return before.founders
+    # Those of a sharded gang are not started before everybody has left the last generation.
+    is_early = before.settings.mesh is not None and not all(one.is_ready for one in before.enrolled)
+    return before.founders & before.awaited if is_early else frozenset()
 
 
 def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] | None = None) -> Decision:
@@ -227,9 +236,12 @@ def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] 
 
 
 def give_up_state(state: Active, failure: Failure, now: float) -> Decision:
-    """A part of the state is held by nobody, as all members of a generation have found: servers begin again from the
-    newest checkpoint, if there is one, and workers copy from them. All members tell it; the first word is enough."""
-    doomed = {known.process for known in state.members.keepers if known.has_trained or not known.is_ready}
+    """A part of the state is held by nobody, as all members of a generation have found: servers, or all workers of a
+    mesh, begin again from the newest checkpoint, if there is one, and other workers copy from servers. All members tell
+    it; the first word is enough."""
+    is_cut = state.members.settings.mesh is not None
+    # Of a mesh nobody can stay: who has trained cannot go back to a state that is not stored, such as the first one.
+    doomed = {known.process for known in state.members.keepers if is_cut or known.has_trained or not known.is_ready}
     if not doomed:
         return form_if_ready(*regroup(state, now), "what is lost has been given up already", now)
     members = replace(
@@ -275,7 +287,7 @@ def fill_place(
         return end(poison, *actions)
     # Few before the first generation: what keeps them from starting once will do so again.
     allowed = 2 * (members.wanted + members.wanted_servers) + 3 if members.generations else 3
-    if members.deaths > allowed and members.stop is None:
+    if members.deaths > allowed and fills_places(members):
         return end(autopsy_of_futility(failure, members.deaths, len(members.enrolled), members.settings), *actions)
     left = replace(state, members=members)
     if not is_vacant:
@@ -292,7 +304,7 @@ def vacate(state: Active, worker: int, actions: tuple[Action, ...], reason: str,
     Not where there is no such place any more, nor where the job is stopping.
     """
     members = state.members
-    if worker in places(members) and members.stop is None:
+    if worker in places(members) and fills_places(members):
         order = _refill(members, worker)
         left = replace(
             state,
@@ -331,6 +343,8 @@ def _explain_giving_up(members: Members, worker: int, why: str) -> str:
     if Role.of(worker) is Role.SERVER:
         fewer, option, what = members.wanted_servers - 1, "--servers ", "servers"
     resize = f", and `quorate resize RUN {option}{fewer}` makes do with fewer {what}" if fewer else ""
+    if members.settings.mesh is not None:
+        resize = ", and so do more shards"
     return (
         f"{REPORTED_GIVEN_UP} processes in a row have given up in the place of {name_of(worker)}, none with a completed"
         f" step. The last: {why.rstrip('.')}. The next is started in {_back_off(REPORTED_GIVEN_UP):.0f} s, the ones"

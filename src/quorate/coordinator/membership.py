@@ -161,6 +161,16 @@ def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> De
         why = f"min_workers is {settings.min_workers}."
     if not 1 <= workers <= settings.lanes:
         why = f"it has {settings.lanes} lanes, so 1 to {settings.lanes} are possible."
+    if settings.mesh is not None and workers != members.wanted:
+        why = (
+            f"its state is cut for {settings.mesh.size} workers ({settings.mesh}). Stop it, and resume it with"
+            " other `strategy` and `workers`."
+        )
+    elif settings.is_fixed and workers != members.wanted:
+        why = (
+            f"batch norm takes the statistics of all {members.wanted} (strategy.sync_batch_norm). Start another run"
+            " from its checkpoint with --branch."
+        )
     asked = f"{workers} workers"
     if event.servers is not None:
         asked = f"{servers} servers" if event.workers is None else f"{asked} and {servers} servers"

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quorate.coordinator.actions import GrantLease, RecordEvents
-from quorate.coordinator.events import ExitReported, MembershipEvent
+from quorate.coordinator.events import ExitReported, MembershipEvent, StateReported
+from quorate.coordinator.places import fills_places
 from quorate.coordinator.states import Decision, Ended, Members, Recalling, State
 from quorate.core.failure import Failure
 from quorate.core.generation import Role
@@ -45,7 +46,7 @@ class News:
 def wakes(event: MembershipEvent, decision: Decision) -> bool:
     """Whether those who wait for news look again: not after every heartbeat."""
     is_notable = any(not isinstance(action, GrantLease | RecordEvents) for action in decision.actions)
-    return is_notable or isinstance(event, ExitReported)
+    return is_notable or isinstance(event, ExitReported | StateReported)
 
 
 def news_of(state: State, processes: Collection[tuple[int, int]], now: float) -> News:
@@ -58,10 +59,13 @@ def news_of(state: State, processes: Collection[tuple[int, int]], now: float) ->
     is_incomplete = isinstance(state, Recalling) and bool(state.missing)
     vacant = {} if is_incomplete else _vacancies(members, processes, now)
     if members.stop is not None:
-        # Where a job stops, places stay empty; unless servers hold its state and lack a worker to lead them to a save.
+        # Where a job stops, places stay empty; unless servers hold its state and lack a worker to lead them to a save,
+        # or a sharded gang that is not full does.
         has_workers = any(not known.is_server for known in members.enrolled)
         is_led = not (members.settings.servers and members.has_state) or has_workers
-        vacant = {} if is_led else {one: vacancy for one, vacancy in vacant.items() if Role.of(one) is Role.WORKER}
+        if is_led and not fills_places(members):
+            vacant = {}
+        vacant = {one: vacancy for one, vacancy in vacant.items() if Role.of(one) is Role.WORKER}
     return News(None, tuple(sorted(members.expelled)), vacant, members.wanted)
 
 
@@ -72,9 +76,13 @@ def _vacancies(members: Members, processes: Collection[tuple[int, int]], now: fl
     """
     taken = {worker for worker, _ in (set(processes) - members.reaped) | members.expelled}
     vacant = {}
+    # Whoever is still in a generation may save, and what is looked for is the newest checkpoint.
+    is_settled = members.settings.mesh is None or all(known.is_ready for known in members.enrolled)
     for worker in sorted(members.awaited - taken):
         # By the order, not by the state now: who may begin where nobody holds the state was decided with it. But where
         # somebody has come back with the state since, nobody begins.
         due, restore = members.refills.get(worker, (now, True))
-        vacant[worker] = Vacancy(max(0.0, due - now), restore and not members.has_state)
+        restore = restore and not members.has_state
+        if is_settled or not restore:
+            vacant[worker] = Vacancy(max(0.0, due - now), restore)
     return vacant

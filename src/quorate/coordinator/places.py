@@ -27,6 +27,10 @@ def places_of(workers: int, servers: int) -> tuple[int, ...]:
 def taking_part(members: Members) -> list[Enrolled]:
     """Which workers make up the next generation if nothing speaks against it, by their ids."""
     workers = [known for known in members.enrolled if not known.is_server]
+    if members.settings.mesh is not None:
+        # Each in the place of its number. Who leaves takes part once more, where only a save keeps what it holds.
+        chosen = [known for known in workers if not known.is_leaving or must_hand_over(members)]
+        return sorted(chosen, key=lambda known: known.worker)
     staying = sorted((known for known in workers if not known.is_leaving), key=lambda known: known.worker)
     # Those first who need not copy anything and are at work already; else those who have most to begin with.
     staying.sort(key=lambda known: Cursor() if known.has_trained else known.cursor, reverse=True)
@@ -73,6 +77,10 @@ def must_hand_over(members: Members) -> bool:
 
     Where nobody is there to copy it a checkpoint is enough.
     """
+    if members.settings.mesh is not None:
+        staying = [known for known in members.enrolled if not known.is_leaving]
+        is_kept = members.is_held_by(staying) or any(known.is_saved for known in members.enrolled)
+        return members.has_state and not is_kept
     holders = _holders(members)
     if not holders or not all(known.is_leaving for known in holders):
         return False
@@ -166,6 +174,12 @@ def dismiss(members: Members, *, is_training: bool) -> tuple[Members, tuple[Acti
         suspicion=suspicion,
     )
     return left, tuple(Dismiss(*process) for process in sorted(processes))
+
+
+def fills_places(members: Members) -> bool:
+    """Whether another process takes a place that is vacant. Where a job stops, only if a sharded gang could not save
+    what it holds without."""
+    return members.stop is None or (members.settings.mesh is not None and members.has_state)
 
 
 def resized(members: Members, workers: int, servers: int) -> Members:

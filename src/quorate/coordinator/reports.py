@@ -21,7 +21,7 @@ from quorate.coordinator.losses import condemn, give_up_state, proof_against
 from quorate.coordinator.places import call_together, expel, mark_leaving, places
 from quorate.coordinator.speed import find_better_sharing, judge
 from quorate.coordinator.stall import with_status
-from quorate.coordinator.states import Active, Decision, Ended, Enrolled, Recalling, Suspicion, Training
+from quorate.coordinator.states import Active, Decision, Ended, Enrolled, Members, Recalling, Suspicion, Training
 from quorate.coordinator.succession import is_expected, take_back, without_missing
 from quorate.core.digests import first_difference, outvoted
 from quorate.core.errors import DivergedError, FrameError, ReplicasDiffer, RequestError, StateLost
@@ -48,7 +48,7 @@ def on_registered(state: Active, event: Registered, now: float) -> Decision:
         return Decision(again, (welcome,), f"{name_of(event.worker)} has asked again")
     if event.position is not None:
         return _return(state, event, now)
-    difference = join_difference(event, members.reference) if members.reference else None
+    difference = join_difference(event, members.reference, _replica_of(event, members)) if members.reference else None
     if difference:
         return end(difference, Refuse(event.worker, difference))
     members = members.with_newcomer(Enrolled(event, heard=now, cursor=event.cursor, moved=now))
@@ -145,7 +145,10 @@ def _judge_pace(
     if event.pace is None:
         return state, (), []
     step = event.status.step or 0
+    settings = state.members.settings
     hosted = state.generation.members[state.generation.position(known.worker)].lanes
+    if settings.mesh is not None:
+        hosted = settings.mesh.lanes_of(known.worker, settings.lanes)
     if not hosted:
         return state, (), []
     judged, trouble = judge(state.members, known, hosted, event.pace)
@@ -180,6 +183,8 @@ def on_state_reported(state: Active, event: StateReported, now: float) -> Decisi
     if event.generation != known.within:
         return Decision(state, (), f"{name_of(event.worker)} tells where it stood in generation {event.generation}")
     has_trained = known.has_trained or event.cursor >= state.members.cursor
+    if state.members.settings.mesh is not None:
+        has_trained = event.has_trained  # who was to go back to a checkpoint may not have done so
     promised = replace(
         known,
         within=None,
@@ -191,6 +196,9 @@ def on_state_reported(state: Active, event: StateReported, now: float) -> Decisi
         heard=now,
     )
     members = state.members.having(promised)
+    if members.settings.mesh is not None and has_trained and event.cursor != members.cursor:
+        # The job has gone on from what they have found, and may have saved since.
+        members = replace(members, founders=members.founders & members.awaited)
     if event.cursor > members.cursor and event.worker in members.given_up:
         # It has completed a step, so that its place lacks nothing.
         members = replace(
@@ -251,14 +259,25 @@ def on_completed(state: Active, event: Completed, now: float) -> Decision:
 # --- what must be equal in all workers: facts and state when they join, weights when they are done
 
 
-def join_difference(newcomer: Registered, first: Registered) -> Failure | None:
-    """Why a newcomer cannot compute the same bits as the first worker, if so."""
-    message = _fact_difference(newcomer, first) or _tensor_difference(newcomer, first)
+def join_difference(newcomer: Registered, first: Registered, replica: Registered | None) -> Failure | None:
+    """Why a newcomer cannot compute the same bits as the first worker, if so; `replica` is one that holds the same."""
+    message = _fact_difference(newcomer, first)
+    if message is None and replica is not None:
+        message = _tensor_difference(newcomer, replica)
     if message is None:
         return None
     # Before the first step nothing is lost yet: the task, or the request, is wrong.
     exit_code = RequestError.exit_code if first.cursor.step == 0 else DivergedError.exit_code
     return Failure(DivergedError.__name__, message, worker=newcomer.worker, exit_code=exit_code)
+
+
+def _replica_of(newcomer: Registered, members: Members) -> Registered | None:
+    """With what a newcomer's state is compared: the first worker's, or that of one with the same part."""
+    if members.settings.mesh is None:
+        return members.reference
+    part = members.settings.part(newcomer.worker)
+    others = (known for known in members.enrolled if members.settings.part(known.worker) == part)
+    return next((known.registration for known in others), None)
 
 
 def completion_difference(completed: Sequence[Completed]) -> Failure | None:

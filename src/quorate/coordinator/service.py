@@ -305,6 +305,7 @@ def event_of(request: Any) -> MembershipEvent:
                 cursor=decode_cursor(request.cursor),
                 symptom=decode_failure(request.symptom),
                 is_saved=request.saved,
+                has_trained=request.has_trained,
             )
         case pb.FailureReport():
             failure = decode_failure(request.failure)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median
 
 from quorate.coordinator.autopsy import name_enrolled
-from quorate.coordinator.states import Enrolled, Measured, Members, Training
+from quorate.coordinator.states import Enrolled, JobSettings, Measured, Members, Training
 from quorate.core.generation import name_of
 from quorate.core.worker_status import COMPUTE, DATA, Pace
 from quorate.lanes.hosting import host_lanes, host_lanes_by_speed, slowest_seconds
@@ -72,10 +72,10 @@ def judge(members: Members, known: Enrolled, hosted: range, pace: Pace) -> tuple
     if measured.is_reported or measured.slow_steps < LEAST_STEPS or measured.slow_s < LEAST_WORK:
         return replace(known, measured=measured), ""
     told = replace(known, measured=replace(measured, is_reported=True))
-    return told, _sentence(told, hosted, measured.pace, others, members.settings.balance)
+    return told, _sentence(told, hosted, measured.pace, others, members.settings)
 
 
-def _sentence(known: Enrolled, hosted: range, own: Pace, others: Sequence[Pace], balance: str) -> str:
+def _sentence(known: Enrolled, hosted: range, own: Pace, others: Sequence[Pace], settings: JobSettings) -> str:
     usual = median(other.lane_s for other in others)
     excess = {
         DATA: own.data_s - median(other.data_s for other in others),
@@ -89,11 +89,11 @@ def _sentence(known: Enrolled, hosted: range, own: Pace, others: Sequence[Pace],
     # With fewer lanes it may be done with the others.
     is_last = own.work_s > max(other.work_s for other in others)
     waiting = ", who wait for it at every step" if is_last else ""
-    remedy = (
-        "By `balance: speed` it hosts fewer lanes where that shortens the step"
-        if balance == "speed"
-        else "Look at that host, or set `balance: speed`, which gives it fewer lanes and changes no bit of the result"
-    )
+    remedy = "Look at that host"
+    if settings.balance == SPEED:
+        remedy = "By `balance: speed` it hosts fewer lanes where that shortens the step"
+    elif settings.mesh is None:
+        remedy += ", or set `balance: speed`, which gives it fewer lanes and changes no bit of the result"
     return (
         f"{name_enrolled(known)} is slow in {phase}: {lanes} {_ms(own.lane_s)}, {times} those of the others "
         f"({_ms(usual)}){waiting}. {remedy}."
@@ -102,7 +102,9 @@ def _sentence(known: Enrolled, hosted: range, own: Pace, others: Sequence[Pace],
 
 def share_lanes(members: Members, taking_part: Sequence[Enrolled]) -> tuple[range, ...]:
     """The lanes of each, in their order. Whose speed is not known yet counts as neither fast nor slow."""
-    lanes = members.settings.lanes
+    lanes, mesh = members.settings.lanes, members.settings.mesh
+    if mesh is not None:
+        return tuple(mesh.told_by(one.worker, lanes) for one in taking_part)
     is_balanced = members.settings.balance == SPEED
     known = {one.worker: _lane_seconds(one) for one in taking_part if is_balanced and _is_measured(one)}
     if not known:

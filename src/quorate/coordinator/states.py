@@ -8,14 +8,15 @@
     Recalling (after another coordinator) ──everybody is back──▶ Forming, or Training as before
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quorate.coordinator.actions import Action
 from quorate.coordinator.events import Completed, Reading, Registered
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, Role
+from quorate.core.generation import Cursor, Generation, GenerationId, Role, common_cursor
+from quorate.core.mesh import MeshShape
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Pace, WorkerStatus
 from quorate.observe.events import RunFailed, RunFinished
@@ -39,6 +40,19 @@ class JobSettings:
     balance: str = "even"
     # How many processes hold parameters; without any, workers do.
     servers: int = 0
+    # How the workers of a sharded gang stand to each other, each in the place of its number; None for any other job.
+    mesh: MeshShape | None = None
+    # Whether another number of workers computes something else, and not only other last bits.
+    is_fixed: bool = False
+
+    @property
+    def least_workers(self) -> int:
+        """With how many a generation begins: a sharded gang is there in full, or not at all."""
+        return self.min_workers if self.mesh is None else self.mesh.size
+
+    def part(self, worker: int) -> int | None:
+        """Which part of the state a worker holds; None where each holds all of it, or servers do."""
+        return None if self.mesh is None else self.mesh.part(worker)
 
 
 @dataclass(frozen=True)
@@ -282,7 +296,19 @@ class Members:
     @property
     def has_state(self) -> bool:
         """Whether anybody holds the state of the job."""
-        return any(known.has_trained for known in self.keepers)
+        return self.is_held_by(self.keepers)
+
+    def is_held_by(self, some: Iterable["Enrolled"]) -> bool:
+        """Whether these hold the state of the job: each part of it, in a sharded gang, and all parts at one cursor. As
+        long as one of them is in a generation, its cursor is not known, and may be that of the others."""
+        trained = [known for known in some if known.has_trained]
+        if self.settings.mesh is None:
+            return bool(trained)
+        if len({self.settings.part(known.worker) for known in trained}) < self.settings.mesh.parts:
+            return False
+        if not all(known.is_ready for known in trained):
+            return True
+        return common_cursor((self.settings.part(known.worker), known.cursor) for known in trained) is not None
 
 
 @dataclass(frozen=True)

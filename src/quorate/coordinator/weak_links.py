@@ -3,7 +3,8 @@
 A link that has failed twice is bad. Its two workers are kept apart on the ring. Where that is impossible, or does not
 help, one of them is left out for a while and then let in again as a trial: training is the probe. If the link fails
 once more, the while is twice as long. Everybody is linked to every server, so that of a link with a server it is the
-worker that is left out; a link between two servers is tried as it is.
+worker that is left out; a link between two servers is tried as it is, and so is any link of a sharded gang, where each
+has its place by its number.
 """
 
 from collections import Counter
@@ -87,6 +88,8 @@ def line_up(members: Members, now: float) -> LineUp:
     """
     present = {known.worker: known for known in taking_part(members)}
     if not members.links:
+        return LineUp(tuple(present), {})
+    if members.settings.mesh is not None:
         return LineUp(tuple(present), {})
     bad = [link for link in members.links if is_bad(link)]
     whole = _ring_without(bad, present)
@@ -191,6 +194,8 @@ def explain_stuck(members: Members, link: WeakLink) -> str:
     """Why nobody is left out although that would help."""
     if all(Role.of(one) is Role.SERVER for one in link.pair):
         return "everybody needs every server"
+    if members.settings.mesh is not None:
+        return "each worker of a sharded gang has its place, and none can be left out"
     return f"to leave one out would leave fewer than min_workers ({members.settings.min_workers})"
 
 

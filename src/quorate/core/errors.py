@@ -8,7 +8,7 @@ What each of them means stands at its class; some are defined where they are rai
     ├── RequestError         JobFileError, TaskError, FaultError, RunError (DamagedFileError)
     ├── OutputError
     └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, UserCodeError, LossError, MetricError,
-        │                    UnsupportedModelError, RegistryError, ClockViolation
+        │                    UnsupportedModelError (CannotDefer), RegistryError, ClockViolation
         ├── DivergedError    ReplicasDiffer (ResidualsLost)
         ├── CheckpointError  NewerFormatError, ForeignError, AttemptGone, NoSpace, UntrustedError
         ├── StoreError       ObjectMissing

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+from quorate.core.mesh import MeshShape
+
 
 class Phase(IntEnum):
     """What has been done at a step. An evaluation changes state (best metric, patience), so it is a phase too."""
@@ -94,11 +96,21 @@ def names_of(members: Iterable[int], last: str = ", ") -> str:
     )
 
 
+def common_cursor(held: Iterable[tuple[int | None, Cursor]]) -> Cursor | None:
+    """The furthest at which every part of the state is held by somebody; None if there is none. What is held is told by
+    part and cursor; where the state is not cut into parts, each holds all of it."""
+    by_part: dict[int | None, set[Cursor]] = {}
+    for part, cursor in held:
+        by_part.setdefault(part, set()).add(cursor)
+    return max(set.intersection(*by_part.values()), default=None) if by_part else None
+
+
 @dataclass(frozen=True)
 class Member:
     """A process's place in a generation, and how far it is when the generation begins.
 
-    `local_address` is where members on its own host find it, if they can. Only workers host lanes.
+    `local_address` is where members on its own host find it, if they can. Only workers host lanes; in a sharded gang,
+    where `part` says what of the state it holds, those lanes are told by one of the workers that compute them.
     """
 
     worker: int
@@ -107,17 +119,21 @@ class Member:
     local_address: str = ""
     cursor: Cursor = field(default_factory=Cursor)
     role: Role = Role.WORKER
+    part: int | None = None
 
 
 @dataclass(frozen=True)
 class Generation:
     """An ordered list of workers, their addresses, and the lanes each hosts; behind them the servers, if there are any.
 
-    Workers stand in lane order: the next on the ring is the next in the list.
+    Workers stand in lane order: the next on the ring is the next in the list. In a sharded gang, worker n is the n-th.
+    `restored`: a sharded gang has lost a part of its state, and all take up the checkpoint of that cursor; where that
+    is the beginning there is none, and all begin anew.
     """
 
     id: GenerationId
     members: tuple[Member, ...]
+    restored: Cursor | None = None
 
     @property
     def lanes(self) -> int:
@@ -139,17 +155,40 @@ class Generation:
     @property
     def cursor(self) -> Cursor:
         """Where it goes on: no completed step is done again. Where there are servers, the state is what they hold."""
-        return max(member.cursor for member in self.servers or self.members)
+        if self.restored is not None:
+            return self.restored
+        common = common_cursor((member.part, member.cursor) for member in self.servers or self.members)
+        if common is None:
+            raise ValueError(f"generation {self.id} has no cursor at which each part of the state is held")
+        return common
 
     @property
     def donor(self) -> int:
-        """Who gives its state to those who are behind, by its place on the ring."""
+        """Who gives its state to those who are behind, by its place on the ring. Of a part, one of its holders does."""
         return next(i for i, member in enumerate(self.members) if member.cursor == self.cursor)
+
+    def holders(self, part: int | None) -> tuple[int, ...]:
+        """Who holds a part of the state where the generation goes on, by their places: whoever is behind copies from
+        one of them, and where there is none takes up the checkpoint of the cursor."""
+        cursor = self.cursor
+        return tuple(i for i, one in enumerate(self.members) if one.part == part and one.cursor == cursor)
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """Who must copy the donor's state first. Beside servers that have lost a step, a worker may be ahead of it."""
-        return tuple(member.worker for member in self.members if member.cursor != self.cursor)
+        """Who must take up another state first. Beside servers that have lost a step, or where a part of the state is
+        lost, a worker may be ahead of it."""
+        cursor = self.cursor
+        return tuple(member.worker for member in self.members if member.cursor != cursor)
+
+    @property
+    def mesh(self) -> MeshShape | None:
+        """How the workers of a sharded gang stand to each other; None in any other."""
+        parts = {member.part for member in self.members}
+        if None in parts:
+            return None
+        groups = max(1, sum(bool(member.lanes) for member in self.members))
+        tensor = len(self.members) // groups
+        return MeshShape(len(self.members) // len(parts), len(parts) // tensor, tensor)
 
     def is_lowest_of_host(self, worker: int) -> bool:
         """Whether no member on the same host, by its address, has a lower number."""

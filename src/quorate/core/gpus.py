@@ -15,6 +15,8 @@ _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*(\S+)", re.MULTILINE)
 _DRIVER = re.compile(r"^NVRM version:.*?\s(\d+\.[\d.]+)\s", re.MULTILINE)
 _USERS = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits", "-i"]
 
+_TOTAL = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i"]
+
 
 def gpus_here(devices: Path = Path("/dev")) -> tuple[str, ...]:
     """Those that a process may use, as `CUDA_VISIBLE_DEVICES` names them: all, or what that variable leaves of them."""
@@ -68,3 +70,12 @@ def users_in(lines: Iterable[str]) -> str:
     listed = [[part.strip() for part in line.split(",")] for line in lines]
     users = [(int(used), pid, name) for pid, name, used in (row for row in listed if len(row) == 3) if used.isdecimal()]
     return ", ".join(f"process {pid} ({Path(name).name}) has {used:,} MiB" for used, pid, name in sorted(users)[::-1])
+
+
+def memory_of(gpu: str) -> int | None:
+    """Bytes of a GPU's memory; None where nvidia-smi does not tell."""
+    try:
+        done = subprocess.run([*_TOTAL, gpu], capture_output=True, text=True, timeout=PATIENCE, check=True)
+        return int(done.stdout.split()[0]) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None

@@ -85,7 +85,8 @@ def building_code(where: str, hint: Hint = lambda _: "") -> user_code:
 
 def describe(error: BaseException) -> str:
     """Type and text of an exception, in one line."""
-    text = str(error).strip().split("\n")[0]
+    # What torch says of its own switch is long, and none that a job has.
+    text = str(error).strip().split("\n")[0].partition(", but you set 'torch.use_deterministic_algorithms")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

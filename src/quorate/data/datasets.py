@@ -1,6 +1,6 @@
 """What a task may give as a dataset: anything that can be read by index. Tensors in memory are read by column."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,6 +51,10 @@ def check_dataset(dataset: Any, which: str) -> Dataset:
     return dataset  # type: ignore[no-any-return]
 
 
+Room = Callable[[Sequence[int], torch.dtype], torch.Tensor]
+"""Gives an empty tensor of the host, for a batch. Called in threads."""
+
+
 @dataclass(frozen=True)
 class Columns:
     """Tensors whose rows are samples; `rows` says which row is which sample, where that is not the same."""
@@ -58,12 +62,15 @@ class Columns:
     tensors: tuple[torch.Tensor, ...]
     rows: torch.Tensor | None = None
 
-    def batch(self, indices: Indices) -> list[torch.Tensor]:
-        """What stacking these samples one by one would give."""
+    def batch(self, indices: Indices, room: Room | None = None) -> list[torch.Tensor]:
+        """What stacking these samples one by one would give; in `room` where there is any."""
         wanted = torch.from_numpy(indices)
         if self.rows is not None:
             wanted = self.rows[wanted]
-        return [tensor.index_select(0, wanted) for tensor in self.tensors]
+        if room is None:
+            return [tensor.index_select(0, wanted) for tensor in self.tensors]
+        places = [room((len(wanted), *tensor.shape[1:]), tensor.dtype) for tensor in self.tensors]
+        return [torch.index_select(t, 0, wanted, out=place) for t, place in zip(self.tensors, places, strict=True)]
 
 
 def columns_of(dataset: Any) -> Columns | None:

@@ -14,6 +14,8 @@ import torch
 
 from quorate.core.errors import HelperLost, JobError
 from quorate.core.failure import name_samples
+from quorate.data.batch_nest import mapped
+from quorate.data.datasets import Columns, Room
 from quorate.data.loader import Asked, Loader
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks, batch_of
@@ -35,7 +37,7 @@ class Feed:
     User code never runs in a thread: one that draws from a global generator would race with the lane that is computing.
     Blocks of shards are read ahead by threads, which run nothing but Quorate's own code. Whoever waits for data calls
     `check` now and then; what that raises ends the waiting. Unless it `is_planned`, there is no plan, and everything is
-    read just in time.
+    read just in time. `room` is memory of the host that batches are sent to a device from.
     """
 
     def __init__(
@@ -49,15 +51,19 @@ class Feed:
         lanes: int = 1,
         check: Callable[[], None] = lambda: None,
         is_planned: bool = True,
+        room: Room | None = None,
     ) -> None:
         self._samples = samples
+        self._room = room if is_planned else None
         # Where nobody knows what is read next, nothing is read ahead.
         loader_workers = loader_workers if is_planned else 0
         # Loaders are for the code of the task. Batches of columns need none of it, and are made faster here, or by a
         # thread, than they come from another process.
         self._loader_workers = 0 if samples.columns.keys() == samples.datasets.keys() else loader_workers
-        # Of tensors in memory there is nothing to read ahead, nothing to wait for, and nothing that may go wrong.
-        self._in_memory = {} if self._loader_workers or samples.shards else samples.columns
+        # Of tensors in memory there is nothing to read ahead, nothing to wait for, and nothing that may go wrong. But
+        # what is sent to a device is copied to memory that it reads fast, while the device computes.
+        self._is_made_ahead = bool(samples.shards or (self._room and samples.columns)) and is_planned
+        self._in_memory = {} if self._loader_workers or self._is_made_ahead else samples.columns
         self._prefetch = prefetch
         self._check = check
         self._lanes = lanes
@@ -73,7 +79,7 @@ class Feed:
         self._planned: deque[tuple[Request, Pending | None]] = deque()
         if self._loader_workers:
             self._start_loaders(requests, self._lanes)
-        elif samples.shards and self._is_planned:
+        elif self._is_made_ahead:
             samples.divide_memory(1)
             self._ahead = iter(BlockPrefetch(requests, samples.shards, behind=self._prefetch))
             # It makes batches of columns ahead: for these no code of the task runs, and nothing is drawn.
@@ -148,10 +154,22 @@ class Feed:
         for request, blocks in islice(self._ahead, 1 + self._prefetch - len(self._planned)):
             if blocks is not None:
                 self._samples.prefetch(blocks)
-            is_made_ahead = isinstance(self._samples.columns.get(request.source), Shards)
-            make = partial(self._samples.__getitem__, request)
+            columns = self._samples.columns.get(request.source)
+            is_made_ahead = columns is not None if self._room else isinstance(columns, Shards)
+            make = partial(self._made, request, columns)
             self._planned.append((request, self._batch_thread.submit(make) if is_made_ahead else None))
         return self._planned.popleft()
+
+    def _made(self, request: Request, columns: Columns | Shards | None) -> Batch | FetchFailure:
+        """By a thread: a batch of columns, in the memory that it is sent from if it is sent anywhere."""
+        if self._room is None:
+            return self._samples[request]
+        if isinstance(columns, Columns):
+            return Batch(request, columns.batch(request.numbers, self._room))
+        answer, room = self._samples[request], self._room
+        if isinstance(answer, FetchFailure):
+            return answer
+        return replace(answer, content=mapped(answer.content, lambda one: room(one.shape, one.dtype).copy_(one)))
 
     def _take(self, request: Request) -> Batch | FetchFailure:
         try:
@@ -246,6 +264,8 @@ class BlockPrefetch:
 
     def _wants_more(self) -> bool:
         count = len(self._ahead)
+        if not self._sets:  # nothing to look for, and order() need not be called long before its epoch
+            return not count
         # A lane that is alone has one turn without an end.
         if count <= _TURNS or (len(self._turns) > 1 and min(self._turns.values()) < _TURNS):
             return True

@@ -140,12 +140,14 @@ class Request:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The batches of an evaluation, fixed by the job; batch i is evaluated by whoever hosts lane i mod lanes."""
+    """The batches of an evaluation, fixed by the job; batch i is evaluated by whoever hosts lane i mod lanes. With
+    `in_step` all hosts, who have as many lanes each, evaluate as many: some batches twice, to the same."""
 
     samples: int
     batch_size: int
     lanes: int
     every: int | str
+    in_step: bool = False
 
     @property
     def batches(self) -> int:
@@ -158,7 +160,12 @@ class EvaluationPlan:
 
     def hosted_batches(self, hosted: range) -> Iterator[int]:
         """The batches that the host of these lanes evaluates."""
-        return (batch for batch in range(self.batches) if batch % self.lanes in hosted)
+        own = [batch for batch in range(self.batches) if batch % self.lanes in hosted]
+        yield from own
+        if self.in_step:
+            # The first host has the most.
+            most = sum(batch % self.lanes < len(hosted) for batch in range(self.batches))
+            yield from range(most - len(own))
 
     def is_due(self, step: int, sampler: Sampler) -> bool:
         """Whether the job evaluates after this step; it always does after the last one."""

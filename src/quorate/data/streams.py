@@ -46,12 +46,15 @@ def _next_draws() -> tuple[object, ...]:
 
 
 @contextmanager
-def preserved_generators() -> Iterator[None]:
+def preserved_generators(*, on_error_only: bool = False) -> Iterator[None]:
     """Leave the generators as they were found: a caller's own random stream must not be disturbed."""
     states = torch.default_generator.get_state(), numpy.random.get_state(), random.getstate()
+    failed = True
     try:
         yield
+        failed = False
     finally:
-        torch.default_generator.set_state(states[0])
-        numpy.random.set_state(states[1])
-        random.setstate(states[2])
+        if failed or not on_error_only:
+            torch.default_generator.set_state(states[0])
+            numpy.random.set_state(states[1])
+            random.setstate(states[2])

@@ -26,6 +26,7 @@ from quorate.core.processes import describe_departure
 from quorate.core.regular_file import read_regular
 from quorate.core.user_code import describe
 from quorate.doctor import machine, software
+from quorate.doctor.nccl import Network, check_nccl, settings_of
 from quorate.doctor.probes import probe_kernel, probe_torch
 from quorate.doctor.report import Finding, Level
 from quorate.storage.run_folder import RunFolder
@@ -61,7 +62,7 @@ def checks_of(runs: Path, environment: Mapping[str, str], run: RunFolder | None 
     run or all that are running. Nothing has been looked at yet."""
     return [
         Check("quorate", software.check_installation),
-        Check("torch", lambda: software.check_torch_here(probe_torch(TORCH_PATIENCE)), TORCH_PATIENCE + PATIENCE),
+        Check("torch", lambda: _torch(environment, run), TORCH_PATIENCE + PATIENCE),
         Check("cores", _cores),
         Check("memory", _memory),
         Check("open files", _open_files),
@@ -110,6 +111,13 @@ class _Look:
             self.found = [Finding(self.check.name, Level.PROBLEM, error.message)]
         except Exception as error:
             self.found = [Finding(self.check.name, Level.PROBLEM, f"cannot be checked: {describe(error)}", REPORT_IT)]
+
+
+def _torch(environment: Mapping[str, str], run: RunFolder | None) -> Sequence[Finding]:
+    facts = probe_torch(TORCH_PATIENCE)
+    recorded = None if run is None else run.job_file
+    nccl, network = settings_of(environment, recorded), Network.here()
+    return [*software.check_torch_here(facts), *check_nccl(facts, network, nccl, environment)]
 
 
 def _cores() -> Finding:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 from quorate.core.processes import describe_departure
@@ -32,6 +33,9 @@ class TorchFacts:
     # Each GPU that torch can use, in words, and the CUDA that torch was built for, if it was.
     cuda: tuple[str, ...] = ()
     built_for: str = ""
+    # The version of the NCCL that comes with torch, if one does, and the pairs of GPUs that have no direct way.
+    nccl: str = ""
+    apart: tuple[tuple[int, int], ...] = ()
 
 
 def probe_kernel(patience: float) -> dict[str, str]:
@@ -51,7 +55,8 @@ def probe_torch(patience: float) -> TorchFacts:
     # The last line: torch or a plug-in of it may have said something before.
     try:
         fields: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return TorchFacts(**{**fields, "cuda": tuple(fields["cuda"])})
+        apart = tuple((one, other) for one, other in fields["apart"])
+        return TorchFacts(**{**fields, "cuda": tuple(fields["cuda"]), "apart": apart})
     except (IndexError, ValueError, KeyError, TypeError):
         return TorchFacts(error=f"the process that imported it {describe_departure(done.returncode)}")
 
@@ -116,6 +121,8 @@ def _try_torch() -> TorchFacts:
             repeats_bits=canary(CPU) == canary(CPU),
             cuda=_cuda_devices(),
             built_for=torch.version.cuda or "",
+            nccl=_nccl_version(),
+            apart=_pairs_apart(),
         )
     except Exception as error:
         return TorchFacts(error=describe(error))
@@ -136,6 +143,21 @@ def _cuda_devices() -> tuple[str, ...]:
         )
     except Exception as error:  # of a driver that does not fit: the CPU can be used all the same
         return (f"a device that cannot be asked ({describe(error)})",)
+
+
+def _nccl_version() -> str:
+    import torch
+
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        return ""
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def _pairs_apart() -> tuple[tuple[int, int], ...]:
+    import torch
+
+    pairs = combinations(range(torch.cuda.device_count()), 2)
+    return tuple(pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair))
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ class ForkServer:
             if message["device"] != CPU.name:
                 # Workers tell of it: who forks must not have spoken to its driver.
                 facts |= {"device": message["device"]}
-                del facts["precision"]
+            del facts["precision"]  # the job's own, and with `auto` that of the chip
             source = task_source(self._task_type)
             self._messages.send(READY, facts=facts | {SOURCE: source.digest}, source=source.to_page())
         except QuorateError as error:

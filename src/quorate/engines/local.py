@@ -60,7 +60,7 @@ ALLOCATOR = {
     "MIMALLOC_PURGE_DELAY": "1000",
 }
 
-CLOSE_PATIENCE = 2.0
+CLOSE_PATIENCE = 5.0
 
 COORDINATOR = -1
 """The coordinator's place, where the network of a worker's is asked for as well."""

@@ -44,6 +44,9 @@ TAIL = 2**16
 LONGEST_LINE = 2**20
 GRACE = 1.0
 """Seconds for which the pump waits, at the end of the job, for a process that still has its pipe."""
+CLOSE_PATIENCE = 10.0
+"""Seconds for which the pump is waited for at the end: on a busy machine it may have much to write still, but a disk
+that hangs must not keep the job."""
 REST = 0.002
 """Seconds between two rounds: lines that come fast are handled together."""
 RESTART_AFTER = 1.0
@@ -120,7 +123,7 @@ class OutputPump:
         self.control.close()
         self._theirs.close()
         try:
-            self._process.wait(3 * GRACE)
+            self._process.wait(CLOSE_PATIENCE)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -260,6 +263,8 @@ class Pump:
             for stream in self._streams.values():
                 stream.catch_up(now)
             time.sleep(REST)
+        for stream in list(self._streams.values()):
+            self._read(stream)  # what has come since the last round, if this process was held up for so long
         for stream in list(self._streams.values()):
             self._end(stream)
 

@@ -18,6 +18,7 @@ from quorate.core.failure import Failure
 from quorate.history.event_index import glance
 from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, RunFailed, failure_in
+from quorate.observe.quantities import device_memory
 from quorate.spec.resolved import glance_at_recorded
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
@@ -73,6 +74,8 @@ class RunRecord:
     weights_digest: str = ""
     samples_per_second: float | None = None
     wall_seconds: float | None = None
+    computed_by: str = ""
+    device_memory: str = ""
     failure: Failure | None = None
     task: str = ""
     lanes: int | None = None
@@ -116,6 +119,8 @@ class RunRecord:
             weights_digest=str(result.get("weights_digest") or ""),
             samples_per_second=_number(result.get("samples_per_second")),
             wall_seconds=_number(result.get("wall_seconds")),
+            computed_by=str(result.get("computed_by", "")),
+            device_memory=device_memory(result.get("device_memory")),
             failure=_failure(result, told),
             task=str(job.get("task", "")),
             lanes=_whole(job.get("lanes")),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Self
 
@@ -76,7 +76,10 @@ class HostedLanes:
 
 @event(kind="generation")
 class GenerationFormed(Event):
-    """Who hosts which lanes from now on, after `from_step`; those `behind` copy the state first."""
+    """Who hosts which lanes from now on, after `from_step`; those `behind` copy the state first.
+
+    `mesh` is how the workers of a sharded gang stand to each other, in words.
+    """
 
     generation: str | None = None
     lanes: Count | None = None
@@ -84,6 +87,17 @@ class GenerationFormed(Event):
     from_step: Count | None = None
     behind: tuple[Count, ...] | None = None
     servers: tuple[Count, ...] | None = None
+    mesh: str | None = None
+
+    @property
+    def computing(self) -> tuple[HostedLanes, ...]:
+        """Its workers and the lanes that each computes: where tensors are cut across, several compute the same lanes,
+        and the first of them tells."""
+        members = list(self.members or ())
+        for number, member in enumerate(members):
+            if number and self.mesh and not member.lanes:
+                members[number] = replace(member, lanes=members[number - 1].lanes)
+        return tuple(members)
 
     @property
     def incarnation(self) -> str:
@@ -152,7 +166,19 @@ _DIGITS = (
     ("samples_per_second", 1),
     *((f"{each}_s", 6) for each in ("data", "compute", "exchange", "apply", "longest_data")),
 )
-_SELDOM = ("own_order", "dropped", "planned", "draws", "log", "bad_samples", "bad", "warnings", "skipped")
+_SELDOM = (
+    "own_order",
+    "dropped",
+    "planned",
+    "draws",
+    "log",
+    "bad_samples",
+    "bad",
+    "warnings",
+    "loss_scale",
+    "overflow",
+    "skipped",
+)
 _SELDOM_VALUES = attrgetter(*_SELDOM)
 
 
@@ -164,6 +190,7 @@ class StepCompleted(Event):
     has no loss (None). `ledger` is the digest of the samples that were used, `dropped` and `planned` are what the step
     that ends an epoch tells of it. `bad` samples could not be read. `longest_data_s` is how long that worker has waited
     for data for which the others wait. `draws`: random numbers are drawn for samples, which differ in the next epoch.
+    `loss_scale` is that of `precision: fp16` after the step; where gradients `overflow`, the optimizers left it out.
     """
 
     epoch: Count | None = None
@@ -186,6 +213,8 @@ class StepCompleted(Event):
     bad_samples: Count = 0
     bad: Ranges = ()
     warnings: tuple[str, ...] = ()
+    loss_scale: Number | None = None
+    overflow: bool = False
     skipped: SkippedStep | None = None
 
     def by_optimizer(self, *families: str) -> dict[str, float | None]:
@@ -331,8 +360,8 @@ class WorkerLost(Event):
 
 @event(kind="rollback")
 class RolledBack(Event):
-    """Replicas differed, or servers are lost, and the job goes back to a step: what was told of later ones is told
-    again."""
+    """Replicas differed, or a part of the state is lost, and the job goes back to a step: what was told of later ones
+    is told again."""
 
 
 @event(kind="coordinator")
@@ -424,16 +453,34 @@ class GpuLoad:
     power_watts: Number | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceMemoryUse:
+    """The most that a worker has used of the memory of its GPU: by tensors, and with what PyTorch keeps for later, in
+    which graphs that are replayed have theirs; of so much that there is."""
+
+    allocated_bytes: Count
+    reserved_bytes: Count
+    total_bytes: Count
+
+    def with_earlier(self, other: "DeviceMemoryUse | None") -> "DeviceMemoryUse":
+        if other is None:
+            return self
+        allocated = max(self.allocated_bytes, other.allocated_bytes)
+        return DeviceMemoryUse(allocated, max(self.reserved_bytes, other.reserved_bytes), self.total_bytes)
+
+
 @event(kind="system")
 class SystemSampled(Event):
-    """What the process of a worker uses: CPU in percent of one core, memory that is resident, and threads. The lowest
-    worker of each host tells of its machine and its GPUs, too. Only where a job is tracked."""
+    """What the process of a worker uses: CPU in percent of one core, memory that is resident, threads, and the most
+    memory of its GPU since the sample before. The lowest worker of each host tells of its machine and its GPUs, too.
+    Only where a job is tracked."""
 
     worker: Count | None = None
     host: str = ""
     cpu_percent: Number | None = None
     memory_bytes: Count | None = None
     threads: Count | None = None
+    device_memory: DeviceMemoryUse | None = None
     machine: MachineLoad | None = None
     gpus: tuple[GpuLoad, ...] = ()
 

@@ -43,7 +43,7 @@ def _run(event: events.RunBegan, progress: Progress) -> Notice | None:
 def _generation(event: events.GenerationFormed, progress: Progress) -> Notice | None:
     if not progress.has_begun:
         return None
-    now = hosting(*progress.hosts_by(event), len(event.servers or ()))
+    now = hosting(*progress.hosts_by(event), len(event.servers or ()), event.mesh or "")
     first = progress.step if event.from_step is None else event.from_step
     again = f", from step {first:,}" if first < progress.step else ""
     back = sorted(event.processes & progress.lost.keys())

@@ -65,6 +65,8 @@ class Progress:
     is_over: bool = False
     latest: StepCompleted | None = None
     pace: Pace = field(default_factory=Pace)
+    # How the workers of a sharded gang stand to each other, in words.
+    mesh: str = ""
     # Those who are lost and not back yet, and since when.
     lost: dict[int, float] = field(default_factory=dict)
 
@@ -83,6 +85,7 @@ class Progress:
                 self.lost.setdefault(-1 if event.worker is None else event.worker, event.time)
             case GenerationFormed():
                 self.workers, self.lanes = self.hosts_by(event)
+                self.mesh = event.mesh or ""
                 for worker in event.processes:
                     self.lost.pop(worker, None)
             case RunFinished():
@@ -109,7 +112,7 @@ class Progress:
 
     @property
     def hosting(self) -> str:
-        return hosting(self.workers, self.lanes)
+        return hosting(self.workers, self.lanes, mesh=self.mesh)
 
     def hosts_by(self, generation: GenerationFormed) -> tuple[int, int]:
         """How many workers and lanes there are from this generation on."""
@@ -158,7 +161,8 @@ def lines_of(facts: Sequence[str], width: int, gap: str = GAP) -> list[str]:
     return lines
 
 
-def hosting(workers: int, lanes: int, servers: int = 0) -> str:
+def hosting(workers: int, lanes: int, servers: int = 0, mesh: str = "") -> str:
     """How a job runs."""
     beside = f" and {plural(servers, 'server')}" if servers else ""
+    beside = f" ({mesh})" if mesh else beside
     return f"{plural(lanes, 'lane')} on {plural(workers, 'worker')}{beside}"

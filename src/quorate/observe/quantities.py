@@ -31,6 +31,20 @@ def size(count_of_bytes: float) -> str:
     return f"{count_of_bytes:.3g} TB"
 
 
+def gibibytes(count_of_bytes: float) -> str:
+    """Memory of a device in GiB, as its tools count it; without the unit, so that two share one."""
+    return f"{count_of_bytes / 2**30:.1f}"
+
+
+def device_memory(told: object) -> str:
+    """What a result tells of the memory of a GPU; empty where it tells none."""
+    kinds = ("allocated_bytes", "reserved_bytes", "total_bytes")
+    if not isinstance(told, dict) or not all(isinstance(told.get(kind), int) for kind in kinds):
+        return ""
+    used, kept, there = (gibibytes(told[kind]) for kind in kinds)
+    return f"{used} of {there} GiB on the GPU, {kept} with what PyTorch keeps for later"
+
+
 def duration(seconds: float) -> str:
     """A time span as 42 s, 3:07 or 2:03:07; short ones with decimals."""
     if seconds < 10:

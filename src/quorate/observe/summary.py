@@ -1,11 +1,11 @@
 """How a job ended, in a few lines for a person."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.text import Text
 
-from quorate.observe.quantities import count, duration, measure, plural
+from quorate.observe.quantities import count, device_memory, duration, measure, plural
 from quorate.observe.screen import Screen
 from quorate.observe.waiting import waiting_in_words
 
@@ -37,8 +37,7 @@ def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("steps", f"{result['steps']:,}{_time_spent(result)}"))
     if result.get("samples_per_second"):
         rows.append(("speed", f"{count(result['samples_per_second'])} samples/s"))
-    if computed_by := result.get("computed_by"):
-        rows.append(("computed by", str(computed_by)))
+    rows += _computing(result)
     if waiting := result.get("waiting_for_data"):
         rows.append(("waiting", waiting_in_words(waiting["share"], waiting["advice"])))
     for step, parts in [*(result.get("micro_batches") or ())][-1:]:
@@ -53,6 +52,17 @@ def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("copies", f"{each.get('place')}: {told}"))
     named = {"weights": result.get("weights_digest"), "folder": result.get("folder")}
     return [*rows, *((label, str(value)) for label, value in named.items() if value)]
+
+
+def _computing(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What it was computed by, and what is worth knowing of that."""
+    if computed_by := result.get("computed_by"):
+        yield "computed by", str(computed_by)
+    if memory := device_memory(result.get("device_memory")):
+        yield "memory", memory
+    if scale := result.get("loss_scale"):
+        overflows = plural(scale["overflow_steps"], "step")
+        yield "loss scale", f"{scale['final']:,.0f} at the end; {overflows} overflowed and changed no weight"
 
 
 def _bad(bad: dict[str, Any], run: str) -> str:

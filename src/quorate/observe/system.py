@@ -18,7 +18,7 @@ import psutil
 
 from quorate.core.machine import free_memory, read_limits
 from quorate.observe.event import Event
-from quorate.observe.events import GpuLoad, MachineLoad, SystemSampled
+from quorate.observe.events import DeviceMemoryUse, GpuLoad, MachineLoad, SystemSampled
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ _NO_LIMIT = 2**63
 class SystemMonitor:
     """Publishes a sample every so many seconds, from `start` to `close`; whatever fails, training goes on.
 
-    `for_host` says whether this worker is the one that tells of its machine.
+    `for_host` says whether this worker is the one that tells of its machine, `device_memory` what it has used of its
+    GPU's since it was last asked.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SystemMonitor:
         publish: Callable[[Event], None],
         step: Callable[[], int],
         for_host: Callable[[], bool],
+        device_memory: Callable[[], DeviceMemoryUse | None] = lambda: None,
     ) -> None:
         self._worker = worker
         self._folder = folder
@@ -50,6 +52,7 @@ class SystemMonitor:
         self._publish = publish
         self._step = step
         self._for_host = for_host
+        self._device_memory = device_memory
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="system monitor", daemon=True)
 
@@ -68,7 +71,8 @@ class SystemMonitor:
                 if reading is None:
                     reading, pause = SystemReading(self._folder), min(FIRST_AFTER, self._every)
                 else:
-                    self._publish(reading.sample(self._worker, self._step(), for_host=self._for_host()))
+                    used = self._device_memory()
+                    self._publish(reading.sample(self._worker, self._step(), used, for_host=self._for_host()))
             except Exception:
                 # Said once, and tried again: a machine that is short of something now may not be later.
                 if not has_failed:
@@ -88,7 +92,9 @@ class SystemReading:
         self._process.cpu_percent()
         self._look_at_machine()
 
-    def sample(self, worker: int, step: int, *, for_host: bool) -> SystemSampled:
+    def sample(
+        self, worker: int, step: int, device_memory: DeviceMemoryUse | None = None, *, for_host: bool
+    ) -> SystemSampled:
         with self._process.oneshot():
             use = self._process.cpu_percent(), self._process.memory_info().rss, self._process.num_threads()
         # Looked at by everybody: whoever takes the lowest worker's place has something to compare with.
@@ -104,6 +110,7 @@ class SystemReading:
             cpu_percent=cpu,
             memory_bytes=memory,
             threads=threads,
+            device_memory=device_memory,
             machine=machine if for_host else None,
             gpus=gpus,
         )

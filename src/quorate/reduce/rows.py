@@ -7,6 +7,8 @@ import torch
 
 from quorate.core.errors import FrameError
 
+_HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Table:
@@ -46,7 +48,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a table: their numbers, ascending, each once; and their values. What is not there is not zero."""
+    """Some rows of a table: their numbers, ascending, each once; and their values. What is not there is not zero.
+
+    They are on the host, wherever the table is.
+    """
 
     indices: torch.Tensor
     values: torch.Tensor
@@ -57,19 +62,25 @@ class Rows:
         indices, order = torch.sort(gradient._indices()[0], stable=True)
         if not bool((indices[1:] == indices[:-1]).any()):
             # The same, in a fraction of the time.
-            return cls(indices, gradient._values().index_select(0, order))
+            return cls(indices, gradient._values().index_select(0, order)).to(_HOST)
         coalesced = gradient.coalesce()
-        return cls(coalesced.indices()[0], coalesced.values())
+        return cls(coalesced.indices()[0], coalesced.values()).to(_HOST)
 
     @classmethod
     def of_table(cls, parameter: torch.Tensor, indices: torch.Tensor) -> "Rows":
         """Some rows of a parameter, as they are now."""
-        return cls(indices, parameter.detach().index_select(0, indices))
+        values = parameter.detach().index_select(0, indices.to(parameter.device))
+        return cls(indices, values.to(_HOST))
 
     def put_into(self, parameter: torch.Tensor) -> None:
         """Make them those of a parameter."""
+        there = self.to(parameter.device)
         with torch.no_grad():
-            parameter.index_copy_(0, self.indices, self.values)
+            parameter.index_copy_(0, there.indices, there.values)
+
+    def to(self, device: torch.device) -> "Rows":
+        """The same on a device, or on the host."""
+        return Rows(self.indices.to(device), self.values.to(device))
 
     @property
     def count(self) -> int:
@@ -84,9 +95,10 @@ class Rows:
             raise FrameError(f"{whose} sent numbers of rows that are no ascending rows of a table of {table.rows}")
 
     def as_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
-        """A sparse gradient over the same values."""
+        """A sparse gradient over the same values, where the parameter is."""
+        there = self.to(parameter.device)
         return torch.sparse_coo_tensor(
-            self.indices.unsqueeze(0), self.values, parameter.shape, is_coalesced=True, check_invariants=False
+            there.indices.unsqueeze(0), there.values, parameter.shape, is_coalesced=True, check_invariants=False
         )
 
 

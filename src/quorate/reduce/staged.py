@@ -23,12 +23,7 @@ class Staged(Wrapped):
         self._host = host
         self._is_alone = workers == 1
         self._device = device
-        # Where the device copies it from. A page of a private view that it kept hold of would not change any more.
-        self._sums = host.total
-        if isinstance(host, SharedMemory):
-            self._sums = host.shared_total
-            for region in host.regions:
-                weakref.finalize(self, device.pin(region)).atexit = False
+        self._sums = pinned_totals(self, host, device)
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         if self._is_alone:
@@ -41,3 +36,15 @@ class Staged(Wrapped):
         super().all_reduce(step, index, lanes, self._host.total[index])
         # Until it is copied: something else may be passed through this memory next.
         total.copy_(self._sums[index])
+
+
+def pinned_totals(owner: object, host: GradientMemory, device: DeviceMemory) -> tuple[torch.Tensor, ...]:
+    """Where the device copies totals from. What is shared of the host's memory is pinned while the owner lives.
+
+    A page of a private view that the device kept hold of would not change any more: so it is the view of all.
+    """
+    if not isinstance(host, SharedMemory):
+        return host.total
+    for region in host.regions:
+        weakref.finalize(owner, device.pin(region)).atexit = False
+    return host.shared_total

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation, Role
-from quorate.servers.share import Share
+from quorate.servers.share import UPDATED, Share
 from quorate.training.progress import Progress
 from quorate.training.residuals import LANES
 from quorate.training.state_layout import HeldState, Parts
@@ -24,6 +25,7 @@ class OnServers:
         tree: dict[str, Any] = share.blocks(share.primary)
         if share.number == 0:
             tree = joined(share.base(progress), tree)
+            del tree[UPDATED]  # whoever has the whole state sees it there
         replica.device.synchronize()
         encoded, of_lanes = encode(tree), frozenset[str]()
         if share.residuals is not None:
@@ -47,6 +49,10 @@ class OnServers:
         if share.residuals is not None:
             share.residuals.load(kept, encoded.tensors)
         return share.load(decode({"dict": fields}, encoded.tensors))
+
+    @property
+    def boxes(self) -> Boxes | None:
+        return None
 
     def donors(self, generation: Generation) -> Mapping[int, int]:  # noqa: ARG002
         """Blocks have holders of their own: the strategy moves them."""

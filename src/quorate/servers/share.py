@@ -22,8 +22,8 @@ from quorate.training.replica import AVERAGED, Replica
 from quorate.training.residuals import LANES, Residuals
 from quorate.training.strategy import Agreement
 
-EXACT = "exact"
-"""Under which name exact values are in a state."""
+EXACT, UPDATED = "exact", "updated"
+"""Under which names exact values, and which blocks were ever updated, are in a state."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Share:
     worker's, or that of a server that leaves. `writer` says which it is of all who may write a part of a checkpoint.
     `units` tells which units of work are in it, where they are applied one by one. `by_deltas` are the blocks of whose
     values workers are told by compressed deltas; the `exact` ones are here. `residuals` are what lanes hold back of
-    their gradients.
+    their gradients. `updated` has a bit for each block that was ever updated, on whichever server.
     """
 
     replica: Replica
@@ -50,6 +50,7 @@ class Share:
     by_deltas: frozenset[int] = frozenset()
     residuals: Residuals | None = None
     exact: dict[int, torch.Tensor] = field(default_factory=dict)
+    updated: int = 0
 
     def __post_init__(self) -> None:
         if self.role is not Role.WORKER:
@@ -77,9 +78,19 @@ class Share:
         if self.units is not None:
             self.units.keep_only(self.held)
 
-    def commit_residuals(self, step: int, agreed: Agreement) -> None:
-        """The step is completed here: what lanes hold back after it counts. A void one leaves them what they had."""
-        if self.residuals is not None and not agreed.is_void:
+    def begin_update(self, agreed: Agreement) -> None:
+        """Before a step changes blocks anywhere: have optimizers choose their kernels as one that has all would."""
+        if agreed.present & ~self.updated and self.updated:
+            trained = [(1 << block, parameter) for block, (_, parameter) in enumerate(self.replica.trainable)]
+            given = {parameter for bit, parameter in trained if agreed.present & bit}
+            self.replica.optimizers.unfuse_if_torn(given, {p for bit, p in trained if self.updated & bit})
+
+    def commit(self, step: int, agreed: Agreement) -> None:
+        """The step is completed here: what lanes hold back after it counts. A void one leaves everything as it was."""
+        if agreed.is_void:
+            return
+        self.updated |= agreed.present
+        if self.residuals is not None:
             self.residuals.commit(step)
 
     def parameter(self, block: int) -> torch.nn.Parameter:
@@ -94,7 +105,11 @@ class Share:
             if name not in trained and name.removesuffix(AVERAGED) not in trained
         }
         settings = {name: {"state": {}, **_settings(of)} for name, of in state["optimizers"].items()}
-        base = {"replica": state | {"tensors": tensors, "optimizers": settings}, "progress": progress.to_dict()}
+        base = {
+            "replica": state | {"tensors": tensors, "optimizers": settings},
+            "progress": progress.to_dict(),
+            UPDATED: self.updated,
+        }
         return base if self.residuals is None else base | {LANES: {"applied": self.residuals.applied}}
 
     def blocks(self, blocks: Iterable[int], *, values_only: bool = False) -> dict[str, Any]:
@@ -121,6 +136,7 @@ class Share:
         state = tree["replica"]
         self._load_tensors(state["tensors"])
         self.replica.optimizers.load_settings(state)
+        self.updated = tree[UPDATED]
         if self.residuals is not None:
             self.residuals.stand_at(tree[LANES]["applied"])
         return Progress.from_dict(tree["progress"])
@@ -143,6 +159,8 @@ class Share:
     def load(self, tree: dict[str, Any]) -> Progress:
         """Take up a whole state, such as that of a checkpoint."""
         self.replica.load(tree["replica"])
+        states = (self.replica.optimizers.state_of(parameter) for _, parameter in self.replica.trainable)
+        self.updated = sum(1 << block for block, state in enumerate(states) if state)
         if self.is_server:
             self.held = set(range(len(self.replica.trainable)))
             self._take_exact(self.held, tree.get(EXACT, {}))

@@ -1,15 +1,16 @@
 """Which kind of device a job computes on, and how many workers share it."""
 
+from quorate.core.generation import FIRST_SERVER
 from quorate.core.gpus import gpus_here, torch_has_cuda
 from quorate.spec.job import JobSpec
+from quorate.spec.strategy import cpu_only, server_count
 
 
 def kind_of(spec: JobSpec) -> str:
     """`cpu` or `cuda`: as the job says, or a GPU where there is one that its strategy and torch can use."""
     if spec.device != "auto":
         return spec.device
-    is_plain_ring = spec.strategy.kind == "ring" and spec.strategy.compress is None
-    return "cuda" if is_plain_ring and gpus_here() and torch_has_cuda() else "cpu"
+    return "cuda" if cpu_only(spec.strategy) is None and gpus_here() and torch_has_cuda() else "cpu"
 
 
 def workers_here(spec: JobSpec, cores: int) -> int:
@@ -22,13 +23,26 @@ def workers_here(spec: JobSpec, cores: int) -> int:
     return max(spec.min_workers, min(spec.lanes, len(gpus_here()) or 1))
 
 
+def gpu_of(member: int, gpus: int) -> int:
+    """Which of so many GPUs a worker or a server computes on: workers take turns from the first on, servers from the
+    last, so that none has two of them while another has none."""
+    return member % gpus if member < FIRST_SERVER else gpus - 1 - (member - FIRST_SERVER) % gpus
+
+
 def idle_gpus(spec: JobSpec, workers: int) -> str | None:
     """What to say of GPUs that nobody will compute on; None where all are used, or none was to be."""
-    there = len(gpus_here()) if kind_of(spec) == "cuda" else 0
-    if workers >= there:
+    there = len(gpus_here())
+    key = cpu_only(spec.strategy) if spec.device == "auto" else None
+    if key is not None and there and torch_has_cuda():
+        return f"{there} GPU{'s stay' if there > 1 else ' stays'} idle: {key} computes on the CPU in this version."
+    servers = server_count(spec.strategy)
+    idle = there - workers - servers
+    if kind_of(spec) == "cpu" or idle <= 0:
         return None
-    idle = there - workers
-    stay = f"{idle} of {there} GPUs {'stay' if idle > 1 else 'stays'} idle: each worker computes on one, and"
+    who = "each worker and server" if servers else "each worker"
+    stay = f"{idle} of {there} GPUs {'stay' if idle > 1 else 'stays'} idle: {who} computes on one, and"
     if spec.lanes < there and workers == spec.lanes:
         return f"{stay} `lanes: {spec.lanes}` allows no more workers. `lanes: {there}` does; it changes the bits."
-    return f"{stay} there {'are' if workers > 1 else 'is'} {workers}. `--workers {min(there, spec.lanes)}` uses more."
+    members = workers + servers
+    more = min(there - servers, spec.lanes)
+    return f"{stay} there {'are' if members > 1 else 'is'} {members}. `--workers {more}` uses more."

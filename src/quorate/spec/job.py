@@ -9,8 +9,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 
 from quorate.core.errors import JobFileError
 from quorate.spec.keys import Allowed, Mark, keys_of
+from quorate.spec.nccl import NcclSpec
 from quorate.spec.override import PREFIX
-from quorate.spec.rules import AUTO, OWN_PLACE, broken_rules
+from quorate.spec.rules import AUTO, LOSS_SCALE, OWN_PLACE, broken_rules
 from quorate.spec.section import Count, CountOrZero, OptionalCount, OptionalPositive, Positive, Section
 from quorate.spec.strategy import RingSpec, StrategySpec, spelled_out
 from quorate.spec.tracking import NotifySpec, TrackSpec
@@ -56,6 +57,13 @@ def _batch_in_words(value: int) -> int | str:
     return AUTO if value == AUTO_BATCH else value
 
 
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
+        below = 1 << value.bit_length() - 1
+        raise ValueError(f"Multiplying by it must not round: write {below} or {2 * below}.")
+    return value
+
+
 class ScheduleSpec(Section):
     """How the learning rate moves: up during `warmup` steps, then towards `final` times the base rate."""
 
@@ -98,6 +106,15 @@ class MemorySpec(Section):
         bool | Annotated[str, Field(min_length=1)],
         Allowed('true (the blocks that the model repeats), false, or a pattern of module names, such as "blocks.*"'),
     ] = False
+
+
+class LossScaleSpec(Section):
+    """What the loss is multiplied by with `precision: fp16`, and after how many steps without overflow it doubles."""
+
+    initial: Annotated[
+        int, Field(ge=1, le=2**40), AfterValidator(_power_of_two), Allowed("a power of two, such as 65536")
+    ] = LOSS_SCALE["initial"]
+    growth_interval: Count = LOSS_SCALE["growth_interval"]
 
 
 class EncryptSpec(Section):
@@ -148,6 +165,12 @@ class CheckpointSpec(Section):
         return self.minutes or None
 
 
+class CheckGradientsSpec(Section):
+    """After how many steps workers compare their gradients."""
+
+    every: Count
+
+
 class JobSpec(Section):
     """A whole job. Keys marked meaning change the bits, keys marked manner do not."""
 
@@ -193,7 +216,8 @@ class JobSpec(Section):
     on_out_of_memory: Annotated[Literal["fail", "shrink"], Mark.MEANING] = "fail"
     on_bad_sample: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.MEANING] = "auto"
-    precision: Annotated[Literal["auto", "fp32", "bf16"], Mark.MEANING] = "auto"
+    precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Mark.MEANING] = "auto"
+    loss_scale: Annotated[LossScaleSpec, Mark.MEANING] = LossScaleSpec()
     compile: Annotated[bool | Literal["auto"], Mark.MEANING, Allowed("auto, true or false")] = "auto"
     memory: Annotated[MemorySpec, Mark.MEANING] = MemorySpec()
     deterministic: Annotated[bool, Mark.MEANING] = True
@@ -202,7 +226,7 @@ class JobSpec(Section):
         StrategySpec,
         Mark.MEANING,
         BeforeValidator(spelled_out),
-        Allowed("ring, parameter-server, or a mapping with kind"),
+        Allowed("ring, ddp, fsdp, parameter-server, or a mapping with kind"),
     ] = RingSpec()
 
     workers: Annotated[
@@ -223,6 +247,8 @@ class JobSpec(Section):
     links: Annotated[Literal["auto", "tcp"], Mark.MANNER] = "auto"
     capture: Annotated[bool, Mark.MANNER] = True
     overlap: Annotated[bool, Mark.MANNER] = True
+    nccl: Annotated[NcclSpec, Mark.MANNER] = NcclSpec()
+    check_gradients: Annotated[CheckGradientsSpec | None, Mark.MANNER] = None
     track: Annotated[TrackSpec | None, Mark.MANNER] = None
     notify: Annotated[NotifySpec | None, Mark.MANNER] = None
     port: Annotated[int, Mark.MANNER, Field(ge=0, le=65535), Allowed("a port from 0 (any free one) to 65535")] = 0
@@ -230,7 +256,7 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _keeps_the_rules(self) -> "JobSpec":
-        problems = broken_rules(dict(self))
+        problems = broken_rules(dict(self) | {"batch_size": _batch_in_words(self.batch_size)})
         if problems:
             raise JobFileError("the job", problems)
         return self

@@ -13,6 +13,7 @@ OWN_PLACE = "checkpoints"
 """How `checkpoint.to` names the folder of that name in the run folder."""
 
 AUTO = "auto"
+LOSS_SCALE = {"initial": 2**16, "growth_interval": 2000}
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 
@@ -21,7 +22,7 @@ Told = Callable[[str], str]
 
 Job = Mapping[str, Any]
 
-_LANE_EACH = frozenset({"ring", "parameter-server"})
+_LANE_EACH = frozenset({"ring", "ddp", "parameter-server"})
 """Kinds of strategy in which each worker hosts a lane at least, and no lane is hosted twice."""
 
 
@@ -35,6 +36,94 @@ def _workers_fit_lanes(job: Job, told: Told) -> Iterator[Problem]:
             f"one lane, and {workers} > {lanes}",
             f"Use at most {lanes} workers, or raise lanes (which changes what the job computes).",
         )
+
+
+def _workers_take_turns(job: Job, told: Told) -> Iterator[Problem]:
+    """With synchronized batch norm all workers make the same number of passes, whoever is there."""
+    strategy, workers, lanes = job["strategy"], job["workers"], job["lanes"]
+    if isinstance(strategy, str) or not dict(strategy).get("sync_batch_norm"):
+        return
+    what = f"strategy.sync_batch_norm{told('strategy.sync_batch_norm')}"
+    if workers == AUTO:
+        yield Problem("workers", f"{what} needs a fixed number of workers", "Write workers: 4.")
+        return
+    if lanes % workers:
+        yield Problem(
+            "workers",
+            f"{workers} workers{told('workers')} do not have equal numbers of the {lanes} lanes{told('lanes')}, which "
+            f"{what} needs: {lanes} = {lanes // workers} × {workers} + {lanes % workers}",
+            "Use a number of workers that divides lanes.",
+        )
+    if job["min_workers"] != workers:
+        yield Problem(
+            "min_workers",
+            f"with {what}, {job['min_workers']}{told('min_workers')} of {workers} workers would normalize by the "
+            "statistics of other samples",
+            f"Write min_workers: {workers}.",
+        )
+    for key, value in (("balance", "speed"), ("last_batch", "keep"), ("on_bad_sample", "skip")):
+        if job[key] == value:
+            text = f"{value}{told(key)} lets workers make different numbers of passes, in which {what} needs them all"
+            yield Problem(key, text, f"Leave {key} out, or sync_batch_norm.")
+
+
+def _workers_fill_mesh(job: Job, told: Told) -> Iterator[Problem]:
+    """A sharded gang is there in full, or not at all."""
+    strategy, workers, lanes = job["strategy"], job["workers"], job["lanes"]
+    given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
+    if given.get("kind") != "fsdp":
+        return
+    said, across = told("strategy"), given.get("replicate", 1) * given.get("tensor", 1)
+    shard = given.get("shard")
+    if workers == "auto":
+        yield Problem("workers", f"strategy: fsdp{said} needs a fixed number of workers", "Write workers: 4.")
+        return
+    if workers % across or (shard is not None and workers != across * shard):
+        parts = " × ".join(f"{key} {given[key]}" for key in ("replicate", "shard", "tensor") if given.get(key))
+        yield Problem(
+            "workers",
+            f"{workers} workers{told('workers')} are not the {parts}{said} of the mesh",
+            f"Use workers: {across * (shard or 1)}, or another mesh.",
+        )
+        return
+    groups = workers // given.get("tensor", 1)
+    if lanes % groups:
+        yield Problem(
+            "lanes",
+            f"{lanes} lanes{told('lanes')} cannot be shared evenly by {groups} groups of workers{said}, which compute "
+            f"in step: {lanes} is no multiple of {groups}",
+            f"Use lanes: {-(-lanes // groups) * groups} (which changes what the job computes), or another mesh.",
+        )
+    if job["min_workers"] not in (1, workers):
+        hint = "Leave min_workers out."
+        yield Problem("min_workers", f"strategy: fsdp{said} trains with all {workers} workers, or not at all", hint)
+    if job["spares"]:
+        hint = "Leave spares out: another process takes the place of one that is lost."
+        yield Problem("spares", f"each worker of strategy: fsdp{said} has a part of its own", hint)
+    if job["balance"] == "speed":
+        hint = "Leave balance out."
+        yield Problem("balance", f"the workers of strategy: fsdp{said} compute in step, with as many lanes each", hint)
+
+
+def _sharded_in_step(job: Job, told: Told) -> Iterator[Problem]:
+    """Workers of a mesh make as many passes each, or they would wait for each other without end."""
+    strategy = job["strategy"]
+    if (strategy if isinstance(strategy, str) else dict(strategy).get("kind")) != "fsdp":
+        return
+    refused = {
+        "last_batch": ("keep", "drop", "the last batch of an epoch may leave lanes without a sample"),
+        "on_bad_sample": ("skip", "fail", "a lane may be left without a sample"),
+        "compile": (True, "auto", "a model that is gathered on the way is not compiled in this version"),
+        "batch_size": (AUTO, "64", "the largest batch is looked for on one device (`quorate plan` tells what fits)"),
+    }
+    for key, (value, instead, why) in refused.items():
+        if job[key] == value and job[key] is not False:
+            shown = str(value).lower()
+            yield Problem(
+                key,
+                f"{shown}{told(key)} is not possible with strategy: fsdp{told('strategy')}: {why}",
+                f"Use {key}: {instead}.",
+            )
 
 
 def _fewest_workers_fit(job: Job, told: Told) -> Iterator[Problem]:
@@ -107,7 +196,8 @@ def _strategy_is_whole(job: Job, told: Told) -> Iterator[Problem]:
             hint = "Leave compress out, or write mode: synchronous."
             yield Problem("strategy.compress", f"in mode: {mode}{said} gradients travel whole", hint)
     if given.get("compress") is not None:
-        yield from _one_compression(dict(given["compress"]), told("strategy.compress"))
+        rule = _one_gang_compression if given.get("kind") == "ddp" else _one_compression
+        yield from rule(dict(given["compress"]), told("strategy.compress"))
 
 
 def _units_have_no_steps(job: Job, told: Told) -> Iterator[Problem]:
@@ -144,15 +234,51 @@ def _one_compression(compress: dict[str, Any], said: str) -> Iterator[Problem]:
         )
 
 
+def _one_gang_compression(compress: dict[str, Any], said: str) -> Iterator[Problem]:
+    kinds = [kind for kind in ("dtype", "rank") if compress.get(kind) is not None]
+    if len(kinds) != 1:
+        named = "dtype and rank are given" if kinds else "neither dtype nor rank is given"
+        yield Problem("strategy.compress", f"{named}{said}", "Give exactly one: {dtype: bf16}, or {rank: 2}.")
+
+
 def _device_fits_strategy(job: Job, told: Told) -> Iterator[Problem]:
     strategy = job["strategy"]
     given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
-    if job["device"] == "cuda" and (given.get("kind") != "ring" or given.get("compress") is not None):
-        what = "strategy.compress" if given.get("kind") == "ring" else f"strategy: {given.get('kind')}"
+    mode = given.get("mode", "synchronous")
+    is_compressed = given.get("compress") is not None and given.get("kind") != "ddp"
+    if job["device"] == "cuda" and (is_compressed or mode != "synchronous"):
+        what = "strategy.compress" if is_compressed else f"strategy.mode: {mode}"
         yield Problem(
             "device",
             f"{what}{told('strategy')} computes on the CPU in this version, and not on device: cuda{told('device')}",
-            "Use the ring without compress, or device: cpu.",
+            f"Leave {what.partition(':')[0]} out, or use device: cpu.",
+        )
+
+
+def _loss_scale_is_used(job: Job, told: Told) -> Iterator[Problem]:
+    precision, strategy, scale = job["precision"], job["strategy"], dict(job["loss_scale"])
+    given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
+    kind, compress = given.get("kind"), given.get("compress")
+    if precision == "fp16" and kind == "ddp" and compress is not None and dict(compress).get("rank") is not None:
+        yield Problem(
+            "precision",
+            f"fp16{told('precision')} scales the loss by a number that changes, and strategy.compress.rank"
+            f"{told('strategy.compress')} adds what it holds back of one step to the gradients of the next",
+            "Use compress: {dtype: fp16} or leave compress out, or use precision: bf16 or fp32.",
+        )
+    if precision == "fp16" and (kind not in ("ring", "ddp") or (kind == "ring" and compress is not None)):
+        what = "strategy.compress" if kind == "ring" else f"strategy: {kind}"
+        yield Problem(
+            "precision",
+            f"fp16{told('precision')} scales the loss, and judges the sum of all gradients in every worker, which none "
+            f"has with {what}{told('strategy')}",
+            "Use the ring without compress, ddp, or precision: bf16 or fp32.",
+        )
+    if precision != "fp16" and any(scale.get(key, usual) != usual for key, usual in LOSS_SCALE.items()):
+        yield Problem(
+            "loss_scale",
+            f"it{told('loss_scale')} scales nothing with precision: {precision}{told('precision')}",
+            "Leave it out, or write precision: fp16.",
         )
 
 
@@ -165,6 +291,18 @@ def _shrinking_is_agreed(job: Job, told: Told) -> Iterator[Problem]:
             f"shrink{told('on_out_of_memory')} needs all workers to do a step again together, and strategy: {kind}"
             f"{told('strategy')} does not",
             "Use on_out_of_memory: fail with a larger accumulate, or strategy: ring.",
+        )
+
+
+def _gradients_are_whole(job: Job, told: Told) -> Iterator[Problem]:
+    strategy = job["strategy"]
+    kind = strategy if isinstance(strategy, str) else dict(strategy).get("kind")
+    if job["check_gradients"] is not None and kind not in ("ring", "ddp"):
+        yield Problem(
+            "check_gradients",
+            f"workers compare the sum of all gradients{told('check_gradients')}, which none of them holds with "
+            f"strategy: {kind}{told('strategy')}",
+            "Leave it out, or use strategy: ring or ddp.",
         )
 
 
@@ -217,6 +355,11 @@ def _shown(place: str) -> str:
 
 _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _workers_fit_lanes: frozenset({"workers", "lanes", "strategy"}),
+    _workers_fill_mesh: frozenset({"strategy", "workers", "lanes", "min_workers", "spares", "balance"}),
+    _sharded_in_step: frozenset({"strategy", "last_batch", "on_bad_sample", "compile", "batch_size"}),
+    _workers_take_turns: frozenset(
+        {"strategy", "workers", "lanes", "min_workers", "balance", "last_batch", "on_bad_sample"}
+    ),
     _fewest_workers_fit: frozenset({"min_workers", "workers", "lanes"}),
     _batch_feeds_lanes: frozenset({"batch_size", "lanes", "accumulate"}),
     _one_length: frozenset({"epochs", "steps"}),
@@ -224,7 +367,9 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _strategy_is_whole: frozenset({"strategy"}),
     _units_have_no_steps: frozenset({"strategy", "average", "balance"}),
     _device_fits_strategy: frozenset({"strategy", "device"}),
+    _loss_scale_is_used: frozenset({"precision", "loss_scale", "strategy"}),
     _shrinking_is_agreed: frozenset({"strategy", "on_out_of_memory"}),
+    _gradients_are_whole: frozenset({"check_gradients", "strategy"}),
     _places_take_copies: frozenset({"checkpoint"}),
     _one_key: frozenset({"checkpoint"}),
 }

@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from quorate.core.mesh import MeshShape
 from quorate.spec.keys import Allowed, Mark
-from quorate.spec.section import Count, CountOrZero, Section
+from quorate.spec.section import Count, CountOrZero, OptionalCount, Section
 
 Fraction = Annotated[float, Field(gt=0, le=1), Allowed("a fraction above 0 and at most 1")]
 
@@ -29,6 +30,68 @@ class RingSpec(Section):
     compress: CompressSpec | None = None
 
 
+class DdpCompressSpec(Section):
+    """What travels of a bucket: all in 16 bits, or after step `start` matrices of a low rank (PowerSGD). One of the
+    two."""
+
+    dtype: Annotated[Literal["fp16", "bf16"] | None, Allowed("fp16, bf16, or null")] = None
+    rank: OptionalCount = None
+    start: CountOrZero = 1000
+
+    @property
+    def feedback(self) -> bool:
+        """Whether what is not sent is added to the next gradient."""
+        return self.rank is not None
+
+
+class DdpSpec(Section):
+    """Gradients are summed by DDP's reducer over Gloo or NCCL: fast, and with other last bits on another number of
+    workers. With `sync_batch_norm` all workers normalize by the statistics of what they compute at the same time; with
+    `hierarchical` sums are formed within hosts first, and then between the first workers of each."""
+
+    kind: Literal["ddp"]
+    hierarchical: bool = False
+    compress: DdpCompressSpec | None = None
+    sync_batch_norm: bool = False
+
+
+class FsdpSpec(Section):
+    """Every worker holds a part of the parameters, gradients and optimizer state: FSDP2 and tensor parallelism.
+
+    There are `replicate` × `shard` × `tensor` workers. `units` are the modules that are gathered at a time, `plan` says
+    how modules are cut across, both by patterns of their names. Weights are gathered as `gather` and gradients summed
+    as `reduce`; `reshard: false` keeps what was gathered until the backward pass.
+    """
+
+    kind: Literal["fsdp"]
+    shard: Annotated[
+        Count | None, Mark.MANNER, Allowed("a whole number of at least 1, or null: as many as there are workers")
+    ] = None
+    replicate: Annotated[Count, Mark.MANNER] = 1
+    tensor: Annotated[Count, Mark.MANNER] = 1
+    units: Annotated[
+        Literal["auto"] | list[str], Mark.MANNER, Allowed('auto, or a list of patterns such as ["blocks.*"]')
+    ] = "auto"
+    plan: Annotated[
+        Literal["auto"] | dict[str, Literal["column", "row", "replicate"]],
+        Mark.MANNER,
+        Allowed("auto, or a mapping from patterns of module names to column, row or replicate"),
+    ] = "auto"
+    gather: Annotated[Literal["fp32", "bf16"] | None, Allowed("fp32, bf16, or null: as they are")] = None
+    reduce: Annotated[Literal["fp32", "bf16"] | None, Allowed("fp32, bf16, or null: as they are")] = None
+    reshard: Annotated[bool, Mark.MANNER] = True
+    offload: Annotated[bool, Mark.MANNER] = False
+
+    @property
+    def compress(self) -> CompressSpec | None:
+        """Gradients travel whole."""
+        return None
+
+    def mesh(self, workers: int) -> MeshShape:
+        """How so many workers stand to each other."""
+        return MeshShape(self.replicate, self.shard or max(1, workers // (self.replicate * self.tensor)), self.tensor)
+
+
 class ServersSpec(Section):
     """Servers hold the parameters: workers push gradients to them, and pull what the servers have made of them.
 
@@ -44,7 +107,8 @@ class ServersSpec(Section):
     compress: CompressSpec | None = None
 
 
-StrategySpec = Annotated[RingSpec | ServersSpec, Field(discriminator="kind")]
+AnyStrategy = RingSpec | DdpSpec | FsdpSpec | ServersSpec
+StrategySpec = Annotated[AnyStrategy, Field(discriminator="kind")]
 """What of a kind is only manner has a mark of its own."""
 
 
@@ -53,11 +117,50 @@ def spelled_out(strategy: Any) -> Any:
     return {"kind": strategy} if isinstance(strategy, str) else strategy
 
 
-def server_count(strategy: RingSpec | ServersSpec) -> int:
+def server_count(strategy: AnyStrategy) -> int:
     """How many processes a job has that hold parameters."""
     return strategy.servers if isinstance(strategy, ServersSpec) else 0
 
 
-def is_synchronous(strategy: RingSpec | ServersSpec) -> bool:
-    """Whether its bits depend on lanes alone, and not on who was when at work."""
-    return isinstance(strategy, RingSpec) or strategy.mode == "synchronous"
+def lane_compression(strategy: AnyStrategy) -> CompressSpec | None:
+    """What is taken of each lane's gradient; None where lanes' gradients travel whole, or only as the sum of some."""
+    return strategy.compress if isinstance(strategy.compress, CompressSpec) else None
+
+
+def cpu_only(strategy: AnyStrategy) -> str | None:
+    """What of it is computed on CPUs alone; None if a GPU will do."""
+    if lane_compression(strategy) is not None:
+        return "strategy.compress"
+    if not isinstance(strategy, ServersSpec) or strategy.mode == "synchronous":
+        return None
+    return f"strategy.mode: {strategy.mode}"
+
+
+def syncs_batch_norm(strategy: AnyStrategy) -> bool:
+    """Whether workers need each other within a pass."""
+    return isinstance(strategy, DdpSpec) and strategy.sync_batch_norm
+
+
+def rounding(strategy: AnyStrategy) -> tuple[str | None, str | None]:
+    """To which types weights and gradients of a sharded gang are rounded on their way; None: they are not."""
+    return (strategy.gather, strategy.reduce) if isinstance(strategy, FsdpSpec) else (None, None)
+
+
+def is_synchronous(strategy: AnyStrategy) -> bool:
+    """Whether all lanes of a step are one update, whoever was when at work."""
+    return not isinstance(strategy, ServersSpec) or strategy.mode == "synchronous"
+
+
+def fixes_bits(strategy: AnyStrategy) -> bool:
+    """Whether its bits depend on lanes alone, and not on the number of workers either."""
+    return is_synchronous(strategy) and not is_gang(strategy)
+
+
+def is_gang(strategy: AnyStrategy) -> bool:
+    """Whether its workers exchange tensors by torch.distributed: over Gloo on CPUs, over NCCL on GPUs."""
+    return isinstance(strategy, DdpSpec | FsdpSpec)
+
+
+def mesh_of(strategy: AnyStrategy, workers: int) -> MeshShape | None:
+    """How the workers of a sharded gang stand to each other; None where each holds all of the state, or servers do."""
+    return strategy.mesh(workers) if isinstance(strategy, FsdpSpec) else None

@@ -186,9 +186,12 @@ class StepAgreement:
         changed = [digests(result.buffers.items(), self._buffers.device) for result in results]
         if self._is_alone:
             return [WorkerNote(results, changed, request)]
-        state = None if self._digests is None else self._digests.of_slice(step)
-        own = WorkerNote(results, changed, request, state)
+        own = WorkerNote(results, changed, request, self._state(step))
         return [WorkerNote.decode(payload) for payload in self._gather(step, NOTES_INDEX, own.encode())]
+
+    def _state(self, step: int) -> int | None:
+        """What must be equal in all workers, but for those who have None."""
+        return None if self._digests is None else self._digests.of_slice(step)
 
     def _compare_replicas(self, step: int, notes: Sequence[WorkerNote]) -> None:
         """The whole state, which is still that of the step before: to name who differs, and where."""

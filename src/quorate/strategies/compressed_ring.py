@@ -168,13 +168,12 @@ class CompressedRingStrategy:
         self._compressor.add_up(lanes, self._gradients.total.buckets)
         agreed = self._agreement.reach(step, results, request)
         self._activity.leave()
-        norms = self._update.apply(step, agreed)
+        outcome = self._update.apply(step, agreed)
         if self._residuals is not None and not agreed.is_void:
             self._residuals.commit(step)
         # Once in a generation: steps differ by a few bytes.
         traffic, self._traffic = self._traffic, None
-        told = () if traffic is None else (traffic.event(step, payloads, len(lanes)),)
-        return StepOutcome(agreed, norms, told)
+        return outcome if traffic is None else outcome._replace(told=(traffic.event(step, payloads, len(lanes)),))
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         with self._activity.waiting(OTHERS):

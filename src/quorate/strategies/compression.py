@@ -10,7 +10,7 @@ from quorate.reduce.compressor import Method
 from quorate.reduce.quantize import EightBits
 from quorate.reduce.sparsify import RandomK, TopK
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import CompressSpec
+from quorate.spec.strategy import CompressSpec, lane_compression
 from quorate.training.replica import Replica
 from quorate.training.residuals import Residuals, check_momentum
 
@@ -38,7 +38,7 @@ def residuals_of(
     spec: JobSpec, replica: Replica, plan: Sequence[Bucket], descriptor: int | None = None
 ) -> Residuals | None:
     """What a job's lanes hold back, in the memory that this descriptor is of; None where they hold nothing back."""
-    compress = spec.strategy.compress
+    compress = lane_compression(spec.strategy)
     if compress is None or not compress.feedback:
         return None
     if compress.momentum is not None:

@@ -1,14 +1,19 @@
 """The strategies that there are, by `strategy.kind` of the job file."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Role
 from quorate.observe.events import BlocksPlaced, LinksMeasured
 from quorate.reduce.connect import Endpoint
+from quorate.reduce.nccl import prepare_nccl
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
+from quorate.spec.strategy import DdpSpec, is_gang, lane_compression
 from quorate.strategies.compressed_ring import CompressedRingFactory
+from quorate.strategies.ddp import DdpFactory
 from quorate.strategies.parameter_server import ServersFactory
 from quorate.strategies.ring import RingFactory
 from quorate.training.activity import Activity
@@ -45,6 +50,10 @@ class Connection(Protocol):
         """Who holds which share of the parameters; None where every worker holds all of them."""
         ...
 
+    def weights_digest(self) -> str:
+        """Of what all members hold together. All of them call it, after the last step."""
+        ...
+
     def measure(self) -> LinksMeasured:
         """How this worker is joined to the next one. All members call it before the first step, if a job is tracked."""
         ...
@@ -71,27 +80,56 @@ class StrategyFactory(Protocol):
         ...
 
 
-Make = Callable[[JobSpec, Replica, Role, int | None], StrategyFactory]
+@dataclass(frozen=True)
+class Holdings:
+    """What a process has besides its replica. `lane_memory` is the descriptor of memory that is held for what lanes
+    keep, `folder` has the job's checkpoints."""
+
+    role: Role = Role.WORKER
+    lane_memory: int | None = None
+    folder: CheckpointFolder | None = None
 
 
-def ring_factory(spec: JobSpec, replica: Replica, role: Role, lane_memory: int | None) -> StrategyFactory:
+Make = Callable[[JobSpec, Replica, Holdings], StrategyFactory]
+
+
+def ring_factory(spec: JobSpec, replica: Replica, held: Holdings) -> StrategyFactory:
     """The ring, or the one whose gradients are compressed."""
-    compress = spec.strategy.compress
+    compress = lane_compression(spec.strategy)
     if compress is None:
-        return RingFactory(spec, replica, role)
-    return CompressedRingFactory(spec, replica, compress, lane_memory)
+        return RingFactory(spec, replica, held.role)
+    return CompressedRingFactory(spec, replica, compress, held.lane_memory)
 
 
-def servers_factory(spec: JobSpec, replica: Replica, role: Role, lane_memory: int | None) -> StrategyFactory:
+def servers_factory(spec: JobSpec, replica: Replica, held: Holdings) -> StrategyFactory:
     """Servers hold the parameters."""
-    return ServersFactory(spec, replica, role, lane_memory)
+    return ServersFactory(spec, replica, held.role, held.lane_memory)
 
 
-FACTORIES: Mapping[str, Make] = {"ring": ring_factory, "parameter-server": servers_factory}
+def ddp_factory(spec: JobSpec, replica: Replica, held: Holdings) -> StrategyFactory:
+    """A gang that sums by torch.distributed."""
+    strategy = spec.strategy
+    assert isinstance(strategy, DdpSpec)
+    return DdpFactory(spec, replica, strategy.compress, held.lane_memory, sync_batch_norm=strategy.sync_batch_norm)
 
 
-def strategy_factory(
-    spec: JobSpec, replica: Replica, role: Role = Role.WORKER, lane_memory: int | None = None
-) -> StrategyFactory:
-    """The one that a job asks for. `lane_memory` is the descriptor of memory that is held for what lanes keep."""
-    return FACTORIES[spec.strategy.kind](spec, replica, role, lane_memory)
+def fsdp_factory(spec: JobSpec, replica: Replica, held: Holdings) -> StrategyFactory:
+    """A gang of which each holds a part."""
+    from quorate.strategies.fsdp import FsdpFactory
+
+    return FsdpFactory(spec, replica, held.folder)
+
+
+FACTORIES: Mapping[str, Make] = {
+    "ring": ring_factory,
+    "ddp": ddp_factory,
+    "fsdp": fsdp_factory,
+    "parameter-server": servers_factory,
+}
+
+
+def strategy_factory(spec: JobSpec, replica: Replica, held: Holdings | None = None) -> StrategyFactory:
+    """The one that a job asks for."""
+    if is_gang(spec.strategy) and not replica.device.is_host:
+        prepare_nccl(spec)
+    return FACTORIES[spec.strategy.kind](spec, replica, held or Holdings())

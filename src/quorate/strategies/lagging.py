@@ -2,8 +2,9 @@
 
 Whoever reads a loss waits until the device has computed it, and the device then waits until it is given the next step.
 So what decides stays on the device: where a loss is not finite the step is void, and an update that is void changes
-nothing (`Update.apply_unless`). What informs, losses and norms, is read some steps later, and only then is the step
-counted, told and judged: what was begun after a step that ends the job is never told and never saved.
+nothing (`Update.apply_unless`); where scaled gradients overflow, the optimizers leave it out. What informs, losses and
+norms, is read some steps later, and only then is the step counted, told and judged: what was begun after a step that
+ends the job is never told and never saved.
 
 A step that needs the host is read at once, as everywhere: the bits are the same.
 """
@@ -20,6 +21,7 @@ from quorate.training.activity import Activity
 from quorate.training.flat_buffers import MEAN
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult, fill_in, unread_scalars
+from quorate.training.loss_scale import judged
 from quorate.training.losses import GivenLoss
 from quorate.training.replica import Replica
 from quorate.training.strategy import PendingStep, StepOutcome, StepRequest
@@ -67,7 +69,7 @@ class Lag:
         """Begin to agree on a step whose gradients are summed, and to apply it."""
         replica = self._replica
         values = [loss.value.reshape(()) for result in results for loss in _losses(result)]
-        # Whatever else makes a step void, such as a gradient that overflows, is to be added here, and to `conclude`.
+        # Whatever else makes a step void is to be added here, and to `conclude`.
         void = ~torch.isfinite(torch.stack(values)).all()
         # Before the update, which may make them so: the host looks at them before it, too.
         finite = [self._weights_are_finite()] if self._skips else []
@@ -76,7 +78,8 @@ class Lag:
         activity.leave()
         norms = self._update.apply_unless(void, step, _present(results), taken)
         rates, self._begun = replica.optimizers.rates, step
-        arriving = replica.device.numbers([*unread_scalars(results), *norms.values(), *refused, *finite])
+        scaling = [] if replica.loss_scale is None else replica.loss_scale.scalars
+        arriving = replica.device.numbers([*unread_scalars(results), *norms.values(), *refused, *finite, *scaling])
         for result in results:
             result.taken = None  # its memory is for the next
 
@@ -85,16 +88,19 @@ class Lag:
             fill_in(results, numbers)
             read_norms = {name: next(numbers) for name in norms}
             name = None if flat is None else flat.refused([next(numbers) for _ in refused])
-            are_finite = all(numbers)
-            agreed = self._agreement.conclude(step, results, request, are_finite=are_finite, refused=name)
+            were_finite = [next(numbers) for _ in finite]
+            agreed = self._agreement.conclude(step, results, request, are_finite=all(were_finite), refused=name)
             if not agreed.is_void:
                 self._rates = rates
+                if scaling:
+                    agreed = agreed._replace(scaling=judged(step, *numbers))
             elif step == self._begun:
                 # The host would have left these alone.
                 self._update.leave_out()
                 replica.optimizers.rates = self._rates
+            is_left_out = agreed.is_void or agreed.has_overflowed
             named = {key: float(each[0]) for key, each in zip(replica.optimizers.by_name, self._rates, strict=True)}
-            return StepOutcome(agreed, {} if agreed.is_void else read_norms, learning_rates=named)
+            return StepOutcome(agreed, {} if is_left_out else read_norms, learning_rates=named)
 
         return PendingStep(request, arriving, finish)
 

@@ -15,20 +15,21 @@ from quorate.reduce.deltas import Deltas
 from quorate.reduce.encoded_exchange import EncodedExchange
 from quorate.reduce.exchange import Exchange
 from quorate.reduce.linked_reduction import LinkedReduction
-from quorate.reduce.memory import GradientMemory
+from quorate.reduce.memory import GradientMemory, zeros
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.row_exchange import RowExchange
 from quorate.reduce.rows import Table
 from quorate.reduce.shared_exchange import SharedExchange
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.reduce.spokes import Spokes
+from quorate.reduce.staged_exchange import StagedExchange
 from quorate.reduce.star import Star
 from quorate.servers.layout import OnServers, writing_order
 from quorate.servers.placement import Holders, place
 from quorate.servers.share import Share
 from quorate.servers.unit_record import UnitRecord
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import ServersSpec, is_synchronous
+from quorate.spec.strategy import ServersSpec, is_synchronous, lane_compression
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.compression import check_compressible, method_of, residuals_of
 from quorate.strategies.ring import measured
@@ -61,6 +62,7 @@ class ServersFactory:
         check_optimizers(replica.optimizers)
         self.by_rows = parameters_by_rows(replica.model, replica.trainable)
         check_row_optimizers(replica.optimizers.by_name, replica.trainable, self.by_rows)
+        replica.optimizers.unfuse({replica.trainable[block][1] for block in self.by_rows})
         if self.by_rows and not is_synchronous(spec.strategy):
             raise UnsupportedModelError(
                 f"'{replica.trainable[min(self.by_rows)][0]}' has sparse gradients (sparse=True), which `mode: "
@@ -72,7 +74,7 @@ class ServersFactory:
         self._plan = gradient_plan(replica.trainable, spec.bucket_mb, self.by_rows)
         # Rows of tables travel as they are: they are few already.
         self._dense = frozenset(range(len(replica.trainable))) - self.by_rows
-        compress = spec.strategy.compress
+        compress = lane_compression(spec.strategy)
         if compress is not None:
             check_compressible([replica.trainable[block] for block in sorted(self._dense)])
         by_deltas = self._dense if compress is not None and compress.feedback else frozenset[int]()
@@ -93,9 +95,11 @@ class ServersFactory:
         placement = self._place(endpoint)
         if not is_synchronous(self._spec.strategy):
             return connect_units(self._spec, self, endpoint, placement)
-        plan, compress = self._plan, self._spec.strategy.compress
+        plan, compress = self._plan, lane_compression(self._spec.strategy)
         positions = [[generation.position(server) for server in holders] for holders in placement]
-        links, memory = connect(endpoint, plan if compress is None else ())
+        device = replica.device
+        allocate = zeros if device.is_host else device.shareable.zeros_on_host
+        links, memory = connect(endpoint, plan if compress is None else (), allocate=allocate)
         if compress is not None:
             # What is encoded goes over links, on one host too: lanes need no memory that others see.
             memory = GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], replica.device.zeros)
@@ -115,6 +119,7 @@ class ServersFactory:
             else:
                 assert spokes is not None, "members on several hosts are linked"
                 exchange = Star(spokes, plan, positions, memory.lanes)
+            exchange, memory = self._staged(endpoint, exchange, memory)
             rows = None
             if spokes is not None and self.by_rows:
                 tables = {block: Table.of(replica.trainable[block][1]) for block in self.by_rows}
@@ -131,7 +136,7 @@ class ServersFactory:
 
     def deltas(self) -> Deltas | None:
         """How servers tell of new values; None where they tell them as they are."""
-        compress = self._spec.strategy.compress
+        compress = lane_compression(self._spec.strategy)
         if compress is None or not compress.feedback:
             return None
         parameters = {block: self.share.parameter(block) for block in self._dense}
@@ -139,12 +144,23 @@ class ServersFactory:
         sizes = {block: one.numel() for block, one in parameters.items()}
         return Deltas(method_of(compress), self._spec.seed, dtypes, sizes)
 
+    def _staged(self, endpoint: Endpoint, exchange: Exchange, host: GradientMemory) -> tuple[Exchange, GradientMemory]:
+        """The same where tensors are on a device that is not the host, and its memory for a worker's lanes."""
+        device, plan = self._replica.device, self._plan
+        if device.is_host:
+            return exchange, host
+        there = GradientMemory({}, ())
+        if not self.share.is_server:
+            there = GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], device.zeros)
+        return StagedExchange(exchange, plan, host, there, device.shareable), there
+
     def _gradients(self, plan: Sequence[Bucket], memory: GradientMemory) -> Gradients:
         if self.share.is_server:
-            return HeldGradients(self.share, self.by_rows)
+            return HeldGradients(self.share, self.by_rows, plan if self._spec.lanes > 1 else ())
+        trainable, lie = self._replica.trainable, not self._replica.device.is_host
         if self.by_rows:
-            return RowGradients(self._replica.trainable, plan, memory, self.by_rows)
-        return FlatGradients(self._replica.trainable, plan, memory)
+            return RowGradients(trainable, plan, memory, self.by_rows, as_they_lie=lie)
+        return FlatGradients(trainable, plan, memory, as_they_lie=lie)
 
     def _place(self, endpoint: Endpoint) -> tuple[Holders, ...]:
         """Where each block is in this generation; and what of it is this member's."""
@@ -194,6 +210,9 @@ class ServersConnection:
 
     def placed(self) -> BlocksPlaced:
         return blocks_placed(self._endpoint.generation, self._factory.share, self._placement)
+
+    def weights_digest(self) -> str:
+        return self._factory.share.replica.weights_digest()
 
     def measure(self) -> LinksMeasured:
         trainable, by_rows = self._factory.share.replica.trainable, self._factory.by_rows

@@ -85,6 +85,9 @@ class RingConnection:
     def placed(self) -> None:
         return None
 
+    def weights_digest(self) -> str:
+        return self._replica.weights_digest()
+
     def measure(self) -> LinksMeasured:
         return measured(self._endpoint, self.links, self._bytes_per_step())
 
@@ -96,10 +99,15 @@ class RingConnection:
         spec, replica, generation = self._spec, self._replica, self._endpoint.generation
         own = generation.members[self._endpoint.position]
         agreement = agreement_of(spec, replica, self.links, generation.workers, own)
-        overlaps = spec.overlap and self.links.overlaps
         lag = None
         if not replica.device.is_host and len(generation.members) == 1:
             lag = Lag(spec, replica, self.gradients, agreement, update)
+        return self._strategy(own, agreement, update, activity, lag)
+
+    def _strategy(
+        self, own: Member, agreement: StepAgreement, update: Update, activity: Activity, lag: Lag | None
+    ) -> Strategy:
+        overlaps = self._spec.overlap and self.links.overlaps
         return RingStrategy(own, self.links, self.gradients, agreement, update, activity, overlaps=overlaps, lag=lag)
 
     def close(self) -> None:
@@ -177,10 +185,15 @@ class RingStrategy:
         self._sum(step)
         agreed = self._agreement.reach(step, results, request)
         self._activity.leave()
-        outcome = StepOutcome(agreed, self._update.apply(step, agreed))
+        outcome = self._update.apply(step, agreed)
+        if not agreed.is_void:
+            self._applied(step)
         if self._lag is not None:
             self._lag.catch_up()
         return outcome
+
+    def _applied(self, step: int) -> None:
+        """The step has changed the weights."""
 
     def can_lag(self, results: Sequence[LaneResult]) -> bool:
         return self._lag is not None and self._lag.can_take(results)

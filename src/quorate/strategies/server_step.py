@@ -33,6 +33,7 @@ from quorate.strategies.server_align import Pending
 from quorate.strategies.server_compress import Answers, LaneEncoder
 from quorate.strategies.server_update import HeldGradients, PulledUpdate, ServerUpdate, total_norms
 from quorate.training.activity import Activity
+from quorate.training.flat_gradients import flattened, shaped
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
@@ -108,7 +109,7 @@ class _Step:
         told = self._links.gather(step, NORMS_INDEX, json.dumps(sorted(own.items())).encode())
         norms = {block: norm for payload in told for block, norm in json.loads(payload)}
         parameters = [parameter for _, parameter in self._share.replica.trainable]
-        return total_norms(self._update, parameters, norms) if norms else {}
+        return total_norms(self._update, parameters, norms, self._share.replica.device) if norms else {}
 
 
 class WorkerStep(_Step):
@@ -120,7 +121,8 @@ class WorkerStep(_Step):
         sparse = self._by_rows.by_rows if self._by_rows is not None else frozenset()
         dense = {b: p for b, (_, p) in enumerate(self._share.replica.trainable) if b not in sparse}
         self._pulled = {block: self._exchange.room(block) for block in dense}
-        self._values = [(p, self._pulled[block].view(p.shape)) for block, p in dense.items()]
+        lie = not self._share.replica.device.is_host
+        self._values = [(p, shaped(self._pulled[block], p, as_they_lie=lie)) for block, p in dense.items()]
         for block, p in dense.items() if parts.encoder is not None else ():
             # What comes may be how far they have moved.
             self._pulled[block].copy_(p.detach().reshape(-1))
@@ -142,8 +144,9 @@ class WorkerStep(_Step):
         changed = {} if self._rows is None else self._rows.pull(step)
         rows = [(self._share.parameter(block), some) for block, some in changed.items()]
         self._activity.leave()
+        self._share.begin_update(agreed)
         self._following.complete(step, agreed, self._values, rows)
-        self._share.commit_residuals(step, agreed)
+        self._share.commit(step, agreed)
         self._memory.norms = norms
         if self._encoder is None or not self._tells or agreed.is_void:
             return StepOutcome(agreed, norms)
@@ -192,7 +195,8 @@ class ServerStep(_Step):
 
     def _own_values(self) -> dict[int, torch.Tensor]:
         blocks = [block for block in self._share.primary if block in self._held.totals]
-        return {block: self._share.parameter(block).detach().reshape(-1) for block in blocks}
+        lie = not self._share.replica.device.is_host
+        return {block: flattened(self._share.parameter(block), as_they_lie=lie) for block in blocks}
 
     def _complete(self, step: int, agreed: Agreement, norms: Mapping[str, float], progress: Progress) -> Progress:
         self._updating.complete(step, agreed, norms)

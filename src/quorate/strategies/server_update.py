@@ -8,10 +8,13 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from quorate.core.errors import UnsupportedModelError
+from quorate.lanes.buckets import ALIGNMENT, Bucket
 from quorate.reduce.rows import Rows
 from quorate.servers.share import Share
 from quorate.strategies.server_compress import Answers
 from quorate.training.activity import Activity
+from quorate.training.device import Device
+from quorate.training.flat_gradients import shaped
 from quorate.training.gradients import LoneGradients
 from quorate.training.optimizers import Optimizers
 from quorate.training.strategy import Agreement
@@ -24,10 +27,12 @@ BlockNorms = Mapping[int, float]
 class HeldGradients(LoneGradients):
     """The summed gradients of the blocks that a server holds, each in a flat tensor of its own. It has no lanes.
 
-    Those `by_rows` are sparse, and others in every step.
+    Each begins at as many bytes behind a cache line as in the ring's memory, whose `plan` it is: what a device reads in
+    one go, and so in which order it adds up a norm, depends on that. Without a plan they begin at one, as those of a
+    single lane do. Those `by_rows` are sparse, and others in every step.
     """
 
-    def __init__(self, share: Share, by_rows: Collection[int] = ()) -> None:
+    def __init__(self, share: Share, by_rows: Collection[int] = (), plan: Sequence[Bucket] = ()) -> None:
         super().__init__(share.replica.trainable)
         held = {block: self.parameters[block] for block in sorted(share.placed) if block not in by_rows}
         self._rows: dict[int, Rows] = {}
@@ -35,8 +40,16 @@ class HeldGradients(LoneGradients):
         if by_rows:
             # Rows are checked where they come from; torch would warn of it in every process.
             torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
-        self.totals = {block: torch.empty(one.numel(), dtype=one.dtype) for block, one in held.items()}
-        self._views = {block: total.view(self.parameters[block].shape) for block, total in self.totals.items()}
+        device = share.replica.device
+        offsets = {slot.index: slot.offset for bucket in plan for slot in bucket.slots}
+        self.totals = {}
+        for block, one in held.items():
+            shift = offsets.get(block, 0) % (ALIGNMENT // one.itemsize)
+            self.totals[block] = device.zeros(shift + one.numel(), one.dtype)[shift:]
+        self._views = {
+            block: shaped(total, self.parameters[block], as_they_lie=not device.is_host)
+            for block, total in self.totals.items()
+        }
 
     def install(self, present: int, to_be_written: bool = False) -> None:  # noqa: ARG002
         """Where the optimizers look for them; what has no gradient, or is on another server, has none here."""
@@ -92,8 +105,7 @@ class ServerUpdate:
         blocks = [block for block in self._share.primary if agreed.present >> block & 1]
         gradients = [self._share.parameter(block).grad for block in blocks]
         values = [one._values() if one.is_sparse else one for one in gradients if one is not None]
-        norms = torch._foreach_norm(values) if blocks else ()
-        return dict(zip(blocks, (float(norm) for norm in norms), strict=True))
+        return dict(zip(blocks, self._share.replica.device.numbers(_norms(values))(), strict=True))
 
     def complete(self, step: int, agreed: Agreement, norms: Mapping[str, float]) -> None:
         """Clip by the norms of all, and update."""
@@ -102,6 +114,7 @@ class ServerUpdate:
         if agreed.is_void:
             update.leave_out()
         else:
+            self._share.begin_update(agreed)
             self._gradients.install(agreed.present)
             for name, norm in norms.items() if self._clip is not None else ():
                 self._scale(agreed, name, norm)
@@ -109,7 +122,7 @@ class ServerUpdate:
             update.change(
                 step, agreed, optimizers.update if answers is None else partial(answers.update, step, optimizers.update)
             )
-        self._share.commit_residuals(step, agreed)
+        self._share.commit(step, agreed)
         self._activity.leave()
 
     def _scale(self, agreed: Agreement, name: str, norm: float) -> None:
@@ -118,7 +131,8 @@ class ServerUpdate:
         held = [one for one in present if one.grad is not None]
         if held and self._clip is not None:
             dtype = reduce(torch.promote_types, (one.dtype for one in present))
-            clip_grads_with_norm_(held, self._clip, torch.tensor(norm, dtype=dtype))
+            there = self._share.replica.device.move(torch.tensor(norm, dtype=dtype))
+            clip_grads_with_norm_(held, self._clip, there)
 
 
 class PulledUpdate:
@@ -154,17 +168,28 @@ def _copy(values: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: Sequence[tu
             changed.put_into(parameter)
 
 
-def total_norms(update: Update, parameters: Sequence[torch.Tensor], norms: BlockNorms) -> dict[str, float]:
+def _norms(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of each by itself, type by type as `clip_grad_norm_` takes them: a device has other kernels for mixed ones."""
+    norms: dict[int, torch.Tensor] = {}
+    for dtype in {one.dtype for one in gradients}:
+        numbers = [number for number, one in enumerate(gradients) if one.dtype == dtype]
+        norms |= zip(numbers, torch._foreach_norm([gradients[number] for number in numbers]), strict=True)
+    return [norms[number] for number in range(len(gradients))]
+
+
+def total_norms(
+    update: Update, parameters: Sequence[torch.Tensor], norms: BlockNorms, device: Device
+) -> dict[str, float]:
     """The norm of each optimizer's gradient from those of all its blocks, as `clip_grad_norm_` would find it."""
     numbers = {id(parameter): block for block, parameter in enumerate(parameters)}
     totals = {}
     for name in update.optimizer_names:
         present = [one for one in update.parameters_of(name) if numbers.get(id(one)) in norms]
-        totals[name] = float(_total_norm(present, [norms[numbers[id(one)]] for one in present]))
-    return totals
+        totals[name] = _total_norm(present, [norms[numbers[id(one)]] for one in present], device)
+    return dict(zip(totals, device.numbers(list(totals.values()))(), strict=True))
 
 
-def _total_norm(parameters: list[torch.Tensor], norms: Sequence[float]) -> torch.Tensor:
+def _total_norm(parameters: list[torch.Tensor], norms: Sequence[float], device: Device) -> torch.Tensor:
     if not parameters:
         return torch.tensor(0.0)
     grouped = _group_tensors_by_device_and_dtype([parameters], with_indices=True)  # type: ignore[list-item]
@@ -173,7 +198,7 @@ def _total_norm(parameters: list[torch.Tensor], norms: Sequence[float]) -> torch
         for _, indices in grouped.values()
         for index in indices
     ]
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack(in_order), 2.0)
+    total: torch.Tensor = torch.linalg.vector_norm(device.move(torch.stack(in_order)), 2.0)
     return total
 
 

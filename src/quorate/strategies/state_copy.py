@@ -44,10 +44,13 @@ def align(
     if not donors:
         return progress, 0
     step, position = generation.cursor.step, generation.position(worker)
-    own = None if position in donors else layout.state(progress)
+    # Somebody may be behind and have no donor: a part of a sharded state that is lost comes from a checkpoint.
+    own = None if worker in generation.behind else layout.state(progress)
     with activity.waiting(OTHERS):
         # Nobody copies a state before all who hold it have found that they hold the same.
-        voucher = None if own is None else Voucher(worker, digests(own.compared.items(), own.device))
+        voucher = None
+        if own is not None:
+            voucher = Voucher(worker, digests(own.compared.items(), own.device), is_partial=not own.is_whole)
         compare_replicas(step, voucher, partial(reduction.gather, step, COMPARE_INDEX))
     copied = 0
     passing = Passing(generation, position, reduction, activity)

@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from queue import Empty
 from typing import Any, Protocol
@@ -35,7 +35,7 @@ from quorate.observe.events import (
 from quorate.observe.jsonl import EventTail, JsonlSink
 from quorate.spec.device import kind_of
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import server_count
+from quorate.spec.strategy import mesh_of, server_count, syncs_batch_norm
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.coordinator_process import CoordinatorProcess
 from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
@@ -328,6 +328,8 @@ class Supervisor:
 
     def _appointment(self) -> dict[str, Any]:
         spec, network = self._launch.spec, self._engine.capacity().coordinator
+        # Who only evaluates has the whole model, and lanes of their own.
+        mesh = mesh_of(spec.strategy, self._launch.workers) if self._launch.mode.is_training else None
         return {
             "run": str(self._launch.run.path),
             "lanes": spec.lanes,
@@ -339,6 +341,8 @@ class Supervisor:
             "failure_timeout": spec.failure_timeout,
             "step_timeout": spec.step_timeout,
             "balance": spec.balance,
+            "mesh": None if mesh is None else astuple(mesh),
+            "is_fixed": syncs_batch_norm(spec.strategy),
             "token": self._token,
             "host": network.address,
             "network": network.namespace,

@@ -187,6 +187,8 @@ def _step_points(event: StepCompleted, step: int) -> Iterator[Point]:
         for told, value in event.by_optimizer(family).items():
             numbers[f"{name}{told.removeprefix(family)}"] = value
     numbers |= {"throughput": event.samples_per_second, "epoch": event.epoch}
+    if event.loss_scale is not None:
+        numbers["loss_scale"] = event.loss_scale
     own = event.log or {}
     # A number that the task logs does not take the place of one of these.
     numbers |= {f"{name}.logged" if name in numbers else name: value for name, value in own.items()}

@@ -43,6 +43,19 @@ OF_WORKERS: tuple[Reading, ...] = (
     ("worker_memory_bytes", "Memory of a worker's process that is resident.", _plain("memory_bytes")),
     ("worker_threads", "Threads of a worker's process.", _plain("threads")),
 )
+OF_DEVICES: tuple[Reading, ...] = (
+    (
+        "worker_gpu_memory_bytes",
+        "The most memory of its GPU that tensors of a worker have taken since the last sample.",
+        _plain("allocated_bytes"),
+    ),
+    (
+        "worker_gpu_memory_reserved_bytes",
+        "The most memory of its GPU that a worker has had since the last sample, with what PyTorch keeps for later.",
+        _plain("reserved_bytes"),
+    ),
+    ("worker_gpu_memory_total_bytes", "Memory of the GPU of a worker.", _plain("total_bytes")),
+)
 OF_MACHINES: tuple[Reading, ...] = (
     ("machine_cpu_ratio", "CPU of the machine that is in use; 1 is all of it.", _percent("cpu_percent")),
     ("machine_memory_used_bytes", "Memory of the machine, or of its container, in use.", _plain("memory_used_bytes")),
@@ -163,6 +176,8 @@ class Metrics:
         )
         yield _counter("steps", "Steps that were completed since the launcher was started.", steps.count)
         yield _counter("steps_skipped", "Steps that changed nothing, since a loss was not finite.", steps.skipped)
+        overflowed = "Steps that changed no weight, since their gradients were too large for float16."
+        yield _counter("steps_overflowed", overflowed, steps.overflowed)
         yield _counter("samples", "Samples that were trained on.", steps.samples)
         yield _counter("bad_samples", "Training samples that were left out as unreadable.", steps.bad)
         waited = "Seconds for which steps waited for the worker that had its data last."
@@ -176,6 +191,8 @@ class Metrics:
         if last is not None:
             yield _gauge("epoch", "The epoch of the last step, from 0.", last.epoch or 0)
             yield _gauge("samples_per_second", "Samples per second in the last step.", last.samples_per_second or 0.0)
+            if last.loss_scale is not None:
+                yield _gauge("loss_scale", "What the loss is multiplied by with precision: fp16.", last.loss_scale)
 
         if self.late is not None:
             text = "Updates of others between the pull and the push of a unit of work."
@@ -232,6 +249,8 @@ class Metrics:
         """Made anew for each scrape: what is gone leaves nothing behind."""
         systems = dict(self.systems)
         yield from _families(OF_WORKERS, [((str(one), said.host), said) for one, said in systems.items()], "worker")
+        placed = {(str(one), said.host): said.device_memory for one, said in systems.items()}
+        yield from _families(OF_DEVICES, [(place, use) for place, use in placed.items() if use is not None], "worker")
         # Several may have spoken for one machine, one after the other.
         hosts = {said.host: said for said in sorted(systems.values(), key=_spoken) if said.machine is not None}
         yield from _families(OF_MACHINES, [((host,), said.machine) for host, said in hosts.items()])

@@ -51,7 +51,7 @@ class StepSums:
     """Fed by one thread, and read by another: sums of a moment may differ by a step."""
 
     def __init__(self) -> None:
-        self.count = self.samples = self.skipped = self.bad = 0
+        self.count = self.samples = self.skipped = self.overflowed = self.bad = 0
         self.position = self.in_generation = 0
         self.waited = 0.0
         self.last: StepCompleted | None = None
@@ -71,6 +71,7 @@ class StepSums:
         self.samples += event.samples or 0
         self.bad += event.bad_samples
         self.skipped += event.skipped is not None and not event.skipped.partial
+        self.overflowed += event.overflow
         self.losses.update(event.losses)
         self.learning_rates.update(event.learning_rates)
         self.gradient_norms.update(event.gradient_norms)

@@ -30,15 +30,32 @@ def checkpoint_activations(model: torch.nn.Module, which: bool | str) -> tuple[s
 
     Names, parameters and hooks of the modules stay as they are.
     """
-    names = repeated_blocks(model) if which is True else _matching(model, str(which))
+    names = chosen_blocks(model, which)
     for name in names:
         _recompute(model.get_submodule(name))
     return names
 
 
+def chosen_blocks(model: torch.nn.Module, which: bool | str) -> tuple[str, ...]:
+    """The names of those that the key means."""
+    return repeated_blocks(model) if which is True else matching_modules(model, str(which), KEY)
+
+
 def repeated_blocks(model: torch.nn.Module) -> tuple[str, ...]:
-    """The blocks that a model repeats: what a Sequential, ModuleList or ModuleDict holds, if it is made of several
-    modules itself, has parameters, and there is another one of its type."""
+    """The blocks that a model repeats; an error if it has none."""
+    found = find_repeated(model)
+    if not found:
+        raise TaskError(
+            f"{KEY}: true looks for blocks that the model repeats, and {type(model).__name__} has none: two modules of "
+            "one type at least, each made of several, in a Sequential, ModuleList or ModuleDict. Name the modules to "
+            f'compute again by a pattern, such as {KEY}: "encoder.*".'
+        )
+    return found
+
+
+def find_repeated(model: torch.nn.Module) -> tuple[str, ...]:
+    """What a Sequential, ModuleList or ModuleDict holds, if it is made of several modules itself, has parameters, and
+    there is another one of its type."""
     held = {
         f"{path}.{name}".lstrip("."): child
         for path, module in model.named_modules()
@@ -54,33 +71,32 @@ def repeated_blocks(model: torch.nn.Module) -> tuple[str, ...]:
         for name in blocks
         if isinstance(held[name], torch.nn.Sequential) and any(_is_inside(other, name) for other in blocks)
     }
-    found = _outermost(blocks - stages, model)
-    if not found:
-        raise TaskError(
-            f"{KEY}: true looks for blocks that the model repeats, and {type(model).__name__} has none: two modules of "
-            "one type at least, each made of several, in a Sequential, ModuleList or ModuleDict. Name the modules to "
-            f'compute again by a pattern, such as {KEY}: "encoder.*".'
-        )
-    return found
+    return _outermost(blocks - stages, model)
 
 
-def _matching(model: torch.nn.Module, pattern: str) -> tuple[str, ...]:
+def matching_modules(model: torch.nn.Module, pattern: str, key: str) -> tuple[str, ...]:
+    """The outermost modules that a key's pattern names, each of which is called."""
     named = [name for name, _ in model.named_modules() if name]
     matching = {name for name in named if fnmatchcase(name, pattern)}
     if not matching:
-        shown = ", ".join(named[:_SHOWN]) + (", …" if len(named) > _SHOWN else "")
-        raise TaskError(f"{KEY}: {pattern!r} names no module of the model. Its modules: {shown or 'none'}.")
+        raise TaskError(f"{key}: {pattern!r} names no module of the model. Its modules: {shown_modules(model)}.")
     found = _outermost(matching, model)
     for name in found:
         module = model.get_submodule(name)
         if isinstance(module, _NEVER_CALLED):
             raise TaskError(
-                f"{KEY}: {pattern!r} names '{name}', a {type(module).__name__}, which is never called itself. "
+                f"{key}: {pattern!r} names '{name}', a {type(module).__name__}, which is never called itself. "
                 f'Name what it holds: "{name}.*".'
             )
         if isinstance(module, torch.jit.ScriptModule):
-            raise TaskError(f"{KEY}: {pattern!r} names '{name}', a scripted module, which cannot be computed again.")
+            raise TaskError(f"{key}: {pattern!r} names '{name}', a scripted module, which is not taken apart.")
     return found
+
+
+def shown_modules(model: torch.nn.Module) -> str:
+    """The names of its first modules, for a message."""
+    named = [name for name, _ in model.named_modules() if name]
+    return ", ".join(named[:_SHOWN]) + (", …" if len(named) > _SHOWN else "") or "none"
 
 
 def _outermost(names: set[str], model: torch.nn.Module) -> tuple[str, ...]:

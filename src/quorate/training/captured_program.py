@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from quorate.core.spans import REPLAY, SpanRecorder
-from quorate.training.batch_nest import StructureError, mapped, structure_of
+from quorate.data.batch_nest import StructureError, mapped, structure_of
 from quorate.training.device import Capture, Graph
 from quorate.training.gradients import Gradients, run_backward
 from quorate.training.lane_program import LaneProgram, MicroBatch
@@ -25,7 +25,7 @@ from quorate.training.losses import GivenLoss, checked_losses
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
 from quorate.training.state_watch import users_hooks
-from quorate.training.task import LOG, Task
+from quorate.training.task import LOG, Task, take_log
 
 log = logging.getLogger(__name__)
 
@@ -194,16 +194,20 @@ class LaneGraphs:
 
         def run() -> None:
             with replica.device.autocast():
-                loss = task.loss(replica.model, content)
+                loss = replica.device.compiled(task.loss)(replica.model, content)
             given = checked_losses(loss, batch.samples, replica.optimizers.by_name)
             if len(given) != len(weights):
                 raise _CaptureError("loss() gives other losses than before")
             for position, (one, weight) in enumerate(zip(given, weights, strict=True), 1):
                 own = None if one.name == SOLE else replica.optimizers.parameters(one.name)
-                run_backward(one.value, weight, own, position < len(given))
+                # Within the graph, which finds the scale of each replay where it lies.
+                start = weight if replica.loss_scale is None else replica.loss_scale.times(weight)
+                run_backward(one.value, start, own, position < len(given))
             losses.extend(one._replace(value=one.value.detach()) for one in given)
 
-        before = task.__dict__.pop(LOG, {})
+        # Empty, and there: what was compiled for the warm-ups would be compiled anew for a task without it.
+        before = take_log(task)
+        task.__dict__[LOG] = {}
         try:
             graph = self._capture.record(run)
             logged: dict[str, list[Any]] = task.__dict__.get(LOG, {})

@@ -112,6 +112,13 @@ class Checkpointer:
             lost = "a worker was lost while it was written, so the best evaluation so far is not saved"
             self._context.publish(CheckpointFailed(step=progress.cursor.step, reason=lost))
 
+    def go_back(self, cursor: Cursor) -> None:
+        """All take up an older checkpoint: what was begun of a later state would be the newest, and the steps up to it
+        have been taken back."""
+        save = self._latest
+        if save is not None and save.plan.progress.cursor > cursor and not save.done.is_set():
+            self._void(save, "the job has gone back to an older checkpoint")
+
     def leave(self) -> None:
         """The generation is over, and the state may be replaced by another: the copy must be whole by then."""
         save = self._latest

@@ -7,24 +7,32 @@ worker with another version of torch. The kernels that the trial has compiled ar
 """
 
 import base64
+import logging
 import math
 import pickle
 from collections.abc import Mapping
+from contextlib import nullcontext
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
 from quorate.core.errors import QuorateError
 from quorate.core.processes import ask_child
+from quorate.data.batch_nest import StructureError, structure_of
 from quorate.data.sampler import Request, Sampler, Source
 from quorate.data.samples import Samples, batch_of
-from quorate.training.batch_nest import StructureError, structure_of
-from quorate.training.device import uncompiled
+from quorate.training.compiler import graphs_looked_up, number_of_graphs
+from quorate.training.device import Device
 from quorate.training.gradients import LoneGradients
 from quorate.training.lane import LaneRunner
+from quorate.training.loss_scale import BACKOFF, LEAST
 from quorate.training.replica import Replica
+from quorate.training.row_gradients import parameters_by_rows
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task
+
+log = logging.getLogger(__name__)
 
 LOSS_TOLERANCE, NORM_TOLERANCE = 0.05, 0.1
 """How much of its value a loss, and the norm of its gradient, may differ by: bfloat16 has three digits."""
@@ -38,13 +46,19 @@ class _Outcome(NamedTuple):
     losses: dict[str, float]
     norm: float
 
+    @property
+    def has_overflowed(self) -> bool:
+        return all(map(math.isfinite, self.losses.values())) and not math.isfinite(self.norm)
+
 
 class FirstBatch(NamedTuple):
-    """What lane 0 reads first. `varies`: its next micro-batch, of as many samples, has other shapes, as these two."""
+    """What lane 0 reads first. `varies`: its next micro-batch, of as many samples, has other shapes, as these two.
+    `following` is that one, where it has the same: what else is in it may differ, as numbers of the host do."""
 
     samples: int
     content: Any
     varies: str = ""
+    following: Any = None
 
 
 def first_micro_batch(samples: Samples, sampler: Sampler) -> FirstBatch | None:
@@ -65,8 +79,10 @@ def first_micro_batch(samples: Samples, sampler: Sampler) -> FirstBatch | None:
         ]
         first, last = batches[0], batches[-1]
         shapes = [_shapes(each.content) for each in (first, last)]
-        varies = f"{shapes[0]} and {shapes[1]}" if len(first.samples) == len(last.samples) else ""
-        answer = FirstBatch(len(first.samples), first.content, varies if shapes[0] != shapes[1] else "")
+        is_alike = len(first.samples) == len(last.samples)
+        varies = f"{shapes[0]} and {shapes[1]}" if is_alike and shapes[0] != shapes[1] else ""
+        following = last.content if is_alike and not varies else None
+        answer = FirstBatch(len(first.samples), first.content, varies, following)
         return base64.b64encode(pickle.dumps(tuple(answer))).decode()
 
     answer = ask_child(read, _READING_LIMIT)
@@ -78,32 +94,35 @@ def first_micro_batch(samples: Samples, sampler: Sampler) -> FirstBatch | None:
 
 def why_not_compiled(task: Task, replica: Replica, batch: FirstBatch) -> str | None:
     """Why the compiled model is of no use; None if it is. The replica is as before."""
+    began, before = perf_counter(), graphs_looked_up()
+    why = _why_not(task, replica, batch)
+    found, all_of_them = (now - then for now, then in zip(graphs_looked_up(), before, strict=True))
+    seconds = perf_counter() - began
+    log.info("compiling was tried in %.1f s: %d of %d graphs came from the cache", seconds, found, all_of_them)
+    return why
+
+
+def _why_not(task: Task, replica: Replica, batch: FirstBatch) -> str | None:
+    if by_rows := parameters_by_rows(replica.model, replica.trainable):
+        return f"'{replica.trainable[min(by_rows)][0]}' has sparse gradients (sparse=True)"
     if batch.varies:
         return f"its batches have different shapes, {batch.varies}, and each would be compiled anew"
-    trial = _Trial(task, replica, batch)
+    with nullcontext() if replica.loss_scale is None else replica.loss_scale.put_back():
+        return _why_not_of(_Trial(task, replica, batch), replica.device)
+
+
+def _why_not_of(trial: "_Trial", device: Device) -> str | None:
     try:
-        with uncompiled(replica.model):
-            plain = trial.run(1)
+        plain = trial.run_without_overflow()
     except (Exception, SystemExit):
         return None  # not the compiler's doing: the first step meets it again, and says whose
-    finally:
-        trial.clear()
-    try:
-        compiled = trial.run(1)
-        difference = _difference(plain, compiled)
-        if difference is None:
+    if device.compiles_loss:
+        why = trial.why_not(plain) or trial.why_not_kept()
+        if why is None:
             return None
-        with uncompiled(replica.model):
-            chance = _distances(plain, trial.run(2))
-    except (Exception, SystemExit) as error:
-        first = str(error).strip().partition("\n")[0]
-        return first if isinstance(error, QuorateError) else f"{type(error).__name__}: {first}"
-    finally:
-        trial.clear()
-    found = _distances(plain, compiled)
-    if all(found[name] <= _TIMES_BY_CHANCE * chance[name] for name in found):
-        return None
-    return difference
+        log.info("the model is compiled, and what loss() does besides is not: %s", why)
+        device.compiles_loss = False
+    return trial.why_not(plain)
 
 
 class _Trial:
@@ -114,16 +133,52 @@ class _Trial:
         self._gradients = LoneGradients(replica.trainable)
         self._runner = LaneRunner(task, replica, self._gradients, StateWatch(task, replica), replica.spec.seed)
 
-    def run(self, step: int) -> _Outcome:
-        samples, content, _ = self._batch
-        result = self._runner.run(step, 0, [(samples, content)], samples)
-        self._runner.read([result])
-        norm = self._gradients.total_norm(self._replica.device)
-        return _Outcome({name: loss.mean for name, loss in result.losses.items()}, norm)
+    def run(self, step: int, content: Any = None) -> _Outcome:
+        samples, content = self._batch.samples, self._batch.content if content is None else content
+        try:
+            result = self._runner.run(step, 0, [(samples, content)], samples)
+            self._runner.read([result])
+            norm = self._gradients.total_norm(self._replica.device)
+            return _Outcome({name: loss.mean for name, loss in result.losses.items()}, norm)
+        finally:
+            self._runner.abandon(0)
+            self._replica.begin_lane()
 
-    def clear(self) -> None:
-        self._runner.abandon(0)
-        self._replica.begin_lane()
+    def run_as_written(self, step: int) -> _Outcome:
+        with self._replica.device.as_written(self._replica.model):
+            return self.run(step)
+
+    def run_without_overflow(self) -> _Outcome:
+        """As written, with a loss scale that the first steps would come to: of gradients that overflow, nothing can be
+        compared."""
+        plain, scale = self.run_as_written(1), self._replica.loss_scale
+        while scale is not None and plain.has_overflowed and scale.value > LEAST:
+            scale.set(scale.value * BACKOFF)
+            plain = self.run_as_written(1)
+        return plain
+
+    def why_not(self, plain: _Outcome) -> str | None:
+        """Why what is compiled is of no use: it fails, or computes something else."""
+        try:
+            compiled = self.run(1)
+            difference = _difference(plain, compiled)
+            if difference is None:
+                return None
+            chance = _distances(plain, self.run_as_written(2))
+        except (Exception, SystemExit) as error:
+            return _in_words(error)
+        found = _distances(plain, compiled)
+        return None if all(found[name] <= _TIMES_BY_CHANCE * chance[name] for name in found) else difference
+
+    def why_not_kept(self) -> str | None:
+        """Code that decides by something that changes with every call, or batch, would be compiled with each."""
+        try:
+            self.run(2)
+            before = number_of_graphs()
+            self.run(3, self._batch.following)
+        except (Exception, SystemExit) as error:
+            return _in_words(error)
+        return "it would be compiled anew in every step" if number_of_graphs() > before else None
 
 
 def _difference(plain: _Outcome, compiled: _Outcome) -> str | None:
@@ -135,6 +190,11 @@ def _difference(plain: _Outcome, compiled: _Outcome) -> str | None:
     if math.isfinite(plain.norm) and not _are_close(plain.norm, compiled.norm, NORM_TOLERANCE):
         return f"the norm of its gradient is {compiled.norm:.6g}, and without compiling {plain.norm:.6g}"
     return None
+
+
+def _in_words(error: BaseException) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return first if isinstance(error, QuorateError) else f"{type(error).__name__}: {first}"
 
 
 def _shapes(content: Any) -> str:

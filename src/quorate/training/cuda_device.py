@@ -3,10 +3,8 @@
 import gc
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,14 @@ import torch
 
 from quorate.core.errors import GpuLost, RunError
 from quorate.core.gpus import VISIBLE
+from quorate.data.batch_nest import mapped
 from quorate.data.streams import seed_generators
+from quorate.observe.events import DeviceMemoryUse
 from quorate.reduce.cuda_memory import CudaMemory
-from quorate.training.batch_nest import mapped
+from quorate.training.attention import find_kernels
+from quorate.training.compiler import compile_in_place, pin_compiler, use_compile_cache
 from quorate.training.cuda_capture import CudaCapture
-from quorate.training.device import EVERYTHING, CpuDevice, Model, Numbers, ThereAlready
+from quorate.training.device import EVERYTHING, HALVES, CpuDevice, Loss, Model, Numbers, ThereAlready, bytes_of
 
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -35,40 +36,6 @@ def oldest_capability() -> tuple[int, int]:
     return min(((int(name[1]), int(name[2])) for name in names if name), default=(0, 0))
 
 
-def can_compile() -> bool:
-    """Whether what torch.compile needs is installed: Triton, and a C compiler for its launchers."""
-    compilers = (os.environ.get("CC", ""), "cc", "gcc", "clang")
-    return find_spec("triton") is not None and any(name and shutil.which(name) for name in compilers)
-
-
-def use_compile_cache(folder: Path, gpu: str, deterministic: bool) -> None:
-    """Have compiled kernels kept in a folder, unless the user has chosen one. Before anything is compiled.
-
-    It is named after what torch's own key lacks, such as how attention is computed, and what people look for.
-    """
-    kinds = ("flash", "mem_efficient", "math", "cudnn")
-    chosen = "".join(str(int(getattr(torch.backends.cuda, f"{kind}_sdp_enabled")())) for kind in kinds)
-    mode = "deterministic" if deterministic else "free"
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"torch {torch.__version__} {gpu} {mode} attention {chosen}")
-    for variable, kind in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
-        os.environ.setdefault(variable, str(folder.resolve() / name / kind))
-
-
-def pin_compiler(deterministic: bool) -> None:
-    """Have compiled code compute the same in every process, whatever it has computed before."""
-    from torch._dynamo import config as tracing
-    from torch._functorch import config as passes
-    from torch._inductor import config as kernels
-
-    # Kernels are not chosen by a stopwatch, which may choose another each time.
-    kernels.deterministic = deterministic
-    # Where too many shapes are met, an error: a worker that alone goes on without compiling has other bits.
-    tracing.recompile_limit, tracing.fail_on_recompile_limit_hit = 64, True
-    # Blocks that are computed again would draw from generators of their own, which are seeded once in a process and
-    # run on from one lane to the next.
-    passes.graphsafe_rng_functionalization = False
-
-
 class CudaDevice(CpuDevice):
     """The one GPU that this process sees."""
 
@@ -79,7 +46,8 @@ class CudaDevice(CpuDevice):
         self, precision: str = "auto", *, compiles: bool = False, captures: bool = True, cache: Path | None = None
     ) -> None:
         prepare_environment()
-        self.compiles = compiles
+        self.compiles = self.compiles_loss = compiles
+        self._compiled_loss: tuple[Loss, Loss] | None = None
         if torch.version.cuda is None:
             raise RunError(
                 "`device: cuda` asks for a GPU, and there is none that torch can use: this torch is built without CUDA."
@@ -91,21 +59,24 @@ class CudaDevice(CpuDevice):
                 f"{os.environ.get(VISIBLE)}. See whether `nvidia-smi` shows it."
             )
         self._device = torch.device("cuda", 0)
+        self._sending: torch.cuda.Stream | None = None
         self._shareable = CudaMemory(self._device)
         self.capture = CudaCapture(self._device) if captures else None
         capability = torch.cuda.get_device_capability(self._device)
         self._title = torch.cuda.get_device_name(self._device)
         self._cache = cache
+        self._attention = find_kernels()
         oldest = oldest_capability()
         if capability < oldest:
             shown, least = (".".join(map(str, version)) for version in (capability, oldest))
             raise RunError(
-                f"{self._title} has compute capability {shown}; {least} is the least that this torch serves."
+                f"{self._title} has compute capability {shown}; {least} is the least that this torch serves. Use "
+                "`device: cpu`, or a torch that was built for it."
             )
         has_bf16 = capability >= (8, 0)
         super().__init__(("bf16" if has_bf16 else "fp32") if precision == "auto" else precision)
         if self.precision == "bf16" and not has_bf16:
-            raise RunError(f"{self._title} does not compute in bfloat16. Use `precision: fp32`.")
+            raise RunError(f"{self._title} does not compute in bfloat16. Use `precision: fp16`, or `fp32`.")
 
     @property
     def shareable(self) -> CudaMemory:
@@ -128,8 +99,9 @@ class CudaDevice(CpuDevice):
             "gpu": self._title,
             "gpu capability": ".".join(map(str, capability)),
             "cuda": str(torch.version.cuda),
-            "compiled": str(self.compiles),
+            "compiled": "loss" if self.compiles_loss else "model" if self.compiles else "no",
             "cudnn": str(torch.backends.cudnn.version()),  # type: ignore[no-untyped-call]
+            "attention": self._attention,
         }
 
     def place(self, model: Model) -> Model:
@@ -138,8 +110,7 @@ class CudaDevice(CpuDevice):
             # Convolutions take half of the time with the channels last.
             placed = placed.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if self.compiles:
-            # In place: its parameters keep their names, and whoever calls it need not know.
-            placed.compile(dynamic=False)
+            compile_in_place(placed)
         return placed
 
     def tune(self, optimizer: torch.optim.Optimizer) -> None:
@@ -149,6 +120,16 @@ class CudaDevice(CpuDevice):
         for group in optimizer.param_groups:
             if group.get("fused") is None and group.get("foreach") is None and not group.get("differentiable"):
                 group["fused"] = True
+
+    def compiled(self, loss: Loss) -> Loss:
+        if not self.compiles_loss:
+            return loss
+        if self._compiled_loss is None or self._compiled_loss[0] != loss:
+            self._compiled_loss = loss, torch.compile(loss, dynamic=False)
+        return self._compiled_loss[1]
+
+    def room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def move(self, batch: Any) -> Any:
         return mapped(batch, self._send)
@@ -161,7 +142,7 @@ class CudaDevice(CpuDevice):
         torch.cuda.default_generators[self._device.index].manual_seed(seed)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cuda", torch.bfloat16, enabled=self.precision == "bf16")
+        return torch.autocast("cuda", HALVES.get(self.precision), enabled=self.precision in HALVES)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -175,6 +156,16 @@ class CudaDevice(CpuDevice):
     def free_unused(self) -> None:
         gc.collect()  # tensors in a circle of references, as exceptions leave them
         torch.cuda.empty_cache()
+
+    def memory_use(self) -> DeviceMemoryUse:
+        # Kept by torch's allocator: nothing is asked of the driver.
+        used = DeviceMemoryUse(
+            allocated_bytes=torch.cuda.max_memory_allocated(self._device),
+            reserved_bytes=torch.cuda.max_memory_reserved(self._device),
+            total_bytes=torch.cuda.get_device_properties(self._device).total_memory,
+        )
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return used
 
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
         """One transfer: what they were computed by is waited for when the numbers are asked for."""
@@ -191,8 +182,7 @@ class CudaDevice(CpuDevice):
         return _OnTheirWay(host, [index for group in by_type.values() for index in group])
 
     def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        return flat[part].cpu().numpy().data
+        return bytes_of(tensor)[part].cpu().numpy().data
 
     def host_view(self, tensor: torch.Tensor) -> memoryview | None:
         return super().host_view(tensor) if tensor.device.type == "cpu" else None
@@ -205,10 +195,18 @@ class CudaDevice(CpuDevice):
         return [next(differing) == 0 if may_be else False for may_be in alike]
 
     def _send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On a stream of its own: it is there while what was queued before is still being computed."""
         if tensor.device.type != "cpu":
             return tensor
+        if self._sending is None:
+            self._sending = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
-        return pinned.to(self._device, non_blocking=True)
+        with torch.cuda.stream(self._sending):
+            sent = pinned.to(self._device, non_blocking=True)
+        reader = torch.cuda.current_stream(self._device)
+        reader.wait_stream(self._sending)
+        sent.record_stream(reader)
+        return sent
 
 
 class _OnTheirWay:
@@ -231,12 +229,8 @@ class _OnTheirWay:
 
 def count_differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     """How many bytes differ in each pair, of which both have one shape and type."""
-    left, right = (torch.cat([_bytes(pair[side]) for pair in pairs]) for side in (0, 1))
+    left, right = (torch.cat([bytes_of(pair[side]) for pair in pairs]) for side in (0, 1))
     so_far = torch.nn.functional.pad((left != right).cumsum(0), (1, 0))
     sizes = torch.tensor([pair[0].nbytes for pair in pairs])
     ends = sizes.cumsum(0).to(so_far.device)
     return so_far[ends] - so_far[ends - sizes.to(so_far.device)]
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

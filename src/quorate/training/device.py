@@ -19,11 +19,17 @@ import torch
 from torch.nn.functional import conv2d, layer_norm
 
 from quorate.core.digests import NamedBytes, content_digest, tensor_digest
+from quorate.data.datasets import Room
 from quorate.data.streams import seed_generators
+from quorate.observe.events import DeviceMemoryUse
 from quorate.reduce.device_memory import DeviceMemory, HostMemory
+from quorate.training.sharded_tensors import local
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+Loss = Callable[[torch.nn.Module, Any], Any]
 EVERYTHING = slice(None)
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The types of 16 bits that loss() may compute in, by the name of their precision."""
 
 
 class Numbers(Protocol):
@@ -112,8 +118,19 @@ class Device(Protocol):
         """Whether the model that it has placed is compiled."""
         ...
 
+    compiles_loss: bool
+    """Whether all of loss() is compiled, and not the model alone: what comes before and after it costs time, too."""
+
+    def compiled(self, loss: Loss) -> Loss:
+        """What computes the loss of a micro-batch: the task's own loss(), or what was compiled of it."""
+        ...
+
     def uncompile(self, model: torch.nn.Module) -> None:
-        """Have the model computed as it is written, from now on."""
+        """Have everything computed as it is written, from now on."""
+        ...
+
+    def as_written(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Have it so in a block."""
         ...
 
     def pin(self, threads: int, deterministic: bool) -> None:
@@ -130,6 +147,11 @@ class Device(Protocol):
 
     def tune(self, optimizer: torch.optim.Optimizer) -> None:
         """Choose the fastest kernels that an optimizer has here, where the task has not chosen. Called once."""
+        ...
+
+    @property
+    def room(self) -> Room | None:
+        """Makes memory of the host that batches are sent from; None where nothing is sent."""
         ...
 
     def move(self, batch: Any) -> Any:
@@ -161,6 +183,11 @@ class Device(Protocol):
         """Let go of memory that is kept for later, after it ran out: smaller tensors need other pieces of it."""
         ...
 
+    def memory_use(self) -> DeviceMemoryUse | None:
+        """The most that was used since it was last asked, by any thread; does not wait. None where its memory is the
+        host's, of which a process is not told its own part."""
+        ...
+
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
         """Begin to bring numbers to the host, all in one transfer. Call what it gives as late as possible."""
         ...
@@ -185,6 +212,8 @@ class CpuDevice:
     is_host = True
     capture: Capture | None = None
     compiles = False
+    compiles_loss = False
+    room: Room | None = None
 
     def __init__(self, precision: str = "fp32") -> None:
         self.precision = precision
@@ -218,9 +247,21 @@ class CpuDevice:
     def place(self, model: Model) -> Model:
         return model
 
+    def compiled(self, loss: Loss) -> Loss:
+        return loss
+
     def uncompile(self, model: torch.nn.Module) -> None:
-        self.compiles = False
+        self.compiles = self.compiles_loss = False
         model._compiled_call_impl = None
+
+    @contextmanager
+    def as_written(self, model: torch.nn.Module) -> Iterator[None]:
+        (compiled, model._compiled_call_impl), loss = (model._compiled_call_impl, None), self.compiles_loss
+        self.compiles_loss = False
+        try:
+            yield
+        finally:
+            model._compiled_call_impl, self.compiles_loss = compiled, loss
 
     def tune(self, optimizer: torch.optim.Optimizer) -> None:
         """As they are."""
@@ -235,7 +276,8 @@ class CpuDevice:
         seed_generators(seed)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return _AS_IT_IS if self.precision == "fp32" else torch.autocast("cpu", torch.bfloat16)
+        half = HALVES.get(self.precision)
+        return _AS_IT_IS if half is None else torch.autocast("cpu", half)
 
     def synchronize(self) -> None:
         """Everything is done."""
@@ -246,11 +288,14 @@ class CpuDevice:
     def free_unused(self) -> None:
         """None is kept."""
 
+    def memory_use(self) -> DeviceMemoryUse | None:
+        return None
+
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
         return ThereAlready([float(scalar.item()) for scalar in scalars])
 
     def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
-        return _bytes(tensor)[part].numpy().data
+        return bytes_of(tensor)[part].numpy().data
 
     def host_view(self, tensor: torch.Tensor) -> memoryview | None:
         """None for a tensor whose values are not simply its bytes in a row."""
@@ -269,37 +314,16 @@ CPU = CpuDevice()
 _AS_IT_IS = nullcontext()
 
 
-@contextmanager
-def uncompiled(model: torch.nn.Module) -> Iterator[None]:
-    """The model as it was before it was compiled in place."""
-    compiled, model._compiled_call_impl = model._compiled_call_impl, None
-    try:
-        yield
-    finally:
-        model._compiled_call_impl = compiled
-
-
 def is_scalar(value: object) -> TypeGuard[torch.Tensor]:
     """Whether it is a tensor that `Device.numbers` can read."""
     return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a piece of memory, each once, in whichever order: channels last, or transposed."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
 def digests(tensors: Iterable[tuple[str, torch.Tensor]], device: Device = CPU) -> dict[str, str]:
-    """A digest by name, for comparing replicas; on CPU that of a copy on the host is the same."""
+    """A digest by name of what is held here, for comparing replicas; on CPU that of a copy on the host is the same."""
     return {
-        name: tensor_digest(NamedBytes(name, str(tensor.dtype), tuple(tensor.shape), device.content(tensor)))
-        for name, tensor in tensors
+        name: tensor_digest(NamedBytes(name, str(held.dtype), tuple(held.shape), device.content(held)))
+        for name, held in ((name, local(tensor)) for name, tensor in tensors)
     }
 
 
@@ -323,10 +347,11 @@ def canary(device: Device) -> str:
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors of the host are equal to the last bit: −0.0 is not 0.0, and a NaN equals itself."""
-    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(_bytes(left), _bytes(right))
+    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(bytes_of(left), bytes_of(right))
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values as bytes in a row, where it lies."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -6,25 +6,29 @@ import torch
 
 from quorate.core.errors import OutOfMemory, RunError
 from quorate.core.gpus import VISIBLE, gpus_here, use_gpu, users_of
-from quorate.spec.device import kind_of
+from quorate.spec.device import gpu_of, kind_of
 from quorate.spec.job import JobSpec
+from quorate.spec.strategy import FsdpSpec
 from quorate.training.device import CPU, CpuDevice, Device
 
 
-def device_for(spec: JobSpec, place: int, compile_cache: Path | None = None) -> Device:
-    """The device of the worker in a place. Of several GPUs each worker gets one, in turn, and sees no other."""
+def device_for(spec: JobSpec, member: int, compile_cache: Path | None = None) -> Device:
+    """The device of a worker or a server. Of several GPUs each gets one, in turn, and sees no other."""
     if kind_of(spec) == "cpu":
         return CPU if spec.precision in ("auto", "fp32") else CpuDevice(spec.precision)
     gpus = gpus_here()
     if not gpus:
         raise RunError("`device: cuda` asks for a GPU, and this machine has none. Use `device: cpu`, or `auto`.")
-    gpu = gpus[place % len(gpus)]
+    gpu = gpus[gpu_of(member, len(gpus))]
     use_gpu(gpu)
     # Imported only here: a job on the CPU never needs it.
-    from quorate.training.cuda_device import CudaDevice, can_compile
+    from quorate.training.compiler import can_compile
+    from quorate.training.cuda_device import CudaDevice
 
-    compiles = can_compile() if spec.compile == "auto" else spec.compile
-    device = CudaDevice(spec.precision, compiles=compiles, captures=spec.capture, cache=compile_cache)
+    is_sharded = isinstance(spec.strategy, FsdpSpec)  # gathers its weights on the way, which is not compiled
+    compiles = not is_sharded and (can_compile() if spec.compile == "auto" else spec.compile)
+    captures = spec.capture and not is_sharded
+    device = CudaDevice(spec.precision, compiles=compiles, captures=captures, cache=compile_cache)
     check_room(device, gpu)
     return device
 

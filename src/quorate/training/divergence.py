@@ -66,7 +66,8 @@ class ReplicaDigests:
     def _cut_if_changed(self) -> None:
         self._states = self._replica.optimizers.states
         averages = () if self._replica.average is None else self._replica.average.tensors()
-        fixed = (partial(_itself, tensor) for _, tensor in (*self._replica.parameters, *averages))
+        scaling = () if self._replica.loss_scale is None else self._replica.loss_scale.tensors().items()
+        fixed = (partial(_itself, tensor) for _, tensor in (*self._replica.parameters, *averages, *scaling))
         sources: list[Source] = [*fixed, *self._replica.optimizers.sources()]
         present = [0 if (tensor := source()) is None else tensor.data_ptr() for source in sources]
         if present != self._cut_for:
@@ -130,14 +131,16 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def compare_replicas(step: int, own: Voucher | None, gather: Callable[[bytes], Sequence[bytes]]) -> None:
+def compare_replicas(
+    step: int, own: Voucher | None, gather: Callable[[bytes], Sequence[bytes]], what: str = "replicas"
+) -> None:
     """Raise if those who vouch for a state, after a step, hold other bits than each other. All call it together."""
     told = gather(b"" if own is None else json.dumps(asdict(own)).encode())
-    if error := divergence(step, [Voucher(**json.loads(payload)) for payload in told if payload]):
+    if error := divergence(step, [Voucher(**json.loads(payload)) for payload in told if payload], what):
         raise error
 
 
-def divergence(step: int, vouchers: Sequence[Voucher]) -> ReplicasDiffer | None:
+def divergence(step: int, vouchers: Sequence[Voucher], what: str = "replicas") -> ReplicasDiffer | None:
     """Names the first tensor in which replicas differ, and who holds which; None if all are equal.
 
     Those who differ from more than half of all are the culprits; without such a majority nobody can say who is.
@@ -145,7 +148,7 @@ def divergence(step: int, vouchers: Sequence[Voucher]) -> ReplicasDiffer | None:
     if any(voucher.is_partial for voucher in vouchers):
         names = sorted({name for voucher in vouchers for name in voucher.digests})
         each = ([Voucher(v.worker, {name: v.digests[name]}) for v in vouchers if name in v.digests] for name in names)
-        return next(filter(None, (divergence(step, holders) for holders in each)), None)
+        return next(filter(None, (divergence(step, holders, what) for holders in each)), None)
     found = outvoted({voucher.worker: weights_digest(voucher.digests) for voucher in vouchers})
     if found is None:
         return None
@@ -155,8 +158,9 @@ def divergence(step: int, vouchers: Sequence[Voucher]) -> ReplicasDiffer | None:
     )
     name = first_difference(odd[0].digests, rest[0].digests)
     verdict = f"{_workers(odd)} {'are' if len(odd) > 1 else 'is'} wrong" if culprits else "nobody can say who is wrong"
+    when = "after" if what == "replicas" else "in"
     return ReplicasDiffer(
-        f"The replicas differ after step {step}: {_workers(odd)} and {_workers(rest)} hold different bits, first in "
+        f"The {what} differ {when} step {step}: {_workers(odd)} and {_workers(rest)} hold different bits, first in "
         f"'{name}'; {verdict}.",
         culprits,
     )

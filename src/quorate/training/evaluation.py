@@ -21,7 +21,7 @@ from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.sampler import EvaluationPlan
 from quorate.data.samples import Samples, batch_of
-from quorate.training.device import Device, is_scalar, uncompiled
+from quorate.training.device import Device, is_scalar
 from quorate.training.hints import hint_for
 from quorate.training.losses import LossSum
 from quorate.training.progress import metric_of
@@ -106,7 +106,7 @@ class Evaluator:
         """Nothing is compiled for evaluation: that takes a minute, was not tried before, and gives other numbers than
         `quorate evaluate`, which has no training batch to try it on."""
         replica = self._replica
-        return uncompiled(replica.model) if replica.device.compiles else nullcontext()
+        return replica.device.as_written(replica.model) if replica.device.compiles else nullcontext()
 
     def _evaluate(self, step: int, batch: int, left_out: LeftOut, notes: list[str]) -> Measured:
         self._advance()
@@ -119,6 +119,7 @@ class Evaluator:
         self._replica.begin_batch()
         seed = derive_seed(self._seed, "evaluation", step, batch)
         sums = _measure(self._task, self._replica, read.content, len(read.samples), seed)
+        self._replica.settle()
         self._put_back.update(self._watch.after_batch())
         return sums
 

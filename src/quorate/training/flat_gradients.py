@@ -8,11 +8,13 @@ from functools import partial
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from quorate.data.batch_nest import is_dense
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import GradientMemory
-from quorate.training.device import Device, is_dense
+from quorate.training.device import Device
 from quorate.training.gradients import (
     cannot_be_summed,
+    clipped_norm,
     computed_inside,
     detached,
     run_backward,
@@ -45,13 +47,24 @@ class FlatTensors:
         views: dict[int, torch.Tensor] = {}
         for bucket, flat in zip(plan, buckets, strict=True):
             for slot in bucket.slots:
-                parameter = parameters[slot.index]
-                part, shape = flat[slot.offset : slot.offset + slot.numel], parameter.shape
-                if as_they_lie and slot.numel == shape.numel() and is_dense(parameter):
-                    views[slot.index] = part.as_strided(shape, parameter.stride())
-                else:
-                    views[slot.index] = part.view(shape) if slot.numel == shape.numel() else part
+                parameter, part = parameters[slot.index], flat[slot.offset : slot.offset + slot.numel]
+                is_whole = slot.numel == parameter.numel()
+                views[slot.index] = shaped(part, parameter, as_they_lie=as_they_lie) if is_whole else part
         return cls(tuple(buckets), tuple(views[i] for i in range(len(parameters))))
+
+
+def shaped(flat: torch.Tensor, parameter: torch.Tensor, *, as_they_lie: bool) -> torch.Tensor:
+    """A flat tensor as one like the parameter: by its strides, or by the order of indices."""
+    if as_they_lie and is_dense(parameter):
+        return flat.as_strided(parameter.shape, parameter.stride())
+    return flat.view(parameter.shape)
+
+
+def flattened(parameter: torch.Tensor, *, as_they_lie: bool) -> torch.Tensor:
+    """The reverse; a copy where the order of indices is not that of memory."""
+    if as_they_lie and is_dense(parameter):
+        return parameter.detach().as_strided((parameter.numel(),), (1,))
+    return parameter.detach().reshape(-1)
 
 
 class FlatGradients:
@@ -105,7 +118,7 @@ class FlatGradients:
     def backward(
         self,
         loss: torch.Tensor,
-        weight: float,
+        weight: float | torch.Tensor,
         inputs: list[torch.Tensor] | None = None,
         *,
         retain: bool = False,
@@ -181,6 +194,9 @@ class FlatGradients:
         views = self._copied().views if to_be_written and self._writes_are_slow else self.total.views
         for index, parameter in enumerate(self.parameters):
             parameter.grad = views[index] if present >> index & 1 else None
+
+    def clipped_norm(self, parameters: Sequence[torch.Tensor], clip: float | None) -> torch.Tensor:
+        return clipped_norm(parameters, clip)
 
     def total_norm(self, device: Device) -> float:
         return device.numbers([self.norm()])()[0]

@@ -8,9 +8,10 @@ from typing import Protocol
 
 import torch
 from torch.autograd.graph import _engine_run_backward
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from quorate.core.errors import UnsupportedModelError
-from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
+from quorate.lanes.buckets import ALIGNMENT, Bucket, TensorShape, plan_buckets
 from quorate.training.device import Device
 
 _GRADIENT = attrgetter("grad")
@@ -31,7 +32,7 @@ class Gradients(Protocol):
     def backward(
         self,
         loss: torch.Tensor,
-        weight: float,
+        weight: float | torch.Tensor,
         inputs: list[torch.Tensor] | None = None,
         *,
         retain: bool = False,
@@ -73,6 +74,10 @@ class Gradients(Protocol):
         """The same, still on the device."""
         ...
 
+    def clipped_norm(self, parameters: Sequence[torch.Tensor], clip: float | None) -> torch.Tensor:
+        """The norm of what these parameters have, which is scaled down to `clip` where it is above."""
+        ...
+
     def close(self) -> None:
         """Let the parameters go."""
         ...
@@ -98,7 +103,7 @@ class LoneGradients:
     def backward(
         self,
         loss: torch.Tensor,
-        weight: float,
+        weight: float | torch.Tensor,
         inputs: list[torch.Tensor] | None = None,
         *,
         retain: bool = False,
@@ -146,8 +151,15 @@ class LoneGradients:
     def abandon(self, lane: int) -> None:
         self.begin(lane)
 
-    def install(self, present: int, to_be_written: bool = False) -> None:
-        """They are in their places."""
+    def install(self, present: int, to_be_written: bool = False) -> None:  # noqa: ARG002
+        """They are in their places. One that is a part of something larger is not always where it would be by itself,
+        and in which order a device adds up a norm depends on that: servers would clip by other last bits."""
+        if not to_be_written:
+            return
+        for parameter in self.parameters:
+            if parameter.grad is not None and parameter.grad.data_ptr() % ALIGNMENT:
+                parameter.grad = parameter.grad.clone()
+        self._left = list(map(_GRADIENT, self.parameters))
 
     def total_norm(self, device: Device) -> float:
         # A host has them at hand; elsewhere hundreds of numbers take longer to read than to add up.
@@ -158,6 +170,9 @@ class LoneGradients:
         together = torch.stack([norm.float() for norm in norms]) if norms else torch.zeros(0)
         norm: torch.Tensor = torch.linalg.vector_norm(together)
         return norm
+
+    def clipped_norm(self, parameters: Sequence[torch.Tensor], clip: float | None) -> torch.Tensor:
+        return clipped_norm(parameters, clip)
 
     def _norms(self) -> Sequence[torch.Tensor]:
         gradients = [gradient for gradient in self._left if gradient is not None]
@@ -172,6 +187,13 @@ class LoneGradients:
             if parameter.grad is not left:
                 return computed_inside(name) if left is None else detached(name)
         raise AssertionError("all of them are where they were left")
+
+
+def clipped_norm(parameters: Sequence[torch.Tensor], clip: float | None) -> torch.Tensor:
+    """As torch has it, of gradients that are all here."""
+    if clip is not None:
+        return clip_grad_norm_(parameters, clip)
+    return get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 @contextmanager

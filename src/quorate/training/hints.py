@@ -81,18 +81,43 @@ def _class_out_of_bounds(found: re.Match[str], _: Share | None) -> str:
     return f"Classes count from 0, so a target of {found[1]} needs a model with at least {needed} outputs."
 
 
+def _cannot_repeat(found: re.Match[str], _: Share | None) -> str:
+    instead = next((told for pattern, told in _INSTEAD if re.search(pattern, found[1], re.IGNORECASE)), "")
+    allowed = "`deterministic: false` in the job file allows it; the bits may then differ from run to run."
+    return f"To get the same bits each time: {instead}. {allowed}" if instead else allowed
+
+
 Say = Callable[[re.Match[str], Share | None], str]
 
 _OUT_OF_MEMORY = (
     r"out of memory|DefaultCPUAllocator: can't allocate|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
 )
+_INSTEAD = (
+    (r"adaptive_avg_pool2d", "AvgPool2d with a kernel size, or x.mean((2, 3), keepdim=True) for one value a channel"),
+    (r"(adaptive|fractional)_max_pool2d", "MaxPool2d with a kernel size, or x.amax((2, 3), keepdim=True)"),
+    (r"(adaptive|fractional)_max_pool3d", "MaxPool3d with a kernel size, or x.amax((2, 3, 4), keepdim=True)"),
+    (r"avg_pool3d", "Conv3d with fixed weights, or x.mean((2, 3, 4), keepdim=True) for one value a channel"),
+    (r"max_unpool", 'interpolate(mode="nearest") or a transposed convolution'),
+    (r"upsample", 'interpolate(mode="nearest"), or fixed matrices: rows @ x @ columns'),
+    (r"reflection_pad", 'padding in mode "replicate" or "circular", or torch.cat() with flipped edges'),
+    (r"nll_loss2d", "flat values: cross_entropy(logits.movedim(1, -1).flatten(0, -2), target.flatten())"),
+    (r"ctc_loss", "ctc_loss() on the CPU, of log_probs.cpu() and targets.cpu()"),
+    (r"embedding_bag", "Embedding and then amax() over each bag"),
+    (r"^put_", "x.view(-1)[index] = values, or x.view(-1).index_add_(0, index, values) to accumulate"),
+    (r"scatter_reduce", 'scatter_reduce() with "sum", of logarithms where values are positive'),
+    (r"scatter_add", "index_add_() along one dimension, or a product with a one-hot matrix"),
+    (r"histc", "torch.bincount(torch.bucketize(x, boundaries)), without weights"),
+    (r"bincount", "zeros.index_add_(0, input, weights)"),
+    (r"median|kthvalue", "x.sort(stable=True), and the value at the place in question"),
+    (r"grid_sampler", "weighted sums of neighbours that are looked up by gather()"),
+    (r"cumsum", "a product with a triangular matrix: x @ torch.ones(n, n).triu()"),
+)
+"""By torch's names of kernels that add in whichever order their threads come, as `torch.use_deterministic_algorithms`
+lists them: what computes the same, or the like, and repeats."""
 _HINTS: tuple[tuple[str, str | Say], ...] = (
     (_OUT_OF_MEMORY, _too_large),
     (r"Expected more than 1 value per channel when training", _lonely_sample),
-    (
-        r"does not have a deterministic implementation",
-        "`deterministic: false` in the job file allows it; the bits may then differ from run to run.",
-    ),
+    (r"(.*) does not have a deterministic implementation", _cannot_repeat),
     (
         r"dtype, but got Double and Float|Input type \(double\) and (bias|weight) type \(float\)",
         "NumPy's numbers are float64 and a model's weights float32: convert the data, as with .float().",
@@ -108,7 +133,13 @@ _HINTS: tuple[tuple[str, str | Say], ...] = (
     (r"Target (\d+) is out of bounds", _class_out_of_bounds),
     (
         r"fail_on_recompile_limit_hit",
-        "A compiled model is compiled for each shape of a batch. Pad batches to a few shapes, or set `compile: false`.",
+        "What is compiled is compiled anew for each shape of a batch, and each number of the host that loss() or the "
+        "model computes with. Pad batches to a few shapes, give numbers as tensors, or set `compile: false`.",
+    ),
+    (
+        r"got mixed torch.Tensor and DTensor",
+        "With strategy: fsdp weights are whole only while the model or one of its units is called: have loss() and "
+        "metrics() call the model itself, and move what they do with its other modules and parameters into forward().",
     ),
     (
         r"backward through the graph a second time",

@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from quorate.core.user_code import is_installed
 from quorate.training.device import CPU, Device
+from quorate.training.sharded_tensors import local
 
 MOST_VALUES = 5_000
 """So many values are looked at, those first that lie least deep; what lies behind them is not."""
@@ -37,7 +38,7 @@ MOST_BYTES = 16 * 2**20
 """Of a larger tensor or array pieces that lie evenly are compared."""
 
 MODULES_OWN = frozenset({*vars(torch.nn.Module()), "_compiled_call_impl"})
-"""What torch keeps in the `__dict__` of every module, and of a compiled one: Quorate sets that aside (`uncompiled`)."""
+"""What torch keeps in the `__dict__` of every module, and of a compiled one (see `Device.as_written`)."""
 
 _IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range)
 _MEMORY = {dict, OrderedDict}
@@ -276,7 +277,7 @@ def _named_in(kinds: tuple[type, ...]) -> frozenset[str]:
 
 def _storages(model: torch.nn.Module) -> set[int]:
     tensors = [*model.parameters(), *model.buffers()]
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}
+    return {local(tensor).untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}
 
 
 def _copied(value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from quorate.core.spans import BACKWARD, FORWARD, SpanRecorder
 from quorate.core.user_code import blame_user_code
 from quorate.training.gradients import Gradients
@@ -43,7 +45,7 @@ class EagerProgram:
         content = replica.device.move(batch.content)
         try:
             with replica.device.autocast():
-                loss = self._task.loss(replica.model, content)
+                loss = replica.device.compiled(self._task.loss)(replica.model, content)
         except (Exception, SystemExit) as error:
             blame_user_code(error, "loss()", share.hint)
             raise
@@ -52,11 +54,13 @@ class EagerProgram:
         losses = checked_losses(loss, samples, replica.optimizers.by_name)
         for position, (name, _, value, _, per_item) in enumerate(losses, 1):
             weight = 1.0 if per_item else samples / batch.batch_samples
+            scale = replica.loss_scale
+            start = weight if scale is None else scale.times(torch.full_like(value, weight))
             # One optimizer: the plain backward pass, so that one lane gives the bits of a hand-written loop.
             inputs = None if name == SOLE else replica.optimizers.parameters(name)
             is_last = batch.is_last and name == SOLE
             try:
-                self._gradients.backward(value, weight, inputs, retain=position < len(losses), is_last=is_last)
+                self._gradients.backward(value, start, inputs, retain=position < len(losses), is_last=is_last)
             except (Exception, SystemExit) as error:
                 blame_user_code(error, "backward()", share.hint)
                 raise

@@ -1,26 +1,21 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
-import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 from quorate.core.errors import QuorateError
 from quorate.core.generation import Phase
 from quorate.core.spans import PUBLISH
-from quorate.core.user_code import describe
-from quorate.core.worker_status import CHECKPOINT, COMPUTE, DATA, EVALUATION
-from quorate.data.bad_sample import LeftOut
+from quorate.core.worker_status import CHECKPOINT, EVALUATION
 from quorate.data.feed import Feed
-from quorate.data.indices import joined, ranges_of
-from quorate.data.ledger import Tally
+from quorate.data.indices import ranges_of
 from quorate.data.sampler import (
     EvaluationPlan,
     MicroBatchChanges,
     Sampler,
     Source,
-    micro_batch_count,
 )
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, RunBegan, TrainingBlocks
@@ -30,15 +25,17 @@ from quorate.training.activity import Activity
 from quorate.training.batch_search import BatchSearch
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
-from quorate.training.hints import out_of_memory
-from quorate.training.lane import LaneResult, LaneRunner
+from quorate.training.hosted_lanes import HostedLanes
+from quorate.training.lane import LaneRunner
 from quorate.training.lane_reader import LaneReader
+from quorate.training.loss_scale import LEAST
+from quorate.training.memory_watch import MemoryWatch
 from quorate.training.pending_steps import Laps, PendingSteps, Timing
-from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on, worth_telling
+from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on
 from quorate.training.replica import Replica
 from quorate.training.run_mode import MICRO_BATCH, RunMode
 from quorate.training.shortage import memory_ran_out, more_micro_batches
-from quorate.training.state_watch import StateWatch, news, warn_of
+from quorate.training.state_watch import StateWatch, warn_of
 from quorate.training.step_event import step_completed
 from quorate.training.strategy import (
     NOTHING_ASKED,
@@ -77,6 +74,7 @@ class Loop:
     checkpointer: Checkpointer
     activity: Activity
     progress: Progress
+    memory: MemoryWatch
     publish: Callable[[Event], None]
     check_lease: Callable[[], None]
     requested: Callable[[], StepRequest]
@@ -89,8 +87,6 @@ class Loop:
     _laps: Laps = field(default_factory=Laps)
     _is_warm: bool = False
     _bad_listed: tuple[int, ...] = ()
-    _notes: list[str] = field(default_factory=list)
-    _draws: bool = False
     _shortage: Shortage | None = None
     _last: int = 0
     _lagging: Lagging | None = None
@@ -100,9 +96,10 @@ class Loop:
         return PendingSteps(self.activity, self._laps, self._complete_pending)
 
     @cached_property
-    def _reader(self) -> LaneReader:
+    def _hosted(self) -> HostedLanes:
         hosted, device = self.strategy.hosted, self.replica.device
-        return LaneReader(self.feed, self.sampler, self.evaluation, hosted, self.activity, device)
+        reader = LaneReader(self.feed, self.sampler, self.evaluation, hosted, self.activity, device)
+        return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease)
 
     def run(self) -> str | None:
         """Do what it is here for; "complete", "early stop" or why it was asked to stop; None where the generation ends
@@ -111,7 +108,9 @@ class Loop:
             self._evaluate_only()
             return "complete"
         if self.mode.batch_for:
-            device = self.replica.device
+            device, scale = self.replica.device, self.replica.loss_scale
+            if scale is not None:
+                scale.set(LEAST)  # a step that overflows takes no memory for the optimizers
             search = BatchSearch(self.spec, self.sampler, self.feed, self.lanes, self.strategy, device)
             self.progress = replace(self.progress, metrics={MICRO_BATCH: search.run(self.mode.batch_for)})
             return "complete"
@@ -183,7 +182,8 @@ class Loop:
         epoch, batch_samples = self.sampler.epoch_of(step), self.sampler.batch_samples(step)
         activity.begin_step(step)
         strategy.begin(step)
-        results = self._run_lanes(step, epoch, batch_samples)
+        results = self._hosted.run(step, epoch, batch_samples, self.progress, self._last)
+        self._hosted.notes += self.memory.notes()
         # The first step is read at once: it makes what the optimizers keep, which is then all there.
         lagging = self._lagging if self._is_warm and self._lagging and self._lagging.can_lag(results) else None
         if lagging is None:
@@ -241,12 +241,12 @@ class Loop:
         if shrunk := [count for since, count in self.progress.micro_batches if since == step]:
             self.publish(memory_ran_out(self.spec, step, max(shrunk), self._shortage))
             self._shortage = None
-        is_plain = not (agreed.bad or agreed.put_back or self._notes)
+        is_plain = not (agreed.bad or agreed.put_back or self._hosted.notes)
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
         timing = timing or Timing(self._laps.lap(), self.activity.seconds)
         rates = self._learning_rates(step) if rates is None else rates
         names = self.replica.optimizers.by_name
-        event = step_completed(step, agreed, norms, warnings, timing, rates, self.sampler, names, self._draws)
+        event = step_completed(step, agreed, norms, warnings, timing, rates, self.sampler, names, self._hosted.draws)
         self.publish(event)
         barren = self.progress.barren
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
@@ -269,39 +269,7 @@ class Loop:
             self.progress = replace(self.progress, told=told)
         for warning in warnings:
             log.warning("%s", warning)
-        notes, self._notes = self._notes, []
-        return (*warnings, *notes)
-
-    def _run_lanes(self, step: int, epoch: int, batch_samples: int) -> list[LaneResult]:
-        """The hosted lanes one after the other. Where memory runs out in one, the rest has nothing to do: its gradients
-        are as many zeros, for which nobody waits in vain, and the step counts for nothing."""
-        results: list[LaneResult] = []
-        count = micro_batch_count(self.spec.accumulate, self.progress.micro_batches, step)
-        for lane in self.strategy.hosted:
-            if results and results[-1].shortage:
-                self.lanes.run(step, lane, (), batch_samples)
-                result = LaneResult(lane, 0, shortage=results[-1].shortage)
-            else:
-                result = self._tried_lane(step, epoch, lane, batch_samples)
-            result.micro_batches = count
-            results.append(result)
-        return results
-
-    def _tried_lane(self, step: int, epoch: int, lane: int, batch_samples: int) -> LaneResult:
-        try:
-            return self._run_lane(step, epoch, lane, batch_samples)
-        except Exception as error:
-            short = out_of_memory(error) if self.spec.on_out_of_memory == "shrink" else None
-            if short is None:
-                raise
-            why = describe(short)
-        # Not within the handler, and without its name: the traceback holds what has filled the memory, and this frame.
-        del short
-        gc.collect()
-        self.activity.leave()
-        self.lanes.abandon(lane)
-        self.replica.device.free_unused()
-        return LaneResult(lane, 0, shortage=why)
+        return (*warnings, *self._hosted.take_notes())
 
     def _shrink(self, step: int, shortage: Shortage) -> None:
         """Do a step again with more micro-batches, at the same cursor in every worker, and all after it."""
@@ -313,41 +281,10 @@ class Loop:
             self.keep_micro_batches(self.progress.micro_batches)
         except QuorateError as error:  # checkpoints hold it, too
             log.warning("since step %d there are %d micro-batches a lane, but %s", step, count, error)
-        self._reader.begin_again(self.progress.cursor, self.progress.micro_batches)
+        self._hosted.reader.begin_again(self.progress.cursor, self.progress.micro_batches)
         self._shortage = shortage
         where = f" in lane {shortage.lanes[0]}" if shortage.lanes else ""
         log.warning("memory ran out at step %d%s: %s; it is done again in %d parts", step, where, shortage.why, count)
-
-    def _run_lane(self, step: int, epoch: int, lane: int, batch_samples: int) -> LaneResult:
-        activity = self.activity
-        self.check_lease()
-        waited = activity.seconds[DATA]
-        activity.enter(DATA, lane)
-        changes = self.progress.micro_batches
-        answers = self._reader.read(step, lane, changes)
-        activity.leave()
-        activity.enter(COMPUTE, lane)
-        # What the feed has answered with; a ledger of what was planned proves nothing.
-        read = [batch.samples for batch in answers]
-        batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
-        following = partial(self._reader.read_ahead, step, lane, self._last, changes)
-        result = self.lanes.run(step, lane, batches, batch_samples, activity.spans, meanwhile=following)
-        result.read = joined(read)
-        activity.leave()
-        result.tally, result.data_s = Tally.of(epoch, result.read), activity.seconds[DATA] - waited
-        if result.put_back:
-            result.put_back = news(result.put_back, self.progress.told)
-        self._notes += self.lanes.take_notes()
-        for batch in answers:
-            self._notes += batch.notes
-            self._draws = self._draws or batch.draws
-        if any(batch.bad for batch in answers):
-            left_out = LeftOut()
-            for batch in answers:
-                left_out.extend(batch.bad, batch.why)
-            result.bad = left_out.indices
-            result.why = worth_telling(self.progress.told, left_out.reasons, has_samples=len(result.read) > 0)
-        return result
 
     def _evaluate_if_due(self) -> None:
         cursor = self.progress.cursor
@@ -419,7 +356,7 @@ class Loop:
     def _publish_evaluation(self, evaluated: Evaluated, before: Progress) -> None:
         # An evaluation leaves out the same ones as the last.
         listed = ranges_of(evaluated.bad)[:MOST_RANGES] if evaluated.bad != self._bad_listed else ()
-        self._notes += evaluated.notes
+        self._hosted.notes += evaluated.notes
         event = EvaluationDone(
             step=self.progress.cursor.step,
             metrics=evaluated.metrics,

@@ -4,7 +4,7 @@ import copy
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -14,10 +14,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from quorate.checkpoint.pieces import Piece
 from quorate.core.errors import RunError, TaskError
 from quorate.core.user_code import blame_user_code, building_code, given, likely_slip, user_code
 from quorate.spec.job import ScheduleSpec
 from quorate.training.device import CPU, Device
+from quorate.training.sharded_tensors import is_spread, spread_like
 from quorate.training.task import Task
 
 SOLE = ""
@@ -88,11 +90,16 @@ class Optimizers:
         """New parameters, by what stands in their `.grad`."""
         try:
             for optimizer in self.by_name.values():
-                _unfuse_if_torn(optimizer)
+                _unfuse_if_torn(optimizer, _has_gradient, optimizer.state.get)
                 optimizer.step()
         except (Exception, SystemExit) as error:
             blame_user_code(error, "optimizer.step()")
             raise
+
+    def leave_out(self) -> None:
+        """An update that is left out while schedules go on: torch's would warn that nobody has called step()."""
+        for optimizer in self.by_name.values():
+            optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def can_leave_out(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Whether the device can leave out an update of these by itself, without a trace: by torch's fused kernels, and
@@ -218,8 +225,21 @@ class Optimizers:
         for optimizer in self.by_name.values():
             optimizer.state.pop(parameter, None)
         if values:
-            name, _ = self.places()[parameter]
-            self.by_name[name].state[parameter] = values
+            optimizer = self.by_name[self.places()[parameter][0]]
+            group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
+            optimizer.state[parameter] = {key: _placed(value, key, parameter, group) for key, value in values.items()}
+
+    def unfuse(self, parameters: Container[torch.Tensor]) -> None:
+        """Do without fused kernels for the groups of these: torch has none for sparse gradients."""
+        for group in (group for optimizer in self.by_name.values() for group in optimizer.param_groups):
+            if group.get("fused") and any(parameter in parameters for parameter in group["params"]):
+                group["fused"], group["foreach"] = False, None
+
+    def unfuse_if_torn(self, given: Container[torch.Tensor], updated: Container[torch.Tensor]) -> None:
+        """What every process does of them where each has only some: all have to do without fused kernels from the same
+        step on. `given` have a gradient in this step, `updated` have had one before."""
+        for optimizer in self.by_name.values():
+            _unfuse_if_torn(optimizer, given.__contains__, updated.__contains__)
 
     def load_settings(self, state: dict[str, Any]) -> None:
         """Go on with the settings and schedules of another process of the same job, and with nothing of a parameter."""
@@ -287,15 +307,22 @@ class Optimizers:
                     )
 
 
-def _unfuse_if_torn(optimizer: Optimizer) -> None:
+def _has_gradient(parameter: torch.Tensor) -> bool:
+    return parameter.grad is not None
+
+
+def _unfuse_if_torn(
+    optimizer: Optimizer, is_given: Callable[[torch.Tensor], object], is_updated: Callable[[torch.Tensor], object]
+) -> None:
     """Torch's fused SGD wants the momentum of all parameters of a group, or of none: where one gets its first gradient
     later than others, the group goes on without it. All workers do so at the same step, and so does who resumes."""
-    if type(optimizer) is not torch.optim.SGD:
+    groups = optimizer.param_groups
+    if type(optimizer) is not torch.optim.SGD or len(optimizer.state) == sum(len(group["params"]) for group in groups):
         return
-    for group in optimizer.param_groups:
-        if not group["fused"] or not group["momentum"] or len(optimizer.state) == len(group["params"]):
+    for group in groups:
+        if not group["fused"] or not group["momentum"]:
             continue
-        have = {bool(optimizer.state.get(p)) for p in group["params"] if p.grad is not None}
+        have = {bool(is_updated(p)) for p in group["params"] if is_given(p)}
         if len(have) > 1:
             group["fused"], group["foreach"] = False, None
 
@@ -338,13 +365,28 @@ def _load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     indices = [index for group in saved["param_groups"] for index in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
         for key, value in saved["state"].get(index, {}).items():
-            if isinstance(value, torch.Tensor):
+            if is_spread(parameter) and isinstance(value, torch.Tensor | Piece) and value.shape == parameter.shape:
+                optimizer.state[parameter][key] = spread_like(parameter, value)
+            elif isinstance(value, torch.Tensor):
                 # Where torch has put it: some values stay on the host, whatever device the parameter is on.
                 placed = value.to(optimizer.state[parameter][key].device)
-                if placed.shape == parameter.shape and placed.stride() != parameter.stride():
-                    # A file has no strides, and fused kernels want those of the parameter.
-                    placed = torch.empty_like(parameter, dtype=placed.dtype, device=placed.device).copy_(placed)
-                optimizer.state[parameter][key] = placed
+                optimizer.state[parameter][key] = _laid_like(placed, parameter)
+
+
+def _placed(value: Any, key: str, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
+    """What another process's optimizer keeps, where torch would have it here: some kernels count steps on the host."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if group.get("fused"):
+        return _laid_like(value.to(parameter.device), parameter)
+    return value if key == "step" and not group.get("capturable") else value.to(parameter.device)
+
+
+def _laid_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A file has no strides, and fused kernels want those of the parameter."""
+    if value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _plain(state: dict[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,8 @@ class Progress:
     told: tuple[str, ...] = ()
     # Where memory ran out: since which step lanes cut their samples into how many micro-batches.
     micro_batches: MicroBatchChanges = ()
+    # Steps that the optimizers have left out, since their gradients were too large for float16.
+    overflows: int = 0
 
     def after_step(self, samples: int, tally: Tally = NOTHING, *, bad: int = 0, is_barren: bool = False) -> "Progress":
         """One more step of so many samples, which these are, and so many bad ones."""

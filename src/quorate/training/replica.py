@@ -1,14 +1,16 @@
 """One worker's copy of everything that training changes: equal, bit for bit, in every worker."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from quorate.checkpoint.pieces import Piece
 from quorate.core.digests import derive_seed, weights_digest
 from quorate.core.errors import RunError, TaskError, UnsupportedModelError
 from quorate.core.user_code import building_code, given, likely_slip
@@ -18,8 +20,13 @@ from quorate.training.activation_checkpointing import checkpoint_activations
 from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, digests
 from quorate.training.flat_buffers import MEAN
+from quorate.training.loss_scale import LossScale, check_master_weights
 from quorate.training.optimizers import Optimizers
+from quorate.training.sharded_tensors import assign
 from quorate.training.task import Task
+
+if TYPE_CHECKING:  # it takes a second to import, and few jobs have one
+    from quorate.training.sharded_model import Sharding
 
 AVERAGED = " (averaged)"
 """What follows the name of a parameter whose average it is; no attribute has such a name."""
@@ -29,26 +36,35 @@ _VERSION, _IS_TRAINED = attrgetter("_version"), attrgetter("requires_grad")
 class Replica:
     """Model, buffers and optimizers of a task, built from the job's seed, on a device."""
 
-    def __init__(self, task: Task, spec: JobSpec, device: Device = CPU) -> None:
+    def __init__(self, task: Task, spec: JobSpec, device: Device = CPU, sharding: "Sharding | None" = None) -> None:
         self.spec = spec
         self.device = device
-        model = build_model(task, spec.seed)
-        if spec.memory.checkpoint_activations:
-            checkpoint_activations(model, spec.memory.checkpoint_activations)
-        self.model = device.place(model)
+        self.sharding = sharding
+        if sharding is not None:
+            seed_generators(derive_seed(spec.seed, "build"))
+            self.model = sharding.build(task, partial(build_model, task, spec.seed))
+        else:
+            model = build_model(task, spec.seed)
+            if spec.memory.checkpoint_activations:
+                checkpoint_activations(model, spec.memory.checkpoint_activations)
+            self.model = device.place(model)
         self.buffers = Buffers(self.model, task.buffer_rules, device)
         seed_generators(derive_seed(spec.seed, "optimizer"))
         self.optimizers = Optimizers(task, self.model, spec.schedule, device)
         self.parameters = tuple(self.model.named_parameters())
         self.average = None if spec.average is None else Average(self.parameters, spec.average.decay)
         self.trainable = tuple((name, p) for name, p in self.parameters if p.requires_grad)
+        self.loss_scale: LossScale | None = None
+        if spec.precision == "fp16":
+            check_master_weights(self.trainable)
+            self.loss_scale = LossScale(spec.loss_scale, device)
         self._tensors = [parameter for _, parameter in self.parameters]
         self._trained = list(map(_IS_TRAINED, self._tensors))
         self._modes = tuple((module, module.training) for module in self.model.modules())
 
-    @property
-    def what_runs(self) -> str:
-        """What computes, and how, in words: NVIDIA H200, bf16, compiled, deterministic, channels last, fused SGD."""
+    def what_runs(self, is_captured: bool = False) -> str:
+        """What computes, and how, in words: NVIDIA H200, bf16, compiled, captured, deterministic, channels last, fused
+        SGD. Whether lanes are captured is not known before the first steps."""
         spec, facts = self.spec, self.device.facts(self.spec.threads, self.spec.deterministic)
         groups = [(type(o).__name__, group) for o in self.optimizers.by_name.values() for group in o.param_groups]
         fused = dict.fromkeys(name for name, group in groups if group.get("fused"))
@@ -59,7 +75,8 @@ class Replica:
         words = {
             facts.get("gpu", self.device.name): True,
             facts["precision"]: True,
-            "compiled": facts.get("compiled") == "True",
+            "compiled": self.device.compiles,
+            "captured": is_captured,
             "deterministic": spec.deterministic,
             "not deterministic": not spec.deterministic,
             "channels last": lies_last,
@@ -82,6 +99,12 @@ class Replica:
         for module, _ in self._modes:
             if module.training:
                 module.training = False
+
+    def settle(self) -> None:
+        """After an evaluation: what was gathered of a model whose parts are spread is given up. The weights may have
+        been others than those that are trained."""
+        if self.sharding is not None:
+            self.sharding.settle(self.model)
 
     def versions(self) -> list[int]:
         """A number for each parameter that grows when it is written to."""
@@ -114,6 +137,10 @@ class Replica:
         if self.average is not None:
             yield from self.average.tensors()
 
+    def common_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those that every worker holds whole, and alike."""
+        return self.tensors() if self.sharding is None else iter(self.buffers.committed())
+
     def weights_digest(self) -> str:
         return weights_digest(digests(self.tensors(), self.device))
 
@@ -125,6 +152,8 @@ class Replica:
                 for key, value in values.items():
                     if isinstance(value, torch.Tensor):
                         named[f"optimizer {name} {index} {key}"] = value
+        if self.loss_scale is not None:
+            named |= self.loss_scale.tensors()
         return named
 
     def layout(self) -> str:
@@ -134,23 +163,27 @@ class Replica:
     def state(self) -> dict[str, Any]:
         """For a checkpoint. Tied weights appear once, under their first name."""
         self.device.synchronize()  # a thread of its own copies what it gets
-        return {"tensors": {name: tensor.detach() for name, tensor in self.tensors()}, **self.optimizers.state()}
+        scaling = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
+        tensors = {name: tensor.detach() for name, tensor in self.tensors()}
+        return {"tensors": tensors, **self.optimizers.state(), **scaling}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take up a saved state, in place, so that ties and optimizers keep their tensors."""
+        """Take up a saved state, in place, so that ties and optimizers keep their tensors. Of tensors that are spread
+        over workers it has the pieces that this one holds."""
         tensors = state["tensors"]
         averages = {name: tensor for name, tensor in tensors.items() if name.endswith(AVERAGED)}
         saved = {name: tensor for name, tensor in tensors.items() if name not in averages}
         self._check_names(saved)
-        with torch.no_grad():
-            for name, parameter in self.parameters:
-                parameter.copy_(saved.pop(name))
+        for name, parameter in self.parameters:
+            assign(parameter, saved.pop(name))
         self.buffers.commit(saved)
         self.optimizers.load(state)
         if self.average is not None:
             self.average.load(averages)
+        if self.loss_scale is not None:
+            self.loss_scale.load(state.get("loss_scale", {}))
 
-    def _check_names(self, saved: dict[str, torch.Tensor]) -> None:
+    def _check_names(self, saved: Mapping[str, torch.Tensor | Piece]) -> None:
         own = {name: tuple(tensor.shape) for name, tensor in self.weights()}
         theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
         # A buffer's shape may change in training, except where it is averaged over lanes.
@@ -190,11 +223,10 @@ class Average:
         for averages, trained in self._by_type.values():
             self._move(averages, trained, 0)
 
-    def load(self, saved: dict[str, torch.Tensor]) -> None:
+    def load(self, saved: Mapping[str, torch.Tensor | Piece]) -> None:
         """Take up saved averages; where there are none, begin with the parameters as they are."""
-        with torch.no_grad():
-            for name, value in self._values.items():
-                value.copy_(saved.get(name, self._parameters[name]))
+        for name, value in self._values.items():
+            assign(value, saved.get(name, self._parameters[name]))
 
     def take_over(self) -> None:
         """Make the averages the parameters, for good."""

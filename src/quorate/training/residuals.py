@@ -1,6 +1,6 @@
 """What compression holds back of each lane's gradient, to be sent later: the error feedback of a job.
 
-It is the only state that belongs to a lane and not to the replica. So it is in the checkpoint, goes with the lane
+It is the only state that belongs to lanes and not to the replica. So it is in the checkpoint, goes with the lane
 where another worker hosts it, and survives the death of a worker in the memory of its host. A step that is redone
 finds what it found before: what a step leaves is written beside it, and counts when the step is applied. A step that is
 void leaves nothing.
@@ -46,6 +46,8 @@ class Residuals:
         self._plan = plan
         self._lanes = lanes
         self._momentum = momentum
+        # Those that have held back something after that step: all of them, but where workers keep it for theirs.
+        self._keepers: tuple[int, ...] = tuple(range(lanes))
         self._memory = LaneMemory(plan, lanes, self._field_count, descriptor)
         self._hosting: tuple[range, ...] = (range(lanes),)
         self._hosted = range(lanes)
@@ -130,11 +132,11 @@ class Residuals:
         if not self.applied:
             self._restored = {}
             return
-        here = [lane for lane in range(self._lanes) if lane in restored or self._memory.holds(lane, self.applied)]
+        here = [lane for lane in self._keepers if lane in restored or self._memory.holds(lane, self.applied)]
         step = generation.cursor.step
         told = links.gather(step, KEPT_INDEX, json.dumps(here).encode())
         holders = [frozenset(json.loads(payload)) for payload in told]
-        lost = [lane for lane in range(self._lanes) if not any(lane in held for held in holders)]
+        lost = [lane for lane in self._keepers if not any(lane in held for held in holders)]
         if lost:
             raise _lost(lost, step)
         for lane in self._hosted:
@@ -145,7 +147,7 @@ class Residuals:
             (lane, next(p for p, held in enumerate(holders) if lane in held), host)
             for host, hosted in enumerate(self._hosting)
             for lane in hosted
-            if lane not in holders[host]
+            if lane in self._keepers and lane not in holders[host]
         ]
         for number, (lane, giver, host) in enumerate(moves):
             if position == host:
@@ -191,11 +193,14 @@ class Residuals:
         """The tree of what all lanes have held back, with the tensors of those that this worker hosts."""
         if not self.applied:
             return Encoded({"dict": {"applied": 0, LANES: []}}, {})
-        forms = [[[{"tensor": name} for name in of] for of in self.names(lane)] for lane in range(self._lanes)]
+        forms = [
+            [[{"tensor": name} for name in of] for of in self.names(lane)] if lane in self._keepers else None
+            for lane in range(self._lanes)
+        ]
         tensors = {
             name: tensor
             for lane in self._hosted
-            if self._memory.holds(lane, self.applied)  # not yet where it was just restored
+            if lane in self._keepers and self._memory.holds(lane, self.applied)  # not yet where it was just restored
             for names, field in zip(self.names(lane), self._memory.at(lane, self.applied), strict=True)
             for name, tensor in zip(names, field, strict=True)
         }
@@ -211,9 +216,12 @@ class Residuals:
             log.warning("the checkpoint is of another number of lanes: what these have held back is left out")
             self.applied = 0
             return
-        for lane in range(self._lanes):
+        if not self.applied:
+            return
+        self._keepers = tuple(lane for lane, of in enumerate(form[LANES]) if of is not None)
+        for lane in self._keepers:
             names = self.names(lane)
-            if self.applied and all(name in tensors for of in names for name in of):
+            if all(name in tensors for of in names for name in of):
                 self._restored[lane] = [[tensors[name] for name in of] for of in names]
 
     def stand_at(self, applied: int) -> None:
@@ -225,7 +233,10 @@ class Residuals:
         """The names of the tensors that each member has, in ring order."""
         if len(self._hosting) != members:
             raise ValueError(f"lanes are hosted by {len(self._hosting)} members, not {members}")
-        return [[name for lane in hosted for of in self.names(lane) for name in of] for hosted in self._hosting]
+        return [
+            [name for lane in hosted if lane in self._keepers for of in self.names(lane) for name in of]
+            for hosted in self._hosting
+        ]
 
 
 def check_momentum(optimizers: Optimizers) -> None:

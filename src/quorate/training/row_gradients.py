@@ -59,11 +59,13 @@ class RowGradients(FlatGradients):
         plan: Sequence[Bucket],
         memory: GradientMemory,
         by_rows: Collection[int],
+        *,
+        as_they_lie: bool = False,
     ) -> None:
         self.by_rows = frozenset(by_rows)
         self._left: dict[int, torch.Tensor] = {}
         self._lane = -1
-        super().__init__(parameters, plan, memory)
+        super().__init__(parameters, plan, memory, as_they_lie=as_they_lie)
         self.rows: dict[int, dict[int, Rows]] = {lane: {} for lane in self.lanes}
 
     def begin(self, lane: int) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.reshard import check_pieces
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import Attempt, AttemptGone, CheckpointStore, NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import Arena, TensorFile
@@ -278,6 +279,7 @@ class OngoingSave:
         weights = {name: digest for name, digest in self.digests.items() if name in plan.held.weights}
         if len(weights) != len(plan.held.weights):
             raise CheckpointError("the weights could not be digested")
+        check_pieces(plan.manifest.skeleton)
         generation = context.generation()
         written_by = None if generation is None else (generation.incarnation, generation.number)
         manifest = replace(plan.manifest, weights_digest=weights_digest(weights), generation=written_by)

@@ -8,12 +8,17 @@ from typing import Protocol
 
 import torch
 
+from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation
+from quorate.reduce.power_sgd import PowerSgd
 from quorate.training.device import CPU, Device
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.residuals import LANES, Residuals
+
+FACTORS = "factors"
+"""Under which name they are in a state."""
 
 Parts = tuple[tuple[str, ...], ...]
 """The names of the tensors in each part. The first writer writes the first part; there may be fewer than writers."""
@@ -58,6 +63,10 @@ class StateLayout(Protocol):
     def load(self, encoded: Encoded) -> Progress:
         """Take up what this member holds of a state: of a whole one, by a checkpoint, or of that of its donor."""
 
+    @property
+    def boxes(self) -> Boxes | None:
+        """Which part of each tensor of a checkpoint is read for this member; None where that is all of them."""
+
     def donors(self, generation: Generation) -> Mapping[int, int]:
         """From whom each member that is behind copies its state, both by ring position."""
 
@@ -76,12 +85,16 @@ class Replicated:
     def parts(self, held: HeldState, writers: int) -> Parts:
         """Parts of about equal size: the largest tensor that is left goes to the writer that has least."""
         tensors = held.common.tensors
-        return _shared_out(tensors, [[] for _ in range(max(1, min(writers, len(tensors))))])
+        return shared_out(tensors, [[] for _ in range(max(1, min(writers, len(tensors))))])
 
     def load(self, encoded: Encoded) -> Progress:
         state = decode(encoded.skeleton, encoded.tensors)
         self.replica.load(state["replica"])
         return Progress.from_dict(state["progress"])
+
+    @property
+    def boxes(self) -> Boxes | None:
+        return None
 
     def donors(self, generation: Generation) -> Mapping[int, int]:
         """The first of the most advanced, for everybody who is not."""
@@ -103,7 +116,7 @@ class WithResiduals(Replicated):
     def parts(self, held: HeldState, writers: int) -> Parts:
         if not self.residuals.applied:
             return super().parts(held, writers)
-        return _shared_out(held.common.tensors, self.residuals.names_by_host(writers))
+        return shared_out(held.common.tensors, self.residuals.names_by_host(writers))
 
     def load(self, encoded: Encoded) -> Progress:
         fields = dict(encoded.skeleton["dict"])
@@ -111,7 +124,27 @@ class WithResiduals(Replicated):
         return super().load(Encoded({"dict": fields}, encoded.tensors))
 
 
-def _shared_out(tensors: Mapping[str, torch.Tensor], parts: list[list[str]]) -> Parts:
+@dataclass(frozen=True)
+class WithFactors(WithResiduals):
+    """Besides what workers have held back, the factors that PowerSGD begins its next step with: all have those."""
+
+    power_sgd: PowerSgd
+
+    def state(self, progress: Progress) -> HeldState:
+        held = super().state(progress)
+        named = {f"{FACTORS}.{index}": factor for index, factor in sorted(self.power_sgd.factors.items())}
+        factors = {name.partition(".")[2]: {"tensor": name} for name in named}
+        skeleton = {"dict": held.encoded.skeleton["dict"] | {FACTORS: {"dict": factors}}}
+        return replace(held, encoded=Encoded(skeleton, held.encoded.tensors | named), compared=held.compared | named)
+
+    def load(self, encoded: Encoded) -> Progress:
+        fields = dict(encoded.skeleton["dict"])
+        factors = decode(fields.pop(FACTORS, {"dict": {}}), encoded.tensors)
+        self.power_sgd.load({int(index): factor for index, factor in factors.items()})
+        return super().load(Encoded({"dict": fields}, encoded.tensors))
+
+
+def shared_out(tensors: Mapping[str, torch.Tensor], parts: list[list[str]]) -> Parts:
     """Add tensors to parts, all of which have as much already, or nothing."""
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
     # By how many as well: tensors without elements must not leave a part empty.

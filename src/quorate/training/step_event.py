@@ -54,6 +54,8 @@ def step_completed(
         bad_samples=len(agreement.bad),
         bad=ranges_of(agreement.bad) if agreement.bad else (),
         warnings=warnings,
+        loss_scale=None if agreement.scaling is None else agreement.scaling.scale,
+        overflow=agreement.has_overflowed,
         skipped=None
         if skipped is None
         else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples), skipped.is_partial),

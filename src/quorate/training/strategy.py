@@ -1,7 +1,7 @@
 """What the loop asks of a strategy: how the results of the lanes become the next state, agreed on by all workers."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -11,6 +11,7 @@ from quorate.data.ledger import Tally
 from quorate.observe.event import Event
 from quorate.training.device import Numbers
 from quorate.training.lane import LaneResult
+from quorate.training.loss_scale import Scaling
 from quorate.training.losses import LossSum
 from quorate.training.progress import Progress
 
@@ -77,7 +78,8 @@ class Agreement(NamedTuple):
     Nothing of a step that `is_void` may reach the state; one with a `shortage` is done again. `present` says which
     parameters have a gradient, as bits, and `buffers` are the values to commit. `bad` samples were left out; `why` says
     of the first of them what is wrong. `data_s` are the seconds that the worker which waited longest has waited for
-    data, `put_back` the names of what user code has assigned.
+    data, `put_back` the names of what user code has assigned. `scaling` is known with the sum of the gradients: where
+    these overflow, the optimizers leave the step out.
     """
 
     samples: int
@@ -93,6 +95,7 @@ class Agreement(NamedTuple):
     data_s: float = 0.0
     put_back: tuple[str, ...] = ()
     shortage: Shortage | None = None
+    scaling: Scaling | None = None
 
     @property
     def planned(self) -> int:
@@ -105,12 +108,18 @@ class Agreement(NamedTuple):
         is_skipped = self.skipped is not None and not self.skipped.is_partial
         return is_skipped or self.shortage is not None or not self.samples
 
+    @property
+    def has_overflowed(self) -> bool:
+        """Whether the optimizers leave the step out, since its gradients are too large for float16."""
+        return self.scaling is not None and self.scaling.overflowed
+
 
 def advanced(progress: Progress, agreed: Agreement) -> Progress:
     """How far a job is with one more step."""
     if agreed.is_void:
         return progress.after_step(0, bad=len(agreed.bad), is_barren=not agreed.samples)
-    return progress.after_step(agreed.samples, agreed.tally, bad=len(agreed.bad))
+    after = progress.after_step(agreed.samples, agreed.tally, bad=len(agreed.bad))
+    return replace(after, overflows=after.overflows + 1) if agreed.has_overflowed else after
 
 
 class StepOutcome(NamedTuple):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 
 import torch
-from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from quorate.core.digests import derive_seed
 from quorate.core.worker_status import APPLY
@@ -11,17 +10,21 @@ from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.flat_buffers import Taken
 from quorate.training.gradients import Gradients
+from quorate.training.loss_scale import judged
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
-from quorate.training.strategy import Agreement
+from quorate.training.strategy import Agreement, StepOutcome
 
 
 class Update:
     """Applies a step's agreement to the replica.
 
     `before_change` is called before anything changes. It raises where this worker may not: its lease is over.
+    `check_gradients` is called with each step whose gradients are where the optimizers look for them.
     """
+
+    check_gradients: Callable[[int], None] | None = None
 
     def __init__(
         self,
@@ -41,59 +44,87 @@ class Update:
         self._activity = activity
         self._before_change = before_change
 
-    def apply(self, step: int, agreement: Agreement) -> dict[str, float]:
-        """Update parameters and buffers; the norm of each optimizer's gradient, before clipping."""
+    def apply(self, step: int, agreement: Agreement) -> StepOutcome:
+        """Update parameters and buffers; the agreement, and the norm of each optimizer's gradient, before clipping."""
         self.begin()
-        norms = self.leave_out() if agreement.is_void else self._apply(step, agreement)
+        if agreement.is_void:
+            self.leave_out()
+            outcome = StepOutcome(agreement, {})
+        else:
+            outcome = self._apply(step, agreement)
         self._activity.leave()
-        return norms
+        return outcome
 
     def begin(self) -> None:
         """The state is about to change; the activity is left when it has. Raises where this worker may not."""
         self._before_change()
         self._activity.enter(APPLY)
 
-    def _apply(self, step: int, agreement: Agreement) -> dict[str, float]:
-        gradients, optimizers = self._gradients, self._replica.optimizers
+    def _apply(self, step: int, agreement: Agreement) -> StepOutcome:
+        gradients, optimizers, loss_scale = self._gradients, self._replica.optimizers, self._replica.loss_scale
         scales = self.install(agreement)
+        if self.check_gradients is not None:
+            self.check_gradients(step)
         if not scales and self._has_plain_norm:
             norms = {SOLE: gradients.total_norm(self._replica.device)}
         else:
             begun = self._norms(optimizers.by_name)
-            norms = dict(zip(begun, self._replica.device.numbers(list(begun.values()))(), strict=True))
+            if loss_scale is not None:
+                loss_scale.move()
+            scaling = [] if loss_scale is None else loss_scale.scalars
+            read = self._replica.device.numbers([*begun.values(), *scaling])()
+            norms = dict(zip(begun, read, strict=False))
+            if scaling:
+                agreement = agreement._replace(scaling=judged(step, *read[len(begun) :]))
+        if agreement.has_overflowed:
+            self.change(step, agreement, optimizers.leave_out)
+            return StepOutcome(agreement, {})
         self.change(step, agreement, optimizers.update)
-        return norms
+        return StepOutcome(agreement, norms)
 
     @property
     def _has_plain_norm(self) -> bool:
         """Nothing depends on its last bits then, and whole buckets take a fraction of the time of many tensors."""
-        return self._spec.clip_norm is None and list(self._replica.optimizers.by_name) == [SOLE]
+        is_plain = self._spec.clip_norm is None and self._replica.loss_scale is None
+        return is_plain and list(self._replica.optimizers.by_name) == [SOLE]
 
     def apply_unless(self, void: torch.Tensor, step: int, present: int, buffers: Taken) -> dict[str, torch.Tensor]:
-        """Begin the update on the device, where it leaves everything as it is if the step turns out to be `void`.
+        """Begin the update on the device, where it leaves everything as it is if the step turns out to be `void`, and
+        the parameters if its gradients overflow.
 
         For a step of which nothing has been read: the norms are still on the device, too. No code of the task may run
         in it (`Optimizers.can_leave_out`), and nobody averages the parameters.
         """
         self.begin()
         replica, optimizers = self._replica, self._replica.optimizers
-        self._gradients.install(present, self._spec.clip_norm is not None)
+        self._install(present, to_be_written=self._spec.clip_norm is not None)
+        left_out = void
+        if replica.loss_scale is not None:
+            replica.loss_scale.move(void)
+            left_out = void | replica.loss_scale.found_overflow
         norms = {SOLE: self._gradients.norm()} if self._has_plain_norm else self._norms(optimizers.by_name)
         if self._spec.schedule is not None:
             optimizers.prepare(step, self._total_steps)
         if replica.buffers.flat is not None:
             replica.buffers.flat.commit_unless(void, buffers)
-        optimizers.update_unless(void)
+        optimizers.update_unless(left_out)
         self._activity.leave()
         return norms
 
     def install(self, agreement: Agreement) -> bool:
         """Put the sums where the optimizers look for them, as gradients of a mean; whether they had to be scaled."""
         scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
-        self._gradients.install(agreement.present, scales or self._spec.clip_norm is not None)
+        self._install(agreement.present, to_be_written=scales or self._spec.clip_norm is not None)
         if scales:
             self._scale(agreement)
         return scales
+
+    def _install(self, present: int, *, to_be_written: bool) -> None:
+        loss_scale = self._replica.loss_scale
+        self._gradients.install(present, to_be_written or loss_scale is not None)
+        if loss_scale is not None:
+            # First of all: norms, clipping and the optimizers are to see what they would see without it.
+            loss_scale.unscale(self._gradients.parameters)
 
     def change(self, step: int, agreement: Agreement, update: Callable[[], None]) -> None:
         """Everything that a step changes; `update` changes the parameters."""
@@ -131,15 +162,14 @@ class Update:
         self._replica.buffers.adopt()
         self._watch.after_update(where)
 
-    def leave_out(self) -> dict[str, float]:
-        """A step that is void: no parameter, buffer, optimizer or schedule is touched, and there is no norm.
+    def leave_out(self) -> None:
+        """A step that is void: no parameter, buffer, optimizer or schedule is touched.
 
         What lanes have left in the model's buffers was never committed: whoever uses the model next restores them.
         """
         for parameter in self._gradients.parameters:
             # What user code finds here afterwards must not depend on which lanes this worker hosts.
             parameter.grad = None
-        return {}
 
     @property
     def optimizer_names(self) -> Iterable[str]:
@@ -161,11 +191,5 @@ class Update:
                 torch._foreach_mul_(gradients, agreement.planned / agreement.samples)
 
     def _norms(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        clip, norms = self._spec.clip_norm, {}
-        for name in names:
-            parameters = self.parameters_of(name)
-            if clip is not None:
-                norms[name] = clip_grad_norm_(parameters, clip)
-            else:
-                norms[name] = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        return norms
+        clip = self._spec.clip_norm
+        return {name: self._gradients.clipped_norm(self.parameters_of(name), clip) for name in names}

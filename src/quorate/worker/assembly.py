@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy
 from torch.utils.data import Dataset as TorchDataset
 
 from quorate.checkpoint.retention import Retention
@@ -19,20 +21,22 @@ from quorate.data.datasets import Dataset, check_dataset
 from quorate.data.feed import Feed
 from quorate.data.lane_sampler import LaneSampler
 from quorate.data.sampler import EvaluationPlan, MicroBatchChanges, Request, Sampler, Source, planned_requests
-from quorate.data.samples import Samples
+from quorate.data.samples import Samples, batch_of
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import RingSpec, is_synchronous
-from quorate.strategies.kinds import Connection, StrategyFactory, strategy_factory
+from quorate.spec.strategy import FsdpSpec, RingSpec, is_synchronous, syncs_batch_norm
+from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, strategy_factory
 from quorate.strategies.units.unit_loop import UnitLoop
 from quorate.strategies.units.unit_strategy import UnitStrategy
 from quorate.training.activity import Activity
 from quorate.training.captured_program import LaneGraphs
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluator
+from quorate.training.gradient_check import GradientCheck
 from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
+from quorate.training.memory_watch import MemoryWatch
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
@@ -76,7 +80,13 @@ class SessionParts:
     def graphs(self) -> LaneGraphs | None:
         """A lane's work as its device has captured it: another generation replays what this one has recorded."""
         capture = self.replica.device.capture
-        return None if capture is None else LaneGraphs(self.task, self.replica, capture)
+        waits = syncs_batch_norm(self.spec.strategy)  # for other workers, within a pass
+        return None if capture is None or waits else LaneGraphs(self.task, self.replica, capture)
+
+    @cached_property
+    def memory(self) -> MemoryWatch:
+        """What it uses of its device's memory, in all generations."""
+        return MemoryWatch(self.spec, self.replica.device)
 
     @cached_property
     def strategy(self) -> StrategyFactory:
@@ -84,7 +94,7 @@ class SessionParts:
         spec = self.spec
         if not self.mode.is_training and not isinstance(spec.strategy, RingSpec):
             spec = spec.model_copy(update={"strategy": RingSpec()})
-        return strategy_factory(spec, self.replica, self.role, self.lane_memory)
+        return strategy_factory(spec, self.replica, Holdings(self.role, self.lane_memory, self.folder))
 
     @property
     def layout(self) -> StateLayout:
@@ -134,6 +144,13 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
     )
 
 
+def few_samples(samples: Samples) -> Any:
+    """A batch of one or two samples, for whoever looks at what a task does with one."""
+    count = min(2, len(samples.datasets[Source.TRAINING]))
+    request = Request(Source.TRAINING, 0, numpy.arange(count, dtype=numpy.int64), 0)
+    return batch_of(samples[request]).content
+
+
 def check_evaluable(samples: Samples) -> None:
     """Refuse to evaluate without anything to evaluate on."""
     if not len(samples.datasets.get(Source.VALIDATION, ())):
@@ -147,7 +164,8 @@ def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:
     """By default an evaluation batch is as large as what one lane reads of a training batch."""
     size = spec.evaluate.batch_size or -(-spec.batch_size // spec.lanes)
     validation = samples.datasets.get(Source.VALIDATION, ())
-    return EvaluationPlan(len(validation), size, spec.lanes, spec.evaluate.every)
+    in_step = isinstance(spec.strategy, FsdpSpec)
+    return EvaluationPlan(len(validation), size, spec.lanes, spec.evaluate.every, in_step)
 
 
 def sampler_of(spec: JobSpec, task: Task, training: Dataset) -> Sampler:
@@ -173,24 +191,9 @@ def assemble(
     """The loop of one worker in one generation."""
     spec, task, replica = parts.spec, parts.task, parts.replica
     watch = parts.watch  # before order() and collate() run for the first time
-    hosted = generation.members[generation.position(worker)].lanes
     sampler, activity = parts.sampler, hooks.activity
     evaluation = evaluation_plan(spec, parts.samples)
     gradients = connection.gradients
-    requests: Iterator[Request] = planned_requests(sampler, evaluation, hosted, progress.cursor, progress.micro_batches)
-    if mode.evaluates_only:
-        requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
-    feed = Feed(
-        parts.samples,
-        requests,
-        spec.loader_workers,
-        spec.threads,
-        spec.loader_prefetch,
-        # That read at all: the batches of a very small set leave some without a sample.
-        lanes=max(1, sum(lane < sampler.batch_samples(1) for lane in hosted)),
-        check=hooks.check_lease,
-        is_planned=is_synchronous(spec.strategy) and not mode.batch_for,
-    )
     averaged = mode.evaluates_averages(spec.average)
 
     def settle_save() -> None:
@@ -205,9 +208,29 @@ def assemble(
         hooks.check_lease()
 
     update = Update(spec, replica, gradients, watch, sampler.total_steps, activity, before_change)
+    if spec.check_gradients is not None and len(generation.workers) > 1:
+        every, gather = spec.check_gradients.every, connection.links.gather
+        update.check_gradients = GradientCheck(every, worker, replica.trainable, replica.device, gather, activity)
     strategy = connection.strategy(update, activity)
+    hosted = strategy.hosted
+    requests: Iterator[Request] = planned_requests(sampler, evaluation, hosted, progress.cursor, progress.micro_batches)
+    if mode.evaluates_only:
+        requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
+    feed = Feed(
+        parts.samples,
+        requests,
+        spec.loader_workers,
+        spec.threads,
+        spec.loader_prefetch,
+        # That read at all: the batches of a very small set leave some without a sample.
+        lanes=max(1, sum(lane < sampler.batch_samples(1) for lane in hosted)),
+        check=hooks.check_lease,
+        is_planned=is_synchronous(spec.strategy) and not mode.batch_for,
+        room=replica.device.room,
+    )
     kind = UnitLoop if isinstance(strategy, UnitStrategy) else Loop
-    leads = strategy.leads if isinstance(strategy, UnitStrategy) else 0 in hosted
+    spoken_for = generation.members[generation.position(worker)].lanes
+    leads = strategy.leads if isinstance(strategy, UnitStrategy) else 0 in spoken_for
     return kind(
         spec=spec,
         sampler=sampler,
@@ -222,6 +245,7 @@ def assemble(
         checkpointer=checkpointer,
         activity=activity,
         progress=progress,
+        memory=parts.memory,
         publish=hooks.publish if leads else hooks.keep,
         check_lease=hooks.check_lease,
         requested=hooks.requested,

@@ -138,6 +138,7 @@ class Membership:
             cursor=encode_cursor(cursor),
             symptom=encode_failure(symptom),
             saved=is_saved,
+            has_trained=self.view.has_trained,
         )
         reply = self._ask_until_answered(report, self._may_still_be_answered)
         while reply is not None and reply.unknown:

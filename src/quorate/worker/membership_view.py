@@ -35,7 +35,8 @@ class MembershipView:
         self._pid = 0
         self._generation: Generation | None = None
         self._left_at: Cursor | None = Cursor()
-        self._has_trained = False
+        # Whether what it holds is the state of the job, and not just a beginning.
+        self.has_trained = False
         self._lowest_incarnation = 0
         self._over: GenerationId | None = None
         self._break_at: GenerationId | None = None
@@ -62,7 +63,7 @@ class MembershipView:
 
     def hold_state(self) -> None:
         """It holds the state of the job from now on, and not just a beginning."""
-        self._has_trained = True
+        self.has_trained = True
 
     def present(self, incarnation: int) -> Position:
         """What to tell a coordinator of this incarnation, which knows nothing.
@@ -72,7 +73,7 @@ class MembershipView:
         """
         with self._changed:
             self._lowest_incarnation = max(self._lowest_incarnation, incarnation)
-            return Position(self._generation, self._left_at or Cursor(), self._left_at is not None, self._has_trained)
+            return Position(self._generation, self._left_at or Cursor(), self._left_at is not None, self.has_trained)
 
     @property
     def generation_name(self) -> str | None:
@@ -177,8 +178,10 @@ class MembershipView:
         if not is_current or generation.id <= self.generation_id:
             return
         if not is_ours:
-            self._has_trained = False  # the others leave behind what it holds
+            self.has_trained = False  # the others leave behind what it holds
             return
+        if generation.restored is not None:
+            self.has_trained = False  # until it has taken up the checkpoint
         self._generation = generation
         self._saves_asked = self._saves_begun = frozenset()  # whoever still waits asks again
         self._left_at = None

@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import Foreign, search_own, why_foreign
-from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.store import CheckpointFolder, Loaded
 from quorate.core.digests import content_digest
 from quorate.core.errors import (
     CheckpointError,
@@ -41,6 +44,7 @@ from quorate.data.fingerprint import fingerprint_in_child
 from quorate.observe.events import LogMessage
 from quorate.reduce.connect import Listeners
 from quorate.spec.job import JobSpec
+from quorate.spec.strategy import mesh_of
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
@@ -55,15 +59,26 @@ from quorate.training.task import Task, configure
 from quorate.training.tracer import Tracer
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_cursor
-from quorate.worker.assembly import SessionParts, build_samples, check_evaluable, checkpointer_of, evaluation_plan
+from quorate.worker.assembly import (
+    SessionParts,
+    build_samples,
+    check_evaluable,
+    checkpointer_of,
+    evaluation_plan,
+    few_samples,
+)
 from quorate.worker.assignment import Assignment
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Backlog, PaceMeter
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.same_data import check_same_data, data_facts
+from quorate.worker.same_device import device_changes
 from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, RESTORING, StatusPage, status_file
+
+if TYPE_CHECKING:
+    from quorate.training.sharded_model import Sharding
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +245,7 @@ class Worker:
             self._hook.on_built(parts.replica.state_tensors)
         listeners = Listeners.bind(assignment.network.address, shares_memory=self._spec.links == "auto")
         with contextlib.closing(listeners):
-            tensors = digests(parts.replica.tensors(), parts.replica.device)
+            tensors = digests(parts.replica.common_tensors(), parts.replica.device)
             registration = pb.RegisterRequest(
                 slot=assignment.slot,
                 pid=os.getpid(),
@@ -243,7 +258,7 @@ class Worker:
             )
             membership.register(registration)
             self._tell_what_runs(parts.replica)
-            self._watch_system()
+            self._watch_system(parts)
             self._write_status(progress.cursor.step, WAITING, None)
             self._checkpointer = checkpointer_of(
                 parts,
@@ -278,9 +293,9 @@ class Worker:
         assignment = self._assignment
         if replica.device.is_host or assignment.slot or assignment.is_replacement or not assignment.mode.is_training:
             return
-        self._membership.publish(LogMessage(level="info", message=f"computes on {replica.what_runs}"))
+        self._membership.publish(LogMessage(level="info", message=f"computes on {replica.what_runs()}"))
 
-    def _watch_system(self) -> None:
+    def _watch_system(self, parts: SessionParts) -> None:
         """Tell what this worker and its machine use, if somebody is to see it."""
         track = self._spec.track
         if track is None or not track.is_on or not self._assignment.mode.is_training:
@@ -295,6 +310,7 @@ class Worker:
             membership.publish,
             step=lambda: page.status.step,
             for_host=lambda: membership.view.is_lowest_of_host,
+            device_memory=parts.memory.take,
         )
         monitor.start()
         self._close_monitor = monitor.close
@@ -306,8 +322,8 @@ class Worker:
         device = self._device = device_for(spec, self._assignment.slot, self._run.path.parent / COMPILE_CACHE)
         device.pin(spec.threads, spec.deterministic)
         task = self._configure()
-        replica = Replica(task, spec, device)
-        if self._assignment.workers == 1:
+        replica = Replica(task, spec, device, self._sharding(task, device))
+        if self._assignment.workers == 1 and replica.sharding is None:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
             check_repeatable(self._configure(), spec, replica)
         samples = build_samples(task, spec)
@@ -320,7 +336,8 @@ class Worker:
             "layout": content_digest(replica.layout().encode()),
             **data_facts(fingerprint_in_child(samples)),
         }
-        if self._assignment.slot == 0 and self._assignment.mode.is_training:
+        # A part of a model computes nothing before the others are there.
+        if self._assignment.slot == 0 and self._assignment.mode.is_training and replica.sharding is None:
             self._page.write_setup("metrics()")
             sanity_check_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)
@@ -332,8 +349,24 @@ class Worker:
         if device.compiles:
             self._page.write_setup("compile")
             self._try_compiled(parts)
+            if role is not Role.WORKER:
+                device.free_unused()  # a server computes nothing else by the model
             environment |= device.facts(spec.threads, spec.deterministic)
         return parts, self._restore(parts)
+
+    def _sharding(self, task: Task, device: Device) -> "Sharding | None":
+        """How the model is spread over the workers; None where each of them has all of it."""
+        spec, slot = self._spec, self._assignment.slot
+        shape = mesh_of(spec.strategy, self._assignment.workers)
+        if shape is None or not self._assignment.mode.is_training:
+            return None
+        from quorate.reduce.gang_world import GangWorld
+        from quorate.training.sharded_model import Sharding
+
+        place = device.zeros(0, torch.uint8).device
+        # What flows through the model tells how it may be cut across.
+        batch = few_samples(build_samples(task, spec)) if shape.tensor > 1 else None
+        return Sharding(spec, GangWorld(shape, slot, place), place, batch)
 
     def _try_compiled(self, parts: SessionParts) -> None:
         """A model that cannot be compiled is computed as it is written, unless the job asks for more."""
@@ -368,19 +401,15 @@ class Worker:
         self._write_status(0, RESTORING, None)
         path = Path(self._assignment.checkpoint)
         folder = CheckpointFolder(path.parent, cipher=parts.folder.cipher)
-        info = next((info for info in folder.list() if info.path == path), None)
-        if info is None and self._assignment.is_replacement:
-            info = newest_instead(path, folder, self._run.checkpoints, partial(why_foreign, spec=self._spec))
-        if info is None:
-            raise CheckpointError(
-                f"checkpoint {path} is not there any more: it was removed while this job was starting. Try again; "
-                "`checkpoint.keep` says how many a running job keeps"
-            )
+        foreign = partial(why_foreign, spec=self._spec)
+        instead = partial(newest_instead, path, folder, self._run.checkpoints, foreign)
+        load = partial(folder.load, boxes=parts.layout.boxes)
+        info, loaded = load_meant(path, folder, load, instead if self._assignment.is_replacement else None)
         is_branch = info.path.parent != self._run.checkpoints
         if self._assignment.mode.is_training:
-            # Only now: no fact of the launcher tells what datasets() gives.
-            self._check_data(parts, info, is_branch=is_branch)
-        progress = parts.layout.load(folder.load(info).encoded)
+            # Only now: no fact of the launcher tells what datasets() gives, or what computes here.
+            self._compare(parts, info, is_branch=is_branch)
+        progress = parts.layout.load(loaded.encoded)
         # A branch may have another patience, or none: what was an early stop before need not be one for it. It may
         # watch another metric, too, and has no checkpoint of what another run has evaluated.
         early_stop = self._spec.early_stop
@@ -394,15 +423,42 @@ class Worker:
             micro_batches=before,
         ).knowing(known)
 
-    def _check_data(self, parts: SessionParts, info: CheckpointInfo, *, is_branch: bool) -> None:
+    def _compare(self, parts: SessionParts, info: CheckpointInfo, *, is_branch: bool) -> None:
+        """What the run reads, and what it is computed by, with what that was when the checkpoint was saved."""
         then, now, of_shards = info.manifest.environment, parts.environment, bool(parts.samples.shards)
-        warning = check_same_data(self._run.name, then, now, of_shards=of_shards, is_branch=is_branch)
-        if warning is None:
-            return
-        log.warning("%s", warning)
-        # All workers find the same, so one tells it.
-        if self._assignment.slot == 0 and not self._assignment.is_replacement:
-            self._membership.publish(LogMessage(level="warning", message=warning))
+        of_data = check_same_data(self._run.name, then, now, of_shards=of_shards, is_branch=is_branch)
+        warnings = [] if of_data is None else [of_data]
+        if not is_branch:
+            warnings += device_changes(self._run.name, then, now)
+        for warning in warnings:
+            log.warning("%s", warning)
+            # All workers find the same, so one tells it.
+            if self._assignment.slot == 0 and not self._assignment.is_replacement:
+                self._membership.publish(LogMessage(level="warning", message=warning))
+
+
+def load_meant(
+    meant: Path,
+    folder: CheckpointFolder,
+    load: Callable[[CheckpointInfo], Loaded],
+    instead: Callable[[], CheckpointInfo] | None,
+) -> tuple[CheckpointInfo, Loaded]:
+    """What a worker begins from: the checkpoint that was meant or, where that is gone, the one that `instead` finds."""
+    while True:
+        info = next((info for info in folder.list() if info.path == meant), None)
+        if info is None and instead is not None:
+            info = instead()
+        if info is None:
+            raise CheckpointError(
+                f"checkpoint {meant} is not there any more: it was removed while this job was starting. Try again; "
+                "`checkpoint.keep` says how many a running job keeps"
+            )
+        try:
+            return info, load(info)
+        except CheckpointError:
+            # Those who train may have removed it since it was listed. What is damaged is there still.
+            if info.path.exists():
+                raise
 
 
 def newest_instead(gone: Path, folder: CheckpointFolder, own: Path, foreign: Foreign) -> CheckpointInfo:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -176,6 +176,7 @@ class LoopTrainer:
     is_saved: bool = False
     # When it began to train, and the samples of what it held then: what it has copied is not its own work.
     _began: tuple[float, int] | None = None
+    _digest: str = ""
 
     @property
     def cursor(self) -> Cursor:
@@ -208,6 +209,8 @@ class LoopTrainer:
             self.tracer.enter(COPY)
         self.write_status(generation.cursor.step, COPY, None)
         began, worker = time.perf_counter(), self.assignment.slot
+        if generation.restored is not None:
+            self.checkpointer.go_back(generation.cursor)
         self.progress, size = links.connection.align(self.progress, self.activity, self._hold)
         if 0 not in generation.members[generation.position(worker)].lanes:
             return
@@ -256,7 +259,9 @@ class LoopTrainer:
         links.callback(loop.close)
         self._began = self._began or (time.perf_counter(), self.progress.samples)
         try:
-            return loop.run()
+            ending = loop.run()
+            self._digest = "" if ending is None else links.connection.weights_digest()
+            return ending
         finally:
             self.progress, self.is_saved = loop.progress, loop.is_saved
             if self.tracer is not None:
@@ -265,11 +270,12 @@ class LoopTrainer:
 
     def result(self, ending: str) -> tuple[str, dict[str, Any]]:
         assert self._began is not None, "whoever is done has trained"
-        progress, digest = self.progress, self.parts.replica.weights_digest()
+        progress, digest = self.progress, self._digest
         seconds, samples = time.perf_counter() - self._began[0], progress.samples - self._began[1]
         best, bad = progress.best, {"training": progress.bad, "validation": progress.bad_evaluated}
         validation = len(self.parts.samples.datasets.get(Source.VALIDATION, ()))
         read = {"training_read": progress.samples + progress.bad, "validation_read": validation}
+        scale = self.parts.replica.loss_scale
         return digest, {
             "ending": ending,
             "steps": progress.cursor.step,
@@ -277,11 +283,22 @@ class LoopTrainer:
             "samples_per_second": round(samples / seconds, 1) if seconds > 0 else 0.0,
             "final_metrics": progress.metrics,
             "ledger": str(progress.tally),
+            **({} if scale is None else {"loss_scale": {"final": scale.value, "overflow_steps": progress.overflows}}),
             **({"micro_batches": progress.micro_batches} if progress.micro_batches else {}),
-            **({} if self.parts.replica.device.is_host else {"computed_by": self.parts.replica.what_runs}),
+            **self._of_device(),
             "best": None if best is None else {"value": best.value, "step": best.step},
             **({"bad_samples": bad | read} if any(bad.values()) else {}),
         }
+
+    def _of_device(self) -> dict[str, Any]:
+        """How it was used, where much was chosen that the job does not say."""
+        parts = self.parts
+        if parts.replica.device.is_host:
+            return {}
+        most, graphs = parts.memory.look(), parts.graphs
+        memory = {} if most is None else {"device_memory": asdict(most)}
+        is_captured = graphs is not None and graphs.number > 0
+        return {"computed_by": parts.replica.what_runs(is_captured), **memory}
 
     def _is_called(self) -> bool:
         """Whether this generation is to end at the next boundary. Raises when it has ended."""

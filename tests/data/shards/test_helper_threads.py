@@ -19,7 +19,7 @@ class HeldUp:
 
     def work(self, number: int) -> int:
         self.begun.append(number)
-        assert self.let_go.wait(20)
+        assert self.let_go.wait(60)
         return number
 
 
@@ -39,7 +39,7 @@ def test_closing_waits_neither_for_what_is_being_done_nor_for_what_comes_after_i
     helpers.close(0.05)
     assert thread.is_alive(), "it is still at work"
     held_up.let_go.set()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert held_up.begun == [0]
     with pytest.raises(Closed):
@@ -50,7 +50,7 @@ def test_one_thread_does_its_work_in_order(held_up: HeldUp) -> None:
     helpers = HelperThreads("the-helper", most=1)
     held_up.let_go.set()
     futures = [helpers.submit(partial(held_up.work, number)) for number in range(4)]
-    assert [each.result(20) for each in futures] == held_up.begun == list(range(4))
+    assert [each.result(60) for each in futures] == held_up.begun == list(range(4))
     helpers.close()
 
 
@@ -58,20 +58,20 @@ def test_a_thread_is_started_only_where_all_are_busy(held_up: HeldUp) -> None:
     helpers = HelperThreads("one-of-many")
     held_up.let_go.set()
     for _ in range(3):
-        helpers.submit(lambda: held_up.work(0)).result(20)
+        helpers.submit(lambda: held_up.work(0)).result(60)
         await_condition("the thread, which counts as busy until it has told", lambda: helpers._idle == 1)
     assert [each.name for each in threading.enumerate()].count("one-of-many") == 1
     held_up.let_go.clear()
     futures = [helpers.submit(lambda: held_up.work(0)) for _ in range(3)]
     assert [each.name for each in threading.enumerate()].count("one-of-many") == 3
     held_up.let_go.set()
-    assert [each.result(20) for each in futures] == [0, 0, 0]
+    assert [each.result(60) for each in futures] == [0, 0, 0]
     helpers.close()
 
 
 def test_what_is_raised_is_told_and_the_thread_lives_on() -> None:
     helpers = HelperThreads("the-helper", most=1)
     with pytest.raises(ZeroDivisionError):
-        helpers.submit(lambda: 1 / 0).result(20)
-    assert helpers.submit(lambda: 2).result(20) == 2
+        helpers.submit(lambda: 1 / 0).result(60)
+    assert helpers.submit(lambda: 2).result(60) == 2
     helpers.close()

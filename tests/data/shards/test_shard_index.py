@@ -310,7 +310,7 @@ class TestPassingTrouble:
         assert len({store for store, _ in readers}) == len(readers), "no two threads share a store"
 
     def test_that_does_not_pass_names_the_shard(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(fetching, "GIVE_UP", 1.0)
+        monkeypatch.setattr(fetching, "GIVE_UP", 2.0)
         sound = build_index(url)
         self.failing(monkeypatch, always="shard-003.jsonl")
         with pytest.raises(Unreachable, match=r"^shard-003.jsonl cannot be read \(tried \d+ times .* be reached"):
@@ -330,7 +330,7 @@ class TestPassingTrouble:
             raise StoreError("the store cannot be reached")
 
         monkeypatch.setattr(ObjectStore, "read", fail)
-        monkeypatch.setattr(fetching, "GIVE_UP", 0.3)
+        monkeypatch.setattr(fetching, "GIVE_UP", 2.0)
         monkeypatch.setattr(indexing, "REMOTE_THREADS", 2)
         with pytest.raises(StoreAway, match=r"^shard-00\d.jsonl cannot be read \(tried \d+ times .* be reached"):
             verify_shards(sound)

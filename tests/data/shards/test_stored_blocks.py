@@ -46,7 +46,7 @@ class FolderStore:
         is_alone = self._busy.acquire(blocking=False)
         type(self).collisions += not is_alone
         try:
-            self.together.wait(20)
+            self.together.wait(60)
             return (self.folder / key).read_bytes()[start:][:length]
         finally:
             if is_alone:

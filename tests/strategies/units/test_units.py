@@ -86,7 +86,7 @@ def meet(barrier: threading.Barrier) -> Before:
     """Everybody has pulled before anybody pushes."""
 
     def wait(_worker: int, _unit: Unit) -> None:
-        barrier.wait(10)
+        barrier.wait(60)
 
     return wait
 
@@ -228,7 +228,7 @@ def test_a_boundary_is_not_before_a_unit_that_some_blocks_have() -> None:
 
     def dawdle(_worker: int, unit: Unit) -> None:
         if unit == (3, 1):
-            is_dead.wait(10)
+            is_dead.wait(60)
 
     assert any(isinstance(error, Died) for error in play.play(2, 6, dawdle, die))
     assert {applied.furthest for record in play.records for applied in record.sets()} == {4, 5}

@@ -44,7 +44,7 @@ def hostings_of(timeline: Timeline) -> list[Hosting]:
             # Another launcher: nobody was at work from the last event of the part until then.
             before = int(np.searchsorted(times, following.time)) - 1
             end = float(times[before]) if before >= 0 else event.time
-        for member in event.members or ():
+        for member in event.computing:
             hostings.append(Hosting(member.worker, member.lanes, event.time, max(event.time, end)))
     return list(_merged(hostings))
 

@@ -191,7 +191,7 @@ def _told(timeline: Timeline) -> Iterator[tuple[float, str, str]]:
             case MemoryRanOut():
                 yield event.time, where, event.sentence
             case RolledBack():
-                yield event.time, where, "replicas differed: back to this step"
+                yield event.time, where, "back to this step: what follows it is trained again"
 
 
 def story(timeline: Timeline) -> list[Sequence[Content]]:
@@ -210,10 +210,11 @@ def _said(event: object) -> str:
             total = f" of {event.total_steps:,}" if event.total_steps else ""
             said = f"training begins after step {event.from_step or 0:,}{total}"
         case GenerationFormed():
-            members = event.members or ()
+            members = event.computing
             hosts = "; ".join(f"worker {each.worker} {lanes_in_words(each.lanes)}" for each in members[:_MEMBERS_SHOWN])
-            servers = f", {plural(len(event.servers), 'server')}" if event.servers else ""
-            said = f"generation {event.generation}, {plural(len(members), 'worker')}{servers}: {hosts}"
+            beside = f", {plural(len(event.servers), 'server')}" if event.servers else ""
+            beside = f" ({event.mesh})" if event.mesh else beside
+            said = f"generation {event.generation}, {plural(len(members), 'worker')}{beside}: {hosts}"
         case WorkerLost():
             said = brief(event.message or "a worker is lost")
         case Resized():

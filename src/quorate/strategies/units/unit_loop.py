@@ -88,7 +88,8 @@ class UnitLoop(Loop):
     def _compute(self, unit: Unit) -> LaneResult:
         """The lane's gradient of the mean over its own samples."""
         planned = len(self.sampler.share(unit.step, unit.lane))
-        result = self._run_lane(unit.step, self.sampler.epoch_of(unit.step), unit.lane, planned)
+        epoch = self.sampler.epoch_of(unit.step)
+        result = self._hosted.run_lane(unit.step, epoch, unit.lane, planned, self.progress, self._last)
         self.watch.after_lanes()
         return result
 

@@ -20,10 +20,12 @@ def encode_generation(generation: Generation) -> pb.Generation:
             local_address=member.local_address,
             cursor=encode_cursor(member.cursor),
             role=member.role,
+            part=member.part,
         )
         for member in generation.members
     ]
-    return pb.Generation(id=encode_id(generation.id), members=members)
+    restored = None if generation.restored is None else encode_cursor(generation.restored)
+    return pb.Generation(id=encode_id(generation.id), members=members, restored=restored)
 
 
 def decode_generation(message: pb.Generation) -> Generation:
@@ -36,10 +38,12 @@ def decode_generation(message: pb.Generation) -> Generation:
             member.local_address,
             decode_cursor(member.cursor),
             Role(member.role or Role.WORKER),
+            member.part if member.HasField("part") else None,
         )
         for member in message.members
     )
-    return Generation(decode_id(message.id), members)
+    restored = decode_cursor(message.restored) if message.HasField("restored") else None
+    return Generation(decode_id(message.id), members, restored)
 
 
 def encode_cursor(cursor: Cursor) -> pb.Cursor:

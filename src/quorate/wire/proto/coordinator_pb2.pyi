@@ -19,7 +19,7 @@ class GenerationId(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("worker", "address", "first_lane", "lane_count", "local_address", "cursor", "role")
+    __slots__ = ("worker", "address", "first_lane", "lane_count", "local_address", "cursor", "role", "part")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FIRST_LANE_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Member(_message.Message):
     LOCAL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     worker: int
     address: str
     first_lane: int
@@ -34,15 +35,18 @@ class Member(_message.Message):
     local_address: str
     cursor: Cursor
     role: str
-    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., first_lane: _Optional[int] = ..., lane_count: _Optional[int] = ..., local_address: _Optional[str] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., role: _Optional[str] = ...) -> None: ...
+    part: int
+    def __init__(self, worker: _Optional[int] = ..., address: _Optional[str] = ..., first_lane: _Optional[int] = ..., lane_count: _Optional[int] = ..., local_address: _Optional[str] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., role: _Optional[str] = ..., part: _Optional[int] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("id", "members")
+    __slots__ = ("id", "members", "restored")
     ID_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     id: GenerationId
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, id: _Optional[_Union[GenerationId, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    restored: Cursor
+    def __init__(self, id: _Optional[_Union[GenerationId, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., restored: _Optional[_Union[Cursor, _Mapping]] = ...) -> None: ...
 
 class Cursor(_message.Message):
     __slots__ = ("step", "phase")
@@ -218,20 +222,22 @@ class SaveDirective(_message.Message):
     def __init__(self, generation: _Optional[_Union[GenerationId, _Mapping]] = ..., request: _Optional[str] = ...) -> None: ...
 
 class StateReport(_message.Message):
-    __slots__ = ("worker", "pid", "generation", "cursor", "symptom", "saved")
+    __slots__ = ("worker", "pid", "generation", "cursor", "symptom", "saved", "has_trained")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     SYMPTOM_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
+    HAS_TRAINED_FIELD_NUMBER: _ClassVar[int]
     worker: int
     pid: int
     generation: GenerationId
     cursor: Cursor
     symptom: str
     saved: bool
-    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., symptom: _Optional[str] = ..., saved: _Optional[bool] = ...) -> None: ...
+    has_trained: bool
+    def __init__(self, worker: _Optional[int] = ..., pid: _Optional[int] = ..., generation: _Optional[_Union[GenerationId, _Mapping]] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., symptom: _Optional[str] = ..., saved: _Optional[bool] = ..., has_trained: _Optional[bool] = ...) -> None: ...
 
 class StateReply(_message.Message):
     __slots__ = ("refusal", "unknown", "incarnation")

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from quorate.training.device import is_dense
-
 _PLAIN = (type(None), bool, int, str, bytes, complex, torch.dtype, torch.device, Enum)
 
 
@@ -45,6 +43,17 @@ def structure_of(batch: Any) -> tuple[Hashable, list[torch.Tensor]]:
     """
     tensors: list[torch.Tensor] = []
     return _structure(batch, tensors), tensors
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a piece of memory, each once, in whichever order: channels last, or transposed."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _structure(batch: Any, tensors: list[torch.Tensor]) -> Hashable:

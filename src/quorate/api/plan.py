@@ -1,0 +1,361 @@
+"""`quorate plan`: what a job needs, before anything is trained: parameters, memory, communication, and what fits."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quorate.api.mesh import Mesh, ModelNeeds, propose_mesh
+from quorate.api.sharded_plan import Part, ShardedPlan, Spread
+from quorate.api.tasks import TaskLocation
+from quorate.core.errors import RequestError
+from quorate.core.gpus import gpus_here, memory_of
+from quorate.core.machine import free_memory, usable_cores
+from quorate.data.sampler import Request, Source
+from quorate.data.samples import Samples, batch_of
+from quorate.lanes.buckets import plan_buckets
+from quorate.lanes.hosting import host_lanes
+from quorate.lanes.traffic import Traffic, ring_traffic, server_traffic
+from quorate.observe.quantities import plural, size
+from quorate.spec.device import kind_of, workers_here
+from quorate.spec.job import AUTO_BATCH, JobSpec
+from quorate.spec.resolved import ResolvedJob
+from quorate.spec.strategy import DdpSpec, ServersSpec, mesh_of, server_count
+from quorate.training.footprint import Footprint, ModuleSize, footprint
+from quorate.training.task import Task, configure
+from quorate.worker.assembly import build_samples
+
+SPARE = 0.1
+"""Of a device's memory: what its driver takes, and what lies idle between tensors."""
+FIRST_GUESS = 2
+"""Samples at a time, where `batch_size: auto` has not been found yet."""
+_UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_MOST_GPUS = 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where it is to fit: the memory of a device, and how many workers have it between them."""
+
+    memory: int
+    workers: int
+    what: str
+
+    @property
+    def room(self) -> int:
+        """Bytes for each worker."""
+        return int(self.memory * (1 - SPARE)) // self.workers
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The model: how many parameters, their bytes by type, and its parts, largest first."""
+
+    parameters: int
+    trained: int
+    bytes: int
+    by_dtype: dict[str, int]
+    modules: tuple[ModuleSize, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is told. `samples` go through the model at a time; `most_samples` would fit. `spread` is how
+    `strategy: fsdp` cuts the model."""
+
+    job: str
+    device: str
+    precision: str
+    compiled: bool
+    checkpointed: bool | str
+    lanes: int
+    workers: int
+    accumulate: int
+    samples: int
+    model: Sizes
+    parts: tuple[Part, ...]
+    target: Target
+    traffic: tuple[Traffic, ...]
+    server: Traffic | None
+    spread: Spread | None
+    meshes: tuple[Mesh, ...]
+    meshes_checkpointed: bool
+    advice: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes <= self.target.room
+
+    @property
+    def most_samples(self) -> int:
+        return _most_samples(self.parts, self.samples, self.target.room)
+
+
+def parse_memory(text: str) -> int:
+    """Bytes, as a person writes them: 80GB, 80 GiB, 512M."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]I?)?)B?", text.strip().upper())
+    if not found or not float(found[1]):
+        raise RequestError(f"--memory: {text!r} is no amount of memory. Write such as 80GB or 141GiB.")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """Numbers of GPUs: 8,16,32."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= 2**16 for part in parts):
+        raise RequestError(f"--gpus: {text!r} is no list of numbers of GPUs. Write such as 8 or 8,16,32.")
+    return tuple(map(int, parts))
+
+
+def plan_job(resolved: ResolvedJob, memory: int | None = None, gpus: Sequence[int] = ()) -> Plan:
+    """Plan for devices of so much memory, or for this machine; with `gpus`, also for so many of them together."""
+    spec = resolved.spec
+    # Whoever names a size of memory, or a number of GPUs, means GPUs: this machine need not have any.
+    is_gpu = spec.device == "auto" and (memory is not None or bool(gpus))
+    device = "cuda" if is_gpu else kind_of(spec)
+    with TaskLocation(spec.task).loaded(spec.seed) as task_type:
+        task = configure(task_type, spec.params, resolved.source, spec.seed)
+        planning = _Planning(spec, task, device)
+        return planning.plan(_target(spec, device, memory, planning.workers), gpus)
+
+
+class _Planning:
+    """A job on a kind of device, of which parts are traced when they are needed."""
+
+    def __init__(self, spec: JobSpec, task: Task, device: str) -> None:
+        self.spec, self.device = spec, device
+        self.precision = spec.precision
+        if self.precision == "auto":
+            self.precision = "bf16" if device == "cuda" else "fp32"
+        self.workers = workers_here(spec, usable_cores())
+        shape = mesh_of(spec.strategy, self.workers)
+        # A model that is gathered on the way is not compiled.
+        self.compiled = device == "cuda" and spec.compile is not False and shape is None
+        if shape is None:
+            self.workers = min(spec.lanes, self.workers)
+            self.hosting = host_lanes(spec.lanes, self.workers)
+        else:
+            self.hosting = tuple(shape.lanes_of(worker, spec.lanes) for worker in range(shape.size))
+        parts = spec.lanes * spec.accumulate
+        self.samples = FIRST_GUESS if spec.batch_size == AUTO_BATCH else -(-spec.batch_size // parts)
+        self._task = task
+        self._footprints: dict[tuple[bool | str, bool], Footprint] = {}
+        self._samples: Samples = build_samples(task, spec)
+        self._sharded = None if shape is None else ShardedPlan(task, spec, shape, self._batch(self.samples))
+
+    def plan(self, target: Target, gpus: Sequence[int]) -> Plan:
+        spec, checkpointed = self.spec, self.spec.memory.checkpoint_activations
+        found = self._traced(checkpointed)
+        parts = tuple(self._parts(found))
+        traffic, server = self._traffic(found)
+        plan = Plan(
+            job=spec.name,
+            device=self.device,
+            precision=self.precision,
+            compiled=self.compiled,
+            checkpointed=checkpointed,
+            lanes=spec.lanes,
+            workers=self.workers,
+            accumulate=spec.accumulate,
+            samples=self.samples,
+            model=_sizes(found if self._sharded is None else self._sharded.whole(found)),
+            parts=parts,
+            target=target,
+            traffic=traffic,
+            server=server,
+            spread=None if self._sharded is None else self._sharded.spread,
+            meshes=(),
+            meshes_checkpointed=bool(checkpointed),
+            advice=(),
+            notes=(*found.notes, *self._notes()),
+        )
+        can_checkpoint = found.has_blocks and not checkpointed
+        again = self._traced(True) if can_checkpoint and (gpus or not plan.fits) else None
+        meshes = self._meshes(checkpointed, gpus, target) if gpus else ()
+        if again is not None and not all(mesh.fits and mesh.shape.shard == 1 for mesh in meshes):
+            cheaper = self._meshes(True, gpus, target)
+            # What is computed again costs a third more time: only where layouts fit that way alone, or without cutting
+            # tensors, which has every layer exchange its activations.
+            if _suits(cheaper) > _suits(meshes):
+                meshes, plan = cheaper, replace(plan, meshes_checkpointed=True)
+        plan = replace(plan, meshes=meshes)
+        return plan if plan.fits else replace(plan, advice=tuple(self._advice(plan, found, again)))
+
+    def _traced(self, checkpointed: bool | str, whole: bool = False) -> Footprint:
+        """With the model as it is on a worker, or `whole`."""
+        if (checkpointed, whole) not in self._footprints:
+            if self._sharded is None or whole:
+                found = self._trace(checkpointed, None)
+            else:
+                found = self._sharded.traced(lambda cut: self._trace(checkpointed, cut))
+            self._footprints[checkpointed, whole] = found
+        return self._footprints[checkpointed, whole]
+
+    def _trace(self, checkpointed: bool | str, cut: Callable[[Any], None] | None) -> Footprint:
+        return footprint(
+            self._task,
+            self.spec,
+            self._batch,
+            self.samples,
+            precision=self.precision,
+            fused=self.compiled,
+            checkpointed=checkpointed,
+            cut=cut,
+        )
+
+    def _batch(self, samples: int) -> Any:
+        length = len(self._samples.datasets[Source.TRAINING])
+        numbers = [number % length for number in range(samples)]
+        return batch_of(self._samples[Request(Source.TRAINING, 0, numbers)]).content
+
+    def _parts(self, found: Footprint) -> Iterator[Part]:
+        if self._sharded is not None:
+            yield from self._sharded.parts(found, self.precision)
+            return
+        spec, hosted = self.spec, len(self.hosting[0])
+        yield Part("weights", found.weights)
+        if found.buffers:
+            yield Part("buffers", found.buffers)
+        if spec.lanes == 1:
+            yield Part("gradients", found.gradients)
+        else:
+            yield Part("gradients", (hosted + 1) * found.gradients, f"{plural(hosted, 'lane')} of its own, and the sum")
+        if isinstance(spec.strategy, ServersSpec):
+            yield Part("optimizer", 0, f"on the servers: {size(found.optimizer)}")
+        else:
+            yield Part("optimizer", found.optimizer)
+        if spec.average is not None:
+            yield Part("averages", found.weights)
+        if spec.strategy.compress is not None and spec.strategy.compress.feedback:
+            kept = 1 if isinstance(spec.strategy, DdpSpec) else hosted
+            yield Part("feedback", kept * found.gradients, "what compression has left out so far")
+        if found.weight_copies:
+            yield Part("weight copies", found.weight_copies, f"in {self.precision}")
+        yield Part("activations", found.kept, "kept for the backward pass", grows=True)
+        if found.working:
+            yield Part("working", found.working, "at the worst moment of a step", grows=True)
+        yield Part("batch", found.batch, grows=True)
+
+    def _traffic(self, found: Footprint) -> tuple[tuple[Traffic, ...], Traffic | None]:
+        strategy = self.spec.strategy
+        if self._sharded is not None:
+            return self._sharded.traffic(found), None
+        if isinstance(strategy, ServersSpec):
+            return server_traffic(found.gradients, self.hosting, strategy.servers, strategy.replicas)
+        sizes = {shape.dtype: shape.itemsize for shape in found.trained}
+        buckets = plan_buckets(found.trained, self.spec.bucket_mb)
+        return ring_traffic([(bucket.numel, sizes[bucket.dtype]) for bucket in buckets], self.hosting), None
+
+    def _meshes(self, checkpointed: bool | str, gpus: Sequence[int], target: Target) -> tuple[Mesh, ...]:
+        found = self._traced(checkpointed, whole=self._sharded is not None)
+        needs = _needs(found, in_bf16=self.precision == "bf16", has_average=self.spec.average is not None)
+        room = replace(target, workers=1).room
+        return tuple(propose_mesh(needs, number, room) for number in gpus)
+
+    def _notes(self) -> Iterator[str]:
+        if self._sharded is not None:
+            yield from self._sharded.notes
+        if self.spec.batch_size == AUTO_BATCH:
+            yield f"batch_size: auto is found when a job begins; this is for {FIRST_GUESS} samples at a time"
+        if self.spec.strategy.compress is not None:
+            yield "communication is told without strategy.compress, which makes it less"
+
+    def _advice(self, plan: Plan, found: Footprint, again: Footprint | None) -> Iterator[str]:
+        """What would make it fit, in the order of what it costs; what does not suffice alone says so."""
+        room, each = plan.target.room, self.spec.lanes * self.spec.accumulate
+        fixed = sum(part.bytes for part in plan.parts if not part.grows)
+        most = plan.most_samples
+        if fixed > room:
+            yield (
+                f"Weights, gradients and optimizer alone take {size(fixed)}, and there is room for {size(room)}: no "
+                "batch is small enough."
+            )
+        if most:
+            times = -(-plan.samples // most)
+            accumulate = self.spec.accumulate * times
+            yield (
+                f"accumulate: {accumulate} has {-(-plan.samples // times)} samples go through the model at a time "
+                f"instead of {plan.samples}; the batch stays what it is."
+            )
+        if again is not None:
+            need = sum(part.bytes for part in self._parts(again))
+            less = f"memory: {{checkpoint_activations: true}} needs {size(need)} instead of {size(plan.bytes)}"
+            yield f"{less}, which {'fits' if need <= room else 'is not enough alone'}; steps take about a third longer."
+        if plan.precision == "fp32" and plan.device == "cuda":
+            yield "precision: bf16 halves most of the activations."
+        if self._sharded is not None:
+            yield from self._sharded.advice(found, plan.precision, room)
+        elif len(self.hosting[0]) > 1:
+            yield (
+                f"More workers: each lane that a worker hosts takes {size(found.gradients)} for its gradient, and of "
+                f"{plan.lanes} lanes one of {plural(plan.workers, 'worker')} hosts {len(self.hosting[0])}. "
+                f"With {plan.lanes} workers, each on a device of its own, each hosts one."
+            )
+        if most:
+            yield f"batch_size: {most * each} is the largest that fits otherwise as it is; it changes what is learned."
+        if not plan.meshes and not most and self._sharded is None:
+            yield self._over_shards(plan.target, again is not None)
+
+    def _over_shards(self, target: Target, is_again: bool) -> str:
+        """The smallest number of devices that together have room."""
+        number, with_it = 2, " with checkpoint_activations" if is_again else ""
+        checkpointed = is_again or self.spec.memory.checkpoint_activations
+        while number <= _MOST_GPUS:
+            (mesh,) = self._meshes(checkpointed, (number,), target)
+            if mesh.fits and mesh.shape.tensor == 1:
+                return f"{mesh.strategy} over {number} GPUs{with_it} needs {size(mesh.bytes)} for each, which fits."
+            number *= 2
+        return "Sharding the model would not help either: one micro-batch alone does not fit."
+
+
+def _suits(meshes: Sequence[Mesh]) -> tuple[int, int]:
+    return sum(mesh.fits for mesh in meshes), -sum(mesh.shape.tensor for mesh in meshes)
+
+
+def _needs(found: Footprint, *, in_bf16: bool, has_average: bool) -> ModelNeeds:
+    share = 2 if in_bf16 else 1
+    whole = min(found.weights, 2 * found.largest_block + found.outside_blocks) // share
+    return ModelNeeds(
+        weights=found.weights * (2 if has_average else 1),
+        gradients=found.gradients,
+        optimizer=found.optimizer,
+        weight_copies=found.weight_copies,
+        gathered=whole + max(found.largest_block, found.outside_blocks) // share,
+        travelling=found.weights // share,
+        activations=found.kept + found.working + found.batch + found.buffers,
+        in_bf16=in_bf16,
+    )
+
+
+def _sizes(found: Footprint) -> Sizes:
+    by_dtype: dict[str, int] = {}
+    for shape in found.tensors:
+        name = shape.dtype.removeprefix("torch.")
+        by_dtype[name] = by_dtype.get(name, 0) + shape.nbytes
+    trained = sum(shape.numel for shape in found.trained)
+    return Sizes(sum(shape.numel for shape in found.tensors), trained, found.weights, by_dtype, found.modules)
+
+
+def _most_samples(parts: Sequence[Part], samples: int, room: int) -> int:
+    fixed = sum(part.bytes for part in parts if not part.grows)
+    growing = sum(part.bytes for part in parts if part.grows)
+    return max(0, (room - fixed) * samples // max(1, growing))
+
+
+def _target(spec: JobSpec, device: str, memory: int | None, workers: int) -> Target:
+    if memory is not None:
+        return Target(memory, 1, "a GPU" if device == "cuda" else "a worker's share of the host")
+    if device == "cpu":
+        return Target(free_memory(), workers, "the memory that is free here")
+    gpus = gpus_here()
+    there = memory_of(gpus[0]) if gpus else None
+    if there is None:
+        raise RequestError(
+            "how much memory a GPU has cannot be told here: say it with --memory, such as --memory 80GB."
+        )
+    return Target(there, -(-(workers + server_count(spec.strategy)) // len(gpus)), "the GPU here")

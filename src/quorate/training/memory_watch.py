@@ -1,0 +1,66 @@
+"""How much of its device's memory a worker uses: looked at now and then, and told when it is short."""
+
+import logging
+import threading
+
+from quorate.observe.events import DeviceMemoryUse
+from quorate.observe.quantities import gibibytes
+from quorate.spec.job import JobSpec
+from quorate.training.device import Device
+
+log = logging.getLogger(__name__)
+
+NEARLY_FULL = 0.95
+"""Of a device's memory. Beyond it PyTorch soon has to give back what it keeps, which takes time, before it runs out."""
+
+
+class MemoryWatch:
+    """Made once in a worker, when its model is built. Asked by the loop, and by what samples the system on its thread:
+    a device tells what was since it was last asked, so nobody else asks it."""
+
+    def __init__(self, spec: JobSpec, device: Device) -> None:
+        self._spec = spec
+        self._device = device
+        self._lock = threading.Lock()
+        self._most: DeviceMemoryUse | None = None
+        self._since_taken: DeviceMemoryUse | None = None
+        self._has_warned = False
+        self._steps = 0
+        device.memory_use()  # what it took to build the model and to try compiling it is no part of training
+
+    def look(self) -> DeviceMemoryUse | None:
+        """The most that was used so far."""
+        with self._lock:
+            if (use := self._device.memory_use()) is not None:
+                self._most = use.with_earlier(self._most)
+                self._since_taken = use.with_earlier(self._since_taken)
+            return self._most
+
+    def take(self) -> DeviceMemoryUse | None:
+        """The most that was used since it was last taken."""
+        self.look()
+        with self._lock:
+            taken, self._since_taken = self._since_taken, None
+        return taken
+
+    def notes(self) -> list[str]:
+        """That memory is nearly full, once. Called at every step, and looks at the first, second, fourth, eighth … of
+        this process, which may have begun anywhere in the job."""
+        self._steps += 1
+        is_quiet = self._has_warned or self._steps & (self._steps - 1) or self._spec.on_out_of_memory == "shrink"
+        use = None if is_quiet or self._device.is_host else self.look()
+        if use is None or use.reserved_bytes < NEARLY_FULL * use.total_bytes:
+            return []
+        self._has_warned = True
+        advice = {
+            "`on_out_of_memory: shrink` goes on with smaller micro-batches": self._spec.strategy.kind == "ring",
+            "`memory: {checkpoint_activations: true}` needs less": not self._spec.memory.checkpoint_activations,
+        }
+        told = ", ".join(sentence for sentence, holds in advice.items() if holds)
+        note = (
+            "the memory of the GPU is nearly full: "
+            f"{gibibytes(use.reserved_bytes)} of {gibibytes(use.total_bytes)} GiB. "
+            f"If it runs out, the job ends{f'; {told}' if told else ''}."
+        )
+        log.warning("%s", note)
+        return [note]

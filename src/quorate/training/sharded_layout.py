@@ -1,0 +1,147 @@
+"""The state of a gang whose workers hold a part each: parameters, their averages and what optimizers keep of them are
+cut over a mesh, and everything else is everybody's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from quorate.checkpoint.boxes import Box, Shape
+from quorate.checkpoint.pieces import pieces_of
+from quorate.checkpoint.reshard import tensor_forms
+from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode
+from quorate.core.errors import UnsupportedModelError
+from quorate.core.generation import Generation
+from quorate.core.mesh import MeshShape
+from quorate.training.progress import Progress
+from quorate.training.replica import Replica
+from quorate.training.sharded_tensors import as_piece, box_of, cut_by, is_spread, local
+from quorate.training.state_layout import HeldState, Parts, shared_out
+
+DIMENSIONS = ("replicate", "shard", "tensor")
+"""What the dimensions of the mesh are called, in the order in which workers are numbered."""
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Every worker writes a share of its part, and whoever holds the same part, in another replica, the rest of it.
+
+    Replicas of a part are compared with each other, and can be each other's donors. A checkpoint is taken up from
+    whatever mesh it is of, or of none: each worker reads what it holds.
+    """
+
+    replica: Replica
+    shape: MeshShape
+    rank: int
+
+    def state(self, progress: Progress) -> HeldState:
+        encoded = encode({"replica": _in_pieces(self.replica.state()), "progress": progress.to_dict()})
+        part = self.shape.part(self.rank)
+        compared = {_named(name, tensor, part): local(tensor) for name, tensor in self.replica.state_tensors().items()}
+        is_whole = self.shape.parts == 1
+        return HeldState(encoded, compared, self._weights, self.replica.device, is_whole=is_whole)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """What this worker has of the weights, by the names whose digests, of all workers, make the weights digest."""
+        return {
+            _named(name, tensor, self.shape.part(self.rank)): local(tensor) for name, tensor in self.replica.tensors()
+        }
+
+    def parts(self, held: HeldState, writers: int) -> Parts:
+        """Of its own alone. What the same workers hold they share out among themselves, by size."""
+        tensors = held.encoded.tensors
+        sizes = tuple((name, tensor.numel()) for name, tensor in tensors.items())
+        if self._known.get("sizes") != sizes:
+            self._known.update(sizes=sizes, own=self._own_share(held))
+        own: tuple[str, ...] = self._known["own"]
+        return tuple(own if rank == self.rank else () for rank in range(writers))
+
+    def load(self, encoded: Encoded) -> Progress:
+        state = decode(encoded.skeleton, encoded.tensors, self.boxes)
+        self.replica.load(state["replica"])
+        return Progress.from_dict(state["progress"])
+
+    def boxes(self, place: Place, shape: Shape) -> Box | None:
+        tensor = self._at(place)
+        return None if tensor is None or tuple(tensor.shape) != shape else box_of(tensor)
+
+    def donors(self, generation: Generation) -> Mapping[int, int]:
+        """The first who holds the same part where the generation goes on; nobody where that is lost."""
+        behind = {generation.position(worker) for worker in generation.behind}
+        holders = {position: generation.holders(generation.members[position].part) for position in behind}
+        return {position: of[0] for position, of in holders.items() if of}
+
+    def _own_share(self, held: HeldState) -> tuple[str, ...]:
+        tensors = held.encoded.tensors
+        by_holders: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
+        for place, form in tensor_forms(held.encoded.skeleton):
+            names = [form["tensor"]] if "tensor" in form else list(pieces_of(form))
+            holders = self._holders(place, form)
+            by_holders.setdefault(holders, {}).update({name: tensors[name] for name in names})
+        own: list[str] = []
+        for holders, shared in by_holders.items():
+            shares = shared_out(shared, [[] for _ in holders])
+            own += shares[holders.index(self.rank)]
+        return tuple(own)
+
+    def _holders(self, place: Place, form: Mapping[str, Any]) -> tuple[int, ...]:
+        """Who else holds what this worker holds of a tensor: all who stand alike in the dimensions that cut it."""
+        tensor = self._at(place) if "pieces" in form else None
+        if "pieces" in form and (tensor is None or list(tensor.shape) != form["shape"]):
+            raise UnsupportedModelError(f"'{dotted(place)}' is cut over the mesh otherwise than its parameter")
+        by = frozenset[str]() if tensor is None else cut_by(tensor)
+        fixed = [self._coordinate(self.rank)[DIMENSIONS.index(name)] if name in by else None for name in DIMENSIONS]
+        return tuple(
+            rank
+            for rank in range(self.shape.size)
+            if all(at is None or at == own for at, own in zip(fixed, self._coordinate(rank), strict=True))
+        )
+
+    def _coordinate(self, rank: int) -> tuple[int, int, int]:
+        shape = self.shape
+        return rank // shape.parts, rank // shape.tensor % shape.shard, rank % shape.tensor
+
+    def _at(self, place: Place) -> torch.Tensor | None:
+        """The tensor at a place in the tree of a state; of what an optimizer keeps, the parameter that it is of."""
+        match place:
+            case ("replica", "tensors", name):
+                return self._by_name.get(name)
+            case ("replica", "optimizers", optimizer, "state", number, _):
+                return self._by_number.get((optimizer, number))
+        return None
+
+    @cached_property
+    def _known(self) -> dict[str, Any]:
+        """Its share of what was last saved, and of which names and sizes that was: they seldom change."""
+        return {}
+
+    @cached_property
+    def _weights(self) -> frozenset[str]:
+        """The names of the weights in all parts."""
+        parts = range(self.shape.parts)
+        return frozenset(_named(name, tensor, part) for name, tensor in self.replica.tensors() for part in parts)
+
+    @cached_property
+    def _by_name(self) -> dict[str, torch.Tensor]:
+        return {name: tensor for name, tensor in self.replica.tensors() if is_spread(tensor)}
+
+    @cached_property
+    def _by_number(self) -> dict[tuple[str, int], torch.Tensor]:
+        places = self.replica.optimizers.places().items()
+        return {place: parameter for parameter, place in places if is_spread(parameter)}
+
+
+def _named(name: str, tensor: torch.Tensor, part: int) -> str:
+    """Equal for those only who hold the same of it."""
+    return f"{name} (part {part})" if cut_by(tensor) else name
+
+
+def _in_pieces(tree: Any) -> Any:
+    """The same with the part of this worker in the place of each tensor that is spread."""
+    if isinstance(tree, dict):
+        return {key: _in_pieces(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(map(_in_pieces, tree))
+    return as_piece(tree) if is_spread(tree) else tree

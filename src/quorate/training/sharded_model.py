@@ -1,0 +1,168 @@
+"""A model of which this worker holds a part: FSDP2's shards, of modules that may be cut across besides."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from quorate.core.errors import TaskError
+from quorate.reduce.gang_world import TENSOR, GangWorld
+from quorate.spec.job import JobSpec
+from quorate.spec.strategy import FsdpSpec
+from quorate.training.activation_checkpointing import checkpoint_activations
+from quorate.training.deferred_init import CannotDefer, deferred
+from quorate.training.shard_units import check_units, units_of
+from quorate.training.sharded_passes import Passes, param_groups
+from quorate.training.sharded_tensors import local
+from quorate.training.task import Task
+from quorate.training.tensor_parallel import parallelize
+from quorate.training.tensor_plan import describe, plan_task
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Sharding:
+    """How the model of a job is spread over the workers of a mesh, of which this is one."""
+
+    def __init__(self, spec: JobSpec, world: GangWorld, device: torch.device, batch: Any = None) -> None:
+        assert isinstance(spec.strategy, FsdpSpec)
+        self.world = world
+        self._spec = spec
+        self._strategy = spec.strategy
+        self._device = device
+        self._batch = batch
+        self.passes: Passes
+
+    def build(self, task: Task, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        """What `build` gives, cut, with the initial weights that one process would have. The whole of it is in nobody's
+        memory, unless its code looks at the values of tensors. The generators must be seeded."""
+        state = torch.get_rng_state()
+        try:
+            model = self._in_parts(task, build)
+        except CannotDefer as error:
+            # Perhaps only when it was replayed: then the model that was cut is of no use either.
+            log.warning("every worker builds the whole model before it is cut: %s", error)
+            torch.set_rng_state(state)
+            model = self._cut(task, build().to(self._device))
+        # FSDP2 completes itself when a model is first called. It shall not seem that the task has given it hooks then.
+        assert isinstance(model, FSDPModule)
+        model._get_fsdp_state()._lazy_init()
+        self.passes = Passes(model)
+        return model
+
+    def _in_parts(self, task: Task, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        deferred_model = deferred(build)
+        model = self._cut(task, deferred_model.model)
+        model.to_empty(device=torch.device("cpu") if self._strategy.offload else self._device)
+        if self._strategy.offload:
+            _move_buffers(model, self._device)
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+
+        def keep(name: str, whole: torch.Tensor) -> None:
+            local(tensors[name]).copy_(part_of(whole, tensors[name]))
+
+        with torch.no_grad():
+            deferred_model.materialize(keep)
+        return model
+
+    def settle(self, model: torch.nn.Module) -> None:
+        """Have every worker hold its part alone."""
+        settle(model)
+
+    def _cut(self, task: Task, model: torch.nn.Module) -> torch.nn.Module:
+        spec, strategy, world = self._spec, self._strategy, self.world
+        if strategy.tensor > 1:
+            plan = plan_task(task, strategy, spec.seed, self._batch, model)
+            if not plan.cuts:
+                why = f" ({plan.notes[0]})" if plan.notes else ""
+                raise TaskError(
+                    f"strategy.tensor: {strategy.tensor} cuts nothing of the model{why}: all {strategy.tensor} workers "
+                    "would compute the same. Leave tensor out, name modules in strategy.plan, or choose a number by "
+                    "which heads and widths can be divided; `quorate plan` tells more."
+                )
+            for sentence in describe(plan):
+                log.info("%s", sentence)
+            parallelize(model, world.mesh[TENSOR], plan)
+        if spec.memory.checkpoint_activations:
+            checkpoint_activations(model, spec.memory.checkpoint_activations)
+        policy = MixedPrecisionPolicy(
+            param_dtype=DTYPES.get(strategy.gather or ""),
+            reduce_dtype=DTYPES.get(strategy.reduce or ""),
+            # Elsewhere autocast sees to what operations get.
+            cast_forward_inputs=spec.precision == "fp32" or (spec.precision == "auto" and self._device.type == "cpu"),
+        )
+        offload = CPUOffloadPolicy(pin_memory=self._device.type != "cpu") if strategy.offload else OffloadPolicy()
+        units = (*units_of(model, strategy), "")
+        check_units(model, units)
+        for name in units:
+            fully_shard(
+                model.get_submodule(name),
+                mesh=world.data_mesh,
+                reshard_after_forward=strategy.reshard,
+                mp_policy=policy,
+                offload_policy=offload,
+            )
+        for module in shards_of(model):
+            # Lanes have weighted their gradients: they are summed, and not averaged.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        return model
+
+
+def _move_buffers(model: torch.nn.Module, device: torch.device) -> None:
+    """They are not cut, and so are nothing that would be brought to the device when it is needed."""
+    moved: dict[torch.Tensor, torch.Tensor] = {}  # several modules may have the same
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = moved.setdefault(buffer, buffer.to(device))
+
+
+def settle(model: torch.nn.Module) -> None:
+    """Have everybody hold a part again, and nothing more, wherever a pass was left: what was gathered or summed, and
+    what was under way, is dropped. A group that is over is not waited for."""
+    for module in shards_of(model):
+        state = module._get_fsdp_state()
+        state._training_state = TrainingState.IDLE
+        for group in param_groups(module):
+            group._all_gather_result = group._post_reduce_event = group._all_reduce_state = None
+            group._partial_reduce_output = group._reshard_after_forward_event = None
+            group._post_forward_indices.clear()
+            group._training_state = TrainingState.IDLE
+            group._to_sharded()
+            for parameter in group.fsdp_params:
+                parameter.unsharded_accumulated_grad = None
+                if (gathered := getattr(parameter, "_unsharded_param", None)) is not None:
+                    gathered.grad = None
+    # What all of them share: torch 2.13 does the same by `_reset_iter_state`, which waits besides.
+    root: Any = model._get_fsdp_state()  # type: ignore[operator]
+    shared, context = root._comm_ctx, root._state_ctx
+    shared.all_gather_state = None
+    shared.post_forward_order.clear()
+    if hasattr(shared, "reduce_scatter_states"):
+        shared.reduce_scatter_states.clear()
+        shared._last_post_reduce_events.clear()
+    else:
+        shared.reduce_scatter_state = None
+    context.iter_forward_root = None
+    context.post_backward_final_callback_queued = False
+
+
+def shards_of(model: torch.nn.Module) -> Iterator[FSDPModule]:
+    """The modules that are gathered by themselves."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def part_of(whole: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The part of a whole tensor that this worker holds of such a one."""
+    if not isinstance(target, DTensor):
+        return whole
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    return whole[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]

@@ -1,0 +1,55 @@
+"""Gradients overflow, and then somebody dies: whoever takes over has the loss scale of those who stay."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from command import TASK_SOURCE, Workplace
+from quorate.observe.summary import summary_rows
+from trial import assert_recovered, chaos, told, undisturbed_in
+
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
+
+KEYS: dict[str, Any] = {
+    "batch_size": 16,
+    "steps": 14,
+    "workers": 2,
+    "device": "cpu",
+    "precision": "fp16",
+    "loss_scale": {"initial": 2**22, "growth_interval": 2},
+    "evaluate": {"every": "end"},
+    "checkpoint": {"every": 5, "keep": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    with undisturbed_in(tmp_path_factory.mktemp("fp16"), TASK_SOURCE, **KEYS) as place:
+        yield place
+
+
+def scales(events: list[dict[str, Any]]) -> dict[int, tuple[float, bool]]:
+    return {event["step"]: (event["loss_scale"], event.get("overflow", False)) for event in events}
+
+
+def reference(place: Workplace) -> dict[int, tuple[float, bool]]:
+    return scales([event for event in place.events(place.folder / "runs" / "tiny-0001") if event["kind"] == "step"])
+
+
+def test_overflows_are_told_and_counted(place: Workplace) -> None:
+    run = place.folder / "runs" / "tiny-0001"
+    steps = reference(place)
+    count = sum(overflow for _, overflow in steps.values())
+    assert 1 < count < len(steps) - 1
+    result = json.loads((run / "result.json").read_text())
+    assert result["loss_scale"] == {"final": steps[14][0], "overflow_steps": count}
+    assert f"{count} steps overflowed and changed no weight" in dict(summary_rows(result))["loss scale"]
+
+
+@pytest.mark.parametrize("fault", ["kill worker 1 at step 3", "kill worker 0 at step 8", "kill all at step 7"])
+def test_kills_leave_the_same_bits_and_the_same_scales(place: Workplace, fault: str) -> None:
+    document = chaos(place, fault)
+    assert_recovered(place, document)
+    assert scales(told(place, document, "step")) == reference(place)

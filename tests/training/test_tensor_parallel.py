@@ -1,0 +1,63 @@
+"""Models that are cut across real processes, over Gloo, in float64: they compute what the whole ones compute."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training import cut_models
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(size: int, models: list[str], folder: Path) -> list[dict[str, Any]]:
+    """What each process found."""
+    paths = [ROOT / "tests" / "training", ROOT / "tests", ROOT, ROOT / "examples" / "models"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, cut_models.__file__]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(size), str(folder), *models],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        errors = [process.communicate(timeout=200)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(process.returncode == 0 for process in processes), errors
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def check(told: list[dict[str, Any]]) -> None:
+    for name in told[0]:
+        assert all(each[name]["difference"] <= 1e-12 * each[name]["scale"] for each in told), name
+        assert told[0][name]["scale"] > 0.1, f"{name} has next to no gradients to compare"
+        assert told[0][name]["held"] < told[0][name]["of"], name
+
+
+def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
+    told = run(2, ["gpt2", "bert", "vit-dropout", "llama", "split-dropout", "encoder", "gated-by-hand"], tmp_path)
+    check(told)
+    # Nothing is exchanged beyond what cutting needs: of two blocks each adds up twice, and deals out once.
+    for name in ("gpt2", "bert", "vit-dropout", "split-dropout"):
+        assert told[0][name]["exchanges"] == {"all_reduce": 4, "all_to_all_single": 2}, name
+    assert told[0]["llama"]["exchanges"] == {"all_reduce": 4}
+
+
+@pytest.mark.long
+def test_every_other_model_too(tmp_path: Path) -> None:
+    check(run(2, list(cut_models.MODELS), tmp_path))
+
+
+@pytest.mark.long
+def test_four_processes_compute_what_one_does_also_with_shards(tmp_path: Path) -> None:
+    check(run(4, ["gpt2", "llama", "split-dropout", "gated-by-hand", "gpt2+shard", "llama+shard"], tmp_path))
