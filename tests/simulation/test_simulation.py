@@ -105,7 +105,7 @@ def test_no_invariant_breaks_whatever_befalls(seeds: range) -> None:
     assert endings["interrupted"] > 0
     assert sum(verdict.generations for verdict in verdicts) > 1.5 * len(seeds)
     assert sum(verdict.copies for verdict in verdicts) > 0.2 * len(seeds)
-    assert sum(verdict.successions for verdict in verdicts) > 0.2 * len(seeds)
+    assert sum(verdict.successions for verdict in verdicts) > 0.1 * len(seeds)
 
 
 @pytest.mark.long

@@ -267,8 +267,9 @@ class Supervisor:
                 with contextlib.suppress(LinkError):  # asked again in the next round, of the next coordinator perhaps
                     client.stop(stop)
                     asked = True
-            if stop and not self._has_formed:  # nothing is trained yet that would have to be saved
-                return Outcome(None, {"ending": stop})
+            # Told of the stop after every generation before it: without one nothing is trained that were to be saved.
+            if self._stop_told and not self._has_formed:
+                return Outcome(None, {"ending": self._stop_told})
         # They have been told of the end; whoever does not leave in time is killed with the engine.
         is_complete = watch.outcome.failure is None and watch.outcome.result.get("steps")
         patience = self._timing.failure_timeout if is_complete else min(self._timing.failure_timeout, 1.0)
