@@ -528,8 +528,8 @@ def gpu(
 ) -> None:
     """Train the models of examples/models on one GPU, and compare with loops that were tuned by hand.
 
-    Rows: resnet50, lanes, transformers, digests, recovery, exchange, busy, checkpoint, memory, cifar. Each takes
-    8 minutes or less on one H200. With --output, the file is written after every measurement.
+    Rows: resnet50, lanes, transformers, gangs, planned, digests, recovery, exchange, busy, checkpoint, memory, cifar.
+    Each takes 8 minutes or less on one H200. With --output, the file is written after every measurement.
 
     \b
     Examples:

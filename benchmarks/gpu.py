@@ -17,12 +17,19 @@ CAPTURED = System("hand-captured", "benchmarks.peers.gpu_loops")
 BY_HAND = System("lightning-by-hand", "benchmarks.peers.gpu_loops")
 LIGHTNING = System("lightning", "benchmarks.peers.gpu_loops", needs=Needs(("pytorch-lightning", "torch")))
 ACCELERATE = System("accelerate", "benchmarks.peers.gpu_loops", needs=Needs(("accelerate", "torch")))
+GANG = System("quorate-ddp", "benchmarks.own.gpu_speed", is_ours=True)
+PLAIN_DDP = System("hand-ddp", "benchmarks.peers.gpu_loops")
 TUNED = (COMPILED, CAPTURED)
-OURS = (QUORATE.name, FREE.name)
+OURS = (QUORATE.name, FREE.name, GANG.name)
 DEFAULTS = (BY_HAND, LIGHTNING, ACCELERATE)
 
 MODELS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "vit_b16": "ViT-B/16", "bert_large": "BERT-Large"}
-MODELS |= {"gpt2": "GPT-2", "cifar_resnet50": "CIFAR-10, ResNet-50", "cifar_resnet18": "CIFAR-10, ResNet-18"}
+MODELS |= {
+    "gpt2_1b": "1B transformer",
+    "gpt2": "GPT-2",
+    "cifar_resnet50": "CIFAR-10, ResNet-50",
+    "cifar_resnet18": "CIFAR-10, ResNet-18",
+}
 RESNET, SAVING, SHARDED = MODELS["resnet50"], "ResNet-50, a checkpoint every 50 steps", "ResNet-50 from shards"
 TRANSFORMERS = ("vit_b16", "bert_large", "gpt2")
 DIGESTS = ("resnet18", "gpt2")
@@ -30,6 +37,7 @@ LANES = (2, 4, 8)
 SMALL = " (small, on the CPU)"
 KILLED = "ResNet-50, one of 2 workers killed"
 SHRUNK = "ResNet-50, twice the batch that fits"
+PLANNED = "1B transformer, fsdp, activation checkpointing"
 EXCHANGE = "100 MB between 2 workers"
 CIFAR_EPOCHS = {"cifar_resnet50": 10, "cifar_resnet18": 30}
 GOAL = 93.0
@@ -46,11 +54,22 @@ class Lengths:
     save_every: int = 50
     digest_steps: int = 96
     shrunk_steps: int = 12
+    planned_steps: int = 20
     kills: int = 3
     images: int = 8192
 
 
-SMOKE = Lengths(warm_up=2, steps=6, saving_steps=8, save_every=4, digest_steps=24, shrunk_steps=24, kills=1, images=256)
+SMOKE = Lengths(
+    warm_up=2,
+    steps=6,
+    saving_steps=8,
+    save_every=4,
+    digest_steps=24,
+    shrunk_steps=24,
+    planned_steps=4,
+    kills=1,
+    images=256,
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +111,10 @@ class Gpu:
             details["of_tuned_percent"] = 100 * tuned / row.ms
         if usual:
             details["of_defaults"] = usual / row.ms
-        if one_lane is not None and case in map(lanes_case, LANES):
+        plain = _fastest(rows, (PLAIN_DDP,), row.case)
+        if plain and row.system == GANG.name:
+            details["of_plain_ddp_percent"] = 100 * plain / row.ms
+        if one_lane is not None and (case in map(lanes_case, LANES) or row.system == GANG.name):
             details["of_one_lane_percent"] = 100 * one_lane.ms / row.ms
         if one_lane is not None and case == SAVING:
             # By the mean: what happens only now and then has no share in the median.
@@ -130,10 +152,21 @@ class Gpu:
             turns += [self._loop(system, model) for system in TUNED]
         return turns
 
+    def gangs(self) -> list[Turn]:
+        """A gang of one, against one lane of the ring and against DistributedDataParallel."""
+        ours = [self._speed(QUORATE, "resnet50"), self._speed(GANG, "resnet50", strategy="ddp")]
+        return [*ours, self._loop(PLAIN_DDP, "resnet50")]
+
+    def planned(self) -> list[Turn]:
+        """A model of a billion parameters, and the memory that `quorate plan` says it needs."""
+        script = System(QUORATE.name, "benchmarks.own.gpu_planned", is_ours=True)
+        keys = {"strategy": "fsdp", "memory": {"checkpoint_activations": True}, "steps": self.lengths.planned_steps}
+        return [self._turn(script, "gpt2_1b", PLANNED, True, {}, **keys)]
+
     def digests(self) -> list[Turn]:
         """Everything that must not change a bit."""
         script = System(QUORATE.name, "benchmarks.own.gpu_digests", is_ours=True)
-        order, steps = {"workers": [1, 2, 4]}, self.lengths.digest_steps
+        order, steps = {"workers": [1, 2, 4], "servers": 2}, self.lengths.digest_steps
         return [self._turn(script, model, digests_case(model), True, order, lanes=4, steps=steps) for model in DIGESTS]
 
     def recovery(self) -> list[Turn]:
@@ -201,6 +234,8 @@ ROWS: dict[str, Callable[[Gpu], list[Turn]]] = {
     "resnet50": Gpu.resnet50,
     "lanes": Gpu.lanes,
     "transformers": Gpu.transformers,
+    "gangs": Gpu.gangs,
+    "planned": Gpu.planned,
     "digests": Gpu.digests,
     "recovery": Gpu.recovery,
     "exchange": Gpu.exchange,
@@ -215,6 +250,10 @@ REMARKS = {
     "of_tuned_percent": ("of hand-tuned", 1, " %"),
     "of_defaults": ("of defaults", 2, "×"),
     "of_one_lane_percent": ("of one lane", 1, " %"),
+    "of_plain_ddp_percent": ("of plain DDP", 1, " %"),
+    "planned_gb": ("planned", 1, " GB"),
+    "used_gb": ("used", 1, " GB"),
+    "off_plan_percent": ("off the plan", 1, " %"),
     "slower_percent": ("slower", 1, " %"),
     "busy_percent": ("busy", 1, " %"),
     "digests": ("digests", 0, ""),

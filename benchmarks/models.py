@@ -14,6 +14,7 @@ _SMALL: dict[str, dict[str, Any]] = {
     "resnet50": {"width": 4, "depth": 18, **_SMALL_IMAGES},
     "vit_b16": {"patch": 8, "width": 32, "heads": 2, "layers": 2, **_SMALL_IMAGES},
     "gpt2": _SMALL_TEXT,
+    "gpt2_1b": _SMALL_TEXT,
     "bert_large": _SMALL_TEXT,
     "cifar_resnet18": {"width": 4},
     "cifar_resnet50": {"width": 4, "depth": 18},

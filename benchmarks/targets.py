@@ -8,8 +8,10 @@ from benchmarks.gpu import (
     DIGESTS,
     EXCHANGE,
     FREE,
+    GANG,
     KILLED,
     MODELS,
+    PLANNED,
     QUORATE,
     RESNET,
     SAVING,
@@ -389,6 +391,13 @@ TARGETS = (
         for model in TRANSFORMERS
     ),
     *(
+        Target("gpu", f"ResNet-50, `strategy: ddp`: % of {what}", _detail(detail, system=GANG.name, case=RESNET), limit)
+        for what, detail, limit in (
+            ("one lane of the ring", "of_one_lane_percent", 95.0),
+            ("plain compiled DDP", "of_plain_ddp_percent", 99.0),
+        )
+    ),
+    *(
         Target(
             "gpu",
             f"{MODELS[model]}, 4 lanes: different digests of all runs",
@@ -413,6 +422,7 @@ TARGETS = (
             ("ResNet-50, a checkpoint every 50 steps: % slower", "slower_percent", SAVING, 1.0, False),
             ("twice the batch that fits: times that a step is done again", "redone", SHRUNK, 3.0, False),
             ("twice the batch that fits: different digests, killed and resumed", "digests", SHRUNK, 1.0, False),
+            ("1B transformer, fsdp: % that its memory is off the plan", "off_plan_percent", PLANNED, 10.0, False),
             ("CIFAR-10, ResNet-50, 10 epochs: % right", "best_percent", MODELS["cifar_resnet50"], 90.0, True),
             ("CIFAR-10, ResNet-18, 30 epochs: % right", "best_percent", MODELS["cifar_resnet18"], 93.0, True),
         )

@@ -1,4 +1,4 @@
-"""One job on one GPU in every way that must not change its bits: workers, a kill, a resume, an empty compile cache."""
+"""One job on one GPU in every way that must not change its bits: workers, servers, a kill, a resume, an empty cache."""
 
 import os
 import signal
@@ -18,6 +18,7 @@ def main() -> None:
     order = read_order()
     ways: dict[str, Callable[[dict[str, Any]], str]] = {
         **{f"{workers} workers": on_workers(workers) for workers in order["workers"]},
+        "servers": on_servers,
         "killed": killed,
         "resumed": resumed,
         "empty compile cache": with_empty_cache,
@@ -38,6 +39,12 @@ def main() -> None:
 def on_workers(workers: int) -> Callable[[dict[str, Any]], str]:
     """Nothing happens to so many workers."""
     return lambda order: undisturbed(GpuRun(order, order["job"] | {"workers": workers}))
+
+
+def on_servers(order: dict[str, Any]) -> str:
+    """Two workers, whose parameters so many servers hold."""
+    strategy = {"kind": "parameter-server", "servers": order["servers"]}
+    return undisturbed(GpuRun(order, order["job"] | {"workers": 2, "strategy": strategy}))
 
 
 def with_empty_cache(order: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ class GpuRun(WatchedRun):
         """The process that trains it; it is told to end, and waited for, at the end of the block."""
         with self._errors.open("wb") as errors:
             process = subprocess.Popen(
-                command or self.command(), stdout=subprocess.DEVNULL, stderr=errors, env=self._environment()
+                command or self.command(), stdout=subprocess.DEVNULL, stderr=errors, env=self.environment()
             )
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         try:
@@ -87,7 +87,8 @@ class GpuRun(WatchedRun):
         """Its checkpoints take gigabytes."""
         shutil.rmtree(self.folder)
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """What its commands live in."""
         # Whoever runs this without installing Quorate has it on the path.
         path = [str(Path(quorate.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         # Without caches of whoever measures: a job keeps its kernels beside its runs, and so none in an empty folder.

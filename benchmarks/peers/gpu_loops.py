@@ -2,11 +2,13 @@
 
 The hand-tuned ones have all that a careful person does: bfloat16, channels last, fused optimizers, TF32, kernels that
 are timed, loader processes, pinned batches that are sent ahead, and `torch.compile` over model and loss; one of them
-captures the whole step in a CUDA graph besides. None of them repeats its bits. The others are what their libraries do
+captures the whole step in a CUDA graph besides, one is a DistributedDataParallel of one process. None of them repeats
+its bits. The others are what their libraries do
 by themselves, once asked for bfloat16.
 """
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -93,7 +95,16 @@ def sent_ahead(bout: Bout) -> Iterator[Batch]:
             yield ready
 
 
-def tuned(bout: Bout) -> tuple[Callable[[Batch], None], torch.optim.Optimizer]:
+def compiled(bout: Bout, model: torch.nn.Module) -> Callable[[Batch], torch.Tensor]:
+    """The loss of a batch, model and all in one piece."""
+    # On a CPU the compiler would take longer than the whole rehearsal.
+    backend = "inductor" if bout.is_gpu else "eager"
+    return torch.compile(lambda batch: bout.task.loss(model, batch), dynamic=False, backend=backend)
+
+
+def tuned(
+    bout: Bout, loss_by: Callable[[Bout, torch.nn.Module], Callable[[Batch], torch.Tensor]] = compiled
+) -> tuple[Callable[[Batch], None], torch.optim.Optimizer]:
     """A step of the hand-tuned loop, without what clears the gradients."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
@@ -105,15 +116,12 @@ def tuned(bout: Bout) -> tuple[Callable[[Batch], None], torch.optim.Optimizer]:
         group["fused"] = True
         if "capturable" in group and bout.is_gpu:
             group["capturable"] = True
-    # On a CPU the compiler would take longer than the whole rehearsal.
-    loss_of = torch.compile(
-        lambda batch: bout.task.loss(model, batch), dynamic=False, backend="inductor" if bout.is_gpu else "eager"
-    )
+    loss_of = loss_by(bout, model)
     parameters = list(model.parameters())
 
     def step(batch: Batch) -> None:
         with bout.autocast():
-            loss: torch.Tensor = loss_of(batch)
+            loss = loss_of(batch)
         loss.backward()  # type: ignore[no-untyped-call]
         bout.clip_norms(parameters)
         optimizer.step()
@@ -128,6 +136,28 @@ def train_compiled(bout: Bout) -> None:
         optimizer.zero_grad(set_to_none=True)
         step(batch)
         bout.complete()
+
+
+def train_by_ddp(bout: Bout) -> None:
+    """Compiled, as the only process of a DistributedDataParallel."""
+    with tempfile.NamedTemporaryFile(dir=bout.folder) as meeting:
+        backend, address = "nccl" if bout.is_gpu else "gloo", f"file://{meeting.name}"
+        torch.distributed.init_process_group(backend, init_method=address, rank=0, world_size=1)
+        try:
+            step, optimizer = tuned(bout, in_gang)
+            for batch in first(sent_ahead(bout), bout.blocks.total):
+                optimizer.zero_grad(set_to_none=True)
+                step(batch)
+                bout.complete()
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+def in_gang(bout: Bout, model: torch.nn.Module) -> Callable[[Batch], torch.Tensor]:
+    """The loss by a compiled model whose gradients are parts of DDP's buckets, as one does by hand."""
+    inner = torch.compile(model, dynamic=False, backend="inductor" if bout.is_gpu else "eager")
+    gang = torch.nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=True, static_graph=True)
+    return lambda batch: bout.task.loss(gang, batch)
 
 
 def train_captured(bout: Bout) -> None:
@@ -242,6 +272,7 @@ def first(batches: Iterator[Any], count: int) -> Iterator[Any]:
 LOOPS: dict[str, Callable[[Bout], None]] = {
     "hand-compiled": train_compiled,
     "hand-captured": train_captured,
+    "hand-ddp": train_by_ddp,
     "lightning-by-hand": train_by_defaults,
     "accelerate": train_by_accelerate,
     "lightning": train_by_lightning,

@@ -42,9 +42,9 @@ def test_what_several_rows_need_is_measured_once(tmp_path: Path) -> None:
     assert len(both) == len(bench(tmp_path, "lanes").turns()) + 1
 
 
-@pytest.mark.parametrize("loop", ["hand-compiled", "hand-captured", "lightning-by-hand"])
+@pytest.mark.parametrize("loop", ["hand-compiled", "hand-captured", "hand-ddp", "lightning-by-hand"])
 def test_every_loop_takes_all_its_steps(tmp_path: Path, loop: str) -> None:
-    turns = [*bench(tmp_path, "resnet50", "transformers").turns()]
+    turns = [*bench(tmp_path, "resnet50", "transformers", "gangs").turns()]
     orders = [turn.order for turn in turns if turn.system.name == loop]
     assert orders
     for order in orders[-1:]:
@@ -117,6 +117,13 @@ def test_speed_is_held_against_the_better_loop() -> None:
     assert found["ResNet-50: % of the better hand-tuned loop"].value == pytest.approx(97.5)
     assert found["ResNet-50: times as fast as Lightning and accelerate"].value == pytest.approx(2.6)
     assert found["ResNet-50: times as fast as Lightning and accelerate"].verdict == "missed"
+
+
+def test_a_gang_of_one_is_held_against_the_ring_and_against_plain_ddp() -> None:
+    found = judged([row("quorate", RESNET, 40.0), row("quorate-ddp", RESNET, 42.0), row("hand-ddp", RESNET, 41.0)])
+    assert found["ResNet-50, `strategy: ddp`: % of one lane of the ring"].value == pytest.approx(100 * 40 / 42)
+    assert found["ResNet-50, `strategy: ddp`: % of plain compiled DDP"].value == pytest.approx(100 * 41 / 42)
+    assert found["ResNet-50: % of the better hand-tuned loop"].verdict == "not measured"
 
 
 def test_lanes_and_saves_are_held_against_the_plain_job() -> None:
