@@ -25,6 +25,7 @@ def test_keys_that_change_only_how_a_job_runs() -> None:
         "workers",
         "min_workers",
         "spares",
+        "engine",
         "failure_timeout",
         "step_timeout",
         "setup_timeout",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.api import session
+from quorate.api.engines import refuse_cluster
 from quorate.api.result import Result, open_run
 from quorate.chaos.fault import Fault, Firing, Whom, firings
 from quorate.chaos.network_namespaces import can_make_networks
@@ -135,6 +136,7 @@ def try_under(
 
     Raises what stops it, but not what the faults have led to.
     """
+    refuse_cluster(resolved.spec, "faults are brought about")
     undisturbed = None if against is None else _reference(against, resolved)
     # What is wrong is refused before anything is trained, as far as the number of steps is known.
     request.script(resolved.spec, resolved.spec.steps if undisturbed is None else undisturbed.steps)

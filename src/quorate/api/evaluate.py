@@ -30,6 +30,7 @@ from quorate.core.failure import JobFailed
 from quorate.core.machine import usable_cores
 from quorate.engines.engine import Prepared
 from quorate.spec.device import workers_here
+from quorate.spec.engine import LocalSpec
 from quorate.spec.keys import Mark
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob, changes
@@ -209,8 +210,9 @@ def run_in_scratch(
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Run a job beside its run, in a folder below `scratch`; that folder and its result. `accept` refuses a machine or
     a task that does not fit. Steps are cut as the run has cut them. An interruption raises `JobFailed` too."""
-    # Its recorded port may be in use: by the very run that it stands beside.
-    spec = resolved.spec.model_copy(update={"port": 0})
+    # Its recorded port may be in use: by the very run that it stands beside. One run of a few steps is done sooner here
+    # than it is placed in a cluster.
+    spec = resolved.spec.model_copy(update={"port": 0, "engine": LocalSpec()})
     workers = workers_here(spec, usable_cores())
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)

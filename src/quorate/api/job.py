@@ -52,6 +52,7 @@ class JobKeys(TypedDict, total=False):
     workers: int | Literal["auto"]
     min_workers: int
     spares: int
+    engine: str | Section
     failure_timeout: float
     step_timeout: float | None
     setup_timeout: float | None

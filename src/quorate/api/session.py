@@ -16,6 +16,7 @@ from typing import Any
 
 from quorate.api.batch_size import with_batch_found
 from quorate.api.copies import Copies
+from quorate.api.engines import engine_of, refuse_missing_engine
 from quorate.api.fetch import fetch_run, is_copy
 from quorate.api.job import job_text
 from quorate.api.observers import Observers, refuse_missing_libraries
@@ -104,7 +105,14 @@ def run_locally(
     return Supervisor(LocalEngine(launch.run, launch.preparation), launch, show, accept, signals).run()
 
 
-def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_locally) -> Result:
+def run_on_engine(
+    launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
+) -> Outcome:
+    """Run a job where it says."""
+    return Supervisor(engine_of(launch), launch, show, accept, signals).run()
+
+
+def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_on_engine) -> Result:
     """Train a job in a new run folder."""
     refuse_in_worker()
     place = TaskLocation(resolved.spec.task)
@@ -124,7 +132,7 @@ def resume(
     watch: Watch,
     branch: bool = False,
     trust_source: bool = False,
-    runner: Runner = run_locally,
+    runner: Runner = run_on_engine,
 ) -> Result:
     """Resume from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
 
@@ -152,6 +160,7 @@ def resume(
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
         _refuse_without_key(resolved.spec)
         refuse_missing_libraries(resolved.spec.track)
+        refuse_missing_engine(resolved.spec)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         refuse_edited_job(run, checkpoint, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
@@ -189,6 +198,7 @@ def _train_in_new_run(
     text = job_text(resolved)
     _refuse_without_key(resolved.spec)
     refuse_missing_libraries(resolved.spec.track)
+    refuse_missing_engine(resolved.spec)
     with listening_to_signals() as signals:
         run = RunFolder.create(folder.absolute(), resolved.spec.name)
 

@@ -2,23 +2,29 @@
 
 from quorate.core.generation import FIRST_SERVER
 from quorate.core.gpus import gpus_here, torch_has_cuda
+from quorate.spec.engine import RaySpec, gpus_each
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import cpu_only, server_count
 
 
 def kind_of(spec: JobSpec) -> str:
-    """`cpu` or `cuda`: as the job says, or a GPU where there is one that its strategy and torch can use."""
+    """`cpu` or `cuda`: as the job says, or a GPU where there is one that its strategy and torch can use.
+
+    On a cluster this machine says nothing of the others: `auto` is a GPU if the job asks for one for each worker.
+    """
     if spec.device != "auto":
         return spec.device
+    if isinstance(spec.engine, RaySpec):
+        return "cuda" if gpus_each(spec.engine, spec.device) else "cpu"
     return "cuda" if cpu_only(spec.strategy) is None and gpus_here() and torch_has_cuda() else "cpu"
 
 
 def workers_here(spec: JobSpec, cores: int) -> int:
-    """How many workers to start on this machine: with `auto` as many as its cores allow, or as it has GPUs.
+    """How many workers to start from this machine: with `auto` as many as its cores allow, or as it has GPUs.
 
     Several workers of one GPU take turns there, and exchange what one would simply add up.
     """
-    if spec.workers != "auto" or kind_of(spec) == "cpu":
+    if spec.workers != "auto" or isinstance(spec.engine, RaySpec) or kind_of(spec) == "cpu":
         return spec.worker_count(cores)
     return max(spec.min_workers, min(spec.lanes, len(gpus_here()) or 1))
 
@@ -31,6 +37,8 @@ def gpu_of(member: int, gpus: int) -> int:
 
 def idle_gpus(spec: JobSpec, workers: int) -> str | None:
     """What to say of GPUs that nobody will compute on; None where all are used, or none was to be."""
+    if isinstance(spec.engine, RaySpec):
+        return None
     there = len(gpus_here())
     key = cpu_only(spec.strategy) if spec.device == "auto" else None
     if key is not None and there and torch_has_cuda():

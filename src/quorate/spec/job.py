@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from quorate.core.errors import JobFileError
+from quorate.spec.engine import EngineSpec, LocalSpec, RaySpec, engine_in_full
 from quorate.spec.keys import Allowed, Mark, keys_of
 from quorate.spec.nccl import NcclSpec
 from quorate.spec.override import PREFIX
@@ -236,6 +237,9 @@ class JobSpec(Section):
     ] = "auto"
     min_workers: Annotated[Count, Mark.MANNER] = 1
     spares: Annotated[CountOrZero, Mark.MANNER] = 0
+    engine: Annotated[
+        EngineSpec, Mark.MANNER, BeforeValidator(engine_in_full), Allowed("local, ray, or a mapping with kind")
+    ] = LocalSpec()
     failure_timeout: Annotated[float, Mark.MANNER, Field(gt=0), Allowed("a number of seconds above 0")] = 5.0
     step_timeout: Annotated[OptionalPositive, Mark.MANNER] = None
     setup_timeout: Annotated[OptionalPositive, Mark.MANNER] = None
@@ -262,9 +266,12 @@ class JobSpec(Section):
         return self
 
     def worker_count(self, cores: int) -> int:
-        """How many workers to start on a machine with so many cores."""
+        """How many workers to start on a machine with so many cores; on a cluster as many as can be of use: those for
+        whom there is no room yet are waited for while the others train."""
         if self.workers != "auto":
             return self.workers
+        if isinstance(self.engine, RaySpec):
+            return max(self.min_workers, self.lanes)
         return max(self.min_workers, min(self.lanes, cores // self.threads))
 
 

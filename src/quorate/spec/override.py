@@ -13,6 +13,7 @@ PREFIX = "QUORATE_"
 ENVIRONMENT = "environment "
 DEFAULT = "default"
 _LENGTHS = {"epochs", "steps"}
+_OF_KINDS = {"strategy", "engine"}
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
 
@@ -99,9 +100,9 @@ class Layers:
             section = values
             for parent in parents:
                 # What is no mapping has no inner keys, so setting one replaces it, such as a null section. The text of
-                # a strategy is its kind, which stays.
+                # a strategy or of an engine is its kind, which stays.
                 if not isinstance(given := section.get(parent), dict):
-                    section[parent] = {"kind": given} if parent == "strategy" and isinstance(given, str) else {}
+                    section[parent] = {"kind": given} if parent in _OF_KINDS and isinstance(given, str) else {}
                 section = section[parent]
             if last == "kind" and section.get(last, override.value) != override.value:
                 section.clear()  # what another kind was given is nothing to this one

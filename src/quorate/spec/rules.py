@@ -8,6 +8,7 @@ from typing import Any
 
 from quorate.core.addresses import has_secret, shown_place
 from quorate.core.errors import Problem
+from quorate.spec.engine import secret_keys
 
 OWN_PLACE = "checkpoints"
 """How `checkpoint.to` names the folder of that name in the run folder."""
@@ -242,17 +243,21 @@ def _one_gang_compression(compress: dict[str, Any], said: str) -> Iterator[Probl
 
 
 def _device_fits_strategy(job: Job, told: Told) -> Iterator[Problem]:
-    strategy = job["strategy"]
-    given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
-    mode = given.get("mode", "synchronous")
-    is_compressed = given.get("compress") is not None and given.get("kind") != "ddp"
-    if job["device"] == "cuda" and (is_compressed or mode != "synchronous"):
-        what = "strategy.compress" if is_compressed else f"strategy.mode: {mode}"
+    what = _on_cpus_alone(job["strategy"])
+    if job["device"] == "cuda" and what is not None:
         yield Problem(
             "device",
             f"{what}{told('strategy')} computes on the CPU in this version, and not on device: cuda{told('device')}",
             f"Leave {what.partition(':')[0]} out, or use device: cpu.",
         )
+
+
+def _on_cpus_alone(strategy: Any) -> str | None:
+    given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
+    mode = given.get("mode", "synchronous")
+    if given.get("compress") is not None and given.get("kind") != "ddp":
+        return "strategy.compress"
+    return None if mode == "synchronous" else f"strategy.mode: {mode}"
 
 
 def _loss_scale_is_used(job: Job, told: Told) -> Iterator[Problem]:
@@ -304,6 +309,46 @@ def _gradients_are_whole(job: Job, told: Told) -> Iterator[Problem]:
             f"strategy: {kind}{told('strategy')}",
             "Leave it out, or use strategy: ring or ddp.",
         )
+
+
+def _cluster_fits(job: Job, told: Told) -> Iterator[Problem]:
+    engine, strategy, device = job["engine"], job["strategy"], job["device"]
+    given: dict[str, Any] = {"kind": engine} if isinstance(engine, str) else dict(engine)
+    if given.get("kind") != "ray":
+        return
+    said = f"engine: ray{told('engine')}"
+    kind = strategy if isinstance(strategy, str) else dict(strategy).get("kind")
+    if kind in ("ddp", "fsdp"):
+        yield Problem(
+            "strategy",
+            f"{kind}{told('strategy')} does not run with {said} in this version",
+            "Use strategy: ring or parameter-server, or engine: local.",
+        )
+    if job["batch_size"] == AUTO:
+        yield Problem(
+            "batch_size",
+            f"auto{told('batch_size')} is looked for on this machine, and {said} trains on others",
+            "Write a number: `quorate plan` tells what fits.",
+        )
+    for secret in secret_keys(given):
+        path = f"engine.{secret}"
+        yield Problem(
+            path,
+            f"there is a secret in it{told(path)}, and whoever sees the cluster or the run would read it",
+            "Give it to the nodes by other means, in their own environment, pip.conf or netrc; Ray's own token is in "
+            "RAY_AUTH_TOKEN.",
+        )
+    gpu = dict(given.get("per_worker") or {}).get("gpu")
+    key = "engine.per_worker.gpu"
+    if device == "cuda" and gpu == 0:
+        text = f"workers without a GPU{told(key)} cannot compute on device: cuda{told('device')}"
+        yield Problem(key, text, "Write gpu: 1, or leave it out.")
+    if gpu and device == "cpu":
+        text = f"{gpu:g}{told(key)} would be held for each worker and not used: device: cpu{told('device')}"
+        yield Problem(key, text, "Leave gpu out, or write device: cuda.")
+    if gpu and device == "auto" and (what := _on_cpus_alone(strategy)):
+        text = f"{gpu:g}{told(key)} would be held for each worker and not used: {what} computes on the CPU"
+        yield Problem(key, text, f"Leave gpu out, or {what.partition(':')[0]}.")
 
 
 def _places_take_copies(job: Job, told: Told) -> Iterator[Problem]:
@@ -370,6 +415,7 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _loss_scale_is_used: frozenset({"precision", "loss_scale", "strategy"}),
     _shrinking_is_agreed: frozenset({"strategy", "on_out_of_memory"}),
     _gradients_are_whole: frozenset({"check_gradients", "strategy"}),
+    _cluster_fits: frozenset({"engine", "strategy", "device", "batch_size"}),
     _places_take_copies: frozenset({"checkpoint"}),
     _one_key: frozenset({"checkpoint"}),
 }

@@ -1,0 +1,39 @@
+"""Which engine a job runs on. Ray is imported here alone, and only for a job that asks for it: that takes a second."""
+
+from importlib.util import find_spec
+
+from quorate.core.errors import RequestError
+from quorate.engines.engine import Engine
+from quorate.engines.local import LocalEngine
+from quorate.spec.engine import RaySpec
+from quorate.spec.job import JobSpec
+from quorate.supervisor.supervisor import Launch
+
+INSTALL = "pip install 'quorate[ray]'"
+
+
+def engine_of(launch: Launch) -> Engine:
+    """The engine that the job of a launch names."""
+    refuse_missing_engine(launch.spec)
+    return LocalEngine(launch.run, launch.preparation)
+
+
+def refuse_missing_engine(spec: JobSpec) -> None:
+    """Before a run has its folder: what a job is to run on must be installed."""
+    if not isinstance(spec.engine, RaySpec):
+        return
+    # Looked for, not imported: what is wrong with the rest of the job is told without that second.
+    if find_spec("ray") is None:
+        raise RequestError(
+            f"engine: ray needs the library ray, which is not installed here: {INSTALL}. "
+            "The nodes of the cluster need the same version of it. Without a cluster: --set engine=local"
+        )
+    raise RequestError("engine: ray is not part of this version yet. Train on this machine: --set engine=local")
+
+
+def refuse_cluster(spec: JobSpec, what: str) -> None:
+    """For what happens on this machine alone."""
+    if isinstance(spec.engine, RaySpec):
+        raise RequestError(
+            f"{what} on this machine, and the job says engine: ray. Its bits are the same here: --set engine=local"
+        )

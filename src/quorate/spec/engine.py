@@ -1,0 +1,141 @@
+"""Where a job's processes run: on this machine, or on the nodes of a Ray cluster. None of it changes the bits."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from quorate.core.addresses import has_secret, is_url, shown_place, split_address
+from quorate.core.masking import is_secret
+from quorate.spec.keys import Allowed
+from quorate.spec.section import Section
+
+RAY_CLIENT = "ray://"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_URL = re.compile(r"\w+://\S+")
+
+
+def _checked_address(address: str) -> str:
+    if address in ("auto", "local"):
+        return address
+    if has_secret(address):
+        return address  # which a rule refuses, without showing it
+    protocol, separator, rest = address.rpartition("://")
+    if separator and f"{protocol}{separator}" != RAY_CLIENT:
+        raise ValueError(f"Ray's own protocol is {RAY_CLIENT}: write {RAY_CLIENT}{rest}, or {rest} alone.")
+    host, colon, _ = rest.rpartition(":")
+    if not colon:
+        port = 10001 if separator else 6379
+        raise ValueError(f"Add the port, {port} where nothing else was chosen: {address}:{port}.")
+    if not 0 < split_address(rest)[1] < 65536:
+        raise ValueError(f"A port is from 1 to 65535: {host}:6379.")
+    return address
+
+
+def _checked_folder(folder: str | None) -> str | None:
+    if folder is None:
+        return None
+    if is_url(folder):
+        raise ValueError(
+            f"Storage is a folder that all hosts have mounted. Copies of checkpoints go to {shown_place(folder)} with "
+            "checkpoint.to."
+        )
+    if not PurePath(folder).is_absolute():
+        raise ValueError("All hosts look for it, wherever they stand: write an absolute path, such as /mnt/shared.")
+    return folder
+
+
+def _checked_variables(variables: dict[str, str]) -> dict[str, str]:
+    for name in variables:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a variable.")
+    return variables
+
+
+def secret_keys(engine: Mapping[str, Any]) -> Iterator[str]:
+    """The keys of a cluster that have a secret in them. A rule asks for them: what breaks a rule is not shown."""
+    given: dict[str, Any] = dict(engine.get("runtime_env") or {})
+    if has_secret(engine.get("address") or ""):
+        yield "address"
+    if any(has_secret(url) for package in given.get("pip") or () for url in _URL.findall(package)):
+        yield "runtime_env.pip"
+    for name, value in (given.get("env_vars") or {}).items():
+        if is_secret(name, value) or name.startswith("RAY_AUTH"):
+            yield f"runtime_env.env_vars.{name}"
+
+
+class PerWorkerSpec(Section):
+    """What Ray sets aside for each worker. Null: as many CPUs as a lane has threads, and a GPU if `device: cuda`."""
+
+    cpu: Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null: as many as `threads`")] = None
+    gpu: Annotated[
+        float | None,
+        Field(ge=0, le=1),
+        Allowed("a number from 0 to 1 (several workers may share a GPU), or null: 1 with device: cuda, else 0"),
+    ] = None
+
+
+class RuntimeEnvSpec(Section):
+    """What the nodes are given before a worker starts there: packages, code and variables, by Ray's own means."""
+
+    pip: Annotated[list[str], Allowed("a list of packages for pip, such as [scikit-learn]")] = []
+    working_dir: Annotated[
+        str | None, Field(min_length=1), Allowed("the path of a folder, or null: the one that the task's file is in")
+    ] = None
+    excludes: Annotated[list[str], Allowed("a list of patterns of files that stay here, such as [data/, *.ckpt]")] = []
+    py_modules: Annotated[list[str], Allowed("a list of paths of packages to send along")] = []
+    env_vars: Annotated[
+        dict[str, str], AfterValidator(_checked_variables), Allowed("a mapping from names of variables to text")
+    ] = {}
+
+
+class LocalSpec(Section):
+    """All processes run on this machine."""
+
+    kind: Literal["local"] = "local"
+
+
+class RaySpec(Section):
+    """Workers run on the nodes of a Ray cluster, each wherever there is room for it.
+
+    `address` is where the cluster is: `auto` is the one of RAY_ADDRESS or of this machine, `local` one that begins and
+    ends with the job. `placement: pack` fills one node before the next, `spread` takes the emptiest, and
+    `strict_spread` has one worker on a node at most. `storage` is a folder that all hosts reach; null: the run's own.
+    """
+
+    kind: Literal["ray"]
+    address: Annotated[
+        str,
+        AfterValidator(_checked_address),
+        Allowed("auto, local, the host:port of a cluster, or ray://host:port from outside of it"),
+    ] = "auto"
+    placement: Literal["pack", "spread", "strict_spread"] = "pack"
+    per_worker: PerWorkerSpec = PerWorkerSpec()
+    storage: Annotated[
+        str | None,
+        AfterValidator(_checked_folder),
+        Allowed("the absolute path of a folder that all hosts reach, or null: the run's own folder"),
+    ] = None
+    runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
+
+
+AnyEngine = LocalSpec | RaySpec
+EngineSpec = Annotated[AnyEngine, Field(discriminator="kind")]
+
+
+def engine_in_full(engine: Any) -> Any:
+    """An engine that is given by its kind alone."""
+    return {"kind": engine} if isinstance(engine, str) else engine
+
+
+def gpus_each(engine: RaySpec, device: str) -> float:
+    """How much of a GPU each worker gets, by a job that says this of its device."""
+    return engine.per_worker.gpu if engine.per_worker.gpu is not None else float(device == "cuda")
+
+
+def resources_each(engine: RaySpec, device: str, threads: int) -> dict[str, float]:
+    """What Ray sets aside for one worker, by the names that Ray has for it; what is zero is left out."""
+    cpu = engine.per_worker.cpu or float(threads)
+    return {name: amount for name, amount in (("CPU", cpu), ("GPU", gpus_each(engine, device))) if amount}
