@@ -12,7 +12,8 @@ from typing import Any
 
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.membership import start
-from quorate.coordinator.service import CoordinatorService, open_server
+from quorate.coordinator.server import open_server
+from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import JobSettings
 from quorate.core.timing import Timing
 from quorate.observe.jsonl import JsonlSink

@@ -13,7 +13,7 @@ import pytest
 from coordinator.served import TOKEN, serve
 from quorate.coordinator.client import JobStatus, SupervisorClient, WorkerWord
 from quorate.coordinator.news import News, Vacancy
-from quorate.coordinator.service import TokenGuard, explain_refusal
+from quorate.coordinator.server import TokenGuard, explain_refusal
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.observe.events import LogMessage, Resized

@@ -1,5 +1,4 @@
 import contextlib
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from coordinator.served import TOKEN, serve
 from quorate.core.errors import FrameError, LinkError
 from quorate.doctor.checkup import Call, call_coordinator, check_coordinator, running
 from quorate.doctor.report import Level
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_folder import Door, RunFolder
 
 ADDRESS = "127.0.0.1:4711"
 SECRET = "nobody-may-read-this"
@@ -21,16 +20,16 @@ def run(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path, "some")
 
 
-def goes_on(address: str, token: str) -> bool:
-    assert (address, token) == (ADDRESS, SECRET)
+def goes_on(door: Door) -> bool:
+    assert door == Door(ADDRESS, SECRET)
     return False
 
 
-def nobody(address: str, token: str) -> bool:
-    raise LinkError(f"nobody listens at {address} (Connection refused)")
+def nobody(door: Door) -> bool:
+    raise LinkError(f"nobody listens at {door.address} (Connection refused)")
 
 
-def another(address: str, token: str) -> bool:
+def another(door: Door) -> bool:
     raise FrameError("another job's")
 
 
@@ -96,14 +95,14 @@ def test_only_runs_with_a_coordinator_are_running(tmp_path: Path) -> None:
 def test_a_real_coordinator_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quorate.doctor.checkup.PATIENCE", 60.0)
     with serve(tmp_path, workers=1) as served:
-        assert call_coordinator(served.address, TOKEN) is False
+        assert call_coordinator(Door(served.address, TOKEN)) is False
         with pytest.raises(FrameError):
-            call_coordinator(served.address, "a token of somebody else")
+            call_coordinator(Door(served.address, "a token of somebody else"))
     with pytest.raises(LinkError, match="nobody listens at"):
-        call_coordinator(served.address, TOKEN)
+        call_coordinator(Door(served.address, TOKEN))
 
 
 def test_somebody_who_listens_and_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quorate.doctor.checkup.PATIENCE", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(LinkError, match="does not answer"):
-        call_coordinator(f"127.0.0.1:{mute.getsockname()[1]}", json.dumps("any"))
+        call_coordinator(Door(f"127.0.0.1:{mute.getsockname()[1]}", "any"))

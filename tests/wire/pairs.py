@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quorate.core.generation import GenerationId
+from quorate.wire.certificates import Authority
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
 from quorate.wire.local import LocalListener
@@ -21,8 +22,10 @@ def within(seconds: float) -> Deadline:
     return lambda: end - time.monotonic()
 
 
-def credentials(worker: int, token: str = "secret", generation: GenerationId = GENERATION) -> Credentials:
-    return Credentials(token, worker, generation)
+def credentials(
+    worker: int, token: str = "secret", generation: GenerationId = GENERATION, authority: Authority | None = None
+) -> Credentials:
+    return Credentials(token, worker, generation, None if authority is None else authority.issue(worker))
 
 
 @contextmanager
@@ -34,12 +37,20 @@ def listening(host: str = "127.0.0.1") -> Iterator[Listener]:
         listener.close()
 
 
-def tcp_pair(connects: int = 0, listens: int = 1, host: str = "127.0.0.1") -> tuple[TcpLink, TcpLink]:
-    """The connecting worker's end, then the listening worker's."""
+def tcp_pair(
+    connects: int = 0, listens: int = 1, host: str = "127.0.0.1", authority: Authority | None = None
+) -> tuple[TcpLink, TcpLink]:
+    """The connecting worker's end, then the listening worker's; encrypted with certificates of an authority."""
     with listening(host) as listener, ThreadPoolExecutor(1) as threads:
-        accepting = threads.submit(listener.accept, credentials(listens), connects, within(100))
-        link = connect(listener.address, credentials(connects), listens, within(100))
+        own = credentials(listens, authority=authority)
+        accepting = threads.submit(listener.accept, own, connects, within(100))
+        link = connect(listener.address, credentials(connects, authority=authority), listens, within(100))
         return link, accepting.result()
+
+
+def tls_pair() -> tuple[TcpLink, TcpLink]:
+    """The same, encrypted."""
+    return tcp_pair(authority=Authority.mint("digits-0001"))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
 from quorate.core.generation import GenerationId
 from quorate.wire.link import Deadline, Link, Tag
-from wire.pairs import GENERATION, shared_pair, tcp_pair, within
+from wire.pairs import GENERATION, shared_pair, tcp_pair, tls_pair, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)
 LARGE = 32 * 2**20  # More than a socket's buffers hold, or shared memory.
@@ -22,6 +22,7 @@ Links = tuple[Link, Link]
 PAIRS: dict[str, Callable[[], Links]] = {
     "memory": lambda: memory_link_pair(("worker 0", "worker 1")),
     "tcp": tcp_pair,
+    "tls": tls_pair,
     "shared": shared_pair,
 }
 

@@ -1,7 +1,6 @@
 """Asking a running job for something, from another process of its owner."""
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -14,7 +13,6 @@ from quorate.core.errors import JobError, LinkError, RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor
 from quorate.core.processes import has_open
-from quorate.core.regular_file import read_regular
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
 
@@ -239,8 +237,7 @@ def _cannot_be_asked(run: RunFolder, error: LinkError) -> RunError:
 
 def _coordinator_of(run: RunFolder, patience: float) -> "contextlib.closing[SupervisorClient]":
     try:
-        place = json.loads(read_regular(run.address_file))
-        address, token = str(place["address"]), str(place["token"])
+        door = run.read_door()
     except FileNotFoundError:
         raise RunError(
             f"run {run.name} is not running, so there is nobody to ask. Look at it with `quorate show {run.name}`; "
@@ -248,6 +245,6 @@ def _coordinator_of(run: RunFolder, patience: float) -> "contextlib.closing[Supe
         ) from None
     except PermissionError:
         raise RunError(f"run {run.name} belongs to somebody else: only its owner may ask it for something.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"where the coordinator of run {run.name} is cannot be read: {error!r}.") from None
-    return contextlib.closing(SupervisorClient(address, token, timeout=patience))
+    return contextlib.closing(SupervisorClient(door.address, door.token, patience, authority=door.authority))

@@ -58,6 +58,7 @@ from quorate.observe.recoveries import RecoveryLog
 from quorate.observe.sinks import Guarded, Sink
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.device import idle_gpus, workers_here
+from quorate.spec.engine import LocalSpec
 from quorate.spec.job import AUTO_BATCH, JobSpec
 from quorate.spec.override import ENVIRONMENT, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
@@ -66,6 +67,7 @@ from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch, Supervisor
+from quorate.wire.certificates import refuse_without_library
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +161,7 @@ def resume(
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
         _refuse_without_key(resolved.spec)
+        _refuse_without_certificates(resolved.spec)
         refuse_missing_libraries(resolved.spec.track)
         refuse_missing_engine(resolved.spec)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
@@ -197,6 +200,7 @@ def _train_in_new_run(
         raise RequestError("batch_size: auto is for a new run. Give a branch a number; its run has found one.")
     text = job_text(resolved)
     _refuse_without_key(resolved.spec)
+    _refuse_without_certificates(resolved.spec)
     refuse_missing_libraries(resolved.spec.track)
     refuse_missing_engine(resolved.spec)
     with listening_to_signals() as signals:
@@ -231,6 +235,12 @@ def _refuse_without_key(spec: JobSpec) -> None:
         read_key(spec.checkpoint.encrypt)
     except CheckpointError as error:
         raise RunError(f"checkpoint.encrypt: {error}") from None
+
+
+def _refuse_without_certificates(spec: JobSpec) -> None:
+    """Before there is a run: what makes certificates may not be installed."""
+    if spec.encrypt is True or (spec.encrypt == "auto" and not isinstance(spec.engine, LocalSpec)):
+        refuse_without_library()
 
 
 @contextlib.contextmanager

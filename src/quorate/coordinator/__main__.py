@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from quorate.checkpoint.listing import newest_generation
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import LauncherGone
 from quorate.coordinator.membership import start
-from quorate.coordinator.service import CoordinatorService, open_server
+from quorate.coordinator.server import open_door, open_server
+from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import Ended, Handover, JobSettings, State
 from quorate.coordinator.succession import take_over
 from quorate.core.errors import CheckpointError, QuorateError, RequestError
@@ -36,6 +37,7 @@ from quorate.observe.events import CoordinatorReplaced
 from quorate.observe.jsonl import JsonlSink
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
+from quorate.wire.certificates import Identity
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +70,16 @@ class Appointment:
     network: str = ""
     # What must not be written down, besides the token.
     secrets: Sequence[str] = ()
+    # What it shows to those who call it; without one nothing is encrypted.
+    identity: Identity | None = None
 
     @classmethod
     def from_json(cls, line: bytes) -> "Appointment":
         """The appointment that a line tells."""
         try:
-            return cls(**json.loads(line))
+            fields: Any = json.loads(line)
+            appointment = cls(**fields)
+            return replace(appointment, identity=Identity.from_json(fields.get("identity")))
         except (ValueError, TypeError) as error:
             raise RequestError(f"the coordinator was given no appointment on standard input: {error}") from None
 
@@ -100,7 +106,8 @@ def main() -> int:
 
 
 def _start_log(appointment: Appointment) -> None:
-    register_secrets([appointment.token, *appointment.secrets])
+    keys = [] if appointment.identity is None else appointment.identity.secrets
+    register_secrets([appointment.token, *keys, *appointment.secrets])
     run = RunFolder(Path(appointment.run))
     place = Place("coordinator", run.name)
     handler = RecordHandler(place, LogFile(run.logs / "coordinator.jsonl", {"process": place.process}).append)
@@ -132,9 +139,12 @@ async def _serve(appointment: Appointment) -> None:
         service = CoordinatorService(settings, event_log, _begin(settings, event_log, appointment.roster))
         if (place := current_place()) is not None:
             place.moving = lambda: {"generation": service.generation}
-        server, address = open_server(service, appointment.token, appointment.host, appointment.port)
+        server, address = open_server(
+            service, appointment.token, appointment.host, appointment.port, appointment.identity
+        )
+        door = None if appointment.identity is None else open_door(server, appointment.host, appointment.identity)
         await server.start()
-        run.write_address(address, appointment.token)
+        run.write_address(address, appointment.token, door)
         try:
             _answer({"address": address})
             await _until_over(service, timing)

@@ -13,6 +13,7 @@ from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.observe.event import Event
 from quorate.observe.jsonl import events_in
+from quorate.wire.certificates import Identity
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.codec import decode_failure, encode_failure
@@ -45,16 +46,19 @@ class JobStatus:
 class SupervisorClient:
     """Calls a coordinator. Opens its channel at once, so make it after a fork, never before.
 
-    A coordinator that cannot be reached within `timeout` seconds is a LinkError.
+    A coordinator that cannot be reached within `timeout` seconds is a LinkError. `identity` is the supervisor's where
+    the job encrypts; `authority` is the certificate by which anybody else who holds the token knows the coordinator.
     """
 
-    def __init__(self, address: str, token: str, timeout: float = 5.0) -> None:
+    def __init__(
+        self, address: str, token: str, timeout: float = 5.0, identity: Identity | None = None, authority: str = ""
+    ) -> None:
         self._address = address
         self._timeout = timeout
         # One try of what is tried again: meanwhile the caller sees nothing else, a dead coordinator say.
         self._attempt = timeout / 10
         self._metadata = token_metadata(token)
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, identity, authority)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
 
     def report_exit(

@@ -5,12 +5,10 @@ Everything runs on one asyncio loop and no method awaits between reading the sta
 
 import asyncio
 import contextlib
-import errno
 import json
 import logging
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -47,15 +45,13 @@ from quorate.coordinator.events import (
 from quorate.coordinator.membership import decide
 from quorate.coordinator.news import news_of, wakes
 from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
-from quorate.core.addresses import join_address
-from quorate.core.errors import RequestError, RunError
+from quorate.core.errors import RunError
 from quorate.core.failure import Failure
 from quorate.core.generation import GenerationId
 from quorate.core.worker_status import WorkerStatus
 from quorate.observe.events import LogMessage
 from quorate.observe.jsonl import EventTail
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token
 from quorate.wire.proto.codec import (
     decode_cursor,
     decode_failure,
@@ -66,7 +62,7 @@ from quorate.wire.proto.codec import (
     encode_generation,
     encode_id,
 )
-from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer
 
 log = logging.getLogger(__name__)
 _TICKS_PER_TIMEOUT = 20
@@ -391,50 +387,3 @@ class Directives:
     def after(self, number: int) -> list[tuple[int, pb.Directive]]:
         """Those that matter still, after the one of that number."""
         return [one for one in self._kept if one[0] > number]
-
-
-# --- where it listens, and who may call it
-
-
-class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Turns away every call that does not carry the job's token, whatever its method."""
-
-    def __init__(self, token: str) -> None:
-        if not token:
-            raise ValueError("a coordinator needs a token: an empty one would let everybody in")
-        self._token = token
-        self._turn_away = grpc.unary_unary_rpc_method_handler(_turn_away)
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        return await continuation(call) if carries_token(call.invocation_metadata, self._token) else self._turn_away
-
-
-async def _turn_away(_request: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
-
-
-def open_server(service: CoordinatorService, token: str, host: str, port: int) -> tuple[grpc.aio.Server, str]:
-    """What serves a coordinator once it is started, and the address that it listens at."""
-    # Without so_reuseport=0 two coordinators could share a port, and each would get half of the other's calls.
-    options = (("grpc.so_reuseport", 0), *MESSAGE_OPTIONS)
-    server = grpc.aio.server(interceptors=(TokenGuard(token),), options=options)
-    add_CoordinatorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    try:
-        bound = server.add_insecure_port(join_address(host, port))
-    except RuntimeError as error:
-        raise RequestError(explain_refusal(host, port, str(error))) from None
-    return server, join_address(host, bound)
-
-
-def explain_refusal(host: str, port: int, detail: str) -> str:
-    """Why a port cannot be had, and what to do. gRPC only says that it cannot, so the operating system is asked."""
-    place, remedy = join_address(host, port), "choose another with `port`, or 0 for any free one"
-    try:
-        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(target)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return f"port {port} on {host} is in use; {remedy}"
-        return f"cannot listen on {place}: {error.strerror or error}; {remedy}"
-    return f"cannot listen on {place}: {detail}"

@@ -3,7 +3,6 @@
 Whatever one of them does, there is a finding, and soon.
 """
 
-import json
 import math
 import os
 import resource
@@ -17,19 +16,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import FrameError, LinkError, QuorateError, RunError
 from quorate.core.machine import read_limits, usable_cores
 from quorate.core.processes import describe_departure
-from quorate.core.regular_file import read_regular
 from quorate.core.user_code import describe
 from quorate.doctor import machine, software
 from quorate.doctor.nccl import Network, check_nccl, settings_of
 from quorate.doctor.probes import probe_kernel, probe_torch
 from quorate.doctor.report import Finding, Level
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_folder import Door, RunFolder
 
 PATIENCE = 10.0
 TORCH_PATIENCE = 60.0
@@ -37,8 +34,8 @@ TORCH_PATIENCE = 60.0
 PROCESS_PATIENCE = 20.0
 REPORT_IT = "This check itself has failed; please report it."
 
-Call = Callable[[str, str], bool]
-"""Call the coordinator at an address, with a token: whether its job has ended. LinkError if nobody answers."""
+Call = Callable[[Door], bool]
+"""Call the coordinator at this door: whether its job has ended. LinkError if nobody answers."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +184,7 @@ def check_coordinator(run: RunFolder, call: Call) -> Finding:
         f"quorate resume {run.name}"
     )
     try:
-        address, token = _read_address(run.address_file)
+        door = _read_door(run)
     except FileNotFoundError:
         if run.holder() is not None:
             return Finding(name, Level.NOTE, "starts or ends just now: its coordinator does not listen")
@@ -197,11 +194,11 @@ def check_coordinator(run: RunFolder, call: Call) -> Finding:
     except RunError as error:
         return Finding(name, Level.WARNING, f"where its coordinator is cannot be read: {error.message}", remedy)
     try:
-        doing = "its job has just ended" if call(address, token) else "its job is under way"
-        return Finding(name, Level.OK, f"its coordinator answers at {address}: {doing}")
+        doing = "its job has just ended" if call(door) else "its job is under way"
+        return Finding(name, Level.OK, f"its coordinator answers at {door.address}: {doing}")
     except LinkError as error:
         is_other = isinstance(error, FrameError)
-        text = f"another job's coordinator listens at {address}" if is_other else str(error)
+        text = f"another job's coordinator listens at {door.address}" if is_other else str(error)
     holder = run.holder()
     if holder is None:
         left = f"{text}; nobody is at work on this run any more"
@@ -209,29 +206,27 @@ def check_coordinator(run: RunFolder, call: Call) -> Finding:
     return Finding(name, Level.PROBLEM, f"{text}, although {holder} is at work on this run", remedy)
 
 
-def _read_address(file: Path) -> tuple[str, str]:
-    """The coordinator's address and token; FileNotFoundError if there is none, as when no job runs."""
+def _read_door(run: RunFolder) -> Door:
+    """Where the coordinator is asked; FileNotFoundError if there is none, as when no job runs."""
     try:
-        fields: dict[str, Any] = json.loads(read_regular(file))
-        split_address(fields["address"])
-        return fields["address"], str(fields["token"])
+        return run.read_door()
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise RunError(f"{file}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise RunError(f"{file} is damaged") from None
+        raise RunError(f"{run.address_file}: {error.strerror}") from None
+    except ValueError:
+        raise RunError(f"{run.address_file} is damaged") from None
 
 
-def call_coordinator(address: str, token: str) -> bool:
+def call_coordinator(door: Door) -> bool:
     """Ask whether the job has ended. A port that nobody listens on is found at once, without gRPC's patience."""
     from quorate.coordinator.client import SupervisorClient
 
     try:
-        socket.create_connection(split_address(address), timeout=PATIENCE).close()
+        socket.create_connection(split_address(door.address), timeout=PATIENCE).close()
     except OSError as error:
-        raise LinkError(f"nobody listens at {address} ({error.strerror or error})") from None
-    client = SupervisorClient(address, token, timeout=PATIENCE)
+        raise LinkError(f"nobody listens at {door.address} ({error.strerror or error})") from None
+    client = SupervisorClient(door.address, door.token, PATIENCE, authority=door.authority)
     try:
         return client.news(timeout=0).outcome is not None
     finally:

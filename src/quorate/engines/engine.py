@@ -39,10 +39,14 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What an engine offers: cores for its workers, and the network in which they reach the job's coordinator."""
+    """What an engine offers: cores for its workers, and the network in which they reach the job's coordinator.
+
+    `spans_hosts`: its processes may run on several machines, so what they say to each other can be overheard.
+    """
 
     cores: int
     coordinator: Network
+    spans_hosts: bool = False
 
 
 @dataclass(frozen=True)

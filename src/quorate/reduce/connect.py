@@ -137,7 +137,8 @@ def watch(endpoint: Endpoint, neighbours: Sequence[Neighbour | None]) -> tuple[D
 def _why_not_shared(endpoint: Endpoint) -> str:
     silent = [member.worker for member in endpoint.generation.members if not member.local_address]
     if silent:
-        return f"{names_of(silent)} offer no shared memory (links: tcp, or a kernel that does not tell its boot)"
+        why = "links: tcp, encrypt: true, or a kernel that does not tell its boot"
+        return f"{names_of(silent)} offer no shared memory ({why})"
     return "the workers run on different hosts"
 
 
@@ -268,7 +269,8 @@ def _accept(endpoint: Endpoint, previous: Member, deadline: Deadline) -> Neighbo
 
 
 def _described(link: Neighbour) -> str:
-    return f"{link.peer} {'in shared memory' if isinstance(link, SharedLink) else 'over TCP'}"
+    how = "in shared memory" if isinstance(link, SharedLink) else "over TLS" if link.is_encrypted else "over TCP"
+    return f"{link.peer} {how}"
 
 
 def _unless_failed(connecting: Future[Neighbour], deadline: Deadline) -> float:

@@ -249,6 +249,7 @@ class JobSpec(Section):
     loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0
     loader_prefetch: Annotated[Count, Mark.MANNER] = 2
     links: Annotated[Literal["auto", "tcp"], Mark.MANNER] = "auto"
+    encrypt: Annotated[bool | Literal["auto"], Mark.MANNER, Allowed("auto, true or false")] = "auto"
     capture: Annotated[bool, Mark.MANNER] = True
     overlap: Annotated[bool, Mark.MANNER] = True
     nccl: Annotated[NcclSpec, Mark.MANNER] = NcclSpec()

@@ -398,8 +398,21 @@ def _shown(place: str) -> str:
     return f'"{shown_place(place)}"'
 
 
+def _gangs_do_not_encrypt(job: Job, told: Told) -> Iterator[Problem]:
+    strategy = job["strategy"]
+    kind = strategy if isinstance(strategy, str) else dict(strategy).get("kind")
+    if job["encrypt"] is True and kind in ("ddp", "fsdp"):
+        yield Problem(
+            "encrypt",
+            f"true{told('encrypt')} cannot be kept by strategy: {kind}{told('strategy')}: its tensors travel by Gloo "
+            "or NCCL, which do not encrypt",
+            "Use strategy: ring, or write encrypt: auto and see to the network between the hosts yourself.",
+        )
+
+
 _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _workers_fit_lanes: frozenset({"workers", "lanes", "strategy"}),
+    _gangs_do_not_encrypt: frozenset({"encrypt", "strategy"}),
     _workers_fill_mesh: frozenset({"strategy", "workers", "lanes", "min_workers", "spares", "balance"}),
     _sharded_in_step: frozenset({"strategy", "last_batch", "on_bad_sample", "compile", "batch_size"}),
     _workers_take_turns: frozenset(

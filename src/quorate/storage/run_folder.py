@@ -9,11 +9,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from quorate.core.addresses import split_address
 from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.core.regular_file import open_regular, read_regular
 from quorate.storage.atomic import sync_folder, write_atomically, write_fully
@@ -25,6 +27,16 @@ RUNS_ENV = "QUORATE_RUNS"
 LAST = "last"
 SHOWN = 8
 _CREATED = "created"
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where the owner of a run asks its coordinator for something: an address, the job's token, and where the job is
+    encrypted the certificate of its authority (PEM), by which the coordinator is known."""
+
+    address: str
+    token: str = field(repr=False)
+    authority: str = field(default="", repr=False)
 
 
 class RunFolder:
@@ -137,9 +149,21 @@ class RunFolder:
                 os.close(descriptor)
         return number
 
-    def write_address(self, address: str, token: str) -> None:
-        """Say where the coordinator listens, to the owner of the run only."""
-        self._write(self.address_file, {"address": address, "token": token}, mode=0o600)
+    def write_address(self, address: str, token: str, door: Mapping[str, str] | None = None) -> None:
+        """Say where the coordinator listens, to the owner of the run only; and where the job is encrypted, at which
+        door without a key, and by which certificate it is known there."""
+        fields = {"address": address, "token": token} | ({} if door is None else {"door": dict(door)})
+        self._write(self.address_file, fields, mode=0o600)
+
+    def read_door(self) -> Door:
+        """Where to ask the coordinator for something. OSError if it cannot be read, ValueError if it is damaged."""
+        try:
+            fields = json.loads(read_regular(self.address_file))
+            door = fields.get("door", fields)
+            split_address(door["address"])
+            return Door(door["address"], str(fields["token"]), str(door.get("authority", "")))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{self.address_file} is damaged: {error!r}") from None
 
     def read_address(self) -> str | None:
         """Where the coordinator listens, if it does and if this is asked by the owner of the run."""

@@ -17,6 +17,7 @@ from quorate.core.errors import JobError, QuorateError
 from quorate.core.failure import Failure
 from quorate.core.processes import describe_departure
 from quorate.core.timing import Timing
+from quorate.wire.certificates import Identity
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +34,20 @@ class CoordinatorProcess:
     as long as their leases last.
     """
 
-    def __init__(self, log_file: Path, appointment: Mapping[str, Any], token: str, timing: Timing) -> None:
+    def __init__(
+        self,
+        log_file: Path,
+        appointment: Mapping[str, Any],
+        token: str,
+        timing: Timing,
+        identity: Identity | None = None,
+    ) -> None:
         self._log_file = log_file
         self._appointment = dict(appointment)
         self._token = token
         self._timing = timing
+        # The supervisor's, by which it calls.
+        self._identity = identity
         self._process = _Process(log_file, self._appointment)
         self._client: SupervisorClient | None = None
         self._deaths = 0
@@ -49,7 +59,8 @@ class CoordinatorProcess:
     def open(self) -> SupervisorClient:
         """The calls to it, whoever it is at the time."""
         self.address = str(self._process.await_answer()["address"])
-        self._client = SupervisorClient(self.address, self._token, timeout=self._timing.failure_timeout)
+        timeout = self._timing.failure_timeout
+        self._client = SupervisorClient(self.address, self._token, timeout, self._identity)
         return self._client
 
     @property

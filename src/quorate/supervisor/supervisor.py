@@ -42,6 +42,7 @@ from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.worker_processes import EngineLost, WorkerProcesses
 from quorate.training.run_mode import RunMode
+from quorate.wire.certificates import COORDINATOR, SUPERVISOR, Authority, Identity
 from quorate.worker.assignment import Assignment
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,8 @@ class Supervisor:
         self._timing = Timing(launch.spec.failure_timeout)
         self._token = secrets.token_urlsafe(32)
         register_secrets([self._token])
+        is_encrypted = engine.capacity().spans_hosts if launch.spec.encrypt == "auto" else launch.spec.encrypt
+        self._authority = Authority.mint(launch.run.name) if is_encrypted else None
         self._has_formed = False
         self._step = 0
         self._saved: int | None = None
@@ -138,7 +141,8 @@ class Supervisor:
             # It does so itself, unless it was killed.
             stack.callback(self._launch.run.remove_address)
             log_file = self._launch.run.logs / "coordinator.log"
-            coordinator = CoordinatorProcess(log_file, self._appointment(), self._token, self._timing)
+            own = self._identity_of(SUPERVISOR)
+            coordinator = CoordinatorProcess(log_file, self._appointment(), self._token, self._timing, own)
             stack.callback(coordinator.close)
             workers = WorkerProcesses(
                 self._engine,
@@ -327,8 +331,12 @@ class Supervisor:
             self._handle(event)
         return has_stepped
 
+    def _identity_of(self, process: int | str) -> Identity | None:
+        return None if self._authority is None else self._authority.issue(process)
+
     def _appointment(self) -> dict[str, Any]:
         spec, network = self._launch.spec, self._engine.capacity().coordinator
+        identity = self._identity_of(COORDINATOR)
         # Who only evaluates has the whole model, and lanes of their own.
         mesh = mesh_of(spec.strategy, self._launch.workers) if self._launch.mode.is_training else None
         return {
@@ -350,6 +358,7 @@ class Supervisor:
             "port": spec.port,
             "log_level": spec.log_level,
             "secrets": known_secrets(),
+            "identity": None if identity is None else identity.to_json(),
         }
 
     def _assignment(
@@ -368,6 +377,7 @@ class Supervisor:
             checkpoint=None if checkpoint is None else str(checkpoint),
             is_replacement=is_replacement,
             mode=launch.mode,
+            identity=self._identity_of(slot),
         )
         return assignment if self._hook is None else self._hook.on_start(assignment)
 

@@ -1,14 +1,12 @@
 """A job's live view for Prometheus, by `track.prometheus`: its metrics, its health, and where they are found."""
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable
 
 from quorate.coordinator.client import SupervisorClient
 from quorate.core.errors import QuorateError
-from quorate.core.regular_file import read_regular
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, RunFailed, RunFinished, StepCompleted
 from quorate.observe.sinks import Queued
@@ -100,9 +98,9 @@ class PrometheusView:
 def coordinator_trouble(run: RunFolder) -> str | None:
     """Why a run's coordinator cannot be asked; None if it answers."""
     try:
-        place = json.loads(read_regular(run.address_file))
-        client = SupervisorClient(str(place["address"]), str(place["token"]), timeout=_ANSWER_WITHIN)
-    except (OSError, ValueError, KeyError, TypeError):
+        door = run.read_door()
+        client = SupervisorClient(door.address, door.token, _ANSWER_WITHIN, authority=door.authority)
+    except (OSError, ValueError):
         return "the coordinator is not up"
     with contextlib.closing(client):
         try:

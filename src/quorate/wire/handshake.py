@@ -14,16 +14,19 @@ import hashlib
 import hmac
 import secrets
 import struct
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from quorate.core.errors import FrameError
-from quorate.core.generation import GenerationId, name_of
+from quorate.core.generation import GenerationId, file_name_of, name_of
+from quorate.wire.certificates import Identity, in_words
 
 _HELLO = struct.Struct("<4sHHqqQQ32s")
 _MAGIC = b"QRTH"
 _VERSION = 2
+_TLS_BEGINS = b"\x16\x03"
+"""What whoever encrypts says first: a handshake of TLS."""
 _ACCEPTED = b"\x01"
 _REFUSED = b"\x00"
 _PROOF_SIZE = hashlib.sha256().digest_size
@@ -36,6 +39,8 @@ class Credentials:
     token: str = field(repr=False)
     worker: int
     generation: GenerationId
+    # What it shows where links are encrypted; without one they are not.
+    identity: Identity | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,16 @@ def introduce(credentials: Credentials, peer: int) -> Handshake:
     return peer
 
 
-def receive_introduction(credentials: Credentials, peers: Collection[int]) -> Handshake:
-    """The side that listens, for any of these workers: it proves nothing to a stranger."""
+def receive_introduction(
+    credentials: Credentials, peers: Collection[int], certified: Callable[[], str] = lambda: ""
+) -> Handshake:
+    """The side that listens, for any of these workers: it proves nothing to a stranger.
+
+    `certified` tells, once something has come, whose certificate was shown; empty where links are not encrypted.
+    """
     theirs = _decode((yield Turn(b"", _HELLO.size)), _Role.CONNECTS)
+    if (shown := certified()) and shown != file_name_of(theirs.worker):
+        raise FrameError(f"{in_words(shown)}, by its certificate, introduced itself as {name_of(theirs.worker)}")
     signature = yield Turn(b"", _PROOF_SIZE)
     is_signed = hmac.compare_digest(_signature(credentials, theirs), signature)
     peer = theirs.worker if theirs.worker in peers else min(peers)
@@ -114,6 +126,10 @@ def receive_introduction(credentials: Credentials, peers: Collection[int]) -> Ha
 
 def _decode(message: bytes, role: _Role) -> _Hello:
     magic, version, given_role, worker, peer, incarnation, number, nonce = _HELLO.unpack(message)
+    if magic[:2] == _TLS_BEGINS:
+        raise FrameError(
+            "the other end encrypts, and this one does not: `encrypt` differs, or it belongs to another run"
+        )
     if magic != _MAGIC:
         raise FrameError(f"a stranger sent {magic!r} where a worker begins with {_MAGIC!r}")
     if version != _VERSION:

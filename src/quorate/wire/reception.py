@@ -1,7 +1,8 @@
 """Where connections wait until they have proven themselves.
 
 Anybody who reaches the port can knock as often as they like, from the same host too. So only those wait for as long as
-they want whose first words are signed with the job's token. All others share a limited number of places: where these
+they want whose first words are signed with the job's token or, where links are encrypted, who have shown a certificate
+of the job. All others share a limited number of places: where these
 are taken, the address that has most of them loses its oldest. A worker that is crowded out before its first words have
 come is turned away without a word, and comes again; one whose words have come is never turned away for strangers. What
 is left to an attacker is to keep the listener busy.
@@ -19,21 +20,27 @@ from quorate.core.addresses import join_address
 from quorate.core.errors import FrameError, LinkError, PeerLost
 from quorate.core.generation import name_of
 from quorate.core.processes import close_in_children
+from quorate.wire.certificates import Identity
 from quorate.wire.handshake import Credentials, Handshake, receive_introduction
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
+from quorate.wire.tls import READ_AT_ONCE, TlsSession
 
 MOST_VISITORS = 64
 """So many that have not shown that they hold the token: strangers must not use up the descriptors of a worker."""
 
 
 class Visitor:
-    """A connection in its handshake. It never waits: each call goes as far as the bytes that are there."""
+    """A connection in its handshake. It never waits: each call goes as far as the bytes that are there.
 
-    def __init__(self, sock: socket.socket, address: str) -> None:
+    With `tls` it has to show a certificate of the job before it is heard.
+    """
+
+    def __init__(self, sock: socket.socket, address: str, tls: TlsSession | None = None) -> None:
         sock.setblocking(False)
         close_in_children(sock)
         self.socket = sock
         self.address = address
+        self.tls = tls
         self.silent = True
         # Of its first words, once that is known to be made with the job's token.
         self.signature: bytes | None = None
@@ -48,8 +55,13 @@ class Visitor:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether nothing says yet that it holds the job's token."""
-        return self.signature is None and self.worker is None
+        """Whether nothing says yet that it belongs to the job."""
+        is_certified = self.tls is not None and self.tls.is_complete
+        return self.signature is None and self.worker is None and not is_certified
+
+    def certified(self) -> str:
+        """Who it is by its certificate; empty where none is asked for."""
+        return "" if self.tls is None else self.tls.certified
 
     @property
     def host(self) -> str:
@@ -63,8 +75,8 @@ class Visitor:
             while self._read():
                 turn = self._handshake.send(self._received)
                 # An empty packet would be taken for the end.
-                if turn.send and self.socket.send(turn.send) < len(turn.send):
-                    raise ConnectionError("it does not read what it is told")
+                if turn.send:
+                    self._send(turn.send)
                 if turn.is_signed:
                     self.signature = self._received
                 self._expect, self._received = turn.expect, b""
@@ -73,9 +85,11 @@ class Visitor:
 
     def _read(self) -> bool:
         """Whether all that the handshake expects has come; no byte beyond it is taken, since frames may follow."""
+        if self.tls is not None and not self.tls.is_complete and not self._encrypt(self.tls):
+            return False
         while len(self._received) < self._expect:
             try:
-                content = self.socket.recv(self._expect - len(self._received))
+                content = self._take(self._expect - len(self._received))
             except BlockingIOError:
                 return False
             if not content:
@@ -83,6 +97,43 @@ class Visitor:
             self.silent = False
             self._received += content
         return True
+
+    def _encrypt(self, tls: TlsSession) -> bool:
+        """Whether the two have agreed on how to encrypt. Who has no certificate of this job is told, and refused."""
+        while not tls.is_complete:
+            try:
+                received = self.socket.recv(READ_AT_ONCE)
+            except BlockingIOError:
+                return False
+            if not received:
+                raise ConnectionError("it went away before it had shown a certificate")
+            tls.feed(received)
+            try:
+                self._tell(tls.shake_hands())
+            except FrameError:
+                with suppress(OSError):
+                    self._tell(tls.last_words())
+                raise
+        return True
+
+    def _take(self, most: int) -> bytes:
+        if self.tls is None:
+            return self.socket.recv(most)
+        place = memoryview(bytearray(most))
+        while (taken := self.tls.decrypt_into(place)) is None:
+            received = self.socket.recv(READ_AT_ONCE)
+            if not received:
+                return b""
+            self.tls.feed(received)
+        return bytes(place[:taken])
+
+    def _send(self, words: bytes) -> None:
+        for content in [words] if self.tls is None else self.tls.encrypt([memoryview(words)]):
+            self._tell(content)
+
+    def _tell(self, content: bytes) -> None:
+        if content and self.socket.send(content) < len(content):
+            raise ConnectionError("it does not read what it is told")
 
 
 class Reception:
@@ -99,14 +150,21 @@ class Reception:
         self._closed = False
 
     def admit(
-        self, introduction: Callable[[], Handshake], name: str, deadline: Deadline
+        self,
+        introduction: Callable[[Visitor], Handshake],
+        name: str,
+        deadline: Deadline,
+        identity: Identity | None = None,
     ) -> Generator[Visitor, None, None]:
-        """Every visitor that completes the handshake, until nobody asks for more. One thread waits at a time."""
+        """Every visitor that completes the handshake, until nobody asks for more. One thread waits at a time.
+
+        `identity` is what they are shown where links are encrypted.
+        """
         refusals: list[FrameError] = []
         began = time.monotonic()
         with self._wait():
             for visitor in self._visitors:
-                visitor.begin(introduction())
+                visitor.begin(introduction(visitor))
             while True:
                 remaining = deadline()
                 if self._closed:
@@ -117,20 +175,24 @@ class Reception:
                 for visitor in [visitor for visitor in self._visitors if visitor.socket.fileno() in ready]:
                     self._advance(visitor, refusals)
                 if self._listening.fileno() in ready:
-                    self._take_in(introduction, refusals)
+                    self._take_in(introduction, identity, refusals)
                 for visitor in [visitor for visitor in self._visitors if visitor.worker is not None]:
                     self._visitors.remove(visitor)
                     yield visitor
 
     def admit_all(
-        self, credentials: Credentials, peers: Collection[int], deadline: Deadline
+        self, credentials: Credentials, peers: Collection[int], deadline: Deadline, identity: Identity | None = None
     ) -> Generator[tuple[int, Visitor], None, None]:
-        """Each of these workers, once it has connected and proven itself."""
+        """Each of these workers, once it has connected and proven itself; with an identity, over an encrypted link."""
         awaited = set(peers)
         if not awaited:
             return
         name = name_of(min(awaited))
-        admitted = self.admit(lambda: receive_introduction(credentials, peers), name, deadline)
+
+        def introduction(visitor: Visitor) -> Handshake:
+            return receive_introduction(credentials, peers, visitor.certified)
+
+        admitted = self.admit(introduction, name, deadline, identity)
         try:
             with closing(admitted) as visitors:
                 for visitor in visitors:
@@ -207,7 +269,9 @@ class Reception:
             if oldest in self._visitors and oldest.is_stranger:
                 self._dismiss(oldest)
 
-    def _take_in(self, introduction: Callable[[], Handshake], refusals: list[FrameError]) -> None:
+    def _take_in(
+        self, introduction: Callable[[Visitor], Handshake], identity: Identity | None, refusals: list[FrameError]
+    ) -> None:
         try:
             sock, place = self._listening.accept()
         except OSError:
@@ -215,8 +279,9 @@ class Reception:
             return
         self._make_room(refusals)
         # A worker of this host has no address of its own.
-        visitor = Visitor(sock, join_address(place[0], place[1]) if isinstance(place, tuple) else "this host")
-        visitor.begin(introduction())
+        address = join_address(place[0], place[1]) if isinstance(place, tuple) else "this host"
+        visitor = Visitor(sock, address, None if identity is None else TlsSession(identity, f"a caller ({address})"))
+        visitor.begin(introduction(visitor))
         self._visitors.append(visitor)
 
     def _dismiss(self, visitor: Visitor) -> None:

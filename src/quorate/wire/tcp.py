@@ -29,6 +29,7 @@ from quorate.wire.link import (
 )
 from quorate.wire.reception import Reception
 from quorate.wire.stream import Stream, Watch, wait_for
+from quorate.wire.tls import TlsSession
 
 Place = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 
@@ -42,8 +43,10 @@ class TcpLink(Stream):
     `peer` is who is at the other end, for people: ``worker 2 (127.0.0.1:4711)``.
     """
 
-    def __init__(self, sock: socket.socket, peer: str, silence: float | None = None) -> None:
-        super().__init__(sock, peer, silence)
+    def __init__(
+        self, sock: socket.socket, peer: str, silence: float | None = None, tls: TlsSession | None = None
+    ) -> None:
+        super().__init__(sock, peer, silence, tls)
         self._header = bytearray(HEADER_SIZE)
 
     def send(self, tag: Tag, payload: Buffer, deadline: Deadline) -> None:
@@ -89,10 +92,13 @@ def connect(
     `silence`: seconds after which it is lost if its host does not answer, whatever the deadline says.
     """
     name = f"{name_of(peer)} ({address})"
+    identity = credentials.identity
     while True:
-        link = TcpLink(_open_connection(address, name, deadline, silence), name, silence)
+        tls = None if identity is None else TlsSession(identity, name, calls=peer)
+        link = TcpLink(_open_connection(address, name, deadline, silence), name, silence, tls)
         try:
             watch = deadline if silence is None else Watch(deadline, [link], silence)
+            link.encrypt(watch)
             link.carry_out(introduce(credentials, peer), watch)
             return link
         except PeerLost:
@@ -135,9 +141,12 @@ class Listener(Reception):
     ) -> Generator[tuple[int, TcpLink], None, None]:
         """Links to all of these workers, in the order in which they come. Whoever awaits several has to await them at
         once: one that comes while another is awaited is turned away for good."""
-        with closing(self.admit_all(credentials, peers, deadline)) as visitors:
+        with closing(self.admit_all(credentials, peers, deadline, credentials.identity)) as visitors:
             for peer, visitor in visitors:
-                yield peer, TcpLink(visitor.socket, f"{name_of(peer)} ({visitor.address})", silence)
+                name = f"{name_of(peer)} ({visitor.address})"
+                if visitor.tls is not None:
+                    visitor.tls.peer = name
+                yield peer, TcpLink(visitor.socket, name, silence, visitor.tls)
 
 
 class Knock:

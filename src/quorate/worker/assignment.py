@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from quorate.core.networks import LOOPBACK, Network
 from quorate.training.run_mode import RunMode
+from quorate.wire.certificates import Identity
 
 Tell = Callable[[int, str, int | None], None]
 """Says which step, phase and lane a worker is in."""
@@ -55,6 +56,8 @@ class Assignment:
     network: Network = LOOPBACK
     # Its engine holds the memory, by this descriptor, for what lanes keep; without it that is gone with the worker.
     lane_memory: int | None = None
+    # What it shows to the other processes of the job; without one nothing is encrypted.
+    identity: Identity | None = field(default=None, repr=False)
     # A dotted name, `package.module:Name`, and what else the hook has to know.
     hook: str = ""
     hook_options: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +68,12 @@ class Assignment:
     @classmethod
     def from_json(cls, text: str) -> "Assignment":
         fields = json.loads(text)
-        return cls(**fields | {"mode": RunMode(**fields["mode"]), "network": Network(**fields["network"])})
+        told = {
+            "mode": RunMode(**fields["mode"]),
+            "network": Network(**fields["network"]),
+            "identity": Identity.from_json(fields["identity"]),
+        }
+        return cls(**fields | told)
 
     def make_hook(self, tell: Tell) -> WorkerHook | None:
         """The hook that it names; imported only here, so that a worker without one never loads it."""

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from quorate.wire.certificates import Identity
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
@@ -49,10 +50,10 @@ class CoordinatorLink(Protocol):
 class GrpcLink:
     """A channel to the coordinator. It starts threads, so it is made in the worker itself, after the fork."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, identity: Identity | None = None) -> None:
         self.address = address
         self._metadata = token_metadata(token)
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, identity)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self._stream: Any = None
         self._is_closed = False

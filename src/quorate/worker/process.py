@@ -91,7 +91,8 @@ GLANCE = 0.05
 
 def start_log(assignment: Assignment) -> None:
     """Log to standard error, which goes the way of what the worker prints to the logs of the run."""
-    register_secrets([assignment.token, *secrets_in(assignment.job)])
+    keys = [] if assignment.identity is None else assignment.identity.secrets
+    register_secrets([assignment.token, *keys, *secrets_in(assignment.job)])
     place = Place(name_of(assignment.slot), Path(assignment.run).name, assignment.slot)
     log_by_stderr(place, assignment.job["log_level"])
 
@@ -110,7 +111,7 @@ class Worker:
         self._checkpointer: Checkpointer | None = None
         self._close_monitor: Callable[[], None] | None = None
         self._pace = PaceMeter()
-        link = GrpcLink(assignment.coordinator, assignment.token)
+        link = GrpcLink(assignment.coordinator, assignment.token, assignment.identity)
         self._membership = Membership(link, self._timing, self._status, self._pace.take)
         self._backlog = Backlog(self._membership.publish, self._timing)
         self._hook = assignment.make_hook(self._page.write)
@@ -243,7 +244,8 @@ class Worker:
             parts, progress = self._build()
         if self._hook is not None:
             self._hook.on_built(parts.replica.state_tensors)
-        listeners = Listeners.bind(assignment.network.address, shares_memory=self._spec.links == "auto")
+        shares_memory = self._spec.links == "auto" and self._spec.encrypt is not True
+        listeners = Listeners.bind(assignment.network.address, shares_memory=shares_memory)
         with contextlib.closing(listeners):
             tensors = digests(parts.replica.common_tensors(), parts.replica.device)
             registration = pb.RegisterRequest(

@@ -196,7 +196,8 @@ class LoopTrainer:
             self.membership.check_lease()
             return min(over - time.monotonic(), GLANCE)
 
-        credentials = Credentials(self.assignment.token, self.assignment.slot, generation.id)
+        assignment = self.assignment
+        credentials = Credentials(assignment.token, assignment.slot, generation.id, assignment.identity)
         # The host at the other end of a link acknowledges what comes, however busy the worker there is.
         lease, silence = self.membership.lease_remaining, self.timing.failure_timeout
         endpoint = Endpoint(generation, credentials, self.listeners, remaining, lease, silence)

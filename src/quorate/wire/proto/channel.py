@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from quorate.core.errors import FrameError, LinkError
+from quorate.wire.certificates import COORDINATOR, Identity, host_of
 
 TOKEN_KEY = "quorate-token"
 
@@ -27,9 +28,22 @@ _CHANNEL_OPTIONS = (
 )
 
 
-def open_channel(address: str) -> grpc.Channel:
-    """A channel to a coordinator. It starts threads: open it after a fork, never before."""
-    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def open_channel(address: str, identity: Identity | None = None, authority: str = "") -> grpc.Channel:
+    """A channel to a coordinator. It starts threads: open it after a fork, never before.
+
+    With an identity both ends show certificates; with the certificate of the authority alone only the coordinator does.
+    """
+    if identity is None and not authority:
+        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    credentials = (
+        grpc.ssl_channel_credentials(authority.encode())
+        if identity is None
+        else grpc.ssl_channel_credentials(
+            identity.authority.encode(), identity.key.encode(), identity.certificate.encode()
+        )
+    )
+    name = ("grpc.ssl_target_name_override", host_of(COORDINATOR))
+    return grpc.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, name))
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
