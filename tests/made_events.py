@@ -114,7 +114,7 @@ EVERY: list[Event] = [
     WorkerLost(step=5, time=9.0, worker=1, cause="WorkerLost", message="gone", phase="compute", detect_s=0.1),
     RolledBack(step=4, time=9.5),
     CoordinatorReplaced(time=10.0, incarnation=2, present=2),
-    Resized(time=11.0, before=2, workers=3),
+    Resized(time=11.0, before=2, workers=3, reason="one more is tried"),
     RunStopped(time=12.0, reason="interrupted"),
     RunFailed.of(Failure("UserCodeError", "no", worker=1, step=5, samples=(1, 2), culprits=(3,))),
     RunFinished(time=13.0, weights_digest="ab", result={"steps": 8}),

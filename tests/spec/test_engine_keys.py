@@ -165,3 +165,19 @@ def test_what_a_worker_gets_is_a_matter_of_the_job_and_not_of_this_machine(
 
 def test_a_number_of_workers_is_taken_as_it_is() -> None:
     assert workers_here(job(engine="ray", workers=3), cores=2) == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"workers": 2, "min_workers": 2}, "there is nothing to choose between min_workers 2 and workers 2"),
+        ({"strategy": "fsdp", "workers": 2}, "strategy: fsdp (job.yaml) keeps its number of workers"),
+        ({"grow": {"efficiency": 0}}, "engine.grow.efficiency: 0 is not a fraction above 0 and at most 1"),
+        ({"grow": {"eficiency": 0.5}}, "Did you mean engine.grow.efficiency?"),
+    ],
+    ids=str,
+)
+def test_a_job_that_cannot_grow_as_it_says_is_refused(keys: dict[str, Any], words: str) -> None:
+    keys = dict(keys)
+    (problem,) = problems_of(engine={"kind": "local", "grow": keys.pop("grow", {})}, **keys)
+    assert words in problem

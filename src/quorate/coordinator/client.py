@@ -92,9 +92,10 @@ class SupervisorClient:
         """Stop at the next step boundary, with a checkpoint; `reason` is ``interrupted`` or ``terminated``."""
         self._call(self._stub.Stop, pb.StopRequest(reason=reason), self._attempt)
 
-    def resize(self, workers: int | None = None, servers: int | None = None) -> None:
+    def resize(self, workers: int | None = None, servers: int | None = None, reason: str = "") -> None:
         """Go on with so many workers, or servers; None is as many as now. Raises RequestError if that cannot be."""
-        reply = self._call(self._stub.Resize, pb.ResizeRequest(workers=workers, servers=servers), self._timeout)
+        request = pb.ResizeRequest(workers=workers, servers=servers, reason=reason)
+        reply = self._call(self._stub.Resize, request, self._timeout)
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
             raise RequestError(refusal.message)

@@ -117,10 +117,12 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class ResizeRequested:
-    """Somebody wants the job to go on with another number of workers, or of servers; none is as many as now."""
+    """Somebody wants the job to go on with another number of workers, or of servers; none is as many as now. With a
+    reason, that is the job itself."""
 
     workers: int | None = None
     servers: int | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)

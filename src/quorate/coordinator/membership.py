@@ -188,7 +188,9 @@ def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> De
     reason = "the job goes on with " + " and ".join(
         f"{plural(after, what)} instead of {before}" for what, (before, after) in changes.items() if before != after
     )
-    told = Resized(before=members.wanted, workers=workers, servers=servers or None, time=now)
+    told = Resized(
+        before=members.wanted, workers=workers, servers=servers or None, reason=event.reason or None, time=now
+    )
     actions = (told, *call_together(changed))
     return form_if_ready(changed, actions, reason, now)
 

@@ -165,7 +165,7 @@ class CoordinatorService(CoordinatorServicer):
             return pb.ResizeReply(refusal=encode_failure(Failure("RequestError", "the job has ended.")))
         workers = request.workers if request.HasField("workers") else None
         servers = request.servers if request.HasField("servers") else None
-        decision = self.apply(ResizeRequested(workers, servers))
+        decision = self.apply(ResizeRequested(workers, servers, request.reason))
         refusal = next((action.failure for action in decision.actions if isinstance(action, Refuse)), None)
         return pb.ResizeReply(refusal=encode_failure(refusal))
 

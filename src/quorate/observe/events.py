@@ -374,11 +374,12 @@ class CoordinatorReplaced(Event):
 
 @event(kind="resize")
 class Resized(Event):
-    """Somebody wants another number of workers, or of servers."""
+    """Somebody wants another number of workers, or of servers. With a `reason`, that is the job itself, which grows."""
 
     before: Count | None = None
     workers: Count | None = None
     servers: Count | None = None
+    reason: str | None = None
 
     @property
     def said(self) -> str:
@@ -386,7 +387,8 @@ class Resized(Event):
         if self.servers is not None and self.workers == self.before:
             return plural(self.servers, "server")
         beside = "" if self.servers is None else f", and {plural(self.servers, 'server')}"
-        return f"{plural(self.workers or 0, 'worker')} instead of {self.before}{beside}"
+        why = "" if self.reason is None else f" ({self.reason})"
+        return f"{plural(self.workers or 0, 'worker')} instead of {self.before}{beside}{why}"
 
 
 @event(kind="stop")

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from quorate.core.addresses import has_secret, is_url, shown_place, split_address
 from quorate.core.masking import is_secret
 from quorate.spec.keys import Allowed
-from quorate.spec.section import Section
+from quorate.spec.section import Count, Fraction, Section
 
 RAY_CLIENT = "ray://"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -91,10 +91,19 @@ class RuntimeEnvSpec(Section):
     ] = {}
 
 
+class GrowSpec(Section):
+    """A job begins with `min_workers` and gets one more for as long as each is so efficient: while it does that part of
+    what one did with fewer. Every number is measured for so many steps."""
+
+    efficiency: Fraction = 0.6
+    steps: Count = 20
+
+
 class LocalSpec(Section):
-    """All processes run on this machine."""
+    """All processes run on this machine. With `grow`, as many workers as are worth it, and not all from the start."""
 
     kind: Literal["local"] = "local"
+    grow: GrowSpec | None = None
 
 
 class RaySpec(Section):
@@ -119,6 +128,7 @@ class RaySpec(Section):
         Allowed("the absolute path of a folder that all hosts reach, or null: the run's own folder"),
     ] = None
     runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
+    grow: GrowSpec | None = None
 
 
 AnyEngine = LocalSpec | RaySpec

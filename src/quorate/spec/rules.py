@@ -351,6 +351,20 @@ def _cluster_fits(job: Job, told: Told) -> Iterator[Problem]:
         yield Problem(key, text, f"Leave gpu out, or {what.partition(':')[0]}.")
 
 
+def _growth_has_room(job: Job, told: Told) -> Iterator[Problem]:
+    engine, strategy, workers, least = job["engine"], job["strategy"], job["workers"], job["min_workers"]
+    if isinstance(engine, str) or dict(engine).get("grow") is None:
+        return
+    key = "engine.grow"
+    if workers == least:
+        text = f"there is nothing to choose between min_workers {least} and workers {workers}{told('workers')}"
+        yield Problem(key, text, "Use a smaller min_workers, more workers, or leave grow out.")
+    given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
+    if given.get("kind") == "fsdp":
+        text = f"strategy: fsdp{told('strategy')} keeps its number of workers while it runs"
+        yield Problem(key, text, "Leave grow out.")
+
+
 def _places_take_copies(job: Job, told: Told) -> Iterator[Problem]:
     places: list[str] = list(dict(job["checkpoint"]).get("to", [OWN_PLACE]))
     key, said = "checkpoint.to", told("checkpoint.to")
@@ -429,6 +443,7 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _shrinking_is_agreed: frozenset({"strategy", "on_out_of_memory"}),
     _gradients_are_whole: frozenset({"check_gradients", "strategy"}),
     _cluster_fits: frozenset({"engine", "strategy", "device", "batch_size"}),
+    _growth_has_room: frozenset({"engine", "strategy", "workers", "min_workers"}),
     _places_take_copies: frozenset({"checkpoint"}),
     _one_key: frozenset({"checkpoint"}),
 }

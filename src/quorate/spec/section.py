@@ -10,6 +10,7 @@ Count = Annotated[int, Field(ge=1), Allowed("a whole number of at least 1")]
 CountOrZero = Annotated[int, Field(ge=0), Allowed("a whole number of at least 0")]
 OptionalCount = Annotated[int | None, Field(ge=1), Allowed("a whole number of at least 1, or null")]
 Positive = Annotated[float, Field(gt=0), Allowed("a number above 0")]
+Fraction = Annotated[float, Field(gt=0, le=1), Allowed("a fraction above 0 and at most 1")]
 OptionalPositive = Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null")]
 
 

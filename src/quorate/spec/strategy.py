@@ -6,9 +6,7 @@ from pydantic import Field
 
 from quorate.core.mesh import MeshShape
 from quorate.spec.keys import Allowed, Mark
-from quorate.spec.section import Count, CountOrZero, OptionalCount, Section
-
-Fraction = Annotated[float, Field(gt=0, le=1), Allowed("a fraction above 0 and at most 1")]
+from quorate.spec.section import Count, CountOrZero, Fraction, OptionalCount, Section
 
 
 class CompressSpec(Section):

@@ -18,7 +18,7 @@ from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.news import Outcome
 from quorate.coordinator.places import places_of
-from quorate.core.errors import LinkError, QuorateError
+from quorate.core.errors import LinkError, QuorateError, RequestError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
 from quorate.core.masking import known_secrets, register_secrets
 from quorate.core.timing import Timing
@@ -34,11 +34,13 @@ from quorate.observe.events import (
 )
 from quorate.observe.jsonl import EventTail, JsonlSink
 from quorate.spec.device import kind_of
+from quorate.spec.engine import GrowSpec
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import mesh_of, server_count, syncs_batch_norm
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.coordinator_process import CoordinatorProcess
 from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
+from quorate.supervisor.growth import Growth
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.worker_processes import EngineLost, WorkerProcesses
 from quorate.training.run_mode import RunMode
@@ -63,6 +65,16 @@ class Launch:
     search_path: list[str] = field(default_factory=lambda: [entry or str(Path.cwd()) for entry in sys.path])
     # What an earlier part of the run has told, before this place of its event log, is not news.
     events_from: int = 0
+
+    @property
+    def first_workers(self) -> int:
+        """With how many it begins: a job that grows has measured nothing yet."""
+        return self.workers if self.grow is None else min(self.spec.min_workers, self.workers)
+
+    @property
+    def grow(self) -> GrowSpec | None:
+        """How it grows, if it does."""
+        return self.spec.engine.grow if self.mode.is_training else None
 
     @property
     def preparation(self) -> Preparation:
@@ -130,6 +142,7 @@ class Supervisor:
         # What the events say of a stop, or of an end, that was asked for from elsewhere.
         self._stop_told: str | None = None
         self._failure_told: Failure | None = None
+        self._growth = None if launch.grow is None else Growth(launch.grow, launch.first_workers, launch.workers)
         self._spares = launch.spec.spares if launch.mode.is_training else 0
         # What is evaluated or replayed comes to the same without them.
         self._servers = server_count(launch.spec.strategy) if launch.mode.is_training else 0
@@ -241,7 +254,7 @@ class Supervisor:
         watch: OutcomeWatch,
         follower: EventFollower,
     ) -> Outcome:
-        for slot in places_of(self._launch.workers + self._spares, self._servers):
+        for slot in places_of(self._launch.first_workers + self._spares, self._servers):
             workers.start(slot, self._launch.checkpoint)
         asked = False
         while watch.outcome is None:
@@ -258,13 +271,14 @@ class Supervisor:
                     workers.handle(watch.news.get_nowait())
             workers.refill(functools.cache(self._newest))  # to find it takes reading it through
             if self._hook is not None:
-                wanted = watch.workers or self._launch.workers
+                wanted = watch.workers or self._launch.first_workers
                 self._hook.on_round(
                     Controls(workers.running, wanted, coordinator.kill, client.resize), time.monotonic()
                 )
             if self._handle_events(follower):
                 coordinator.note_step()
                 workers.note_step()
+                self._grow(client)
             self._end_if_ordered()
             stop = self._stop_told or self._signals.reason
             if stop and not asked:
@@ -292,9 +306,29 @@ class Supervisor:
         if coordinator.is_alive or watch.outcome is not None:
             return False
         roster = workers.roster() | {"events_from": self._launch.events_from, "has_begun": self._has_formed}
-        if not coordinator.replace({"workers": watch.workers or self._launch.workers, "roster": roster}):
+        if not coordinator.replace({"workers": watch.workers or self._launch.first_workers, "roster": roster}):
             raise JobFailed(self._lost(coordinator.departure, follower))
         return True
+
+    def _grow(self, client: SupervisorClient) -> None:
+        """Ask for another number of workers, where that is worth it; tell once that it stays as it is."""
+        growth = self._growth
+        verdict = None if growth is None else growth.verdict()
+        if verdict is None or growth is None:
+            return
+        if growth.is_last(verdict):
+            growth.is_over = True
+            self._handle(LogMessage(level="info", message=verdict.reason))
+            return
+        try:
+            client.resize(verdict.workers, reason=verdict.reason)
+        except LinkError as error:  # asked again after the next step, of the next coordinator perhaps
+            log.info("%s; this could not be asked for: %s", verdict.reason, error)
+        except RequestError as error:  # the job is stopping, say
+            log.info("%s; this cannot be: %s", verdict.reason, error)
+            growth.is_over = True
+        else:
+            growth.note_asked(verdict)
 
     def _end_if_ordered(self) -> None:
         """Wait for nothing any more after the second signal, or after the first where there is nothing to save."""
@@ -326,6 +360,8 @@ class Supervisor:
             self._saved = event.step if isinstance(event, CheckpointSaved) else self._saved
             self._stop_told = event.reason if isinstance(event, RunStopped) else self._stop_told
             self._failure_told = event.failure if isinstance(event, RunFailed) else self._failure_told
+            if self._growth is not None:
+                self._growth.handle(event)
             if isinstance(event, StepCompleted):
                 self._step, has_stepped = event.step or 0, True
             self._handle(event)
@@ -342,7 +378,7 @@ class Supervisor:
         return {
             "run": str(self._launch.run.path),
             "lanes": spec.lanes,
-            "workers": self._launch.workers,
+            "workers": self._launch.first_workers,
             "spares": self._spares,
             "servers": self._servers,
             # A run beside it may have fewer workers than the job.

@@ -328,12 +328,14 @@ class StopRequest(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class ResizeRequest(_message.Message):
-    __slots__ = ("workers", "servers")
+    __slots__ = ("workers", "servers", "reason")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     workers: int
     servers: int
-    def __init__(self, workers: _Optional[int] = ..., servers: _Optional[int] = ...) -> None: ...
+    reason: str
+    def __init__(self, workers: _Optional[int] = ..., servers: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ResizeReply(_message.Message):
     __slots__ = ("refusal",)
