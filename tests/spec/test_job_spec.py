@@ -35,6 +35,7 @@ def test_keys_that_change_only_how_a_job_runs() -> None:
         "loader_workers",
         "loader_prefetch",
         "links",
+        "encrypt",
         "capture",
         "overlap",
         "nccl",
