@@ -106,8 +106,6 @@ def receive_introduction(
     `certified` tells, once something has come, whose certificate was shown; empty where links are not encrypted.
     """
     theirs = _decode((yield Turn(b"", _HELLO.size)), _Role.CONNECTS)
-    if (shown := certified()) and shown != file_name_of(theirs.worker):
-        raise FrameError(f"{in_words(shown)}, by its certificate, introduced itself as {name_of(theirs.worker)}")
     signature = yield Turn(b"", _PROOF_SIZE)
     is_signed = hmac.compare_digest(_signature(credentials, theirs), signature)
     peer = theirs.worker if theirs.worker in peers else min(peers)
@@ -115,6 +113,8 @@ def receive_introduction(
     # Told even where it does not match, so that the other side can say what differs.
     given = yield Turn(ours.encode(), 0 if _mismatch(ours, theirs) else _PROOF_SIZE, is_signed)
     _check_match(ours, theirs)
+    if (shown := certified()) and shown != file_name_of(peer):
+        raise FrameError(f"{in_words(shown)}, by its certificate, introduced itself as {name_of(peer)}")
     try:
         _check_proof(_proof(credentials, theirs, ours, _Role.CONNECTS), given, peer)
     except FrameError:

@@ -6,11 +6,13 @@ that falls silent, go on doing so with the plain socket.
 
 import functools
 import os
+import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from quorate.core.addresses import split_address
 from quorate.core.errors import FrameError
 from quorate.core.generation import file_name_of
 from quorate.wire.certificates import Identity, host_of, in_words, process_in
@@ -45,15 +47,16 @@ class TlsSession:
     `peer` is who is at the other end, for people.
     """
 
-    def __init__(self, identity: Identity, peer: str, calls: int | None = None) -> None:
-        """`calls`: the worker that is called; None for the end that listens."""
+    def __init__(self, identity: Identity, peer: str, calls: int | str | None = None) -> None:
+        """`calls`: the worker, or whoever else is called by name; None for the end that listens."""
         self.peer = peer
         self.is_complete = False
         self._own = in_words(identity.name)
         self._is_server = calls is None
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         # Who calls whom, in one name: the certificate of whoever is called is good for any caller.
-        called = None if calls is None else f"{identity.name}.{host_of(file_name_of(calls))}"
+        name = file_name_of(calls) if isinstance(calls, int) else calls
+        called = None if name is None else f"{identity.name}.{host_of(name)}"
         self._session = _context(identity, is_server=self._is_server).wrap_bio(
             self._incoming, self._outgoing, server_side=self._is_server, server_hostname=called
         )
@@ -123,6 +126,25 @@ class TlsSession:
         caller = getattr(self._session, "called_as", "").partition(".")[0]
         peer = f"{self.peer[:-1]}, as {in_words(caller)})" if caller else self.peer
         return FrameError(explain(error, self._own, peer, is_agreed=self.is_complete))
+
+
+def refusal_at(address: str, identity: Identity, calls: str, seconds: float) -> FrameError | None:
+    """Why whoever listens there and this process refuse each other, if they do: gRPC just says that nobody answers."""
+    session = TlsSession(identity, f"the {calls} at {address}", calls)
+    try:
+        with socket.create_connection(split_address(address), seconds) as connection:
+            while True:
+                if words := session.shake_hands():
+                    connection.sendall(words)
+                if not (received := connection.recv(RECORD)):
+                    return None
+                session.feed(received)
+                if session.is_complete and session.decrypt_into(memoryview(bytearray(1))) is not None:
+                    return None
+    except FrameError as refusal:
+        return refusal
+    except OSError:
+        return None
 
 
 def explain(error: ssl.SSLError, own: str, peer: str, *, is_agreed: bool = False) -> str:

@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 import grpc
 
-from quorate.wire.certificates import Identity
+from quorate.wire.certificates import COORDINATOR, Identity
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
+from quorate.wire.tls import refusal_at
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class GrpcLink:
 
     def __init__(self, address: str, token: str, identity: Identity | None = None) -> None:
         self.address = address
+        self._identity = identity
+        self._was_answered = False
         self._metadata = token_metadata(token)
         self._channel = open_channel(address, identity)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
@@ -61,14 +64,25 @@ class GrpcLink:
     def call(self, request: Request, timeout: float) -> Any:
         method = getattr(self._stub, _METHODS[type(request)])
         try:
-            return method(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
+            reply = method(request, timeout=timeout, metadata=self._metadata, wait_for_ready=True)
+            self._was_answered = True
+            return reply
         except grpc.RpcError as error:
             if error.code() not in _PASSING:
                 raise unanswered(self.address, error) from None
             log.debug("a call was not answered: %r", error)
+            self._check_certificates(timeout)
         except ValueError as error:  # what gRPC raises for a closed channel
             log.debug("the channel is closed: %r", error)
         return None
+
+    def _check_certificates(self, timeout: float) -> None:
+        """Whether the two ends refuse each other's certificates: then to ask again is no use."""
+        if self._identity is None or self._was_answered or self._is_closed:
+            return
+        refusal = refusal_at(self.address, self._identity, COORDINATOR, timeout)
+        if refusal is not None:
+            raise refusal
 
     def follow(self, request: pb.FollowRequest) -> Iterator[pb.Directive]:
         try:

@@ -1,0 +1,45 @@
+import sys
+
+import pytest
+
+from quorate.core.errors import RequestError
+from quorate.core.generation import GenerationId, server_id
+from quorate.core.masking import Secrets
+from quorate.core.networks import LOOPBACK
+from quorate.wire.certificates import COORDINATOR, Authority, Identity, refuse_without_library
+from quorate.wire.handshake import Credentials
+
+
+def test_an_identity_travels_as_json() -> None:
+    identity = Authority.mint("digits-0001").issue(2)
+    assert Identity.from_json(identity.to_json()) == identity
+    assert Identity.from_json(None) is None
+
+
+def test_processes_have_names_and_jobs_have_authorities() -> None:
+    authority = Authority.mint("x" * 200)
+    assert [authority.issue(one).name for one in (3, server_id(1), COORDINATOR)] == [
+        "worker-3",
+        "server-1",
+        "coordinator",
+    ]
+    assert authority.certificate != Authority.mint("x" * 200).certificate
+
+
+def test_keys_are_never_shown() -> None:
+    identity = Authority.mint("digits-0001").issue(2)
+    shown = f"{identity!r} {Credentials('token', 2, GenerationId(1, 1), identity)!r} {LOOPBACK!r}"
+    assert "PRIVATE KEY" not in shown
+    assert not any(line in shown for line in identity.secrets)
+    secrets = Secrets(identity.secrets)
+    assert not any(line in secrets.mask(f"key: {line}") for line in identity.secrets)
+    # What begins every key is no secret: were it masked, the rest of another key would not be known for one.
+    assert secrets.mask("-----BEGIN PRIVATE KEY-----") == "-----BEGIN PRIVATE KEY-----"
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(RequestError, match=r"pip install 'quorate\[encryption\]'"):
+        refuse_without_library()
