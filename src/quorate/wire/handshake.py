@@ -25,8 +25,10 @@ from quorate.wire.certificates import Identity, in_words
 _HELLO = struct.Struct("<4sHHqqQQ32s")
 _MAGIC = b"QRTH"
 _VERSION = 2
-_TLS_BEGINS = b"\x16\x03"
-"""What whoever encrypts says first: a handshake of TLS."""
+_TLS_BEGINS = (b"\x15\x03", b"\x16\x03")
+"""What whoever encrypts says first: an alert or a handshake of TLS."""
+TO_WHO_DOES_NOT_ENCRYPT = b"\x15\x03\x03\x00\x02\x02\x46".ljust(_HELLO.size, b"\0")
+"""An alert of TLS (protocol version), as long as what is waited for by a worker that does not encrypt."""
 _ACCEPTED = b"\x01"
 _REFUSED = b"\x00"
 _PROOF_SIZE = hashlib.sha256().digest_size
@@ -126,7 +128,7 @@ def receive_introduction(
 
 def _decode(message: bytes, role: _Role) -> _Hello:
     magic, version, given_role, worker, peer, incarnation, number, nonce = _HELLO.unpack(message)
-    if magic[:2] == _TLS_BEGINS:
+    if magic[:2] in _TLS_BEGINS:
         raise FrameError(
             "the other end encrypts, and this one does not: `encrypt` differs, or it belongs to another run"
         )

@@ -21,7 +21,7 @@ from quorate.core.errors import FrameError, LinkError, PeerLost
 from quorate.core.generation import name_of
 from quorate.core.processes import close_in_children
 from quorate.wire.certificates import Identity
-from quorate.wire.handshake import Credentials, Handshake, receive_introduction
+from quorate.wire.handshake import TO_WHO_DOES_NOT_ENCRYPT, Credentials, Handshake, receive_introduction
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 from quorate.wire.tls import READ_AT_ONCE, TlsSession
 
@@ -112,7 +112,8 @@ class Visitor:
                 self._tell(tls.shake_hands())
             except FrameError:
                 with suppress(OSError):
-                    self._tell(tls.last_words())
+                    # OpenSSL has no word for whoever does not speak TLS, who would take silence for a crowd.
+                    self._tell(tls.last_words() or TO_WHO_DOES_NOT_ENCRYPT)
                 raise
         return True
 
