@@ -108,12 +108,23 @@ class Running:
         stdout, stderr = self.process.communicate(timeout=within)
         return Done(self.process.returncode, stdout, stderr)
 
+    def await_asked(self, what: str) -> None:
+        """Wait until a worker of the newest run has heard that it is to stop, or to save: the coordinator tells of a
+        stop before that."""
+        words = f"asked to {what} at the next step boundary"
+        logs = self.workplace.last / "logs"
+        await_condition(
+            f"a worker {words}",
+            lambda: any(words in self.workplace.log(file.stem) for file in logs.glob("worker-*.jsonl")),
+        )
+
     def _event(self, kind: str, at_least: int) -> dict[str, Any] | None:
-        assert self.process.poll() is None, f"the command has ended: {self.process.communicate()}"
+        has_ended = self.process.poll() is not None  # before the look: it may end with what is waited for
         for run in self.workplace.runs()[-1:]:
             for event in self.workplace.events(run)[self._told_before.get(str(run), 0) :]:
                 if event["kind"] == kind and event.get("step", 0) >= at_least:
                     return event
+        assert not has_ended, f"the command has ended: {self.process.communicate()}"
         return None
 
 

@@ -124,14 +124,14 @@ class Played:
         self._faults: list[str] = []
         self._run: str | None = None
 
-    def part(self, *faults: str, workers: int, settings: Sequence[str] = ()) -> Done:
+    def part(self, *faults: str, workers: int, settings: Sequence[str] = (), **environment: str) -> Done:
         """Start the run or, later on, go on with it; until it ends, or its launcher is killed."""
         self._faults += faults
         given = json.dumps([self._run, [f"workers={workers}", *settings], self._faults])
         process = subprocess.run(
             [sys.executable, str(self._script), given],
             cwd=self._place.folder,
-            env=os.environ | {"TMPDIR": str(self._place.temporary)} | self._environment,
+            env=os.environ | {"TMPDIR": str(self._place.temporary)} | self._environment | environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

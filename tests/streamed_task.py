@@ -1,5 +1,6 @@
 """A task whose samples lie in shards of any kind. The environment says how long a lane takes, and how much is kept."""
 
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,9 @@ import quorate
 from quorate.data import samples
 
 PAUSE = float(os.environ.get("PAUSE", "0"))
+# The call of the loss that waits for the first checkpoint of the run, and the one that never ends.
+SAVED_BY, STAYS_IN = (int(os.environ.get(name, "0")) for name in ("SAVED_BY", "STAYS_IN"))
+CALLS = itertools.count(1)
 if "KEPT_BYTES" in os.environ:
     # So few that every epoch reads the shards again: a change under the job is met, and so is a store that is away.
     assert "LIMIT" in vars(samples)
@@ -39,6 +43,11 @@ def of_text(line: str) -> dict[str, Any]:
 DECODE: dict[str, Callable[[Any], Any]] = {"tar": of_tar, "jsonl": of_jsonl, "text": of_text}
 
 
+def is_saved() -> bool:
+    """Whether the newest run has a checkpoint."""
+    return any(max(Path("runs").glob("*-[0-9]*")).glob("checkpoints/step-*"))
+
+
 class Streamed(quorate.Task):
     place: str = "train"
     validation: str = "validation"
@@ -55,7 +64,8 @@ class Streamed(quorate.Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         time.sleep(PAUSE)
-        while Path("hold").exists():
+        calls = next(CALLS)
+        while Path("hold").exists() or calls == STAYS_IN or (calls == SAVED_BY and not is_saved()):
             time.sleep(0.01)  # between two looks
         return F.mse_loss(model(batch["x"]).squeeze(-1), batch["y"])
 

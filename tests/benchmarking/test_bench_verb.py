@@ -1,6 +1,7 @@
 """The real command."""
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +16,7 @@ from command import Workplace, await_condition
 from schemas import validate
 
 GROUP: Any = typer.main.get_command(app)
+ENDLESS = 1_000_000 + os.getpid()  # by which the processes of this test are known from those of another run
 ALLREDUCE = ("allreduce", "--processes", "2", "--rounds", "1")
 
 
@@ -48,7 +50,7 @@ def test_quorate_and_gloo_are_measured_side_by_side(workplace: Workplace, tempor
 
 
 def test_ctrl_c_ends_every_process(workplace: Workplace, temporary: Path) -> None:
-    endless = ("--systems", "gloo", "--sizes", "1MB", "--repeats", "1000000")
+    endless = ("--systems", "gloo", "--sizes", "1MB", "--repeats", str(ENDLESS))
     running = start_benchmark(workplace, *ALLREDUCE, *endless, "--json", TMPDIR=str(temporary))
     await_condition("the processes of Gloo", lambda: len(_exchanging()) >= 3)
     running.interrupt()
@@ -67,7 +69,7 @@ def _exchanging() -> list[str]:
             line = entry.joinpath("cmdline").read_text()
         except OSError:
             continue
-        if "benchmarks.peers.gloo_allreduce" in line and '"repeats": [1000000]' in line:
+        if "benchmarks.peers.gloo_allreduce" in line and f'"repeats": [{ENDLESS}]' in line:
             found.append(line)
     return found
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 
 def start(workplace: Workplace) -> Running:
     workplace.write_job(checkpoint={"every": None, "keep": 9})
-    running = workplace.start("train", "job.yaml", "--workers", "2", "--json", SLOW="0.2")
+    running = workplace.start("train", "job.yaml", "--workers", "2", "--json", SLOW="0.5")  # until the file `go`
     running.await_event("step", at_least=1)
     return running
 

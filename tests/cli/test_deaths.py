@@ -208,8 +208,8 @@ def test_an_output_pump_that_is_killed_is_replaced_and_nobody_notices(workplace:
 @pytest.mark.usefixtures("unmeasured")
 def test_a_killed_launcher_takes_everybody_with_it(workplace: Workplace, undisturbed: str) -> None:
     running = start_and_reach_a_checkpoint(workplace, 2, "--set", "loader_workers=1")
-    family = workplace.pids()
-    assert len(family) == 1 + 3 + 2 + 2, "launcher, coordinator and fork_server and output pump, workers, loaders"
+    # Launcher; coordinator, fork server and output pump; workers; loaders.
+    family = await_condition("them all", lambda: found if len(found := workplace.pids()) == 1 + 3 + 2 + 2 else None)
     os.kill(running.process.pid, signal.SIGKILL)
     assert running.done().code == -signal.SIGKILL
     workplace.assert_nobody_left()

@@ -13,7 +13,7 @@ from command import Workplace
 from schemas import validate
 
 # 32 samples: three steps an epoch, and two samples dropped.
-KEYS: dict[str, Any] = {"batch_size": 10, "steps": 11, "failure_timeout": 2.0, "checkpoint": {"every": 4, "keep": 3}}
+KEYS: dict[str, Any] = {"batch_size": 10, "steps": 11, "checkpoint": {"every": 4, "keep": 3}}
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

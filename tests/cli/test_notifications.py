@@ -23,13 +23,15 @@ def receiver() -> Iterator[Receiver]:
 
 
 def notifying(workplace: Workplace, **keys: Any) -> Path:
-    """The file to which a command appends what it is told."""
-    workplace.write_job(notify={"command": "cat >> told; echo >> told", **keys})
-    return workplace.folder / "told"
+    """The folder in which a command leaves what it is told: a file each, since several may run at a time."""
+    folder = workplace.folder / "told"
+    folder.mkdir()
+    workplace.write_job(notify={"command": f"cat > {folder}/$$.part && mv {folder}/$$.part {folder}/$$.json", **keys})
+    return folder
 
 
-def messages(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def messages(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in folder.glob("*.json")]
 
 
 def test_a_webhook_that_fails_twice_is_told_and_its_address_is_shown_nowhere(
@@ -77,7 +79,7 @@ def test_a_launcher_that_is_terminated_tells_it(workplace: Workplace) -> None:
     running = workplace.start("train", "job.yaml", "--workers", "1", "--json", HOLD=in_step(3, workers=1))
     running.await_event("step", at_least=2)
     running.process.send_signal(signal.SIGTERM)
-    running.await_event("stop")
+    running.await_asked("stop")
     workplace.go()
     assert running.done().code == 143
     (message,) = await_condition("a message", lambda: messages(told))

@@ -18,7 +18,7 @@ SLOWLY = "0.2"  # seconds a lane until the file `go`: time for whatever is to ha
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     shared = Workplace(tmp_path_factory.mktemp("resizing"))
-    shared.write_job(steps=100, checkpoint={"every": 50, "keep": 2})
+    shared.write_job(steps=100, evaluate={"every": "end"}, checkpoint={"every": 50, "keep": 2})
     yield shared
     shared.clean_up()
     shared.assert_nobody_left()
@@ -129,7 +129,10 @@ def test_a_spare_steps_in_for_a_lost_worker(place: Workplace, reference: str) ->
 
 def pid_of(place: Workplace, worker: int) -> int:
     """The process of a worker, by the log of who starts them."""
-    (line,) = [line for line in place.log("fork_server").splitlines() if f"worker {worker} is process" in line]
+    words = f"worker {worker} is process"
+    (line,) = await_condition(
+        "the log", lambda: [line for line in place.log("fork_server").splitlines() if words in line]
+    )
     return int(line.partition("process ")[2].partition(",")[0])
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from checkpoint.only_part import part_of
-from command import Workplace
+from command import Workplace, in_step
 from quorate.checkpoint.manifest import Manifest
 
 
@@ -49,7 +49,7 @@ def test_a_run_in_use_is_refused_with_the_pid_and_a_dead_launcher_does_not_pass_
 ) -> None:
     workplace = used_workplace
     assert workplace.result()["status"] == "complete"
-    running = workplace.start("resume", "tiny-0001", "--steps", "16", "--workers", "1", PAUSE="0.1")
+    running = workplace.start("resume", "tiny-0001", "--steps", "16", "--workers", "1", HOLD=in_step(2, workers=1))
     running.await_event("step", at_least=9)
     in_use = workplace.start("resume", "last", "--steps", "16").done()
     assert in_use.code == 2

@@ -8,14 +8,14 @@ from command import Workplace, command_line
 
 @pytest.mark.usefixtures("unmeasured")
 def test_a_run_explains_itself_and_keeps_its_secret(workplace: Workplace, undisturbed: str) -> None:
-    running = workplace.start(
-        "train", "job.yaml", "--workers", "3", "--json", "--set", "checkpoint.keep=2", "--set", "loader_workers=1"
-    )
+    settings = ("--set", "checkpoint.keep=2", "--set", "loader_workers=1")
+    running = workplace.start("train", "job.yaml", "--workers", "3", "--json", *settings, HOLD="1")
     running.await_event("generation")
     address = workplace.last / "coordinator.json"
     assert address.stat().st_mode & 0o777 == 0o600
     token = json.loads(address.read_text())["token"]
     commands = [command_line(pid) for pid in workplace.pids()]
+    workplace.go()
     done = running.done()
     assert done.code == 0, done.stderr
 

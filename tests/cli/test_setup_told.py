@@ -49,7 +49,7 @@ def test_a_setup_that_takes_long_is_told_and_ended_by_setup_timeout_which_names_
 
 
 def test_a_task_whose_import_takes_long_is_told_and_ended_as_well(workplace: Workplace) -> None:
-    done = train(workplace, "slow import", "--set", "setup_timeout=5")
+    done = train(workplace, "slow import", "--set", "setup_timeout=2")
     assert done.code == 1, done.stderr
     assert "the fork server: still in the import of torch and the task, " in done.stderr
     assert re.search(r"the fork server is still in the import of torch and the task, \d+ s after its start", done.error)

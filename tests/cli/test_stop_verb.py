@@ -1,5 +1,6 @@
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,7 +15,7 @@ def test_a_running_job_is_stopped_cleanly_and_goes_on_to_the_same_bits(workplace
     running.await_event("step", at_least=2)
     assert f"quorate stop {workplace.last.name}" in workplace.start("show", "last").done().stdout
     stopping = workplace.start("stop", "last", "--json")
-    running.await_event("stop")
+    running.await_asked("stop")
     workplace.go()
     stopped, done = stopping.done(), running.done()
     assert stopped.code == 0, stopped.stderr
@@ -40,8 +41,15 @@ def test_now_does_not_wait_for_the_step(workplace: Workplace) -> None:
     assert workplace.result()["status"] == "interrupted"
 
 
-@pytest.mark.parametrize("place", ["import", "datasets"])
-@pytest.mark.parametrize("now", [[], ["--now"]])
+@pytest.mark.parametrize(
+    ("place", "now"),
+    [
+        ("import", []),
+        ("datasets", ["--now"]),
+        pytest.param("import", ["--now"], marks=pytest.mark.long),
+        pytest.param("datasets", [], marks=pytest.mark.long),
+    ],
+)
 def test_one_that_is_being_set_up_is_stopped_at_once(workplace: Workplace, place: str, now: list[str]) -> None:
     running = workplace.start("train", "job.yaml", "--json", TROUBLE=f"slow {place}")
     await_condition(f"the task to be in its {place}", (workplace.folder / f"in-{place}").exists)
@@ -67,7 +75,7 @@ def test_a_launcher_that_hangs_is_told_with_what_to_do(workplace: Workplace) -> 
     launcher = running.process.pid
     os.kill(launcher, signal.SIGSTOP)
     try:
-        done = workplace.start("stop", "last", "--now", "--timeout", "3").done()
+        done = workplace.start("stop", "last", "--now", "--timeout", "1").done()
         assert done.code == 1
         assert f"`kill -KILL {launcher}` ends it with every process of the job" in done.error
     finally:
@@ -76,8 +84,12 @@ def test_a_launcher_that_hangs_is_told_with_what_to_do(workplace: Workplace) -> 
 
 
 def test_it_can_be_stopped_from_python(workplace: Workplace) -> None:
-    running = workplace.start("train", "job.yaml", "--workers", "1", "--json", SLOW="0.05")
-    running.await_event("checkpoint", at_least=2)
-    result = quorate.open_run("last", workplace.folder / "runs").stop()
+    running = workplace.start("train", "job.yaml", "--workers", "1", "--json", HOLD=in_step(3, workers=1))
+    running.await_event("step", at_least=2)
+    with ThreadPoolExecutor(1) as thread:
+        stopping = thread.submit(quorate.open_run("last", workplace.folder / "runs").stop)
+        running.await_asked("stop")
+        workplace.go()
+        result = stopping.result()
     assert (result.status, running.done().code) == ("interrupted", 130)
     assert 2 <= result.steps < 8

@@ -95,8 +95,8 @@ def test_a_stop_in_the_first_moments_is_quiet(workplace: Workplace, number: sign
 
 
 def go_on_when_stopped(running: Running) -> None:
-    """Let the step go on that the task holds, but only after the signal was heard."""
-    running.await_event("stop")
+    """Let the step go on that the task holds, but only after the signal was heard, by a worker too."""
+    running.await_asked("stop")
     (running.workplace.folder / "go").touch()
 
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from command import Workplace, await_condition
+from command import Workplace, await_condition, in_step
 
 SAMPLED = ("--set", "track.prometheus=0", "--set", "track.system=0.05")
 
@@ -14,7 +14,7 @@ SAMPLED = ("--set", "track.prometheus=0", "--set", "track.system=0.05")
 def test_every_worker_tells_once_what_it_uses_though_the_coordinator_is_killed(
     workplace: Workplace, undisturbed: str
 ) -> None:
-    training = workplace.start("train", "job.yaml", "--workers", "2", "--json", *SAMPLED, SLOW="0.05")
+    training = workplace.start("train", "job.yaml", "--workers", "2", "--json", *SAMPLED, HOLD=in_step(3, workers=2))
 
     def tellers() -> set[int]:
         return {event["worker"] for event in workplace.events() if event["kind"] == "system"}

@@ -28,7 +28,7 @@ class Slow:
     def __len__(self):
         return 16
     def __getitem__(self, index):
-        time.sleep(0.1)
+        time.sleep(0.04)
         return torch.tensor([float(index)])
 
 class Waiting(quorate.Task):
@@ -57,7 +57,7 @@ def test_a_job_that_waits_names_the_knob_in_the_end(workplace: Workplace) -> Non
     assert shown["waiting_for_data"]["advice"] == f"{knob} may help"
     result = result_of(workplace)
     validate("train", result)
-    assert result["waiting_for_data"]["seconds"] >= 5 * 8 * 0.1
+    assert result["waiting_for_data"]["seconds"] >= 5 * 8 * 0.04
 
 
 def result_of(workplace: Workplace) -> dict[str, Any]:

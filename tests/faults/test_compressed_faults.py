@@ -17,7 +17,6 @@ KEYS: dict[str, Any] = {
     "task": "task.py:Forgetful",
     "steps": 24,
     "workers": 3,
-    "failure_timeout": 2.0,
     "evaluate": {"every": 2},
     "checkpoint": {"every": 3, "keep": 3},
     "strategy": {"kind": "ring", "compress": {"top_k": 0.2, "momentum": 0.5}},
@@ -59,19 +58,25 @@ def assert_nobody_went_back(place: Workplace, document: dict[str, Any]) -> None:
     assert not told(place, document, "rollback")
 
 
-def test_one_loss_in_each_phase_of_one_run(place: Workplace) -> None:
-    script = [
-        "kill worker 1 at step 3 in data",
-        "kill worker 1 at step 5 in forward",
-        "kill worker 1 at step 7 in exchange",
-        "kill worker 2 at step 9 in apply",
-        "kill worker 2 at step 12 in evaluation",
-        "kill worker 2 at step 15 in checkpoint",
-        LOSS.format(1, 17),
-        "kill worker 0 at step 17 in copy",
-        LOSS.format(1, 20),
-        "kill worker 2 at step 20 in join",
-    ]
+SHORT = [
+    "kill worker 1 at step 7 in exchange",
+    "kill worker 2 at step 9 in apply",
+    "kill worker 2 at step 15 in checkpoint",
+    LOSS.format(1, 17),
+    "kill worker 0 at step 17 in copy",
+]
+WHOLE = [
+    "kill worker 1 at step 3 in data",
+    "kill worker 1 at step 5 in forward",
+    "kill worker 2 at step 12 in evaluation",
+    *SHORT,
+    LOSS.format(1, 20),
+    "kill worker 2 at step 20 in join",
+]
+
+
+@pytest.mark.parametrize("script", [SHORT, pytest.param(WHOLE, marks=pytest.mark.long)], ids=len)
+def test_one_loss_in_each_phase_of_one_run(place: Workplace, script: list[str]) -> None:
     document = chaos(place, *script)
     assert_recovered(place, document)
     assert_nobody_went_back(place, document)
@@ -96,10 +101,12 @@ def test_five_losses_in_the_middle_of_an_exchange(place: Workplace, after: str) 
 
 
 def test_what_is_lost_with_its_host_takes_all_back_to_the_newest_checkpoint(place: Workplace) -> None:
-    running = place.start("train", "job.yaml", "--json", PAUSE="0.01")
-    running.await_event("checkpoint", at_least=2)
+    running = place.start("train", "job.yaml", "--json", HOLD="7")  # whoever hosts two lanes is in the fourth step
+    running.await_event("checkpoint", at_least=3)
     (place.folder / "lose").touch()
+    place.go()
     done = running.done()
+    (place.folder / "go").unlink()
     assert done.code == 0, done.stderr
     events = place.events()
     assert [event["kind"] for event in events].count("rollback") == 1

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 KEYS: dict[str, Any] = {
     "steps": 24,
     "workers": 3,
-    "failure_timeout": 2.0,
     "evaluate": {"every": 2},
     "average": {"decay": 0.9, "evaluate": True},
     "checkpoint": {"every": 3, "keep": 3},

@@ -33,7 +33,8 @@ def start(place: Workplace) -> tuple[Running, dict[int, int]]:
     running = place.start("train", "job.yaml", "--workers", "2", "--json", **HELD)
     running.await_event("checkpoint", at_least=2)
     running.await_event("step", at_least=3)
-    return running, {worker: place.log_records(f"worker-{worker}")[-1]["pid"] for worker in range(2)}
+    logs = [await_condition("their logs", lambda: place.log_records(f"worker-{worker}")) for worker in range(2)]  # noqa: B023
+    return running, {worker: records[-1]["pid"] for worker, records in enumerate(logs)}
 
 
 def kill(running: Running, pid: int, worker: int) -> None:

@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 KEYS: dict[str, Any] = {
     "steps": 24,
     "workers": 2,
-    "failure_timeout": 3.0,
     "evaluate": {"every": 6},
     "checkpoint": {"every": 8, "keep": 3},
 }

@@ -18,7 +18,6 @@ KEYS: dict[str, Any] = {
     "task": "task.py:Fragile",
     "steps": 24,
     "workers": 3,
-    "failure_timeout": 2.0,
     "evaluate": {"every": 2},
     "checkpoint": {"every": 3, "keep": 3},
     "strategy": {"kind": "parameter-server", "servers": 2, "replicas": 2, "compress": {"top_k": 0.2}},
@@ -94,10 +93,12 @@ def test_servers_are_lost_between_and_beside_workers(place: Workplace) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("server", ["server-0", "server-1"])
 def test_a_server_that_dies_in_an_update_leaves_all_to_its_replica(place: Workplace, server: str) -> None:
-    running = place.start("train", "job.yaml", "--json", PAUSE="0.01")
-    running.await_event("checkpoint", at_least=2)
+    running = place.start("train", "job.yaml", "--json", HOLD="7")  # whoever hosts two lanes is in the fourth step
+    running.await_event("checkpoint", at_least=3)
     (place.folder / server).touch()
+    place.go()
     done = running.done()
+    (place.folder / "go").unlink()
     assert done.code == 0, done.stderr
     events = place.events()
     assert not [event for event in events if event["kind"] == "rollback"]

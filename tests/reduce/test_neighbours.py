@@ -162,7 +162,7 @@ def test_a_previous_worker_that_is_late_is_waited_for(monkeypatch: pytest.Monkey
     with listening() as ours, listening() as theirs, ThreadPoolExecutor(1) as threads:
         members = generation([ours.address, theirs.address])
         connecting = threads.submit(connect_neighbours, endpoint(ours, members, silence=0.1))
-        time.sleep(1)  # for that long
+        time.sleep(0.5)  # for that long
         links = connect_neighbours(endpoint(theirs, members, 1, silence=0.1))
         for link in (*links, *connecting.result()):
             assert link is not None

@@ -492,7 +492,7 @@ class TestTheGenerationEnds:
         monkeypatch.setattr(Arena, "stage", hold)
         with opened_in_the_end(gate):
             crew.begin(at(1))
-            assert gate.reached.wait(20)
+            assert gate.reached.wait(60)
             for hand in crew.present:
                 hand.checkpointer.go_back(at(back).cursor)
         crew.await_done()

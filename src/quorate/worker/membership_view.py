@@ -1,5 +1,6 @@
 """Where a worker stands in its job: what its coordinator has declared, and what the worker has promised since."""
 
+import logging
 from collections.abc import Callable
 
 from quorate.core.errors import GenerationOver, JobError
@@ -9,6 +10,8 @@ from quorate.core.runtime import SYSTEM, Runtime
 from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_failure, decode_generation, decode_id
+
+log = logging.getLogger(__name__)
 
 
 class JobEnded(JobError):  # noqa: N818 (a happening, not a mistake)
@@ -144,8 +147,9 @@ class MembershipView:
 
     def handle(self, directive: pb.Directive) -> None:
         with self._changed:
-            self.is_asked = self.is_asked or directive.WhichOneof("what") in ("stop", "regroup", "save")
-            match directive.WhichOneof("what"):
+            what = directive.WhichOneof("what")
+            self.is_asked = self.is_asked or what in ("stop", "regroup", "save")
+            match what:
                 case "formed":
                     self._adopt(decode_generation(directive.formed))
                 case "stop":
@@ -167,6 +171,8 @@ class MembershipView:
             is_over = self.ended or (self._generation is not None and self._over == self._generation.id)
             close = self._close_links if is_over else None
             self._changed.notify_all()
+        if what in ("stop", "save"):
+            log.info("asked to %s at the next step boundary", what)
         if close is not None:
             close()
 
