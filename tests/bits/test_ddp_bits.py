@@ -48,7 +48,11 @@ def far(left: list[float], right: list[float]) -> float:
 @pytest.mark.parametrize(
     "workers", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(4, marks=pytest.mark.long)]
 )
-@pytest.mark.parametrize("keys", [{}, {"clip_norm": 0.1, "accumulate": 3, "batch_size": 24, "overlap": False}], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [pytest.param({}, marks=pytest.mark.long), {"clip_norm": 0.1, "accumulate": 3, "batch_size": 24, "overlap": False}],
+    ids=str,
+)
 def test_fifty_steps_in_float64_are_those_of_the_ring(workers: int, keys: dict[str, Any], tmp_path: Path) -> None:
     # Buckets so small that there are several.
     keys = {"steps": 50, "bucket_mb": 0.0003, "params": {"learning_rate": 1e-2}, **keys}
@@ -61,7 +65,7 @@ def test_fifty_steps_in_float64_are_those_of_the_ring(workers: int, keys: dict[s
         assert gangs[0].digest != ring.digest, "it is no gang that adds"
 
 
-@quick_for(range(1, len(CASES), 3))
+@quick_for(range(1, len(CASES), 6))
 def test_every_kind_of_task_has_the_losses_of_the_ring(number: int, tmp_path: Path) -> None:
     case = CASES[number]
     ended = train(case.task, 2 + number % 3, tmp_path, **case.keys)

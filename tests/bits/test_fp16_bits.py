@@ -53,9 +53,9 @@ def overflows(ran: Run) -> list[int | None]:
 @pytest.mark.parametrize(
     ("task", "keys"),
     [
-        (tasks.Momentum, {"clip_norm": 0.5}),
+        pytest.param(tasks.Momentum, {"clip_norm": 0.5}, marks=pytest.mark.long),
         (tasks.BatchNormAndDropout, {"accumulate": 2, "schedule": {"kind": "cosine", "warmup": 2}}),
-        (tasks.Adam, {}),
+        pytest.param(tasks.Adam, {}, marks=pytest.mark.long),
     ],
     ids=str,
 )

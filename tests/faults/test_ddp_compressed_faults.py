@@ -29,17 +29,23 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
         yield place
 
 
-def test_a_kill_in_every_phase_loses_nothing_that_was_held_back(place: Workplace) -> None:
-    script = [
-        "kill worker 1 at step 4 in exchange",
-        "kill worker 1 at step 7 in forward",
-        "kill worker 0 at step 9 in exchange after 1ms",
-        "kill worker 2 at step 11 in exchange after 3ms",
-        "kill worker 1 at step 13 in apply",
-        "kill worker 0 at step 18 in evaluation",
-        "kill worker 1 at step 20 in exchange",
-        "kill worker 2 at step 20 in copy",
-    ]
+SHORT = [
+    "kill worker 0 at step 9 in exchange after 1ms",
+    "kill worker 1 at step 13 in apply",
+    "kill worker 1 at step 20 in exchange",
+    "kill worker 2 at step 20 in copy",
+]
+WHOLE = [
+    "kill worker 1 at step 4 in exchange",
+    "kill worker 1 at step 7 in forward",
+    "kill worker 2 at step 11 in exchange after 3ms",
+    "kill worker 0 at step 18 in evaluation",
+    *SHORT,
+]
+
+
+@pytest.mark.parametrize("script", [SHORT, pytest.param(WHOLE, marks=pytest.mark.long)], ids=len)
+def test_a_kill_in_every_phase_loses_nothing_that_was_held_back(place: Workplace, script: list[str]) -> None:
     document = chaos(place, *script)
     assert_recovered(place, document)
     assert_nobody_went_back(place, document)

@@ -16,13 +16,15 @@ ROOT = Path(__file__).parents[2]
 
 def run(size: int, models: list[str], folder: Path) -> list[dict[str, Any]]:
     """What each process found."""
-    paths = [ROOT / "tests" / "training", ROOT / "tests", ROOT, ROOT / "examples" / "models"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, cut_models.__file__]
+    paths = [str(ROOT / place) for place in ("tests/training", "tests", ".", "examples/models")]
+    script = folder / "cut.py"  # which finds the modules itself: with a PYTHONPATH no interpreter is warm
+    script.write_text(
+        f"import sys, runpy\nsys.path[:0] = {paths}\nrunpy.run_module('cut_models', run_name='__main__')\n"
+    )
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(size), str(folder), *models],
-            env=environment,
+            [sys.executable, str(script), str(rank), str(size), str(folder), *models],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             stderr=subprocess.PIPE,
             text=True,
         )
