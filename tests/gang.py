@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from quorate.training.strategy import StepRequest
 from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, checkpointer_of, few_samples
+from quorate.worker.session import DIGEST_INDEX
 from warm import measure_no_more
 from wire.pairs import on_host
 
@@ -252,7 +254,7 @@ def _work(
         sabotage(worker, loop)
     try:
         ending = loop.run()
-        digest = connection.weights_digest()
+        digest = parts.layout.weights_digest(partial(connection.links.gather, generation.cursor.step, DIGEST_INDEX))
     finally:
         loop.feed.close()
         checkpointer.leave()

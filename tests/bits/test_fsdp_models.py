@@ -1,19 +1,22 @@
 """Models and ways of cutting them that FSDP2 does not take by itself as one process does."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 import gang
 from bits import bit_tasks as tasks
 from bits.test_ddp_bits import CLOSE, far
-from bits.test_fsdp_bits import KEYS, PLAN, Exact, Tower, train
+from bits.test_fsdp_bits import KEYS, PLAN, Block, Exact, Tower, train
 from quorate.core.errors import TaskError
 from quorate.training.shard_units import check_units
+from quorate.training.task import Task
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -57,20 +60,83 @@ class SometimesUsed(tasks.Regression):
         return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5)
 
 
-class Shuffled(Tower):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+class Uneven(Tower):
+    """Blocks of different sizes, of which a lane may leave some out: Gloo would abort the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(10), Block(10), Block(10)])
+        self.blocks[2].up, self.blocks[2].down = nn.Linear(10, 5), nn.Linear(5, 10)
+
+    def forward(self, inputs: torch.Tensor, order: Sequence[int] = (0, 1, 2), used: int = 3) -> torch.Tensor:
         inputs = self.enter(inputs)
-        for number in torch.randperm(3).tolist():
-            inputs = self.blocks[number](inputs)
-        out: torch.Tensor = self.leave(self.norm(inputs))
-        return out
+        for number in order:
+            out = self.blocks[number](inputs)
+            inputs = out if number < used else inputs
+        result: torch.Tensor = self.leave(self.norm(inputs))
+        return result
 
 
-class InAnyOrder(Exact):
-    """Blocks of one shape, so that nothing but the weights themselves is wrong with what is gathered."""
+class Uneasy(Exact):
+    """Each worker goes through the blocks in an order of its own."""
+
+    orders: ClassVar[tuple[Sequence[int], Sequence[int]]] = (0, 1, 2), (0, 1, 2)
 
     def model(self) -> nn.Module:
-        return Shuffled().double()
+        return Uneven().double()
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        order = self.orders[dist.get_rank()] if model.training else (0, 1, 2)
+        return F.mse_loss(model(inputs.double(), order).squeeze(-1), targets.double())
+
+
+class OtherOrder(Uneasy):
+    orders = (0, 1, 2), (0, 2, 1)
+
+
+class FewerUnits(Uneasy):
+    orders = (0, 1, 2), (0, 1)
+
+
+class MoreUnits(Uneasy):
+    orders = (0,), (0, 1, 2)
+
+
+class UnusedOutput(Uneasy):
+    """Both run all blocks, and the loss of one does not depend on what the last gives."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, targets = batch
+        used = 2 if dist.get_rank() else 3
+        return F.mse_loss(model(inputs.double(), used=used).squeeze(-1), targets.double())
+
+
+class OtherEvaluation(Uneasy):
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        inputs, targets = batch
+        order = (0, 1, 2) if dist.get_rank() else (0, 1)
+        return {"loss": F.mse_loss(model(inputs.double(), order).squeeze(-1), targets.double())}
+
+
+class Alternating(Uneven):
+    """Leaves a block out in every other step, in all lanes alike: a buffer counts them."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        if self.training:
+            self.count += 1
+        return super().forward(inputs, (0, 1, 2) if int(self.count) % 2 else (0, 2))
+
+
+class InTurns(Exact):
+    def model(self) -> nn.Module:
+        return Alternating().double()
 
 
 @pytest.mark.parametrize(
@@ -86,8 +152,9 @@ class InAnyOrder(Exact):
         ),
         pytest.param(Mixed, SHARD_2 | {"tensor": 2, "plan": PLAN}, {"clip_norm": 0.05}, marks=pytest.mark.long),
         (SometimesUsed, SHARD_2, {"steps": 12, "batch_size": 4, "lanes": 2}),
+        (InTurns, SHARD_2, {}),
     ],
-    ids=["reshard", "offload", "activations", "mixed", "sometimes"],
+    ids=["reshard", "offload", "activations", "mixed", "sometimes", "in turns"],
 )
 def test_losses_are_those_of_one_process(
     task: type[Any], mesh: dict[str, Any], keys: dict[str, Any], tmp_path: Path
@@ -105,11 +172,28 @@ def test_weights_that_travel_in_16_bits_need_no_change_of_the_task(tmp_path: Pat
     assert 0 < far(alone.losses, sharded.losses) < 0.02
 
 
-def test_workers_that_gather_different_parts_are_found_out_before_a_weight_changes(tmp_path: Path) -> None:
-    spec = gang.job(InAnyOrder, **FEW | {"strategy": {"kind": "fsdp", "shard": 2}, "workers": 2})
-    failure = gang.train(InAnyOrder, spec, 2, tmp_path).failure
-    assert failure.step == 1
-    assert "worker 1 went through other parts of the model than worker 0" in failure.message
+@pytest.mark.parametrize(
+    ("task", "where", "found"),
+    [
+        (OtherOrder, "step 1", "worker 0: the forward pass of 'blocks.1'; worker 1: the forward pass of 'blocks.2'"),
+        (FewerUnits, "step 1", "worker 0: the forward pass of 'blocks.2'; worker 1: the backward pass of the model"),
+        (MoreUnits, "step 1", "worker 0: the backward pass of the model itself; worker 1: the forward pass of 'blocks"),
+        (
+            UnusedOutput,
+            "step 1",
+            "worker 0: the backward pass of 'blocks.2'; worker 1: the backward pass of 'blocks.1'",
+        ),
+        (OtherEvaluation, "an evaluation", "worker 0: the forward pass of the model itself; worker 1: the forward"),
+    ],
+)
+def test_workers_that_go_through_different_parts_are_told_which(
+    task: type[Task], where: str, found: str, tmp_path: Path
+) -> None:
+    keys: dict[str, Any] = FEW | {"strategy": {"kind": "fsdp", "shard": 2}, "workers": 2, "evaluate": {"every": 2}}
+    failure = gang.train(task, gang.job(task, **keys), 2, tmp_path).failure
+    assert failure.kind == "UnsupportedModelError"
+    assert failure.message.startswith(f"In {where} workers go through different parts of the model. ")
+    assert found in failure.message
 
 
 @pytest.mark.parametrize(

@@ -175,23 +175,30 @@ def test_a_lost_part_takes_all_back_to_the_checkpoint_that_the_replacement_has_f
     assert [event.step for event in of_kind(RolledBack, [formed])] == [12]
 
 
-def test_without_a_checkpoint_all_begin_anew_and_the_user_is_told() -> None:
+def test_without_a_checkpoint_who_has_trained_makes_room_and_all_begin_anew() -> None:
+    """Nobody keeps the initial weights, so that a generation with a survivor would be over at once."""
     decisions = play(training(SHARDED), (1.0, killed(1)), *all_report((0,), 17), (2.0, registered(1, life=1)))
-    generation = declared(decisions[-1])
-    assert (generation.restored, generation.behind) == (Cursor(), (0,))
-    assert any("begins again with step 1" in message for message in messages_of(decisions[-1].actions))
+    assert not any(map(forms, decisions))
+    assert of_kind(Expel, decisions) == [Expel(0, pid_of(0))], "who has just begun may stay"
+    gone = decide(decisions[-1].state, killed(0), 2.1)
+    assert Refill(0, 0.0, restore=True) in gone.actions
+    after = decide(gone.state, registered(0, life=1), 3.0)
+    generation = declared(after)
+    assert (generation.restored, generation.behind) == (Cursor(), ())
+    assert any("begins again with step 1" in message for message in messages_of(after.actions))
 
 
-def test_who_cannot_go_back_to_the_first_step_makes_room_for_who_begins_with_it() -> None:
-    """Nobody keeps the initial weights: as long as a survivor stayed, it would find again that they are lost."""
-    lost = Failure("StateLost", "a part of the state is lost, and there is no checkpoint of step 0.")
-    decisions = play(
-        training(SHARDED),
-        (1.0, killed(1)),
-        *all_report((0,), 17),
-        (2.0, registered(1, life=1)),
-        (2.1, reported(0, 17, 2, lost)),
-    )
+def test_a_checkpoint_that_is_found_after_all_is_taken_up() -> None:
+    """A save of the last generation may come to its end after others have looked for one."""
+    lost = play(training(SHARDED), (1.0, killed(1)), *all_report((0,), 17), (2.0, registered(1, life=1)))
+    again = play(lost[-1].state, (2.1, killed(0)), (3.0, registered(0, life=1, cursor=Cursor(12))))
+    generation = declared(again[-1])
+    assert (generation.restored, generation.behind) == (Cursor(12), (1,))
+
+
+def test_where_a_checkpoint_is_gone_after_all_nobody_stays() -> None:
+    lost = Failure("StateLost", "a part of the state is lost, and there is no checkpoint of step 12.")
+    decisions = play(gone_back(), (2.1, reported(0, 17, 2, lost)))
     gone = {(one.worker, one.pid) for one in of_kind(Expel, decisions)}
     assert gone == {(0, pid_of(0)), (1, pid_of(1, 1))}
     after = play(

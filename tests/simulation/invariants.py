@@ -10,7 +10,7 @@
 7. A block is with some server as long as fewer than `replicas` of them are gone since all held what they were to hold,
    and each block that a server holds has had each step applied once.
 8. A sharded gang goes on where each part of its state is held by a member; or, only where there is no such cursor,
-   from a checkpoint or the beginning.
+   from a checkpoint, or from the beginning with members that have just begun.
 
 The referee sees what no process does: everybody's true state at the same time.
 """
@@ -164,16 +164,22 @@ class Referee:
             return
         if [member.worker for member in generation.members] != list(range(self._mesh.size)):
             self._break(8, f"generation {generation.id} has not each worker of the mesh in its place")
-        here = [worker for slot, worker in workers.items() if (slot, worker.pid) not in self._condemned]
+        here = [one for slot, one in workers.items() if one.is_alive and (slot, one.pid) not in self._condemned]
         common = common_cursor((self._mesh.part(worker.slot), worker.holding.cursor) for worker in here)
+        parts = {self._mesh.part(worker.slot) for worker in here}
+        if common is not None and len(parts) == self._mesh.parts and common > generation.cursor:
+            self._break(8, f"generation {generation.id} begins at {_at(generation.cursor)}, and all hold {_at(common)}")
         cursor, saved = generation.restored, {one.holding.cursor for one in self.commits}
         if cursor is None:
             return
         self.losses += 1
         if cursor != Cursor() and cursor not in saved:
             self._break(8, f"generation {generation.id} goes back to {_at(cursor)}, of which there is no checkpoint")
-        if common is not None and common > cursor and all(worker.is_alive for worker in here):
-            self._break(8, f"generation {generation.id} goes back to {_at(cursor)}, and all hold {_at(common)}")
+        if cursor == Cursor() and generation.behind:
+            # Nobody keeps the state that the job began with: it would be over before its first step.
+            self._break(
+                8, f"generation {generation.id} begins again with {name_of(generation.behind[0])}, which cannot"
+            )
 
     def succeeded(self) -> None:
         """A coordinator takes the place of another: what was told and not answered is told again."""

@@ -21,7 +21,7 @@ from quorate.core.errors import CheckpointError
 from quorate.core.generation import Cursor, Generation
 from quorate.storage.atomic import Buffer
 from quorate.training.progress import Progress
-from quorate.training.state_layout import HeldState, Parts, Replicated
+from quorate.training.state_layout import Gather, HeldState, Parts, Replicated
 from simulation.invariants import Referee, Watched
 from simulation.task import BEGINNING, Holding
 
@@ -183,6 +183,9 @@ class HeldLayout:
 
     def donors(self, generation: Generation) -> Mapping[int, int]:
         return {generation.position(worker): generation.donor for worker in generation.behind}
+
+    def weights_digest(self, gather: Gather) -> str:
+        return self.holding().digest
 
 
 def held_in(encoded: Encoded) -> Holding:

@@ -26,7 +26,7 @@ from quorate.training.device import CPU, Device
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.sharded_layout import Sharded
-from quorate.training.state_layout import HeldState, Parts, Replicated, StateLayout
+from quorate.training.state_layout import Gather, HeldState, Parts, Replicated, StateLayout
 from quorate.training.task import Task, configure
 from reduce.rings import memory_links
 from training.counting_device import CountingDevice
@@ -175,6 +175,9 @@ class Part:
 
     def donors(self, generation: Generation) -> Mapping[int, int]:
         return Sharded.donors(self, generation)  # type: ignore[arg-type]  # it looks at the generation alone
+
+    def weights_digest(self, gather: Gather) -> str:
+        raise AssertionError("nobody is done here")
 
 
 def test_a_part_is_copied_from_who_holds_the_same_and_one_that_is_lost_is_not_compared() -> None:

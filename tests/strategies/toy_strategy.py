@@ -137,9 +137,6 @@ class ToyConnection:
     def placed(self) -> None:
         return None
 
-    def weights_digest(self) -> str:
-        return self._replica.weights_digest()
-
     def measure(self) -> LinksMeasured:
         return LinksMeasured(worker=self._own.worker)
 

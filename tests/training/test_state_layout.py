@@ -1,6 +1,7 @@
 """The contract of a state layout, for replicas and for a toy of shards."""
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 import gang
 from bits.bit_tasks import Adam
 from quorate.checkpoint.tree import Encoded, decode, encode
+from quorate.core.digests import weights_digest
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.training.device import digests
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.state_layout import HeldState, Replicated, StateLayout
+from quorate.training.state_layout import Gather, HeldState, Replicated, StateLayout
 from quorate.training.task import configure
 
 MEMBERS = 4
@@ -54,6 +56,10 @@ class Sharded:
         behind = {generation.position(worker) for worker in generation.behind}
         holders = [position for position in range(len(generation.members)) if position not in behind]
         return {p: next(h for h in holders if h % 2 == p % 2) for p in behind}
+
+    def weights_digest(self, gather: Gather) -> str:
+        own = json.dumps(digests(self.halves.items())).encode()
+        return weights_digest({name: digest for told in gather(own) for name, digest in json.loads(told).items()})
 
 
 def replicated(position: int, *, is_trained: bool) -> StateLayout:
@@ -131,6 +137,22 @@ def test_whoever_is_behind_has_what_its_donor_holds_after_a_copy(make: Make, beh
         held = layouts[donor].state(PROGRESS).encoded
         layouts[receiver].load(Encoded(held.skeleton, copy.deepcopy(held.tensors)))
         assert bits_of(layouts[receiver]) == bits_of(layouts[donor])
+
+
+def test_all_come_to_one_digest_of_the_weights_which_is_that_of_their_bits(make: Make) -> None:
+    def digest(*, is_trained: bool) -> str:
+        layouts, told = [make(position, is_trained=is_trained) for position in range(MEMBERS)], list[bytes]()
+
+        def tell(own: bytes) -> tuple[bytes, ...]:
+            told.append(own)
+            return (own,)
+
+        for layout in layouts:
+            layout.weights_digest(tell)
+        (one,) = {layout.weights_digest(lambda _: tuple(told)) for layout in layouts}
+        return one
+
+    assert digest(is_trained=True) == digest(is_trained=True) != digest(is_trained=False)
 
 
 def test_nobody_copies_where_nobody_is_behind(make: Make) -> None:

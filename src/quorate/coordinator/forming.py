@@ -100,6 +100,8 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: 
     # looked for the newest checkpoint since nobody does: whoever was started before would silently take the job back.
     has_founder = any(known.worker in members.founders and not known.is_leaving for known in members.keepers)
     is_sound = not members.generations or members.has_state or has_founder
+    if is_sound and (stuck := _cannot_begin_again(members)):
+        return _make_room(state, stuck, actions, reason, now)
     return (_form if is_sound else _begin_from_checkpoint)(state, actions, reason, now)
 
 
@@ -209,6 +211,29 @@ def _find_restored(members: Members, taking_part: Sequence[Enrolled]) -> Cursor 
     elif common_cursor((members.settings.part(known.worker), known.cursor) for known in brought) is not None:
         return None
     return max(known.cursor for known in brought)
+
+
+def _cannot_begin_again(members: Members) -> tuple[Enrolled, ...]:
+    """Those of a sharded gang that have come further than its beginning, where all have to go back to that: nobody
+    keeps the state that a job begins with, so that only a process which has just begun has it."""
+    here = taking_part(members)
+    if _find_restored(members, here) != Cursor():
+        return ()
+    return tuple(known for known in here if known.cursor != Cursor())
+
+
+def _make_room(
+    state: Forming, stuck: Sequence[Enrolled], actions: tuple[Action, ...], reason: str, now: float
+) -> Decision:
+    processes = {known.process for known in stuck}
+    left = replace(state, members=expel(state.members, processes), since=now)
+    told = (
+        "a part of the state is lost, and no checkpoint exists: other processes in the place of"
+        f" {names_of(known.worker for known in stuck)} begin again"
+    )
+    inform = LogMessage(step=left.members.cursor.step, time=now, level="info", message=f"{told}.")
+    expulsions = (Expel(*process) for process in sorted(processes))
+    return Decision(left, (*actions, inform, *expulsions), f"{reason}; {told}")
 
 
 def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: str, now: float) -> Decision:

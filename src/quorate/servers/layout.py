@@ -10,7 +10,7 @@ from quorate.core.generation import Generation, Role
 from quorate.servers.share import UPDATED, Share
 from quorate.training.progress import Progress
 from quorate.training.residuals import LANES
-from quorate.training.state_layout import HeldState, Parts
+from quorate.training.state_layout import Gather, HeldState, Parts
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ class OnServers:
     def donors(self, generation: Generation) -> Mapping[int, int]:  # noqa: ARG002
         """Blocks have holders of their own: the strategy moves them."""
         return {}
+
+    def weights_digest(self, gather: Gather) -> str:  # noqa: ARG002
+        """What servers hold, workers have pulled."""
+        return self.share.replica.weights_digest()
 
 
 def writing_order(generation: Generation) -> list[int]:

@@ -152,7 +152,8 @@ class StepAgreement:
         losses = total_losses(lanes)
         poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
         # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
-        if len({note.state for note in notes} - {None}) > 1 or (poisoned and not self._is_alone):
+        states = {note.state for note in notes} - {None}
+        if len(states) > 1 or (states and poisoned and not self._is_alone):
             self._compare_replicas(step, notes)
         if poisoned:
             check_skippable(step, poisoned, self._parameters, self._buffers, skips=self._skips)

@@ -12,8 +12,7 @@ import torch
 
 from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
-from quorate.reduce.connect import Endpoint, connect
-from quorate.reduce.connect_devices import connect_devices
+from quorate.reduce.connect import Endpoint
 from quorate.reduce.ddp_reducer import BucketSums, DdpReducer, RoundedSums, WholeSums
 from quorate.reduce.hierarchy import summing_group
 from quorate.reduce.power_sgd import PowerSgd, PowerSgdSums
@@ -24,7 +23,7 @@ from quorate.spec.strategy import DdpCompressSpec, DdpSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.compression import check_compressible
 from quorate.strategies.lagging import Lag
-from quorate.strategies.ring import RingConnection, RingStrategy
+from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
 from quorate.training.activity import Activity
 from quorate.training.gang_gradients import GangGradients
 from quorate.training.gradients import gradient_plan
@@ -99,10 +98,7 @@ class DdpFactory:
     def connect(self, endpoint: Endpoint) -> "DdpConnection":
         """Waits for the other workers. A worker that is alone has no group, but where PowerSGD is to do the same with
         what it held back when there were others."""
-        device = self.replica.device
-        links, _ = (
-            connect(endpoint, ()) if device.is_host else connect_devices(endpoint, (), device.shareable, device.zeros)
-        )
+        links = plain_links(endpoint, self.replica.device)
         try:
             return self._connected(endpoint, links)
         except BaseException:

@@ -4,38 +4,35 @@ What workers agree on besides gradients is as on the ring. All of them compute i
 passes than the others would have them wait for ever.
 """
 
-import json
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.digests import weights_digest
-from quorate.core.errors import StateLost, TaskError, UnsupportedModelError
-from quorate.core.generation import Member, name_of, names_of
-from quorate.reduce.connect import Endpoint, connect
-from quorate.reduce.connect_devices import connect_devices
+from quorate.core.errors import StateLost, TaskError
+from quorate.core.generation import Member
+from quorate.core.worker_status import OTHERS
+from quorate.reduce.connect import Endpoint
 from quorate.reduce.process_group import GroupLinks, ProcessGroup
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
-from quorate.strategies.agreement import StepAgreement, WorkerNote
-from quorate.strategies.ring import RingConnection, RingStrategy
+from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
 from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
-from quorate.training.device import digests
 from quorate.training.lane import LaneResult
 from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.sharded_gradients import ShardedGradients
 from quorate.training.sharded_layout import Sharded
-from quorate.training.sharded_model import settle
-from quorate.training.sharded_passes import Passes
 from quorate.training.sharded_tensors import local
 from quorate.training.strategy import StepOutcome, StepRequest, Strategy
+from quorate.training.unit_order import UnitOrder
 from quorate.training.update import Update
 
-DIGEST_INDEX = 13
-"""Tells the digests of all parts from what else is gathered."""
+UNITS_INDEX = 12
+"""Tells which units run from what else is gathered."""
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +56,8 @@ class FsdpFactory:
 
     def connect(self, endpoint: Endpoint) -> "FsdpConnection":
         """Waits for the other workers."""
-        device, world = self._replica.device, self._world
-        links, _ = (
-            connect(endpoint, ()) if device.is_host else connect_devices(endpoint, (), device.shareable, device.zeros)
-        )
+        world = self._world
+        links = plain_links(endpoint, self._replica.device)
         try:
             groups = world.connect(endpoint, links, self._spec.nccl.timeout)
         except BaseException:
@@ -91,10 +86,10 @@ class FsdpConnection(RingConnection):
         super().__init__(spec, replica, endpoint, links, gradients)
         sharding = replica.sharding
         assert sharding is not None
-        self._world, self._passes = sharding.world, sharding.passes
+        self._world, self._order = sharding.world, sharding.passes.order
         self._sharded = gradients
         self._groups = groups
-        self._layout = self._parts = layout
+        self._layout = layout
         self._folder = folder
 
     def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
@@ -116,13 +111,6 @@ class FsdpConnection(RingConnection):
         log.info("takes up the checkpoint of step %d again: a part of the state was lost", cursor.step)
         return self._layout.load(self._folder.load(info, self._layout.boxes).encoded)
 
-    def weights_digest(self) -> str:
-        """That of all parts: of another mesh it is another one."""
-        step = self._endpoint.generation.cursor.step
-        own = json.dumps(digests(self._parts.weights().items(), self._replica.device)).encode()
-        everybody = [json.loads(payload) for payload in self.links.gather(step, DIGEST_INDEX, own)]
-        return weights_digest({name: digest for told in everybody for name, digest in told.items()})
-
     def _bytes_per_step(self) -> int | None:
         return None
 
@@ -131,46 +119,21 @@ class FsdpConnection(RingConnection):
         own = generation.members[self._endpoint.position]
         parameters = [local(parameter) for _, parameter in replica.trainable]
         skips = self._spec.on_poison == "skip"
-        agreement = ShardedAgreement(
+        agreement = StepAgreement(
             self.links.gather, generation.workers, own, parameters, replica.buffers, None, skips=skips
         )
-        agreement.follow(self._passes)
+        with activity.waiting(OTHERS):
+            self._order.follow(partial(self.links.gather, generation.cursor.step, UNITS_INDEX), generation.workers)
         hosted = self._world.shape.lanes_of(self._world.worker, self._spec.lanes)
-        return FsdpStrategy(own, hosted, self.links, self._sharded, agreement, update, activity)
+        return FsdpStrategy(own, hosted, self.links, self._sharded, agreement, update, activity, self._order)
 
     def close(self) -> None:
         super().close()
+        self._order.leave()
         self._world.disconnect()
-        settle(self._replica.model)
+        self._replica.settle()
         for group in self._groups:
             group.close()
-
-
-class ShardedAgreement(StepAgreement):
-    """Compares not the state, of which each worker has another part, but which units they have gathered: where these
-    are not the same, torch gathers weights of one with those of another, and says nothing."""
-
-    _passes: Passes | None = None
-
-    def follow(self, passes: Passes) -> None:
-        """From now on: other workers may be new here."""
-        self._passes, passes.order = passes, 0
-
-    def _state(self, step: int) -> int | None:  # noqa: ARG002
-        return None if self._passes is None else self._passes.order
-
-    def _compare_replicas(self, step: int, notes: Sequence[WorkerNote]) -> None:
-        others = [
-            member.worker for member, note in zip(self._members, notes, strict=True) if note.state != notes[0].state
-        ]
-        if others:
-            raise UnsupportedModelError(
-                f"In step {step}, or in the evaluation before it, {names_of(others)} went through other parts of the "
-                f"model than {name_of(self._members[0].worker)}. With strategy: fsdp all workers gather the weights "
-                "of a part together, so which ones run, and in which order, must not depend on samples or random "
-                "numbers (LayerDrop, early exits, experts chosen by an if). Run all of them and multiply by 0, gather "
-                "them together (strategy.units), or use ddp."
-            )
 
 
 class FsdpStrategy(RingStrategy):
@@ -186,10 +149,21 @@ class FsdpStrategy(RingStrategy):
         agreement: StepAgreement,
         update: Update,
         activity: Activity,
+        order: UnitOrder,
     ) -> None:
         super().__init__(own, links, gradients, agreement, update, activity)
+        self._order = order
         self.hosted = hosted
         self._spoken_for = own.lanes
 
+    def begin(self, step: int) -> None:
+        super().begin(step)
+        self._order.begin(step)
+
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+        self._order.end()
         return super().advance(step, [result for result in results if result.lane in self._spoken_for], request)
+
+    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
+        self._order.end()
+        return super().gather(step, payload)

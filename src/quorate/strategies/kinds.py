@@ -50,10 +50,6 @@ class Connection(Protocol):
         """Who holds which share of the parameters; None where every worker holds all of them."""
         ...
 
-    def weights_digest(self) -> str:
-        """Of what all members hold together. All of them call it, after the last step."""
-        ...
-
     def measure(self) -> LinksMeasured:
         """How this worker is joined to the next one. All members call it before the first step, if a job is tracked."""
         ...

@@ -211,9 +211,6 @@ class ServersConnection:
     def placed(self) -> BlocksPlaced:
         return blocks_placed(self._endpoint.generation, self._factory.share, self._placement)
 
-    def weights_digest(self) -> str:
-        return self._factory.share.replica.weights_digest()
-
     def measure(self) -> LinksMeasured:
         trainable, by_rows = self._factory.share.replica.trainable, self._factory.by_rows
         # Of what travels by rows only a step can tell how much it is.

@@ -20,6 +20,7 @@ from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.lagging import Lag
 from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
+from quorate.training.device import Device
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients, LoneGradients, gradient_plan
@@ -65,6 +66,13 @@ class RingFactory:
         return RingConnection(spec, replica, endpoint, links, gradients)
 
 
+def plain_links(endpoint: Endpoint, device: Device) -> Reduction:
+    """Links for what workers agree on; gradients are summed in another way."""
+    if device.is_host:
+        return connect(endpoint, ())[0]
+    return connect_devices(endpoint, (), device.shareable, device.zeros)[0]
+
+
 class RingConnection:
     """One worker's connection to the others of its generation."""
 
@@ -84,9 +92,6 @@ class RingConnection:
 
     def placed(self) -> None:
         return None
-
-    def weights_digest(self) -> str:
-        return self._replica.weights_digest()
 
     def measure(self) -> LinksMeasured:
         return measured(self._endpoint, self.links, self._bytes_per_step())

@@ -29,6 +29,18 @@ class ShardedGradients(GangGradients):
         if lane == self._hosted.start:
             self._passes.begin()
 
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float | torch.Tensor,
+        inputs: list[torch.Tensor] | None = None,
+        *,
+        retain: bool = False,
+        is_last: bool = False,
+    ) -> None:
+        super().backward(loss, weight, inputs, retain=retain, is_last=is_last)
+        self._passes.end_backward()
+
     def finish(self) -> int:
         """Not of those that have zeros from FSDP2, which an optimizer would take for gradients."""
         bits = super().finish()

@@ -1,6 +1,7 @@
 """The state of a gang whose workers hold a part each: parameters, their averages and what optimizers keep of them are
 cut over a mesh, and everything else is everybody's."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,13 +13,15 @@ from quorate.checkpoint.boxes import Box, Shape
 from quorate.checkpoint.pieces import pieces_of
 from quorate.checkpoint.reshard import tensor_forms
 from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode
+from quorate.core.digests import weights_digest
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Generation
 from quorate.core.mesh import MeshShape
+from quorate.training.device import digests
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.sharded_tensors import as_piece, box_of, cut_by, is_spread, local
-from quorate.training.state_layout import HeldState, Parts, shared_out
+from quorate.training.state_layout import Gather, HeldState, Parts, shared_out
 
 DIMENSIONS = ("replicate", "shard", "tensor")
 """What the dimensions of the mesh are called, in the order in which workers are numbered."""
@@ -43,12 +46,6 @@ class Sharded:
         is_whole = self.shape.parts == 1
         return HeldState(encoded, compared, self._weights, self.replica.device, is_whole=is_whole)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """What this worker has of the weights, by the names whose digests, of all workers, make the weights digest."""
-        return {
-            _named(name, tensor, self.shape.part(self.rank)): local(tensor) for name, tensor in self.replica.tensors()
-        }
-
     def parts(self, held: HeldState, writers: int) -> Parts:
         """Of its own alone. What the same workers hold they share out among themselves, by size."""
         tensors = held.encoded.tensors
@@ -72,6 +69,13 @@ class Sharded:
         behind = {generation.position(worker) for worker in generation.behind}
         holders = {position: generation.holders(generation.members[position].part) for position in behind}
         return {position: of[0] for position, of in holders.items() if of}
+
+    def weights_digest(self, gather: Gather) -> str:
+        """That of all parts: of another mesh it is another one."""
+        part = self.shape.part(self.rank)
+        held = ((_named(name, tensor, part), local(tensor)) for name, tensor in self.replica.tensors())
+        own = json.dumps(digests(held, self.replica.device)).encode()
+        return weights_digest({name: digest for told in gather(own) for name, digest in json.loads(told).items()})
 
     def _own_share(self, held: HeldState) -> tuple[str, ...]:
         tensors = held.encoded.tensors

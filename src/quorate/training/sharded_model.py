@@ -72,10 +72,6 @@ class Sharding:
             deferred_model.materialize(keep)
         return model
 
-    def settle(self, model: torch.nn.Module) -> None:
-        """Have every worker hold its part alone."""
-        settle(model)
-
     def _cut(self, task: Task, model: torch.nn.Module) -> torch.nn.Module:
         spec, strategy, world = self._spec, self._strategy, self.world
         if strategy.tensor > 1:
@@ -115,6 +111,35 @@ class Sharding:
             module.set_force_sum_reduction_for_comms(True)
         return model
 
+    def settle(self, model: torch.nn.Module) -> None:
+        """Have everybody hold a part again, and nothing more, wherever a pass was left: what was gathered or summed,
+        and what was under way, is dropped. A group that is over is not waited for."""
+        for module in shards_of(model):
+            state = module._get_fsdp_state()
+            state._training_state = TrainingState.IDLE
+            for group in param_groups(module):
+                group._all_gather_result = group._post_reduce_event = group._all_reduce_state = None
+                group._partial_reduce_output = group._reshard_after_forward_event = None
+                group._post_forward_indices.clear()
+                group._training_state = TrainingState.IDLE
+                group._to_sharded()
+                for parameter in group.fsdp_params:
+                    parameter.unsharded_accumulated_grad = None
+                    if (gathered := getattr(parameter, "_unsharded_param", None)) is not None:
+                        gathered.grad = None
+        # What all of them share: torch 2.13 does the same by `_reset_iter_state`, which waits besides.
+        root: Any = model._get_fsdp_state()  # type: ignore[operator]
+        shared, context = root._comm_ctx, root._state_ctx
+        shared.all_gather_state = None
+        shared.post_forward_order.clear()
+        if hasattr(shared, "reduce_scatter_states"):
+            shared.reduce_scatter_states.clear()
+            shared._last_post_reduce_events.clear()
+        else:
+            shared.reduce_scatter_state = None
+        context.iter_forward_root = None
+        context.post_backward_final_callback_queued = False
+
 
 def _move_buffers(model: torch.nn.Module, device: torch.device) -> None:
     """They are not cut, and so are nothing that would be brought to the device when it is needed."""
@@ -123,36 +148,6 @@ def _move_buffers(model: torch.nn.Module, device: torch.device) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = moved.setdefault(buffer, buffer.to(device))
-
-
-def settle(model: torch.nn.Module) -> None:
-    """Have everybody hold a part again, and nothing more, wherever a pass was left: what was gathered or summed, and
-    what was under way, is dropped. A group that is over is not waited for."""
-    for module in shards_of(model):
-        state = module._get_fsdp_state()
-        state._training_state = TrainingState.IDLE
-        for group in param_groups(module):
-            group._all_gather_result = group._post_reduce_event = group._all_reduce_state = None
-            group._partial_reduce_output = group._reshard_after_forward_event = None
-            group._post_forward_indices.clear()
-            group._training_state = TrainingState.IDLE
-            group._to_sharded()
-            for parameter in group.fsdp_params:
-                parameter.unsharded_accumulated_grad = None
-                if (gathered := getattr(parameter, "_unsharded_param", None)) is not None:
-                    gathered.grad = None
-    # What all of them share: torch 2.13 does the same by `_reset_iter_state`, which waits besides.
-    root: Any = model._get_fsdp_state()  # type: ignore[operator]
-    shared, context = root._comm_ctx, root._state_ctx
-    shared.all_gather_state = None
-    shared.post_forward_order.clear()
-    if hasattr(shared, "reduce_scatter_states"):
-        shared.reduce_scatter_states.clear()
-        shared._last_post_reduce_events.clear()
-    else:
-        shared.reduce_scatter_state = None
-    context.iter_forward_root = None
-    context.post_backward_final_callback_queued = False
 
 
 def shards_of(model: torch.nn.Module) -> Iterator[FSDPModule]:

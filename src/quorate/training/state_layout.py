@@ -2,7 +2,7 @@
 and who copies it from whom."""
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,6 +19,9 @@ from quorate.training.residuals import LANES, Residuals
 
 FACTORS = "factors"
 """Under which name they are in a state."""
+
+Gather = Callable[[bytes], tuple[bytes, ...]]
+"""What each member tells, in their order."""
 
 Parts = tuple[tuple[str, ...], ...]
 """The names of the tensors in each part. The first writer writes the first part; there may be fewer than writers."""
@@ -70,6 +73,9 @@ class StateLayout(Protocol):
     def donors(self, generation: Generation) -> Mapping[int, int]:
         """From whom each member that is behind copies its state, both by ring position."""
 
+    def weights_digest(self, gather: Gather) -> str:
+        """Of what all members hold together. All of them call it, after the last step."""
+
 
 @dataclass(frozen=True)
 class Replicated:
@@ -99,6 +105,9 @@ class Replicated:
     def donors(self, generation: Generation) -> Mapping[int, int]:
         """The first of the most advanced, for everybody who is not."""
         return {generation.position(worker): generation.donor for worker in generation.behind}
+
+    def weights_digest(self, gather: Gather) -> str:  # noqa: ARG002
+        return self.replica.weights_digest()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -31,6 +32,9 @@ from quorate.worker.heartbeats import Backlog
 from quorate.worker.membership import Membership
 
 log = logging.getLogger(__name__)
+
+DIGEST_INDEX = 13
+"""Tells the digests of what members hold from what else is gathered."""
 
 GLANCE = 0.1
 """Seconds between two looks at whether a generation is over, for those who wait for its members."""
@@ -261,7 +265,9 @@ class LoopTrainer:
         self._began = self._began or (time.perf_counter(), self.progress.samples)
         try:
             ending = loop.run()
-            self._digest = "" if ending is None else links.connection.weights_digest()
+            if ending is not None:
+                gather = partial(links.connection.links.gather, generation.cursor.step, DIGEST_INDEX)
+                self._digest = self.parts.layout.weights_digest(gather)
             return ending
         finally:
             self.progress, self.is_saved = loop.progress, loop.is_saved

@@ -85,9 +85,6 @@ class UnitConnection:
     def placed(self) -> BlocksPlaced:
         return blocks_placed(self._endpoint.generation, self._factory.share, self._placement)
 
-    def weights_digest(self) -> str:
-        return self._factory.share.replica.weights_digest()
-
     def measure(self) -> LinksMeasured:
         sizes = [parameter.nbytes for _, parameter in self._factory.share.replica.trainable]
         pushed = sum(size * len(holders) for size, holders in zip(sizes, self._placement, strict=True))
