@@ -1,12 +1,15 @@
 """An engine whose processes are only numbers, for tests of what stands on an engine."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from quorate.core.failure import Failure
 from quorate.core.networks import LOOPBACK
+from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import (
     Capacity,
+    CoordinatorChild,
     Exited,
     Interrupted,
     Notice,
@@ -37,7 +40,11 @@ class MemoryEngine:
         self.sets_up = True
 
     def capacity(self) -> Capacity:
-        return Capacity(4, LOOPBACK)
+        return Capacity(4)
+
+    def start_coordinator(self, appointment: Mapping[str, Any]) -> CoordinatorChild:
+        """A real one: what stands on an engine calls it."""
+        return CoordinatorChildProcess(appointment, LOOPBACK)
 
     def start(self, assignment: Assignment) -> None:
         self._asked.append(assignment)

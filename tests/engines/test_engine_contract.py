@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from command import PATIENCE, await_condition
+from memory_cluster import MemoryCluster
 from memory_engine import MemoryEngine
+from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
+from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import (
     Engine,
     Exited,
@@ -77,7 +80,24 @@ def in_memory(_: Path, task: str = "") -> Iterator[Case]:
         yield Case(engine, engine.interrupt, lambda pid: pid in engine.running.values())
 
 
-KINDS = pytest.mark.parametrize("kind", [local, in_memory])
+@contextlib.contextmanager
+def on_a_host(folder: Path, task: str = "task.py:Obedient") -> Iterator[Case]:
+    (folder / "task.py").write_text(TASK)
+    (folder / "logs").mkdir()
+    preparation = Preparation(f"{folder}/{task}", {}, "", [str(folder)], 0, 1, True)
+    cluster = MemoryCluster({"node": 2})
+    engine = ClusterEngine(RunFolder(folder), preparation, cluster, ClusterSettings())
+
+    def interrupt() -> None:
+        local_engine = cluster.links["node"].agent._engine
+        assert isinstance(local_engine, LocalEngine)
+        os.kill(local_engine._fork_server._process.pid, signal.SIGKILL)
+
+    with contextlib.closing(engine):
+        yield Case(engine, interrupt, lambda pid: Path(f"/proc/{pid}").exists())
+
+
+KINDS = pytest.mark.parametrize("kind", [local, in_memory, on_a_host])
 
 
 def assignment(folder: Path, slot: int, **params: Any) -> Assignment:
@@ -109,9 +129,7 @@ class Poller:
 def test_a_worker_starts_is_set_up_and_ends_when_it_is_killed(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path) as case:
         poller = Poller(case.engine)
-        capacity = case.engine.capacity()
-        assert capacity.cores >= 1
-        assert capacity.coordinator.address
+        assert case.engine.capacity().cores >= 1
         poller.until(Ready)
         case.engine.start(assignment(tmp_path, 1))
         started = poller.until(Started)
@@ -177,3 +195,38 @@ def test_a_task_that_cannot_be_had_is_told(kind: Any, tmp_path: Path) -> None:
         failure = Poller(case.engine).until(Unprepared).failure
         assert failure.exit_code == 2
         assert "Missing" in failure.message
+
+
+def appointment(folder: Path, **changes: Any) -> dict[str, Any]:
+    (folder / "logs").mkdir(exist_ok=True)
+    return {"run": str(folder), "lanes": 1, "workers": 1, "failure_timeout": 1.0, "token": "word", **changes}
+
+
+@KINDS
+def test_a_coordinator_listens_ends_when_it_is_killed_and_another_follows_at_its_address(
+    kind: Any, tmp_path: Path
+) -> None:
+    with kind(tmp_path) as case:
+        first = case.engine.start_coordinator(appointment(tmp_path))
+        address = first.await_answer()["address"]
+        assert first.is_alive
+        first.kill()
+        assert not first.is_alive
+        assert f"pid {first.pid}" in first.departure
+        assert "SIGKILL" in first.departure
+        first.close(patience=0)
+        port = int(address.rpartition(":")[2])
+        second = case.engine.start_coordinator(appointment(tmp_path, port=port))
+        assert second.await_answer(PATIENCE)["address"] == address
+        second.close(patience=PATIENCE)
+        assert not second.is_alive
+        assert "SIGKILL" not in second.departure, "it was let go"
+
+
+@KINDS
+def test_a_coordinator_that_cannot_begin_says_why(kind: Any, tmp_path: Path) -> None:
+    with kind(tmp_path) as case:
+        child = case.engine.start_coordinator(appointment(tmp_path, mesh=[2, 1]))
+        with pytest.raises(QuorateError, match="mesh"):
+            child.await_answer()
+        child.close(patience=PATIENCE)

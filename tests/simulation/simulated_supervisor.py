@@ -4,7 +4,7 @@ What is simulated is the loop around them, processes, and calls of the coordinat
 is dead is the simulation itself.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from queue import Empty
@@ -22,10 +22,9 @@ from quorate.coordinator.events import (
 from quorate.coordinator.news import News
 from quorate.coordinator.states import Handover
 from quorate.core.errors import LinkError
-from quorate.core.networks import LOOPBACK
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
-from quorate.engines.engine import Capacity, Exited, Notice, SettingUp, Started
+from quorate.engines.engine import Capacity, CoordinatorChild, Exited, Notice, SettingUp, Started
 from quorate.supervisor.coordinator_watch import OutcomeWatch
 from quorate.supervisor.worker_processes import WorkerProcesses
 from quorate.worker.assignment import Assignment
@@ -75,7 +74,10 @@ class SimulatedEngine:
         self.children: dict[tuple[int, int], Child] = {}
 
     def capacity(self) -> Capacity:
-        return Capacity(1, LOOPBACK)
+        return Capacity(1)
+
+    def start_coordinator(self, appointment: Mapping[str, Any]) -> CoordinatorChild:
+        raise NotImplementedError("coordinators are simulated without an engine")
 
     def start(self, assignment: Assignment) -> None:
         child = self._begin(assignment.slot, None if assignment.checkpoint is None else Path(assignment.checkpoint))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from command import PATIENCE
+from memory_engine import MemoryEngine
 from quorate.core.timing import Timing
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor import coordinator_process
@@ -30,7 +31,7 @@ def coordinator(cold: None, tmp_path: Path) -> Iterator[CoordinatorProcess]:
         "port": 0,
         "log_level": "info",
     }
-    coordinator = CoordinatorProcess(run.logs / "coordinator.log", appointment, TOKEN, Timing(HASTY))
+    coordinator = CoordinatorProcess(MemoryEngine(), appointment, TOKEN, Timing(HASTY))
     yield coordinator
     coordinator.close()
 

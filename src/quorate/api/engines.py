@@ -1,12 +1,14 @@
 """Which engine a job runs on. Ray is imported here alone, and only for a job that asks for it: that takes a second."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 from quorate.core.errors import RequestError
 from quorate.engines.engine import Engine
 from quorate.engines.local import LocalEngine
-from quorate.spec.engine import RaySpec
+from quorate.spec.engine import RaySpec, resources_each
 from quorate.spec.job import JobSpec
+from quorate.spec.strategy import server_count
 from quorate.supervisor.supervisor import Launch
 
 INSTALL = "pip install 'quorate[ray]'"
@@ -14,8 +16,19 @@ INSTALL = "pip install 'quorate[ray]'"
 
 def engine_of(launch: Launch) -> Engine:
     """The engine that the job of a launch names."""
-    refuse_missing_engine(launch.spec)
-    return LocalEngine(launch.run, launch.preparation)
+    spec = launch.spec
+    if not isinstance(spec.engine, RaySpec):
+        return LocalEngine(launch.run, launch.preparation)
+    refuse_missing_engine(spec)
+    from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
+    from quorate.engines.ray_cluster import RayCluster
+
+    demand = resources_each(spec.engine, spec.device, spec.threads)
+    places = launch.workers + (spec.spares + server_count(spec.strategy) if launch.mode.is_training else 0)
+    cluster = RayCluster(spec.engine.address, launch.run.name, demand)
+    storage = None if spec.engine.storage is None else Path(spec.engine.storage)
+    settings = ClusterSettings(demand, spec.engine.placement, places, storage)
+    return ClusterEngine(launch.run, launch.preparation, cluster, settings)
 
 
 def refuse_missing_engine(spec: JobSpec) -> None:
@@ -28,7 +41,6 @@ def refuse_missing_engine(spec: JobSpec) -> None:
             f"engine: ray needs the library ray, which is not installed here: {INSTALL}. "
             "The nodes of the cluster need the same version of it. Without a cluster: --set engine=local"
         )
-    raise RequestError("engine: ray is not part of this version yet. Train on this machine: --set engine=local")
 
 
 def refuse_cluster(spec: JobSpec, what: str) -> None:

@@ -111,7 +111,8 @@ def run_on_engine(
     launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
 ) -> Outcome:
     """Run a job where it says."""
-    return Supervisor(engine_of(launch), launch, show, accept, signals).run()
+    with contextlib.closing(engine_of(launch)) as engine:
+        return Supervisor(engine, launch, show, accept, signals).run()
 
 
 def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_on_engine) -> Result:

@@ -53,13 +53,24 @@ class SupervisorClient:
     def __init__(
         self, address: str, token: str, timeout: float = 5.0, identity: Identity | None = None, authority: str = ""
     ) -> None:
-        self._address = address
+        self._identity = identity
+        self._authority = authority
         self._timeout = timeout
         # One try of what is tried again: meanwhile the caller sees nothing else, a dead coordinator say.
         self._attempt = timeout / 10
         self._metadata = token_metadata(token)
-        self._channel = open_channel(address, identity, authority)
+        self._open(address)
+
+    def _open(self, address: str) -> None:
+        self._address = address
+        self._channel = open_channel(address, self._identity, self._authority)
         self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def redirect(self, address: str) -> None:
+        """Call another coordinator from now on; calls under way end with a LinkError."""
+        last = self._channel
+        self._open(address)
+        last.close()
 
     def report_exit(
         self,

@@ -16,10 +16,12 @@ _PATIENCE = 5.0
 @dataclass(frozen=True)
 class Network:
     """The address that a process listens at; `namespace` is the path of the network namespace that it enters first,
-    empty where it stays in that of its parent."""
+    empty where it stays in that of its parent. `host` names the host where the engine has hosts of its own: processes
+    of two of them share no memory, even if one machine has both."""
 
     address: str
     namespace: str = ""
+    host: str = ""
 
 
 LOOPBACK = Network("127.0.0.1")

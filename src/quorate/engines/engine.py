@@ -1,11 +1,10 @@
 """Where the worker processes of a job run: the protocol between a supervisor and its engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quorate.core.failure import Failure
-from quorate.core.networks import Network
 from quorate.core.task_source import TaskSource
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import Status
@@ -39,13 +38,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What an engine offers: cores for its workers, and the network in which they reach the job's coordinator.
+    """What an engine offers: cores for its workers.
 
     `spans_hosts`: its processes may run on several machines, so what they say to each other can be overheard.
     """
 
     cores: int
-    coordinator: Network
     spans_hosts: bool = False
 
 
@@ -104,17 +102,59 @@ class Interrupted:
     reason: str
 
 
-Notice = Ready | Started | SettingUp | Exited | Unprepared | Interrupted
+@dataclass(frozen=True)
+class Remark:
+    """Something that users should know and nobody has to act upon: who waits for room, say."""
+
+    message: str
+
+
+Notice = Ready | Started | SettingUp | Exited | Unprepared | Interrupted | Remark
+
+
+class CoordinatorChild(Protocol):
+    """One coordinator's process, as whoever replaces a dead one holds it."""
+
+    @property
+    def pid(self) -> int:
+        """The number that its own host knows it by."""
+        ...
+
+    def await_answer(self, limit: float | None = None) -> dict[str, Any]:
+        """What it says once it listens, its address; waits until it does, for so many seconds at most."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is there, as far as that is known."""
+        ...
+
+    @property
+    def departure(self) -> str:
+        """How it has ended, once it has, in words."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, and wait until it is gone."""
+        ...
+
+    def close(self, patience: float) -> None:
+        """Let it end by itself, for so many seconds at most."""
+        ...
 
 
 class Engine(Protocol):
-    """Runs the workers of one job. It prepares itself from the moment that it is made.
+    """Runs the processes of one job. It prepares itself from the moment that it is made.
 
     Its supervisor calls every method from one thread.
     """
 
     def capacity(self) -> Capacity:
-        """What there is to run workers on; asked before the coordinator is started."""
+        """What there is to run workers on."""
+        ...
+
+    def start_coordinator(self, appointment: Mapping[str, Any]) -> CoordinatorChild:
+        """Start a coordinator, in the network that the engine has for it; without waiting until it listens."""
         ...
 
     def start(self, assignment: Assignment) -> None:

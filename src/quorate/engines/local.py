@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from quorate.core.machine import usable_cores
 from quorate.core.networks import LOOPBACK, Network, refuse_unreachable
 from quorate.core.processes import describe_departure, members_of
 from quorate.core.task_source import TaskSource
+from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import (
     Capacity,
     Exited,
@@ -93,7 +94,10 @@ class LocalEngine:
         self._fork_server = ForkServerProcess(run, preparation, self._pump)
 
     def capacity(self) -> Capacity:
-        return Capacity(usable_cores(), self._network_of(COORDINATOR))
+        return Capacity(usable_cores())
+
+    def start_coordinator(self, appointment: Mapping[str, Any]) -> CoordinatorChildProcess:
+        return CoordinatorChildProcess(appointment, self._network_of(COORDINATOR))
 
     def start(self, assignment: Assignment) -> None:
         placed = replace(assignment, network=self._network_of(assignment.slot))

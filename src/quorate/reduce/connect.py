@@ -47,8 +47,9 @@ class Listeners:
     local: LocalListener | None
 
     @classmethod
-    def bind(cls, host: str, *, shares_memory: bool) -> "Listeners":
-        return cls(Listener.bind(host), LocalListener() if shares_memory else None)
+    def bind(cls, host: str, *, shares_memory: bool, engine_host: str = "") -> "Listeners":
+        """`engine_host`: the name of this host, where the engine tells hosts apart that one machine has."""
+        return cls(Listener.bind(host), LocalListener(engine_host) if shares_memory else None)
 
     @property
     def local_address(self) -> str:

@@ -165,10 +165,14 @@ class RunFolder:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.address_file} is damaged: {error!r}") from None
 
-    def read_address(self) -> str | None:
-        """Where the coordinator listens, if it does and if this is asked by the owner of the run."""
+    def read_address(self, token: str | None = None) -> str | None:
+        """Where the coordinator listens, if it does and if this is asked by the owner of the run; by one who knows the
+        job's token only the coordinator of that job is meant."""
         try:
-            address = json.loads(read_regular(self.address_file)).get("address")
+            told = json.loads(read_regular(self.address_file))
+            address = told.get("address")
+            if token is not None and told.get("token") != token:
+                return None
         except (OSError, ValueError, AttributeError):
             return None
         return address if isinstance(address, str) else None

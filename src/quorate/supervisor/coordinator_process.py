@@ -1,22 +1,16 @@
-"""The coordinator's process: whoever dies, or answers no more, is followed by another at the same address."""
+"""The coordinator's process: whoever dies, or answers no more, is followed by another, at the same address if its host
+is still there."""
 
-import contextlib
-import json
 import logging
-import select
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from quorate.coordinator.client import SupervisorClient
 from quorate.core.addresses import split_address
-from quorate.core.errors import JobError, QuorateError
-from quorate.core.failure import Failure
-from quorate.core.processes import describe_departure
+from quorate.core.errors import QuorateError
 from quorate.core.timing import Timing
+from quorate.engines.engine import Engine
 from quorate.wire.certificates import Identity
 
 log = logging.getLogger(__name__)
@@ -36,19 +30,19 @@ class CoordinatorProcess:
 
     def __init__(
         self,
-        log_file: Path,
+        engine: Engine,
         appointment: Mapping[str, Any],
         token: str,
         timing: Timing,
         identity: Identity | None = None,
     ) -> None:
-        self._log_file = log_file
+        self._engine = engine
         self._appointment = dict(appointment)
         self._token = token
         self._timing = timing
         # The supervisor's, by which it calls.
         self._identity = identity
-        self._process = _Process(log_file, self._appointment)
+        self._process = engine.start_coordinator(self._appointment)
         self._client: SupervisorClient | None = None
         self._deaths = 0
         self._began = self._looked = time.monotonic()
@@ -100,9 +94,12 @@ class CoordinatorProcess:
         self._process.close(patience=0)
         _, port = split_address(self.address)
         self._began = time.monotonic()
-        self._process = _Process(self._log_file, self._appointment | {"port": port, **changes})
+        self._process = self._engine.start_coordinator(self._appointment | {"port": port, **changes})
         try:
-            self._process.await_answer(max(self._timing.failure_timeout, LEAST_START))
+            address = str(self._process.await_answer(max(self._timing.failure_timeout, LEAST_START))["address"])
+            if address != self.address and self._client is not None:  # on another host
+                self.address = address
+                self._client.redirect(address)
             log.info("the next coordinator listens after %.2f s", time.monotonic() - self._began)
         except QuorateError as error:
             # The port may not be free yet, say. It is dead, which the next round sees and counts.
@@ -115,61 +112,3 @@ class CoordinatorProcess:
         if self._client is not None:
             self._client.close()
         self._process.close(patience=self._timing.failure_timeout)
-
-
-class _Process:
-    """One of them. It ends with the launcher, whose end of the pipe closes."""
-
-    def __init__(self, log_file: Path, appointment: Mapping[str, Any]) -> None:
-        self._log_file = log_file
-        with log_file.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "quorate.coordinator"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                start_new_session=True,  # Ctrl-C is for the launcher alone, which stops the job in order
-            )
-        self.pid = self._process.pid
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is gone already, which `await_answer` tells
-            self._process.stdin.write(json.dumps(appointment).encode() + b"\n")
-            self._process.stdin.flush()
-
-    def await_answer(self, limit: float | None = None) -> dict[str, Any]:
-        """What it says once it listens; waits until it does, for so many seconds at most."""
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], limit)[0]:
-            self.kill()
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            raise JobError(f"{self.departure} before it listened; its log is {self._log_file}.")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise Failure("RequestError", answer["error"], exit_code=answer["exit_code"]).error()
-        return answer
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    @property
-    def departure(self) -> str:
-        """How it has ended, once it has."""
-        return f"the coordinator (pid {self.pid}) {describe_departure(self._process.returncode)}"
-
-    def kill(self) -> None:
-        """End it at once, and wait until it is gone."""
-        self._process.kill()
-        self._process.wait()
-
-    def close(self, patience: float) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._process.stdout.close()

@@ -153,9 +153,8 @@ class Supervisor:
         with contextlib.closing(self._engine), contextlib.ExitStack() as stack:
             # It does so itself, unless it was killed.
             stack.callback(self._launch.run.remove_address)
-            log_file = self._launch.run.logs / "coordinator.log"
             own = self._identity_of(SUPERVISOR)
-            coordinator = CoordinatorProcess(log_file, self._appointment(), self._token, self._timing, own)
+            coordinator = CoordinatorProcess(self._engine, self._appointment(), self._token, self._timing, own)
             stack.callback(coordinator.close)
             workers = WorkerProcesses(
                 self._engine,
@@ -371,7 +370,7 @@ class Supervisor:
         return None if self._authority is None else self._authority.issue(process)
 
     def _appointment(self) -> dict[str, Any]:
-        spec, network = self._launch.spec, self._engine.capacity().coordinator
+        spec = self._launch.spec
         identity = self._identity_of(COORDINATOR)
         # Who only evaluates has the whole model, and lanes of their own.
         mesh = mesh_of(spec.strategy, self._launch.workers) if self._launch.mode.is_training else None
@@ -389,8 +388,6 @@ class Supervisor:
             "mesh": None if mesh is None else astuple(mesh),
             "is_fixed": syncs_batch_norm(spec.strategy),
             "token": self._token,
-            "host": network.address,
-            "network": network.namespace,
             "port": spec.port,
             "log_level": spec.log_level,
             "secrets": known_secrets(),

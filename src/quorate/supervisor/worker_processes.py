@@ -20,6 +20,7 @@ from quorate.engines.engine import (
     Notice,
     Prepared,
     Ready,
+    Remark,
     SettingUp,
     Started,
     Unprepared,
@@ -223,6 +224,8 @@ class WorkerProcesses:
                 self._exited.append(notice)
             case Unprepared(failure):
                 raise JobFailed(failure)
+            case Remark(message):
+                self._notify(message)
             case Interrupted(reason):
                 self._interruptions += 1
                 if self._interruptions > MOST_INTERRUPTIONS:

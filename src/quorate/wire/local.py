@@ -21,16 +21,19 @@ MOST_DESCRIPTORS = 4
 
 
 class LocalListener(Reception):
-    """Where a worker waits for the other workers of its host. `address` is empty where that is impossible."""
+    """Where a worker waits for the other workers of its host. `address` is empty where that is impossible.
 
-    def __init__(self) -> None:
+    `host` tells hosts apart that one machine has.
+    """
+
+    def __init__(self, host: str = "") -> None:
         name = f"quorate-{secrets.token_hex(16)}"
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.bind(f"\0{name}")
         sock.listen()
         super().__init__(sock)
-        identity = host_identity()
-        self.address = f"{identity}/{name}" if identity else ""
+        identity = "-".join(filter(None, (host_identity(), host)))
+        self.address = f"{identity}/{name}" if host_identity() else ""
 
     def accept(
         self, credentials: Credentials, peers: Collection[int], deadline: Deadline

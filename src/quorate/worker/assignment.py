@@ -4,9 +4,11 @@ import importlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from quorate.core.networks import LOOPBACK, Network
+from quorate.storage.run_folder import RunFolder
 from quorate.training.run_mode import RunMode
 from quorate.wire.certificates import Identity
 
@@ -54,6 +56,8 @@ class Assignment:
     mode: RunMode = field(default_factory=RunMode)
     # Its engine says where it listens.
     network: Network = LOOPBACK
+    # The run's folder as every host reaches it, where `run` is only this host's own.
+    storage: str = ""
     # Its engine holds the memory, by this descriptor, for what lanes keep; without it that is gone with the worker.
     lane_memory: int | None = None
     # What it shows to the other processes of the job; without one nothing is encrypted.
@@ -61,6 +65,11 @@ class Assignment:
     # A dotted name, `package.module:Name`, and what else the hook has to know.
     hook: str = ""
     hook_options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def stored(self) -> RunFolder:
+        """Where the run keeps what outlives this worker."""
+        return RunFolder(Path(self.storage or self.run))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -1,7 +1,8 @@
 """How a worker calls its coordinator: a protocol of three methods, and gRPC as what fulfils it."""
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import grpc
@@ -49,17 +50,49 @@ class CoordinatorLink(Protocol):
 
 
 class GrpcLink:
-    """A channel to the coordinator. It starts threads, so it is made in the worker itself, after the fork."""
+    """A channel to the coordinator. It starts threads, so it is made in the worker itself, after the fork.
 
-    def __init__(self, address: str, token: str, identity: Identity | None = None) -> None:
-        self.address = address
+    `find` gives the address of whoever is the coordinator now, where that may be on another host than the last.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        identity: Identity | None = None,
+        find: Callable[[], str | None] | None = None,
+    ) -> None:
+        self._find = find
         self._identity = identity
         self._was_answered = False
         self._metadata = token_metadata(token)
-        self._channel = open_channel(address, identity)
-        self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self._stream: Any = None
         self._is_closed = False
+        self._turn = threading.Lock()
+        self._open(address)
+
+    def _open(self, address: str) -> None:
+        self.address = address
+        self._channel = open_channel(address, self._identity)
+        self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        if self._find is not None:
+            self._channel.subscribe(self._note)
+
+    def _note(self, state: grpc.ChannelConnectivity) -> None:
+        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            # Apart: this is a thread of the channel's, which is closed if the coordinator has moved.
+            threading.Thread(target=self._follow_to_next, name="coordinator-moved", daemon=True).start()
+
+    def _follow_to_next(self) -> None:
+        """Nobody is there. Calls to it end without a reply if another listens elsewhere, and are made again there."""
+        with self._turn:
+            address = None if self._find is None else self._find()
+            if address is None or address == self.address or self._is_closed:
+                return
+            log.info("the coordinator has moved from %s to %s", self.address, address)
+            last = self._channel
+            self._open(address)
+        last.close()
 
     def call(self, request: Request, timeout: float) -> Any:
         method = getattr(self._stub, _METHODS[type(request)])
@@ -94,7 +127,8 @@ class GrpcLink:
             log.debug("the coordinator's directives broke off: %r", error)
 
     def close(self) -> None:
-        self._is_closed = True
+        with self._turn:
+            self._is_closed = True
         if self._stream is not None:
             self._stream.cancel()
         self._channel.close()

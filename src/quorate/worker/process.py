@@ -104,14 +104,16 @@ class Worker:
         self._assignment = assignment
         self._task_type = task_type
         self._spec = JobSpec.model_validate(assignment.job)
-        self._run = RunFolder(Path(assignment.run))
-        self._page = StatusPage(status_file(self._run, assignment.slot))
+        self._run = assignment.stored
+        self._page = StatusPage(status_file(RunFolder(Path(assignment.run)), assignment.slot))
         self._timing = Timing(self._spec.failure_timeout)
         self._device: Device | None = None
         self._checkpointer: Checkpointer | None = None
         self._close_monitor: Callable[[], None] | None = None
         self._pace = PaceMeter()
-        link = GrpcLink(assignment.coordinator, assignment.token, assignment.identity)
+        # On several hosts the next one may listen elsewhere.
+        find = partial(self._run.read_address, assignment.token) if assignment.storage else None
+        link = GrpcLink(assignment.coordinator, assignment.token, assignment.identity, find)
         self._membership = Membership(link, self._timing, self._status, self._pace.take)
         self._backlog = Backlog(self._membership.publish, self._timing)
         self._hook = assignment.make_hook(self._page.write)
@@ -244,14 +246,15 @@ class Worker:
             parts, progress = self._build()
         if self._hook is not None:
             self._hook.on_built(parts.replica.state_tensors)
+        network = assignment.network
         shares_memory = self._spec.links == "auto" and self._spec.encrypt is not True
-        listeners = Listeners.bind(assignment.network.address, shares_memory=shares_memory)
+        listeners = Listeners.bind(network.address, shares_memory=shares_memory, engine_host=network.host)
         with contextlib.closing(listeners):
             tensors = digests(parts.replica.common_tensors(), parts.replica.device)
             registration = pb.RegisterRequest(
                 slot=assignment.slot,
                 pid=os.getpid(),
-                host=socket.gethostname(),
+                host="/".join(filter(None, (socket.gethostname(), network.host[:8]))),
                 ring_address=listeners.network.address,
                 local_address=listeners.local_address,
                 facts=parts.environment,

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from quorate.core.errors import GenerationOver, LinkError
@@ -18,7 +17,6 @@ from quorate.core.worker_status import COPY, JOIN, REGROUP
 from quorate.data.sampler import Source
 from quorate.observe.events import StateCopied
 from quorate.reduce.connect import Endpoint, Listeners
-from quorate.storage.run_folder import RunFolder
 from quorate.strategies.kinds import Connection
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
@@ -237,7 +235,7 @@ class LoopTrainer:
         track = self.parts.spec.track
         if track is not None and track.is_on and self.assignment.mode.is_training:
             self.membership.publish(links.connection.measure())
-        run = RunFolder(Path(self.assignment.run))
+        run = self.assignment.stored
         if self.parts.spec.on_out_of_memory == "shrink":
             # One of the last generation may have agreed on it with somebody who is gone, and have told nobody else.
             self.progress = self.progress.knowing(run.read_micro_batches())

@@ -1,0 +1,89 @@
+"""What an engine of several hosts needs of the cluster that it runs on."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from quorate.core.errors import QuorateError
+from quorate.engines.host import Report
+
+
+class HostLost(QuorateError):  # noqa: N818 (a happening, not a mistake)
+    """The agent of a host is gone, and its processes with it; perhaps the node as well."""
+
+    def __init__(self, message: str, *, node_lives: bool = False) -> None:
+        super().__init__(message)
+        self.node_lives = node_lives
+
+
+class HostSilent(QuorateError):  # noqa: N818 (a happening, not a mistake)
+    """A host does not answer; it may again."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster, and what is free there by the cluster's own account."""
+
+    id: str
+    address: str
+    free: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """What there is: the nodes, the cores of all of them, and the node that this process runs on, if it is one."""
+
+    nodes: tuple[Node, ...]
+    cores: int
+    home: str | None = None
+
+
+class Room(Protocol):
+    """The resources of one worker, taken or waited for."""
+
+    def node(self) -> str | None:
+        """The node that has them; None while there is none."""
+        ...
+
+    def release(self) -> None:
+        """Give them back."""
+        ...
+
+
+class HostLink(Protocol):
+    """The way to a host's agent."""
+
+    def tell(self, command: str, *arguments: Any) -> None:
+        """Have the agent carry out a command, after those before it. Does not wait."""
+        ...
+
+    def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
+        """Its reports after that number; waits that long for one. Raises HostLost or HostSilent."""
+        ...
+
+    def close(self) -> None:
+        """Let the agent go, which ends what it still has."""
+        ...
+
+
+class Cluster(Protocol):
+    """Where hosts come from. Its methods may wait for the cluster, and are called from several threads."""
+
+    def connect(self) -> ClusterView:
+        """Called once, before everything else; raises RequestError where there is no cluster."""
+        ...
+
+    def look(self) -> ClusterView:
+        """What there is now."""
+        ...
+
+    def open_host(self, node: str) -> HostLink:
+        """Have an agent on a node; what it answers tells whether it could be."""
+        ...
+
+    def ask_room(self, node: str | None, avoid: frozenset[str]) -> Room:
+        """The resources of one worker, on a node if that has them, and never on those to avoid."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...

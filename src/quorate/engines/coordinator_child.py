@@ -1,0 +1,72 @@
+"""A coordinator's process as a child of this one."""
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import JobError
+from quorate.core.failure import Failure
+from quorate.core.networks import Network
+from quorate.core.processes import describe_departure
+from quorate.storage.run_folder import RunFolder
+
+
+class CoordinatorChildProcess:
+    """It ends with whoever has started it, whose end of the pipe closes. Fulfils `CoordinatorChild`."""
+
+    def __init__(self, appointment: Mapping[str, Any], network: Network) -> None:
+        self._log_file = RunFolder(Path(appointment["run"])).logs / "coordinator.log"
+        placed = {**appointment, "host": network.address, "network": network.namespace}
+        with self._log_file.open("ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "quorate.coordinator"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,  # Ctrl-C is for the launcher alone, which stops the job in order
+            )
+        self.pid = self._process.pid
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is gone already, which `await_answer` tells
+            self._process.stdin.write(json.dumps(placed).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def await_answer(self, limit: float | None = None) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], limit)[0]:
+            self.kill()
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            raise JobError(f"{self.departure} before it listened; its log is {self._log_file}.")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise Failure("RequestError", answer["error"], exit_code=answer["exit_code"]).error()
+        return answer
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def departure(self) -> str:
+        return f"the coordinator (pid {self.pid}) {describe_departure(self._process.returncode)}"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self, patience: float) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process.stdout.close()

@@ -1,0 +1,298 @@
+"""A host of a job that has several: a local engine there, run from elsewhere by commands in and reports out.
+
+Nothing in here knows what carries commands and reports. A report is kept until it is known to have arrived, so that a
+connection may break at any moment and nothing is lost or told twice.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from quorate.core.errors import QuorateError
+from quorate.core.failure import Failure
+from quorate.core.networks import Network
+from quorate.engines.coordinator_child import CoordinatorChildProcess
+from quorate.engines.engine import Engine, Interrupted, Notice, Preparation
+from quorate.engines.local import LocalEngine
+from quorate.engines.shared_storage import why_out_of_reach
+from quorate.storage.run_folder import RunFolder
+from quorate.worker.assignment import Assignment
+
+log = logging.getLogger(__name__)
+
+TICK = 0.02
+"""Seconds until a command is noticed."""
+LOOK_AT_LOGS = 0.2
+AT_ONCE = 4 * 2**20
+"""Bytes of logs on their way: more waits in the files until these have arrived."""
+CLOSE_PATIENCE = 20.0
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """What a process of this host has logged: whole lines, for the log of that name."""
+
+    log: str
+    text: bytes
+
+
+@dataclass(frozen=True)
+class CoordinatorAnswered:
+    """A coordinator that was asked for listens, or says why it cannot."""
+
+    number: int
+    pid: int
+    answer: dict[str, Any]
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class CoordinatorEnded:
+    """It is gone."""
+
+    number: int
+    departure: str
+
+
+@dataclass(frozen=True)
+class WorkersEnded:
+    """All workers of this host are gone, as was asked for."""
+
+
+@dataclass(frozen=True)
+class StorageChecked:
+    """Whether this host reaches the run's storage; `reason` is why it does not."""
+
+    reason: str
+
+
+Report = Notice | LogLines | CoordinatorAnswered | CoordinatorEnded | WorkersEnded | StorageChecked
+
+EngineMaker = Callable[[RunFolder, Preparation, Network], Engine]
+
+
+def local_engine(run: RunFolder, preparation: Preparation, network: Network) -> Engine:
+    """What a host runs its workers on."""
+    return LocalEngine(run, preparation, lambda _place: network)
+
+
+class HostAgent:
+    """Runs an engine in a thread of its own, which alone calls it.
+
+    Its processes have a folder on this host in the place of the run's: what they log there is reported, and the folder
+    is gone when the agent is closed.
+    """
+
+    def __init__(self, run_name: str, network: Network, make_engine: EngineMaker = local_engine) -> None:
+        self._network = network
+        self._make_engine = make_engine
+        self._scratch = Path(tempfile.mkdtemp(prefix="quorate-"))
+        self._run = RunFolder(self._scratch / run_name)
+        self._run.logs.mkdir(parents=True)
+        self._logs = LogTails(self._run.logs)
+        self._engine: Engine | None = None
+        self._coordinators: dict[int, CoordinatorChildProcess] = {}
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._reports: deque[tuple[int, Report]] = deque()
+        self._numbers = itertools.count(1)
+        self._arrived = threading.Condition()
+        self._is_closed = False
+        # Whatever it starts ends with this thread, so it ends last.
+        self._thread = threading.Thread(target=self._serve, name="host", daemon=True)
+        self._thread.start()
+
+    # --- commands, from any thread; none of them waits
+
+    def check_storage(self, folder: str, nonce: str) -> None:
+        """Look whether a folder here is the launcher's, and can be written."""
+        self._commands.put(lambda: self._report(StorageChecked(why_out_of_reach(folder, nonce, self._network.host))))
+
+    def prepare(self, preparation: Preparation) -> None:
+        """Import the task, once."""
+        self._commands.put(lambda: self._prepare(preparation))
+
+    def start(self, assignment: Assignment) -> None:
+        """Start a worker, as soon as the task is imported."""
+        self._commands.put(lambda: self._start(assignment))
+
+    def kill(self, slot: int, pid: int) -> None:
+        self._commands.put(lambda: None if self._engine is None else self._engine.kill(slot, pid))
+
+    def end_workers(self) -> None:
+        """End all workers, for good. A coordinator stays."""
+        self._commands.put(self._end_workers)
+
+    def start_coordinator(self, number: int, appointment: Mapping[str, Any]) -> None:
+        """Start a coordinator; reports tell it by that number."""
+        self._commands.put(lambda: self._start_coordinator(number, appointment))
+
+    def end_coordinator(self, number: int, patience: float) -> None:
+        """Let a coordinator end by itself, for so many seconds at most."""
+        self._commands.put(lambda: self._end_coordinator(number, patience))
+
+    def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
+        """The reports after that number, each with its own; waits that long for one. Those up to it are forgotten."""
+        with self._arrived:
+            while self._reports and self._reports[0][0] <= arrived:
+                self._reports.popleft()
+            self._arrived.wait_for(lambda: self._reports or self._is_closed, seconds)
+            return list(self._reports)
+
+    def close(self) -> None:
+        """End all processes, and wait until they are gone. What they have logged last can still be asked for."""
+        self._is_closed = True
+        self._thread.join(CLOSE_PATIENCE)
+        with self._arrived:
+            self._arrived.notify_all()
+
+    # --- the thread
+
+    def _serve(self) -> None:
+        try:
+            looked = 0.0
+            while not self._is_closed:
+                self._carry_out()
+                self._look_at_coordinators()
+                if time.monotonic() - looked >= LOOK_AT_LOGS:
+                    self._read_logs()
+                    looked = time.monotonic()
+        except Exception as error:
+            log.exception("the host's agent has failed")
+            self._report(Interrupted(f"the agent of host {self._network.host} has failed ({error})"))
+        finally:
+            self._end()
+
+    def _carry_out(self) -> None:
+        """One round: what was asked for, then what has happened."""
+        with contextlib.suppress(Empty):
+            command = self._commands.get(timeout=TICK) if self._engine is None else self._commands.get_nowait()
+            while True:
+                command()
+                command = self._commands.get_nowait()
+        if self._engine is not None:
+            for notice in self._engine.poll(TICK):
+                self._report(notice)
+
+    def _prepare(self, preparation: Preparation) -> None:
+        if self._engine is None:
+            self._engine = self._make_engine(self._run, preparation, self._network)
+
+    def _start(self, assignment: Assignment) -> None:
+        if self._engine is not None:
+            storage = assignment.storage or assignment.run
+            self._engine.start(replace(assignment, run=str(self._run.path), storage=storage))
+
+    def _start_coordinator(self, number: int, appointment: Mapping[str, Any]) -> None:
+        try:
+            child = CoordinatorChildProcess(appointment, self._network)
+        except OSError as error:  # its log cannot be opened where the run's storage is not reached
+            reason = f"the coordinator cannot be started on host {self._network.host}: {error}"
+            self._report(CoordinatorAnswered(number, 0, {}, Failure("JobError", reason)))
+            self._report(CoordinatorEnded(number, reason))
+            return
+        self._coordinators[number] = child
+        # It takes a while until it listens, and nobody else has to wait for that.
+        threading.Thread(target=self._await_answer, args=(number, child), name="coordinator", daemon=True).start()
+
+    def _await_answer(self, number: int, child: CoordinatorChildProcess) -> None:
+        try:
+            self._report(CoordinatorAnswered(number, child.pid, child.await_answer()))
+        except QuorateError as error:
+            self._report(CoordinatorAnswered(number, child.pid, {}, Failure.of(error)))
+
+    def _look_at_coordinators(self) -> None:
+        for number, child in list(self._coordinators.items()):
+            if not child.is_alive:
+                del self._coordinators[number]
+                self._report(CoordinatorEnded(number, child.departure))
+
+    def _end_coordinator(self, number: int, patience: float) -> None:
+        child = self._coordinators.pop(number, None)
+        if child is not None:
+            # Elsewhere, since the workers of this host are looked after meanwhile.
+            threading.Thread(target=self._close, args=(number, child, patience), name="coordinator").start()
+
+    def _close(self, number: int, child: CoordinatorChildProcess, patience: float) -> None:
+        child.close(patience)
+        self._report(CoordinatorEnded(number, child.departure))
+
+    def _read_logs(self) -> None:
+        with self._arrived:
+            waiting = sum(len(report.text) for _, report in self._reports if isinstance(report, LogLines))
+        for lines in self._logs.read(AT_ONCE - waiting):
+            self._report(lines)
+
+    def _report(self, report: Report) -> None:
+        with self._arrived:
+            self._reports.append((next(self._numbers), report))
+            self._arrived.notify_all()
+
+    def _end_workers(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        for lines in self._logs.read(AT_ONCE):
+            self._report(lines)
+        self._report(WorkersEnded())
+
+    def _end(self) -> None:
+        for child in self._coordinators.values():
+            child.close(patience=0)
+        self._end_workers()
+        self._logs.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+class LogTails:
+    """What is new in the logs of a folder, also where one is full and followed by another."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptors: dict[str, int] = {}
+        self._partial: dict[str, bytes] = {}
+
+    def read(self, limit: int) -> Iterator[LogLines]:
+        """Whole lines, of so many bytes in all or a little more."""
+        # One that has just become full has no file of its name until the next line.
+        for name in sorted({path.stem for path in self._folder.glob("*.jsonl")} | self._descriptors.keys()):
+            while limit > 0:
+                descriptor = self._descriptors.get(name)
+                data = b"" if descriptor is None else os.read(descriptor, AT_ONCE)
+                if data:
+                    limit -= len(data)
+                    whole, end, rest = (self._partial.get(name, b"") + data).rpartition(b"\n")
+                    self._partial[name] = rest
+                    if end:
+                        yield LogLines(name, whole + end)
+                elif not self._open_next(self._folder / f"{name}.jsonl"):
+                    break
+
+    def _open_next(self, path: Path) -> bool:
+        """Go on with the file that has the log's name now; False where that is the one that was read."""
+        known = self._descriptors.get(path.stem)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        if known is not None:
+            if os.fstat(known).st_ino == os.fstat(descriptor).st_ino:
+                os.close(descriptor)
+                return False
+            os.close(known)
+        self._descriptors[path.stem] = descriptor
+        return True
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])

@@ -1,0 +1,199 @@
+"""A Ray cluster as a place for hosts: nodes, placement groups of one bundle, and an actor on each node in use."""
+
+import contextlib
+import logging
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray._private import state as ray_state
+from ray._private import worker as ray_worker
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from quorate.core.errors import RequestError
+from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node
+from quorate.engines.host import Report
+from quorate.engines.ray_host import COMMANDS, REPORTS, RayHost
+
+log = logging.getLogger(__name__)
+
+NODE = "ray.io/node-id"
+GLANCE = 0.1
+"""Seconds between two looks at a host's lifeline."""
+PROBE = 0.5
+"""Seconds within which a node that lives takes a connection."""
+GRACE = 5.0
+"""Seconds more than asked for, that a report may take."""
+CLOSE_PATIENCE = 20.0
+
+
+class RayCluster:
+    """Connects to a cluster by its address, as the job file has it. `demand` is what one worker takes."""
+
+    def __init__(self, address: str, run_name: str, demand: Mapping[str, float]) -> None:
+        self._address = address
+        self._run_name = run_name
+        self._demand = dict(demand)
+        self._is_ours = False
+        self._rooms: list[RayRoom] = []
+
+    def connect(self) -> ClusterView:
+        if not ray.is_initialized():
+            logging.getLogger("ray").setLevel(logging.ERROR)
+            try:
+                ray.init(
+                    address=self._address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False
+                )
+            except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                raise RequestError(_not_connected(self._address, error)) from None
+            self._is_ours = True
+            # Ray would print what happens to nodes on standard output, which is for the job's result.
+            ray_worker.print_to_stdstream = _log_lines
+        return self.look()
+
+    def look(self) -> ClusterView:
+        free = ray_state.available_resources_per_node()
+        nodes, cores = [], 0.0
+        for one in ray.nodes():
+            if one["Alive"]:
+                nodes.append(Node(one["NodeID"], one["NodeManagerAddress"], dict(free.get(one["NodeID"], {}))))
+                cores += one["Resources"].get("CPU", 0.0)
+        return ClusterView(tuple(nodes), max(1, int(cores)), ray.get_runtime_context().get_node_id())
+
+    def open_host(self, node: str) -> "RayHostLink":
+        actor = ray.remote(num_cpus=0, concurrency_groups={COMMANDS: 1, REPORTS: 2})(RayHost)
+        placed = actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        return RayHostLink(node, placed.remote(self._run_name))
+
+    def ask_room(self, node: str | None, avoid: frozenset[str]) -> "RayRoom":
+        options: dict[str, Any] = {"strategy": "STRICT_PACK"}
+        if node is not None:
+            options["_soft_target_node_id"] = node
+        if avoid:
+            options["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(avoid))})"}]
+        room = RayRoom(placement_group([self._demand], **options))
+        self._rooms.append(room)
+        return room
+
+    def close(self) -> None:
+        for room in self._rooms:
+            with contextlib.suppress(Exception):  # the cluster may be gone, and takes them back by itself
+                room.release()
+        if self._is_ours:
+            ray.shutdown()
+
+
+class RayRoom:
+    """A placement group of one bundle, so that each worker is placed, and placed again, on its own."""
+
+    def __init__(self, group: PlacementGroup) -> None:
+        self._group = group
+        self._is_released = False
+
+    def node(self) -> str | None:
+        table = placement_group_table(self._group)
+        return str(table["bundles_to_node_id"][0]) if table.get("state") == "CREATED" else None
+
+    def release(self) -> None:
+        if not self._is_released:
+            self._is_released = True
+            remove_placement_group(self._group)
+
+
+class RayHostLink:
+    """Calls of a host's actor."""
+
+    def __init__(self, node: str, actor: Any) -> None:
+        self._node = node
+        self._actor = actor
+        self._lifeline: socket.socket | None = None
+        self._lifeline_asked = actor.lifeline.remote()
+
+    def tell(self, command: str, *arguments: Any) -> None:
+        self._actor.tell.remote(command, *arguments)
+
+    def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
+        try:
+            self._hold_lifeline()
+            asked = self._actor.next.remote(arrived, seconds)
+            over = time.monotonic() + seconds + GRACE
+            while not ray.wait([asked], timeout=GLANCE)[0]:
+                if self._is_cut():
+                    raise self._lost("its process has ended")
+                if time.monotonic() > over:
+                    raise HostSilent(f"the host on node {self._node[:8]} has not answered for {seconds + GRACE:.0f} s")
+            reports: list[tuple[int, Report]] = ray.get(asked)
+            return reports
+        except ray.exceptions.ActorUnavailableError as error:
+            if self._is_cut():
+                raise self._lost("its process has ended") from None
+            raise HostSilent(f"the host on node {self._node[:8]} cannot be reached: {error}") from None
+        except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
+            raise self._lost(_first_line(error)) from None
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # one that is gone is closed
+            ray.get(self._actor.close.remote(), timeout=CLOSE_PATIENCE)
+        with contextlib.suppress(Exception):
+            ray.kill(self._actor)
+        if self._lifeline is not None:
+            self._lifeline.close()
+
+    def _hold_lifeline(self) -> None:
+        if self._lifeline is None and self._lifeline_asked is not None:
+            address, self._lifeline_asked = ray.get(self._lifeline_asked), None
+            try:
+                self._lifeline = socket.create_connection(address, timeout=PROBE)
+            except OSError as error:  # from outside of the cluster's network, say: Ray tells it as well, later
+                log.info("the host on node %s cannot be reached directly: %s", self._node, error)
+
+    def _is_cut(self) -> bool:
+        """Whether the host's process is gone: it never says anything, so there is only an end to be read."""
+        if self._lifeline is None:
+            return False
+        try:
+            return bool(select.select([self._lifeline], [], [], 0)[0])
+        except (OSError, ValueError):
+            return True
+
+    def _lost(self, reason: str) -> HostLost:
+        return HostLost(reason, node_lives=_lives(self._node))
+
+
+def _lives(node: str) -> bool:
+    """Whether a node takes connections, which is known before Ray's own health checks have failed."""
+    with contextlib.suppress(Exception):
+        for one in ray.nodes():
+            if one["NodeID"] == node and one["Alive"]:
+                socket.create_connection((one["NodeManagerAddress"], one["NodeManagerPort"]), timeout=PROBE).close()
+                return True
+    return False
+
+
+def _log_lines(told: dict[str, Any], **_: Any) -> None:
+    for line in told["lines"]:
+        log.info("Ray: %s", line)
+
+
+def _not_connected(address: str, error: Exception) -> str:
+    where = "on this machine or at RAY_ADDRESS" if address == "auto" else f"at {address}"
+    hint = ""
+    if "auth" in str(error).lower() or "token" in str(error).lower():
+        has = "is set" if os.environ.get("RAY_AUTH_TOKEN") else "is not set"
+        hint = f" The cluster asks for a token: RAY_AUTH_TOKEN {has} here, and has to be the cluster's own."
+    return (
+        f"engine.address: there is no Ray cluster {where} ({_first_line(error)}). Start one with `ray start --head`, "
+        f"say where it is with `engine.address`, or train on this machine with `engine: local`.{hint}"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    died = next((line for line in lines if line.startswith("The actor died because")), None)
+    return (died or (lines or [type(error).__name__])[0]).rstrip(".")

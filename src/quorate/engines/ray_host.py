@@ -1,0 +1,73 @@
+"""The actor that a job has on each node of a Ray cluster: a host's agent, called by Ray.
+
+Fork server and coordinator are programs of their own that the agent starts: nothing of Ray, which has threads, is ever
+forked.
+"""
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import ray
+
+from quorate.core.networks import Network
+from quorate.engines.host import HostAgent, Report
+
+COMMANDS, REPORTS = "commands", "reports"
+"""Calls of one group are carried out one after the other, in their order; those of the other do not wait for them."""
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _commands(method: Method) -> Method:
+    return cast(Method, ray.method(concurrency_group=COMMANDS)(method))
+
+
+def _reports(method: Method) -> Method:
+    return cast(Method, ray.method(concurrency_group=REPORTS)(method))
+
+
+class RayHost:
+    """Lives as long as the process that has started it, Ray sees to that."""
+
+    def __init__(self, run_name: str) -> None:
+        network = Network(ray.util.get_node_ip_address(), host=ray.get_runtime_context().get_node_id())
+        self._agent = HostAgent(run_name, network)
+        self._lifeline = Lifeline(network.address)
+
+    @_reports
+    def lifeline(self) -> tuple[str, int]:
+        """Where a connection ends at the moment that this process does."""
+        return self._lifeline.address
+
+    @_reports
+    def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
+        return self._agent.next(arrived, seconds)
+
+    @_commands
+    def tell(self, command: str, *arguments: Any) -> None:
+        getattr(self._agent, command)(*arguments)
+
+    @_commands
+    def close(self) -> None:
+        self._agent.close()
+
+
+class Lifeline:
+    """Takes connections and says nothing. Ray itself needs seconds to learn that a process is gone with its node, and
+    a kernel closes its connections at once."""
+
+    MOST = 16
+
+    def __init__(self, host: str) -> None:
+        self._server = socket.create_server((host, 0))
+        self._held: list[socket.socket] = []
+        self.address: tuple[str, int] = self._server.getsockname()[:2]
+        threading.Thread(target=self._accept, name="lifeline", daemon=True).start()
+
+    def _accept(self) -> None:
+        while len(self._held) < self.MOST:
+            self._held.append(self._server.accept()[0])
+        self._server.close()

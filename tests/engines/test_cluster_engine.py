@@ -1,0 +1,196 @@
+"""What becomes of workers and of the coordinator when hosts come and go."""
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import PATIENCE, await_condition
+from memory_cluster import MemoryCluster
+from memory_engine import MemoryEngine
+from quorate.core.errors import QuorateError, RequestError
+from quorate.core.networks import Network
+from quorate.engines import cluster_engine
+from quorate.engines.cluster import ClusterView
+from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
+from quorate.engines.engine import Exited, Notice, Preparation, Ready, Remark, Started, Unprepared
+from quorate.storage.run_folder import RunFolder
+from quorate.worker.assignment import Assignment
+
+PREPARATION = Preparation("t:T", {}, "", [], 0, 1, True)
+
+
+class NumberedEngine(MemoryEngine):
+    """Its processes have other numbers than those of the other hosts."""
+
+    made = 0
+
+    def __init__(self, run: RunFolder, preparation: Preparation, network: Network) -> None:
+        super().__init__()
+        NumberedEngine.made += 1
+        self._pids = 100 * NumberedEngine.made
+
+
+@dataclass
+class Job:
+    engine: ClusterEngine
+    cluster: MemoryCluster
+    run: RunFolder
+    notices: list[Notice] = field(default_factory=list)
+    nodes: dict[int, str] = field(default_factory=dict)
+
+    def until(self, kind: type[Any], fits: Callable[[Any], bool] = lambda _: True) -> Any:
+        def look() -> Notice | None:
+            self.notices += self.engine.poll(0.02)
+            found = next((one for one in self.notices if isinstance(one, kind) and fits(one)), None)
+            if found is not None:
+                self.notices.remove(found)
+            return found
+
+        return await_condition(f"{kind}", look)
+
+    def start(self, slot: int) -> Started:
+        self.engine.start(Assignment(str(self.run.path), slot, 2, "t", {"params": {}}, "", "127.0.0.1:1", "token"))
+        started: Started = self.until(Started, lambda one: one.slot == slot)
+        self.nodes[slot] = started.how.partition("address-of-")[2].partition(" ")[0]
+        return started
+
+    def appointment(self) -> dict[str, Any]:
+        return {"run": str(self.run.path), "lanes": 1, "workers": 1, "failure_timeout": 1.0, "token": "word"}
+
+
+@contextlib.contextmanager
+def job_on(folder: Path, free: dict[str, int], home: str | None = None, **settings: Any) -> Iterator[Job]:
+    run = RunFolder(folder)
+    run.logs.mkdir()
+    cluster = MemoryCluster(free, NumberedEngine, home)
+    engine = ClusterEngine(run, PREPARATION, cluster, ClusterSettings(**settings))
+    job = Job(engine, cluster, run)
+    try:
+        yield job
+    finally:
+        engine.close()
+        engine.close()
+        assert cluster.is_closed
+
+
+def test_workers_of_a_lost_host_have_exited_and_their_places_are_filled_elsewhere(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 2, "b": 2}, workers=2) as job:
+        job.until(Ready)
+        pids = {slot: job.start(slot).pid for slot in (0, 1)}
+        assert set(job.nodes.values()) == {"a", "b"}, "they are spread"
+        lost = job.nodes[1]
+        job.cluster.lose(lost)
+        assert f"address-of-{lost}" in job.until(Remark).message
+        exited = job.until(Exited)
+        assert (exited.slot, exited.pid, exited.code) == (1, pids[1], -signal.SIGKILL)
+        assert job.start(1).pid not in pids.values()
+        assert job.nodes[1] == job.nodes[0]
+        assert not [one for one in job.notices if isinstance(one, Exited)], "nobody else is told to be gone"
+
+
+def test_who_finds_no_room_waits_which_is_said_once_and_uses_a_node_that_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with job_on(tmp_path, {"a": 1}, workers=2) as job:
+        job.until(Ready)
+        job.start(0)
+        monkeypatch.setattr(cluster_engine, "SAY_WAITING", 0.05)
+        job.engine.start(Assignment("", 1, 2, "t", {"params": {}}, "", "127.0.0.1:1", "token"))
+        assert "worker 1 waits for {CPU: 1}" in job.until(Remark).message
+        job.cluster.free["b"] = 1
+        assert job.until(Started).slot == 1
+        assert "b" in job.cluster.links
+        assert not [one for one in job.notices if isinstance(one, Remark)]
+
+
+def test_a_worker_that_ended_on_a_living_host_is_followed_by_another_in_its_room(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1}) as job:
+        job.until(Ready)
+        first = job.start(0)
+        job.engine.kill(0, first.pid)
+        job.until(Exited)
+        assert job.cluster.free["a"] == 0, "the room is kept"
+        assert job.start(0).pid != first.pid
+
+
+def test_the_room_of_one_who_left_for_good_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_engine, "KEEP_ROOM", 0.05)
+    with job_on(tmp_path, {"a": 1}) as job:
+        job.until(Ready)
+        job.engine.kill(0, job.start(0).pid)
+        job.until(Exited)
+        await_condition("its room to be free", lambda: job.cluster.free["a"] == 1)
+
+
+def test_with_strict_spread_no_node_has_two_also_when_one_is_lost(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 4, "b": 4, "c": 4}, workers=2, placement="strict_spread") as job:
+        job.until(Ready)
+        for slot in (0, 1):
+            job.start(slot)
+        job.cluster.lose(job.nodes[0])
+        job.until(Exited)
+        job.start(0)
+        assert len({job.nodes[0], job.nodes[1]}) == 2
+
+
+def test_the_task_is_imported_at_once_where_workers_will_be_and_ready_is_told_once(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1, "b": 1, "c": 1}, workers=3) as job:
+        job.until(Ready)
+        await_condition("all to be told", lambda: len(job.cluster.links) == 3)
+        assert all("prepare" in link.told for link in job.cluster.links.values())
+        assert sum(job.cluster.free.values()) == 3, "before a place is taken"
+        for slot in range(3):
+            job.start(slot)
+        assert not [one for one in job.notices if isinstance(one, Ready)]
+
+
+def test_the_coordinator_is_at_home_and_moves_when_its_host_is_lost(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1, "b": 1}, home="b") as job:
+        first = job.engine.start_coordinator(job.appointment())
+        address = first.await_answer(PATIENCE)["address"]
+        assert "start_coordinator" in job.cluster.links["b"].told
+        job.cluster.lose("b")
+        await_condition("its end to be known", lambda: not first.is_alive)
+        assert "address-of-b" in first.departure
+        port = int(address.rpartition(":")[2])
+        second = job.engine.start_coordinator({**job.appointment(), "port": port})
+        assert second.await_answer(PATIENCE)["address"] != address, "the port was that of another host"
+        assert "start_coordinator" in job.cluster.links["a"].told
+        second.close(PATIENCE)
+
+
+def test_the_coordinator_outlives_the_workers_until_it_is_closed_itself(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1}) as job:
+        child = job.engine.start_coordinator(job.appointment())
+        child.await_answer(PATIENCE)
+        job.until(Ready)
+        job.start(0)
+        job.engine.close()
+        assert child.is_alive
+        assert not job.cluster.is_closed
+        child.close(PATIENCE)
+        job.engine.close()
+        assert job.cluster.is_closed
+
+
+class Unreachable(MemoryCluster):
+    def connect(self) -> ClusterView:
+        raise RequestError("there is no cluster")
+
+
+def test_where_there_is_no_cluster_whoever_waits_is_told(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    engine = ClusterEngine(RunFolder(tmp_path), PREPARATION, Unreachable({}), ClusterSettings())
+    with contextlib.closing(engine):
+        child = engine.start_coordinator({"port": 0})
+        with pytest.raises(QuorateError, match="there is no cluster"):
+            child.await_answer(PATIENCE)
+        with pytest.raises(QuorateError, match="there is no cluster"):
+            engine.capacity()
+        told = await_condition("a notice", lambda: engine.poll(0.05))
+        assert isinstance(told[0], Unprepared)

@@ -1,0 +1,170 @@
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import PATIENCE, await_condition
+from memory_engine import MemoryEngine
+from quorate.core.networks import Network
+from quorate.engines.engine import Exited, Preparation, Ready, Started
+from quorate.engines.host import (
+    CoordinatorAnswered,
+    CoordinatorEnded,
+    HostAgent,
+    LogLines,
+    LogTails,
+    Report,
+    WorkersEnded,
+)
+from quorate.storage.log_file import LogFile
+from quorate.storage.run_folder import RunFolder
+from quorate.worker.assignment import Assignment
+
+PREPARATION = Preparation("t:T", {}, "", [], 0, 1, True)
+
+
+class RememberingEngine(MemoryEngine):
+    """Knows what it was made of and asked for."""
+
+    def __init__(self, run: RunFolder, preparation: Preparation, network: Network) -> None:
+        super().__init__()
+        self.run, self.network = run, network
+        self.asked: list[Assignment] = []
+
+    def start(self, assignment: Assignment) -> None:
+        self.asked.append(assignment)
+        super().start(assignment)
+
+
+class Listener:
+    """Asks an agent, acknowledging what has come."""
+
+    def __init__(self, agent: HostAgent) -> None:
+        self.agent = agent
+        self.arrived = 0
+        self.reports: list[Report] = []
+
+    def until(self, kind: type[Any], fits: Callable[[Any], bool] = lambda _: True) -> Any:
+        def look() -> Report | None:
+            for number, report in self.agent.next(self.arrived, 0.05):
+                self.arrived = number
+                self.reports.append(report)
+            return next((one for one in self.reports if isinstance(one, kind) and fits(one)), None)
+
+        return await_condition(f"{kind}", look)
+
+
+@contextlib.contextmanager
+def agent_of(engines: list[RememberingEngine]) -> Iterator[HostAgent]:
+    def make(run: RunFolder, preparation: Preparation, network: Network) -> RememberingEngine:
+        engines.append(RememberingEngine(run, preparation, network))
+        return engines[-1]
+
+    agent = HostAgent("run-0001", Network("127.0.0.1", host="node-1"), make)
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def assignment(run: str = "/elsewhere/run-0001") -> Assignment:
+    return Assignment(run, 3, 1, "t", {"params": {}}, "", "127.0.0.1:1", "token")
+
+
+def test_a_worker_has_a_folder_of_its_host_and_keeps_the_run_that_all_hosts_reach() -> None:
+    engines: list[RememberingEngine] = []
+    with agent_of(engines) as agent:
+        listener = Listener(agent)
+        agent.prepare(PREPARATION)
+        listener.until(Ready)
+        agent.start(assignment())
+        assert listener.until(Started).slot == 3
+        (engine,) = engines
+        (asked,) = engine.asked
+        assert asked.storage == "/elsewhere/run-0001"
+        assert asked.run == str(engine.run.path)
+        assert engine.run.logs.is_dir()
+        assert engine.network.host == "node-1"
+    assert not engine.run.path.parent.exists(), "nothing is left on the host"
+
+
+def test_what_was_not_acknowledged_is_told_again_and_what_was_is_not() -> None:
+    with agent_of([]) as agent:
+        agent.prepare(PREPARATION)
+        first = await_condition("a report", lambda: agent.next(0, 0.05))
+        assert agent.next(0, 0.05)[: len(first)] == first
+        listener = Listener(agent)
+        listener.until(Ready)
+        agent.start(assignment())
+        listener.until(Started)
+        assert agent.next(listener.arrived, 0.0) == []
+
+
+def test_a_worker_that_is_killed_is_reported_and_the_end_of_all_is_said() -> None:
+    with agent_of([]) as agent:
+        listener = Listener(agent)
+        agent.prepare(PREPARATION)
+        agent.start(assignment())
+        pid = listener.until(Started).pid
+        agent.kill(3, pid)
+        assert listener.until(Exited).pid == pid
+        agent.end_workers()
+        listener.until(WorkersEnded)
+
+
+def test_what_is_logged_on_the_host_is_reported() -> None:
+    engines: list[RememberingEngine] = []
+    with agent_of(engines) as agent:
+        listener = Listener(agent)
+        agent.prepare(PREPARATION)
+        listener.until(Ready)
+        (engines[0].run.logs / "worker3.jsonl").write_text('{"message": "one"}\n{"mess')
+        lines = listener.until(LogLines)
+        assert (lines.log, lines.text) == ("worker3", b'{"message": "one"}\n'), "half a line has to wait"
+        with (engines[0].run.logs / "worker3.jsonl").open("a") as file:
+            file.write('age": "two"}\n')
+        agent.end_workers()
+        listener.until(WorkersEnded)
+        assert listener.until(LogLines, lambda one: b"two" in one.text).text == b'{"message": "two"}\n'
+
+
+def test_logs_that_are_full_are_read_on_in_the_next_file(tmp_path: Path) -> None:
+    tails = LogTails(tmp_path)
+    file = LogFile(tmp_path / "worker0.jsonl", limit=100)
+    told = b""
+    for number in range(50):
+        file.append(json.dumps({"number": number}))
+        told += b"".join(lines.text for lines in tails.read(10**6))
+    assert [json.loads(line)["number"] for line in told.splitlines()] == list(range(50))
+    assert len(list(tmp_path.glob("worker0.jsonl*"))) > 1, "it was full more than once"
+    file.close()
+    tails.close()
+
+
+@pytest.mark.parametrize("how", ["killed", "let go"])
+def test_a_coordinator_on_the_host_answers_and_its_end_is_reported(how: str, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    appointment = {"run": str(tmp_path), "lanes": 1, "workers": 1, "failure_timeout": 1.0, "token": "word"}
+    with agent_of([]) as agent:
+        listener = Listener(agent)
+        agent.start_coordinator(7, appointment)
+        answered = listener.until(CoordinatorAnswered)
+        assert answered.number == 7
+        assert RunFolder(tmp_path).read_address("word") == answered.answer["address"]
+        assert RunFolder(tmp_path).read_address("another word") is None
+        agent.end_coordinator(7, 0.0 if how == "killed" else PATIENCE)
+        ended = listener.until(CoordinatorEnded)
+        assert ended.number == 7
+        assert ("SIGKILL" in ended.departure) == (how == "killed")
+
+
+def test_a_coordinator_that_cannot_write_to_the_run_is_told_with_the_reason(tmp_path: Path) -> None:
+    with agent_of([]) as agent:
+        listener = Listener(agent)
+        agent.start_coordinator(1, {"run": str(tmp_path / "not-mounted"), "token": "word"})
+        failure = listener.until(CoordinatorAnswered).failure
+        assert "not-mounted" in failure.message
+        listener.until(CoordinatorEnded)

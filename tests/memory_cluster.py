@@ -1,0 +1,95 @@
+"""A cluster whose nodes are agents in this process, for tests of what stands on a cluster."""
+
+import threading
+from typing import Any
+
+from quorate.core.networks import Network
+from quorate.engines.cluster import ClusterView, HostLost, Node
+from quorate.engines.host import EngineMaker, HostAgent, Report, local_engine
+
+GLANCE = 0.01
+
+
+class MemoryLink:
+    """The way to an agent, which ends when its node is lost."""
+
+    def __init__(self, agent: HostAgent) -> None:
+        self.agent = agent
+        self.told: list[str] = []
+        self.lost = threading.Event()
+        self.node_lives = False
+
+    def tell(self, command: str, *arguments: Any) -> None:
+        self.told.append(command)
+        if not self.lost.is_set():
+            getattr(self.agent, command)(*arguments)
+
+    def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
+        for _ in range(int(seconds / GLANCE)):
+            if self.lost.is_set():
+                raise HostLost("its power was cut", node_lives=self.node_lives)
+            if reports := self.agent.next(arrived, GLANCE):
+                return reports
+        return []
+
+    def close(self) -> None:
+        self.agent.close()
+
+
+class MemoryRoom:
+    def __init__(self, cluster: "MemoryCluster", wanted: str | None, avoid: frozenset[str]) -> None:
+        self._cluster = cluster
+        self._wanted = wanted
+        self.avoid = avoid
+        self.taken: str | None = None
+
+    def node(self) -> str | None:
+        if self.taken is None:
+            able = [node for node in self._cluster.free if node not in self.avoid and self._cluster.free[node] > 0]
+            self.taken = self._wanted if self._wanted in able else next(iter(able), None)
+            if self.taken is not None:
+                self._cluster.free[self.taken] -= 1
+        return self.taken
+
+    def release(self) -> None:
+        if self.taken in self._cluster.free:
+            self._cluster.free[self.taken] += 1
+
+
+class MemoryCluster:
+    """Nodes by name, each with so many places; `home` is where the launcher is."""
+
+    def __init__(self, free: dict[str, int], make_engine: EngineMaker = local_engine, home: str | None = None) -> None:
+        self.free = dict(free)
+        self.links: dict[str, MemoryLink] = {}
+        self.is_closed = False
+        self._make_engine = make_engine
+        self._home = home
+
+    def connect(self) -> ClusterView:
+        return self.look()
+
+    def look(self) -> ClusterView:
+        nodes = tuple(Node(name, f"address-of-{name}", {"CPU": float(free)}) for name, free in self.free.items())
+        return ClusterView(nodes, sum(self.free.values()), self._home)
+
+    def open_host(self, node: str) -> MemoryLink:
+        link = MemoryLink(HostAgent("run-0001", Network("127.0.0.1", host=node), self._make_engine))
+        self.links[node] = link
+        if node not in self.free:
+            link.lost.set()
+        return link
+
+    def ask_room(self, node: str | None, avoid: frozenset[str]) -> MemoryRoom:
+        return MemoryRoom(self, node, avoid)
+
+    def lose(self, node: str) -> None:
+        """A node is gone, and everything on it."""
+        del self.free[node]
+        self.links[node].agent.close()
+        self.links[node].lost.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+        for link in self.links.values():
+            link.agent.close()
