@@ -1,5 +1,6 @@
 """The strategies that there are, by `strategy.kind` of the job file."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,8 @@ from quorate.training.replica import Replica
 from quorate.training.state_layout import StateLayout
 from quorate.training.strategy import Strategy
 from quorate.training.update import Update
+
+log = logging.getLogger(__name__)
 
 
 class Connection(Protocol):
@@ -128,4 +131,7 @@ def strategy_factory(spec: JobSpec, replica: Replica, held: Holdings | None = No
     """The one that a job asks for."""
     if is_gang(spec.strategy) and not replica.device.is_host:
         prepare_nccl(spec)
+    elif given := sorted(spec.nccl.model_fields_set):
+        why = "this job computes on the host" if is_gang(spec.strategy) else "only ddp and fsdp use NCCL"
+        log.warning("nccl (%s) does nothing here: %s", ", ".join(given), why)
     return FACTORIES[spec.strategy.kind](spec, replica, held or Holdings())
