@@ -8,6 +8,7 @@ import pytest
 
 from quorate.checkpoint import part_file
 from quorate.checkpoint import store as store_module
+from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import AttemptGone, CheckpointFolder, FolderAttempt
 from quorate.core.errors import CheckpointError
@@ -150,3 +151,11 @@ def test_its_space_is_given_back_also_where_it_cannot_be_renamed(
     monkeypatch.setattr(os, "rename", refuse)
     attempt.give_up()
     assert entries(attempt) == []
+
+
+def test_what_writers_say_of_an_encrypted_checkpoint_is_not_in_plain(tmp_path: Path) -> None:
+    attempt = CheckpointFolder(tmp_path, cipher=Cipher(bytes(32))).open(Cursor(1))
+    attempt.vouch(0, b"a secret name")
+    attempt.vouch(3, b"another")
+    assert attempt.vouchers() == {0: b"a secret name", 3: b"another"}
+    assert not [path for path in attempt.path.iterdir() if b"secret" in path.read_bytes()]

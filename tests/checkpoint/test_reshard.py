@@ -18,7 +18,7 @@ from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.pieces import Piece
-from quorate.checkpoint.reshard import check_pieces, collected
+from quorate.checkpoint.reshard import check_pieces, check_written, collected
 from quorate.checkpoint.store import CheckpointFolder, CheckpointStore
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import Encoded, decode, encode, join_skeletons
@@ -178,3 +178,43 @@ def test_a_damaged_part_is_named(tmp_path: Path, at: int) -> None:
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=f"part {file.name} is damaged"):
         folder.load(info)
+
+
+def test_a_tensor_that_nobody_or_several_have_written_is_refused_by_name() -> None:
+    one, other = spread(WHOLE, {"w": HALVES}, 2)
+    skeleton = joined([one, other]).skeleton
+    check_written(skeleton, [["w@0,0", "plain"], ["w@2,0"]])
+    with pytest.raises(CheckpointError, match="'w' was written by 0 workers as 'w@2,0'"):
+        check_written(skeleton, [["w@0,0", "plain"], []])
+    with pytest.raises(CheckpointError, match="'plain' was written by 2 workers"):
+        check_written(skeleton, [["w@0,0", "plain"], ["w@2,0", "plain"]])
+
+
+def test_a_whole_tensor_that_is_missing_is_named() -> None:
+    state = joined(spread(WHOLE, {"w": HALVES}, 2))
+    lacking = {name: tensor for name, tensor in state.tensors.items() if name != "plain"}
+    for read in (lambda: decode(state.skeleton, lacking), lambda: collected(state.skeleton, lacking.items(), None)):
+        with pytest.raises(CheckpointError, match="lacks the tensor 'plain'"):
+            read()
+
+
+def test_replicas_of_a_piece_are_one_and_pieces_of_one_name_are_alike() -> None:
+    one, other = spread(WHOLE, {"w": HALVES}, 2)
+    state = joined([one, other, one])
+    check_pieces(state.skeleton)
+    assert same_bits(decode(state.skeleton, state.tensors)["w"], WHOLE["w"])
+    (longer,) = spread(WHOLE, {"w": [Box((0, 0), (3, 3))]}, 1)
+    with pytest.raises(CheckpointError, match=r"'w@0,0' has size \[2, 3\] for one worker and \[3, 3\] for another"):
+        joined([one, longer])
+
+
+def test_a_number_without_dimensions_and_a_tensor_without_elements_come_back() -> None:
+    tree = {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 3)}
+    cuts = {"scalar": [Box((), ())] * 2, "empty": [Box((0, 0), (0, 3))] * 2}
+    state = joined(spread(tree, cuts, 2))
+    check_written(state.skeleton, [state.tensors])
+    streamed = collected(state.skeleton, state.tensors.items(), None)
+    for source in (state, streamed):
+        found = decode(source.skeleton, source.tensors)
+        assert same_bits(found["scalar"], tree["scalar"])
+        assert same_bits(found["empty"], tree["empty"])

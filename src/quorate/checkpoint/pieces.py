@@ -54,7 +54,12 @@ def joined_forms(one: Form, other: Form) -> Form:
             f"tensor {PIECE_NAME.sub('', name)!r} has another shape or type for one worker than for another: "
             f"{one['shape']} {one['dtype']} and {other['shape']} {other['dtype']}"
         )
-    by_name = {piece[0]: piece for piece in (*one["pieces"], *other["pieces"])}
+    by_name = {piece[0]: piece for piece in one["pieces"]}
+    for piece in other["pieces"]:
+        if piece != (known := by_name.setdefault(piece[0], piece)):
+            raise CheckpointError(
+                f"the piece {piece[0]!r} has size {known[2]} for one worker and {piece[2]} for another"
+            )
     return one | {"pieces": sorted(by_name.values(), key=lambda piece: (piece[1], piece[0]))}
 
 

@@ -4,7 +4,9 @@ whoever needs the whole state all of it.
 Nobody needs the memory of more than that and the largest tensor of a file. (An encrypted file is opened as a whole.)
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,19 @@ def tensor_forms(skeleton: Any) -> Iterator[tuple[Place, Form]]:
     return iter(found)
 
 
+def check_written(skeleton: Any, written: Iterable[Iterable[str]]) -> None:
+    """Raise `CheckpointError` unless each tensor of a skeleton was written, whole, by one of those who say what they
+    have: a checkpoint that lacks one would be found out by whoever needs it."""
+    check_pieces(skeleton)
+    counts = Counter(chain.from_iterable(written))
+    for place, form in tensor_forms(skeleton):
+        for name in [form["tensor"]] if "tensor" in form else pieces_of(form):
+            if counts[name] != 1:
+                raise CheckpointError(
+                    f"'{dotted(place)}' was written by {counts[name]} workers as {name!r}, not by one"
+                )
+
+
 def check_pieces(skeleton: Any) -> None:
     """Raise `CheckpointError` where the pieces of a tensor are not the whole, each element once."""
     for place, form in tensor_forms(skeleton):
@@ -105,7 +120,7 @@ class _Collection:
     def take(self, name: str, tensor: torch.Tensor) -> None:
         for take in self._pieces.pop(name, ()):
             take(tensor)
-        for place, form in self._whole.get(name, ()):
+        for place, form in self._whole.pop(name, ()):
             typed = tensor.view(getattr(torch, form["dtype"])).reshape(form["shape"]) if "dtype" in form else tensor
             shape = tuple(typed.shape)
             if (box := self._boxes(place, shape)) is None:
@@ -117,8 +132,9 @@ class _Collection:
             self.tensors |= dict.fromkeys(pieces_of(form), piece.values)
 
     def check(self) -> None:
-        if lacking := next(iter(self._pieces), None):
-            raise CheckpointError(f"the checkpoint lacks the piece {lacking!r}")
+        for what, expected in (("piece", self._pieces), ("tensor", self._whole)):
+            if lacking := next(iter(expected), None):
+                raise CheckpointError(f"the checkpoint lacks the {what} {lacking!r}")
 
     def _expect(self, form: Form, place: Place) -> Form:
         if "tensor" in form:

@@ -5,6 +5,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,14 +43,19 @@ METADATA = "__metadata__"  # the one name that a safetensors file keeps for itse
 class TensorFile:
     """A safetensors file before it is written: its size is known, its content comes in pieces.
 
-    `tensors` are in the order of the file; `header` is what it begins with: the length of the list of them, and the
-    list.
+    `tensors` are in the order of the file, and have so many bytes together.
     """
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         # Wide types first, so that every tensor starts at a multiple of its element size.
         in_order = sorted((-tensor.dtype.itemsize, name) for name, tensor in tensors.items())
         self.tensors = {name: tensors[name] for _, name in in_order}
+        self.tensor_bytes = sum(tensor.nbytes for tensor in tensors.values())
+
+    @cached_property
+    def header(self) -> bytes:
+        """What it begins with: the length of the list of tensors, and the list. Made when it is asked for: by a thread
+        that writes, and not by whoever begins a save, for whom training waits."""
         entries: dict[str, object] = {}
         end = 0
         for name, tensor in self.tensors.items():
@@ -57,8 +63,11 @@ class TensorFile:
             entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
         text = json.dumps(entries, separators=(",", ":")).encode()
         padded = text.ljust(math.ceil(len(text) / ALIGNMENT) * ALIGNMENT)
-        self.header = len(padded).to_bytes(8, "little") + padded
-        self.size = len(self.header) + end
+        return len(padded).to_bytes(8, "little") + padded
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + self.tensor_bytes
 
     def chunks(self) -> Iterator[memoryview]:
         """The file's bytes, in order."""

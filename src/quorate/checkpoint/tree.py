@@ -205,6 +205,8 @@ def _whole(
 ) -> torch.Tensor | Piece:
     name = reference["tensor"]
     if name not in made:
+        if name not in tensors:
+            raise CheckpointError(f"the checkpoint lacks the tensor {name!r}")
         tensor = tensors[name]
         if "dtype" in reference:
             tensor = tensor.view(getattr(torch, reference["dtype"])).reshape(reference["shape"])

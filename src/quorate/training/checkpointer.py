@@ -7,8 +7,8 @@
     host of lane 0                                               all parts there ─ commit ─ retain ─ event
 
 *Begin* asks everybody whether an earlier save is still running. *Settle* waits for the copy. The rest is up to the
-`OngoingSave` of each worker: it leaves a voucher, with the digests of what it holds, beside its part in the store, and
-whoever commits compares them first.
+`OngoingSave` of each worker: it leaves a voucher, with the digests and the outline of what it holds, beside its part in
+the store, and whoever commits compares them first. Training waits for as little as that leaves: names and the copy.
 """
 
 import json
@@ -22,7 +22,6 @@ from typing import Any
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.checkpoint.tree import join_skeletons
 from quorate.core.errors import CheckpointError, LinkError, ReplicasDiffer
 from quorate.core.generation import Cursor, Phase
 from quorate.core.worker_status import DISK
@@ -241,9 +240,8 @@ class Checkpointer:
             answer = self._answer_as_committer(progress, held, answer)
         known = self._known_whole
         whole = None if known is None else (known.step, int(known.phase))
-        outline = None if held.is_whole else held.encoded.skeleton
         lacked_space = latest is not None and latest.lacked_space
-        answer = replace(answer, lacked_space=lacked_space, whole=whole, outline=outline)
+        answer = replace(answer, lacked_space=lacked_space, whole=whole)
         told = strategy.gather(progress.cursor.step, json.dumps(asdict(answer)).encode())
         answers = [Answer(**json.loads(payload)) for payload in told]
         # Who has committed it knows it first, and another may commit the next.
@@ -261,7 +259,8 @@ class Checkpointer:
             return answer
         try:
             with self._activity.waiting(DISK):
-                attempt = self._context.store.open(progress.cursor, TensorFile(held.encoded.tensors).size)
+                needed = sum(tensor.nbytes for tensor in held.encoded.tensors.values())
+                attempt = self._context.store.open(progress.cursor, needed)
         except CheckpointError as error:
             self._context.publish(CheckpointFailed(step=progress.cursor.step, reason=str(error)))
             if isinstance(error, NoSpace) and self._context.may_act():
@@ -277,9 +276,8 @@ class Checkpointer:
         best = None if progress.best is None else asdict(progress.best)
         # All that is known before the parts are written.
         cursor, known = progress.cursor, (self._job, self._environment, progress.metrics)
-        skeleton = held.encoded.skeleton if held.is_whole else join_skeletons(answer.outline for answer in answers)
-        manifest = Manifest(cursor.step, int(cursor.phase), "", (), skeleton, "", *known, best=best)
-        attempt = self._context.store.open(cursor, file.size, answers[0].attempt)
+        manifest = Manifest(cursor.step, int(cursor.phase), "", (), held.encoded.skeleton, "", *known, best=best)
+        attempt = self._context.store.open(cursor, file.tensor_bytes, answers[0].attempt)
         if position == 0 and any(answer.lacked_space for answer in answers) and self._context.may_act():
             # First of all: a writer that fails before would have the attempt given up, and nothing would go.
             self._free_space(progress)

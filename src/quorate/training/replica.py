@@ -22,7 +22,7 @@ from quorate.training.device import CPU, Device, digests
 from quorate.training.flat_buffers import MEAN
 from quorate.training.loss_scale import LossScale, check_master_weights
 from quorate.training.optimizers import Optimizers
-from quorate.training.sharded_tensors import assign
+from quorate.training.sharded_tensors import assign, is_spread
 from quorate.training.task import Task
 
 if TYPE_CHECKING:  # it takes a second to import, and few jobs have one
@@ -164,7 +164,8 @@ class Replica:
         """For a checkpoint. Tied weights appear once, under their first name."""
         self.device.synchronize()  # a thread of its own copies what it gets
         scaling = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
-        tensors = {name: tensor.detach() for name, tensor in self.tensors()}
+        # What is spread is taken by its local part; to detach it here takes torch as long as all the rest of a save.
+        tensors = {name: tensor if is_spread(tensor) else tensor.detach() for name, tensor in self.tensors()}
         return {"tensors": tensors, **self.optimizers.state(), **scaling}
 
     def load(self, state: dict[str, Any]) -> None:

@@ -8,16 +8,19 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
 
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.reshard import check_pieces
+from quorate.checkpoint.reshard import check_written
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import Attempt, AttemptGone, CheckpointStore, NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import Arena, TensorFile
-from quorate.checkpoint.tree import decode
+from quorate.checkpoint.tree import join_skeletons
 from quorate.core.digests import weights_digest
 from quorate.core.errors import CheckpointError, JobError, LinkError, QuorateError, ReplicasDiffer
 from quorate.core.generation import GenerationId
@@ -26,7 +29,7 @@ from quorate.core.user_code import describe
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointFailed, CheckpointSaved
 from quorate.storage.atomic import Buffer
-from quorate.training.device import digests
+from quorate.training.device import CPU, Device, digests
 from quorate.training.divergence import Voucher, divergence
 from quorate.training.progress import Progress
 from quorate.training.save_decisions import Action, SaveProgress, decide
@@ -93,6 +96,16 @@ class SavePlan:
     worker: int
 
 
+@dataclass(frozen=True)
+class SaveVoucher(Voucher):
+    """What a writer leaves beside its part: the names of the tensors that it has written, how long its training waited,
+    and the tree of what it holds, where nobody holds all of the state."""
+
+    written: Sequence[str] = ()
+    waited_s: float = 0.0
+    outline: Any = None
+
+
 class _GivenUp(Exception):  # noqa: N818 (a happening, not a mistake)
     """It is not to be completed, and why."""
 
@@ -118,6 +131,7 @@ class OngoingSave:
         self.info: CheckpointInfo | None = None
         self.digests: dict[str, str] = {}
         self.added_s = 0.0
+        self._vouchers: Sequence[SaveVoucher] = ()
         self.pieces = 0
         self.waits_for = "a copy of the state"
         self._context = context
@@ -203,10 +217,10 @@ class OngoingSave:
         vouchers = self.plan.attempt.vouchers()
         if len(vouchers) < len(self.plan.writers):
             return False
-        held = [Voucher(**json.loads(content)) for _, content in sorted(vouchers.items())]
-        for voucher in held if not self.plan.held.is_whole else ():
+        self._vouchers = [SaveVoucher(**json.loads(content)) for _, content in sorted(vouchers.items())]
+        for voucher in self._vouchers if not self.plan.held.is_whole else ():
             self.digests |= voucher.digests
-        self.divergence = divergence(self.plan.progress.cursor.step, held)
+        self.divergence = divergence(self.plan.progress.cursor.step, self._vouchers)
         if self.divergence is not None:
             self.give_up("the replicas differ")
         return self.divergence is None
@@ -226,24 +240,32 @@ class OngoingSave:
     def _copy(self) -> None:
         """Into memory of our own; without that memory the state itself is written, and must not change meanwhile."""
         held, file = self.plan.held, self.plan.file
-        # All of it by everybody, not only what we write: it tells whether the replicas are equal.
-        if self._is_shared:
-            began = 0.0 if self._spans is None else self._spans.clock()
-            self.digests = digests(held.compared.items(), held.device)
-            if self._spans is not None:
-                self._spans.add(DIGEST, began, self._spans.phase)
         staged = self._context.arena.stage(file)
+        # All of it by everybody, not only what we write: it tells whether the replicas are equal.
+        compared = {name: each for name, each in held.compared.items() if self._is_shared or name in held.weights}
         if staged is None:
             log.warning("there is no memory for a copy of the state, so training waits for the checkpoint")
-            self.digests = self.digests or digests(held.compared.items(), held.device)
+            self._digest(compared, held.device)
             self._content = self._pieces(file.chunks())
             return
         content, tensors = staged
+        copies = {_memory(tensor): tensors[name] for name, tensor in file.tensors.items()}
+        copied = {name: copies[key] for name, tensor in compared.items() if (key := _memory(tensor)) in copies}
+        # What others write must not change before it is digested; of what we write there is a copy, and training goes
+        # on while that is.
+        self._digest({name: each for name, each in compared.items() if name not in copied}, held.device)
         self.copied.set()
         self._copied_s = round(self._context.clock() - self._began, 4)
-        if not self._is_shared:
-            self.digests = digests(decode(held.encoded.skeleton, tensors)["replica"]["tensors"].items())
+        self._digest(copied, CPU)
         self._content = self._pieces(iter((content,)))
+
+    def _digest(self, tensors: dict[str, torch.Tensor], device: Device) -> None:
+        if not tensors:
+            return
+        began = 0.0 if self._spans is None else self._spans.clock()
+        self.digests |= digests(tensors.items(), device)
+        if self._spans is not None:
+            self._spans.add(DIGEST, began, self._spans.phase)
 
     def _pieces(self, chunks: Iterator[Buffer]) -> Iterator[Buffer]:
         for chunk in chunks:
@@ -268,7 +290,14 @@ class OngoingSave:
             plan.attempt.write(plan.position, plan.parts, self._content)
         if self._is_shared:
             progress = json.dumps(plan.progress.to_dict(), sort_keys=True)
-            voucher = Voucher(plan.worker, self.digests | {"progress": progress}, is_partial=not plan.held.is_whole)
+            voucher = SaveVoucher(
+                plan.worker,
+                self.digests | {"progress": progress},
+                is_partial=not plan.held.is_whole,
+                written=tuple(plan.file.tensors),
+                waited_s=round(self.added_s, 4),
+                outline=None if plan.held.is_whole else plan.held.encoded.skeleton,
+            )
             plan.attempt.vouch(plan.position, json.dumps(asdict(voucher)).encode())
         self._is_written = True
         self._written_s = round(self._context.clock() - self._began, 4)
@@ -279,10 +308,13 @@ class OngoingSave:
         weights = {name: digest for name, digest in self.digests.items() if name in plan.held.weights}
         if len(weights) != len(plan.held.weights):
             raise CheckpointError("the weights could not be digested")
-        check_pieces(plan.manifest.skeleton)
+        vouchers, manifest = self._vouchers, plan.manifest
+        if not plan.held.is_whole and vouchers:
+            manifest = replace(manifest, skeleton=join_skeletons(voucher.outline for voucher in vouchers))
+        check_written(manifest.skeleton, [voucher.written for voucher in vouchers] or [tuple(plan.file.tensors)])
         generation = context.generation()
         written_by = None if generation is None else (generation.incarnation, generation.number)
-        manifest = replace(plan.manifest, weights_digest=weights_digest(weights), generation=written_by)
+        manifest = replace(manifest, weights_digest=weights_digest(weights), generation=written_by)
 
         def check() -> None:
             self._check()
@@ -309,7 +341,7 @@ class OngoingSave:
             seconds=seconds,
             copied_s=self._copied_s,
             written_s=self._written_s,
-            added_s=round(self.added_s, 4),
+            added_s=round(max([self.added_s, *(voucher.waited_s for voucher in vouchers)]), 4),
             parts=plan.parts,
         )
         context.publish(event)
@@ -323,3 +355,8 @@ class OngoingSave:
         self.lacked_space = isinstance(error, NoSpace)
         self.plan.attempt.give_up()
         self._context.publish(CheckpointFailed(step=step, reason=self.failure))
+
+
+def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for two tensors that show the same memory in the same way."""
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

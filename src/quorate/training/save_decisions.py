@@ -3,7 +3,6 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
 
 from quorate.core.worker_status import DISK, OTHERS
 
@@ -13,8 +12,7 @@ class Answer:
     """What a worker says before a save. That of the one that hosts lane 0, which commits, decides.
 
     `attempt` is what it has begun, `failure` why it could not; `lacked_space`: its last save failed for want of space.
-    `whole` are step and phase of the newest checkpoint that it knows to be whole. `outline` is the tree of what it
-    writes, where nobody holds all of the state.
+    `whole` are step and phase of the newest checkpoint that it knows to be whole.
     """
 
     identity: str
@@ -24,7 +22,6 @@ class Answer:
     failure: str = ""
     lacked_space: bool = False
     whole: tuple[int, int] | None = None
-    outline: Any = None
 
 
 class Beginning(Enum):

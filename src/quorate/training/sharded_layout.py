@@ -12,7 +12,7 @@ import torch
 from quorate.checkpoint.boxes import Box, Shape
 from quorate.checkpoint.pieces import pieces_of
 from quorate.checkpoint.reshard import tensor_forms
-from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode
+from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode, join_skeletons
 from quorate.core.digests import weights_digest
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Generation
@@ -20,7 +20,8 @@ from quorate.core.mesh import MeshShape
 from quorate.training.device import digests
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.sharded_tensors import as_piece, box_of, cut_by, is_spread, local
+from quorate.training.sharded_outline import StateOutline, in_pieces, named
+from quorate.training.sharded_tensors import box_of, cut_by, is_spread, local
 from quorate.training.state_layout import Gather, HeldState, Parts, shared_out
 
 DIMENSIONS = ("replicate", "shard", "tensor")
@@ -40,9 +41,11 @@ class Sharded:
     rank: int
 
     def state(self, progress: Progress) -> HeldState:
-        encoded = encode({"replica": _in_pieces(self.replica.state()), "progress": progress.to_dict()})
-        part = self.shape.part(self.rank)
-        compared = {_named(name, tensor, part): local(tensor) for name, tensor in self.replica.state_tensors().items()}
+        state = self.replica.state()
+        kept = {name: {"state": of_one.pop("state")} for name, of_one in state["optimizers"].items()}
+        large, compared = self._outline.encode({"tensors": state.pop("tensors"), "optimizers": kept})
+        rest = encode({"replica": in_pieces(state), "progress": progress.to_dict()})
+        encoded = Encoded(join_skeletons([large.skeleton, rest.skeleton]), large.tensors | rest.tensors)
         is_whole = self.shape.parts == 1
         return HeldState(encoded, compared, self._weights, self.replica.device, is_whole=is_whole)
 
@@ -73,7 +76,7 @@ class Sharded:
     def weights_digest(self, gather: Gather) -> str:
         """That of all parts: of another mesh it is another one."""
         part = self.shape.part(self.rank)
-        held = ((_named(name, tensor, part), local(tensor)) for name, tensor in self.replica.tensors())
+        held = ((named(name, tensor, part), local(tensor)) for name, tensor in self.replica.tensors())
         own = json.dumps(digests(held, self.replica.device)).encode()
         return weights_digest({name: digest for told in gather(own) for name, digest in json.loads(told).items()})
 
@@ -117,6 +120,10 @@ class Sharded:
         return None
 
     @cached_property
+    def _outline(self) -> StateOutline:
+        return StateOutline(self.shape.part(self.rank))
+
+    @cached_property
     def _known(self) -> dict[str, Any]:
         """Its share of what was last saved, and of which names and sizes that was: they seldom change."""
         return {}
@@ -125,7 +132,7 @@ class Sharded:
     def _weights(self) -> frozenset[str]:
         """The names of the weights in all parts."""
         parts = range(self.shape.parts)
-        return frozenset(_named(name, tensor, part) for name, tensor in self.replica.tensors() for part in parts)
+        return frozenset(named(name, tensor, part) for name, tensor in self.replica.tensors() for part in parts)
 
     @cached_property
     def _by_name(self) -> dict[str, torch.Tensor]:
@@ -135,17 +142,3 @@ class Sharded:
     def _by_number(self) -> dict[tuple[str, int], torch.Tensor]:
         places = self.replica.optimizers.places().items()
         return {place: parameter for parameter, place in places if is_spread(parameter)}
-
-
-def _named(name: str, tensor: torch.Tensor, part: int) -> str:
-    """Equal for those only who hold the same of it."""
-    return f"{name} (part {part})" if cut_by(tensor) else name
-
-
-def _in_pieces(tree: Any) -> Any:
-    """The same with the part of this worker in the place of each tensor that is spread."""
-    if isinstance(tree, dict):
-        return {key: _in_pieces(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(map(_in_pieces, tree))
-    return as_piece(tree) if is_spread(tree) else tree
