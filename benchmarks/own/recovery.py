@@ -22,6 +22,11 @@ STEADY = 3
 """Steps that all workers complete together before the next one is killed."""
 
 
+LONGEST = 600.0
+"""Seconds within which it goes on, or never. Torchrun starts all processes anew, and again where they miss each other
+meanwhile: on a busy machine that takes minutes."""
+
+
 class Patient(Protocol):
     """A training that can be hurt. Moments are times of the clock on the wall."""
 
@@ -82,7 +87,7 @@ def _kill_one(patient: Patient, process: subprocess.Popen[bytes], step: float) -
     time.sleep(random.uniform(0, step))
     killed = time.time()
     os.kill(random.choice(victims), signal.SIGKILL)
-    step_ended, back = await_sight("the training goes on", lambda: patient.went_on(killed), process)
+    step_ended, back = await_sight("the training goes on", lambda: patient.went_on(killed), process, LONGEST)
     return (step_ended - killed) * 1000, None if back is None else (back - killed) * 1000
 
 

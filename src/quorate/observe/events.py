@@ -293,7 +293,7 @@ class EvaluationDone(Event):
 
 @event(kind="checkpoint")
 class CheckpointSaved(Event):
-    """A checkpoint is committed. `added_s` is how long training has waited for it."""
+    """A checkpoint is committed. `added_s` is how long training has waited for it, where it waited longest."""
 
     path: str = ""
     bytes: Count | None = None

@@ -3,7 +3,7 @@
 ::
 
     loop      step 20 │ begin │ step 21: lanes … exchange │ settle │ apply │ step 22 …
-    thread            └ digest ─ copy ────────────┘           └ write ─ sync ─ read back ─┐
+    thread            └ copy ─ digest ────────────┘           └ write ─ sync ─ read back ─┐
     host of lane 0                                               all parts there ─ commit ─ retain ─ event
 
 *Begin* asks everybody whether an earlier save is still running. *Settle* waits for the copy. The rest is up to the
