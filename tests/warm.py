@@ -37,7 +37,10 @@ PROGRAMS = (COMMAND, PART, KERNEL, SCRIPT, "quorate.engines.fork_server", "quora
 SPARES = {"train": 3, "resume": 3, "eval": 2, "chaos": 5, "diff": 8, PART: 3, KERNEL: 4, SCRIPT: 4}
 MEASURING = "COVERAGE_PROCESS_CONFIG"
 SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-NOT_PRELOADED = ("__main__", "quorate.engines.fork_server", "_pb2", "quorate.tracking.", "quorate.reduce.sum_kernel")
+NOT_PRELOADED = (
+    *("__main__", "quorate.engines.fork_server", "_pb2", "quorate.tracking.", "quorate.reduce.sum_kernel"),
+    ".ray_",  # which import Ray, an extra
+)
 # What an interpreter or a library looks at once, when it starts.
 LOOKED_AT_ONCE = (
     "PYTHON",

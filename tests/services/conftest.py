@@ -1,5 +1,7 @@
 """Fixtures of real services, and what holds for all tests with them."""
 
+import os
+import secrets
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +10,11 @@ import pytest
 
 from command import finished, undisturbed, used_workplace, workplace  # noqa: F401 (fixtures)
 from services.servers import MlflowServer
+
+# Ray reads these when it is imported, which collecting its tests does: their clusters are for those who know the token.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine takes its time
 
 # Their libraries are imported by the tests: without them `make test` has nothing to collect here.
 collect_ignore_glob = ["test_*.py"] if find_spec("mlflow") is None else []

@@ -59,6 +59,16 @@ def doctor(
         ),
     ] = None,
     runs: Runs = RUNS,
+    engine: Annotated[
+        str, typer.Option(metavar="ENGINE", help="ray: look at the nodes of a Ray cluster, too.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Where the cluster is, as engine.address of a job.", show_default="auto"),
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="A folder that all nodes are to share.", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what is installed, usable and reachable here.
@@ -71,12 +81,14 @@ def doctor(
       quorate doctor
       quorate doctor last
       quorate doctor --json
+      quorate doctor --engine ray --address head:6379 --storage /mnt/shared
     """
-    from quorate.doctor.checkup import checks_of, examine
+    from quorate.doctor.checkup import checks_of, checks_of_engine, examine
     from quorate.doctor.report import exit_code, print_findings, to_document
     from quorate.observe.screen import Screen
 
-    found = examine(checks_of(runs, os.environ, None if run is None else RunFolder.find(runs, run)))
+    checks = checks_of(runs, os.environ, None if run is None else RunFolder.find(runs, run))
+    found = examine([*checks, *checks_of_engine(engine, address, storage)])
     if as_json:
         findings = list(found)
         print_document(to_document(findings))

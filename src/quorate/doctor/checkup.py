@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from quorate.core.addresses import split_address
@@ -23,15 +24,20 @@ from quorate.core.machine import read_limits, usable_cores
 from quorate.core.processes import describe_departure
 from quorate.core.user_code import describe
 from quorate.doctor import machine, software
+from quorate.doctor.cluster import judge
 from quorate.doctor.nccl import Network, check_nccl, settings_of
+from quorate.doctor.node_probe import NodeProbe
 from quorate.doctor.probes import probe_kernel, probe_torch
 from quorate.doctor.report import Finding, Level
+from quorate.spec.engine import RaySpec
+from quorate.spec.load import resolve_mapping
 from quorate.storage.run_folder import Door, RunFolder
 
 PATIENCE = 10.0
 TORCH_PATIENCE = 60.0
 # For a process that starts Python: on a machine that is busy with something else this takes seconds.
 PROCESS_PATIENCE = 20.0
+CLUSTER_PATIENCE = 600.0
 REPORT_IT = "This check itself has failed; please report it."
 
 Call = Callable[[Door], bool]
@@ -81,6 +87,15 @@ def checks_of(runs: Path, environment: Mapping[str, str], run: RunFolder | None 
     ]
 
 
+def checks_of_engine(kind: str, address: str | None, storage: str | None) -> Sequence[Check]:
+    """What is checked of an engine beside this machine: it is named like that of a job, and refused like it."""
+    keys = {"kind": kind, "address": address, "storage": storage}
+    given = {key: value for key, value in keys.items() if value is not None}
+    job = {"task": "package.module:Task", "batch_size": 8, "steps": 1, "engine": given}
+    engine = resolve_mapping(job, "the command line", {}, []).spec.engine
+    return [Check("cluster", lambda: _cluster(engine), CLUSTER_PATIENCE)] if isinstance(engine, RaySpec) else []
+
+
 @dataclass
 class _Look:
     """A check under way. Its thread is a daemon: one that hangs must not keep the command from ending."""
@@ -115,6 +130,15 @@ def _torch(environment: Mapping[str, str], run: RunFolder | None) -> Sequence[Fi
     recorded = None if run is None else run.job_file
     nccl, network = settings_of(environment, recorded), Network.here()
     return [*software.check_torch_here(facts), *check_nccl(facts, network, nccl, environment)]
+
+
+def _cluster(engine: RaySpec) -> Sequence[Finding]:
+    if find_spec("ray") is None:
+        text = "the library ray is not installed here, so a cluster cannot be asked"
+        return [Finding("cluster", Level.PROBLEM, text, "pip install 'quorate[ray]'")]
+    from quorate.doctor.ray_cluster import read_cluster
+
+    return judge(read_cluster(engine.address, engine.storage), NodeProbe().facts()["versions"])
 
 
 def _cores() -> Finding:
