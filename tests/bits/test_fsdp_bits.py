@@ -91,7 +91,7 @@ QUICK = ("fsdp 2",)
     [
         *(pytest.param(mesh, {}, marks=() if mesh in QUICK else pytest.mark.long) for mesh in MESHES),
         ("fsdp 2 x tp 2", FINE),
-        ("replicate 2 x shard 2", FINE),
+        pytest.param("replicate 2 x shard 2", FINE, marks=pytest.mark.long),
     ],
 )
 def test_twenty_steps_in_float64_are_those_of_one_process(mesh: str, keys: dict[str, Any], tmp_path: Path) -> None:

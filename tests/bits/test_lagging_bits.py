@@ -86,16 +86,17 @@ def test_a_parameter_that_gets_its_first_gradient_late(
     assert len(digests) == 1
 
 
-TASKS = [
+TASKS = [tasks.BatchNormAndDropout, tasks.TwoOptimizers, tasks.NoisyOptimizer, Convolutions]
+ALIKE = [
     tasks.Adam,
-    tasks.BatchNormAndDropout,
     tasks.TinyTransformer,
-    tasks.TwoOptimizers,
     tasks.SharedBuffer,
-    tasks.NoisyOptimizer,
-    Convolutions,
+    tasks.Regression,
+    tasks.Momentum,
+    tasks.ConstantBuffers,
+    tasks.LaneZeroBuffer,
+    tasks.MultiStep,
 ]
-ALIKE = [tasks.Regression, tasks.Momentum, tasks.ConstantBuffers, tasks.LaneZeroBuffer, tasks.MultiStep]
 """Tasks that ask of a device what one of the others asks too."""
 
 

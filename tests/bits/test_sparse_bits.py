@@ -19,7 +19,10 @@ CASES: list[tuple[type[quorate.Task], dict[str, Any]]] = [
     (tasks.Rates, {}),
     (tasks.TwoKinds, {"schedule": {"kind": "cosine"}}),
 ]
+QUICK = (1, 3, 5)
+"""Cases, by their places, that have most in them: clipped, each word by itself, and of two kinds."""
 IDS = [f"{task.__name__}{''.join(f'-{key}' for key in keys)}" for task, keys in CASES]
+NUMBERED = list(enumerate(zip(CASES, IDS, strict=True)))
 
 
 def trained(task: type[quorate.Task], folder: Path, shape: tuple[int, int, int], **keys: Any) -> gang.Ended:
@@ -31,7 +34,10 @@ def trained(task: type[quorate.Task], folder: Path, shape: tuple[int, int, int],
     return gang.train(task, spec, min(workers, spec.lanes), folder, hosts=hosts, stop_at=stop_at)
 
 
-@pytest.mark.parametrize(("task", "keys"), CASES, ids=IDS)
+@pytest.mark.parametrize(
+    ("task", "keys"),
+    [pytest.param(*case, id=name, marks=() if at in QUICK else pytest.mark.long) for at, (case, name) in NUMBERED],
+)
 def test_the_digest_depends_on_lanes_alone(task: type[quorate.Task], keys: dict[str, Any], tmp_path: Path) -> None:
     shapes = {(1, 1, 1): "auto", (3, 2, 2): "auto", (2, 3, 1): "tcp"}
     found = {

@@ -66,10 +66,9 @@ def test_workers_with_a_lane_each_have_the_statistics_of_the_whole_batch(tmp_pat
     whole = train(Normed, 1, tmp_path / "whole", "ring", **KEYS, lanes=1)
     apart = train(Normed, 4, tmp_path / "apart", **KEYS, lanes=4)
     assert far(whole.losses, apart.losses) > 1e-3, "it would make no difference"
-    for workers in (2, 4):
-        gangs = [synced(workers, tmp_path / f"{workers}-{time}", lanes=workers) for time in range(2)]
-        assert far(whole.losses, gangs[0].losses) < CLOSE
-        assert gangs[0].digest == gangs[1].digest
+    gangs = [synced(4, tmp_path / f"{time}", lanes=4) for time in range(2)]
+    assert far(whole.losses, gangs[0].losses) < CLOSE
+    assert gangs[0].digest == gangs[1].digest
 
 
 def test_a_checkpoint_is_that_of_any_other_strategy(tmp_path: Path) -> None:

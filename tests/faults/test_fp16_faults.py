@@ -48,7 +48,10 @@ def test_overflows_are_told_and_counted(place: Workplace) -> None:
     assert f"{count} steps overflowed and changed no weight" in dict(summary_rows(result))["loss scale"]
 
 
-@pytest.mark.parametrize("fault", ["kill worker 1 at step 3", "kill worker 0 at step 8", "kill all at step 7"])
+@pytest.mark.parametrize(
+    "fault",
+    ["kill worker 1 at step 3", pytest.param("kill worker 0 at step 8", marks=pytest.mark.long), "kill all at step 7"],
+)
 def test_kills_leave_the_same_bits_and_the_same_scales(place: Workplace, fault: str) -> None:
     document = chaos(place, fault)
     assert_recovered(place, document)

@@ -64,7 +64,10 @@ def test_it_is_told_once_and_kept(place: Workplace) -> None:
     assert "memory ran out at step 6 in lane 0 (OutOfMemoryError: CUDA out of memory." in shown
 
 
-@pytest.mark.parametrize("fault", ["kill worker 1 at step 6", "kill worker 0 at step 8", "kill all at step 7"])
+@pytest.mark.parametrize(
+    "fault",
+    ["kill worker 1 at step 6", pytest.param("kill worker 0 at step 8", marks=pytest.mark.long), "kill all at step 7"],
+)
 def test_kills_around_a_step_that_ran_out_leave_the_same_bits(place: Workplace, fault: str) -> None:
     document = chaos(place, fault)
     assert_recovered(place, document)
