@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from command import await_condition
 from coordinator.served import TOKEN, serve
 from quorate.coordinator.actions import Action
+from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, JobSettings, State
@@ -113,3 +115,37 @@ def test_nobody_answers_any_more_and_who_calls_is_told_so_in_time(run: Callable[
         assert runtime.now() - began < 60.0
 
     run(body)
+
+
+def test_a_coordinator_that_has_moved_is_followed_by_calls_and_by_the_directives(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with serve(tmp_path / "first", workers=1) as first, serve(tmp_path / "second", workers=1) as second:
+        addresses: list[str | None] = [None]
+        link = GrpcLink(first.address, TOKEN, find=lambda: addresses[-1])
+        try:
+            assert link.call(pb.HeartbeatRequest(worker=0, pid=1), 60.0) is not None
+            first.stop()
+            addresses.append(second.address)
+            # The first one stops when it has answered what it has heard.
+            await_condition(
+                "an answer of the next one",
+                lambda: link.call(pb.HeartbeatRequest(worker=0, pid=1), 60.0) and link.address == second.address,
+            )
+            assert "the place" not in link.call(registration(), 60.0).refusal
+            assert next(link.follow(pb.FollowRequest(worker=0))).HasField("formed")
+        finally:
+            link.close()
+
+
+def test_a_supervisor_is_sent_to_the_next_coordinator(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with serve(tmp_path / "first", workers=1) as first, serve(tmp_path / "second", workers=2) as second:
+        client = SupervisorClient(first.address, TOKEN, timeout=60.0)
+        try:
+            assert client.status().wanted == 1
+            client.redirect(second.address)
+            assert client.status().wanted == 2
+        finally:
+            client.close()

@@ -1,0 +1,160 @@
+"""Jobs on a Ray cluster of three nodes: the bits of one machine, also when nodes are lost and added."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import await_condition
+from services.ray_nodes import RayNodes
+
+TASK = Path(__file__).parent / "ray_task.py"
+PATIENCE = 240.0
+STEPS = 30
+STRATEGIES = {
+    "ring": [],
+    "servers": ["--set", "strategy.kind=parameter-server", "--set", "strategy.servers=1"],
+}
+ON_RAY = ["--set", "engine=ray", "--set", "engine.placement=spread"]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    cluster = RayNodes(2, 2, 2)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        f"version: 1\nname: small\ntask: {TASK}:Small\nlanes: 3\nbatch_size: 12\nsteps: {STEPS}\nseed: 5\n"
+        f"runs: {tmp_path}/runs\ncheckpoint: {{every: 10}}\n"
+    )
+    return file
+
+
+class Training:
+    """`quorate train`, under way."""
+
+    def __init__(self, job: Path, environment: dict[str, str], *options: str) -> None:
+        self.job = job
+        command = [sys.executable, "-m", "quorate", "train", str(job), "--json", *options]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+
+    def result(self) -> dict[str, Any]:
+        out, errors = self._process.communicate(timeout=PATIENCE)
+        assert self._process.returncode == 0, errors
+        fields: dict[str, Any] = json.loads(out)
+        return fields
+
+    def refusal(self) -> str:
+        out, errors = self._process.communicate(timeout=PATIENCE)
+        assert self._process.returncode == 2, errors
+        return out + errors
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        found = [json.loads(line) for file in self.job.parent.glob("runs/*/events.jsonl") for line in file.open()]
+        return [event for event in found if event["kind"] == kind]
+
+    def await_event(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
+        def look() -> list[dict[str, Any]] | None:
+            assert self._process.poll() is None, self._process.communicate()[1]
+            events = self.events(kind)
+            return events if len(events) >= count else None
+
+        return await_condition(f"{count} of {kind}", look, PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def digest(tmp_path_factory: pytest.TempPathFactory, nodes: RayNodes) -> str:
+    folder = tmp_path_factory.mktemp("local")
+    (folder / "job.yaml").write_text(
+        f"version: 1\nname: small\ntask: {TASK}:Small\nlanes: 3\nbatch_size: 12\nsteps: {STEPS}\nseed: 5\n"
+        f"runs: {folder}/runs\n"
+    )
+    return str(Training(folder / "job.yaml", nodes.environment, "--workers", "1").result()["weights_digest"])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_bits_are_those_of_one_machine(
+    job: Path, nodes: RayNodes, digest: str, strategy: str, workers: int
+) -> None:
+    options = [*ON_RAY, "--workers", str(workers), *STRATEGIES[strategy]]
+    training = Training(job, nodes.environment, *options)
+    result = training.result()
+    assert result["weights_digest"] == digest
+    assert result["recoveries"] == []
+    logged = "".join(file.read_text() for file in job.parent.glob("runs/*/logs/worker-*.jsonl"))
+    if workers > 1 and strategy == "ring":
+        assert "different hosts" in logged, "what hosts log comes to the run's folder"
+
+
+def test_a_node_is_killed_and_another_is_added(job: Path, nodes: RayNodes, digest: str) -> None:
+    go = job.parent / "go"
+    options = [*ON_RAY, "--workers", "3", "--set", "params.pause=0.5", "--set", f"params.go={go}"]
+    training = Training(job, nodes.environment, *options, "--set", "engine.placement=strict_spread")
+    training.await_event("step", 3)
+    nodes.kill_last()
+    (lost,) = training.await_event("lost")
+    steps = len(training.events("step"))
+    training.await_event("step", steps + 2)
+    nodes.add(2)
+    formed = training.await_event("generation", 3)
+    assert len(formed[1]["members"]) == 2, "the survivors went on"
+    assert len(formed[2]["members"]) == 3, "the new node is used"
+    go.touch()
+    result = training.result()
+    assert result["weights_digest"] == digest
+    assert [one["worker"] for one in result["recoveries"]] == [lost["worker"]]
+
+
+def test_without_room_the_others_train_and_the_wait_is_told(job: Path, nodes: RayNodes, digest: str) -> None:
+    training = Training(
+        job, nodes.environment, *ON_RAY, "--workers", "2", "--set", "min_workers=1", "--set", "engine.per_worker.cpu=64"
+    )
+    told = await_condition("the wait to be told", lambda: _told(training, "waits for {CPU: 64}"), PATIENCE)
+    assert told
+    training._process.send_signal(2)
+    training._process.communicate(timeout=PATIENCE)
+
+
+def _told(training: Training, words: str) -> bool:
+    assert training._process.stderr is not None
+    return words in training._process.stderr.readline()
+
+
+def test_an_import_that_fails_is_told_before_a_place_is_taken(job: Path, nodes: RayNodes, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("import a_module_that_is_not_there\n")
+    job.write_text(job.read_text().replace(f"{TASK}:Small", f"{tmp_path}/task.py:Small"))
+    assert "a_module_that_is_not_there" in Training(job, nodes.environment, *ON_RAY).refusal()
+    assert not list(job.parent.glob("runs/*"))
+
+
+def test_checkpoints_and_events_are_in_the_storage_and_the_run_leads_there(
+    job: Path, nodes: RayNodes, digest: str, tmp_path: Path
+) -> None:
+    storage = tmp_path / "shared"
+    storage.mkdir()
+    options = [*ON_RAY, "--workers", "2", "--set", f"engine.storage={storage}"]
+    training = Training(job, nodes.environment, *options)
+    assert training.result()["weights_digest"] == digest
+    (run,) = job.parent.glob("runs/*")
+    assert (storage / run.name / "checkpoints" / f"step-{STEPS:08d}").is_dir()
+    assert (run / "checkpoints" / f"step-{STEPS:08d}").is_dir()
+    assert training.events("step")
+
+
+def test_where_there_is_no_cluster_the_remedy_is_told(job: Path, nodes: RayNodes) -> None:
+    training = Training(job, nodes.environment, "--set", "engine=ray", "--set", "engine.address=127.0.0.1:1")
+    refusal = training.refusal()
+    assert "there is no Ray cluster at 127.0.0.1:1" in refusal
+    assert "ray start --head" in refusal
