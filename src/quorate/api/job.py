@@ -62,6 +62,7 @@ class JobKeys(TypedDict, total=False):
     loader_workers: int
     loader_prefetch: int
     links: Literal["auto", "tcp"]
+    encrypt: bool | Literal["auto"]
     capture: bool
     overlap: bool
     nccl: Section
