@@ -16,6 +16,7 @@ from ray._private import worker as ray_worker
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from quorate.core.addresses import split_address
 from quorate.core.errors import RequestError
 from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node
 from quorate.engines.host import Report
@@ -30,6 +31,8 @@ PROBE = 0.5
 """Seconds within which a node that lives takes a connection."""
 GRACE = 5.0
 """Seconds more than asked for, that a report may take."""
+REACH = 5.0
+"""Seconds within which a cluster takes a connection."""
 CLOSE_PATIENCE = 20.0
 
 
@@ -47,10 +50,11 @@ class RayCluster:
         if not ray.is_initialized():
             logging.getLogger("ray").setLevel(logging.ERROR)
             try:
+                _refuse_unreachable(self._address)
                 ray.init(
                     address=self._address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False
                 )
-            except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 raise RequestError(_not_connected(self._address, error)) from None
             self._is_ours = True
             # Ray would print what happens to nodes on standard output, which is for the job's result.
@@ -174,6 +178,13 @@ def _lives(node: str) -> bool:
                 socket.create_connection((one["NodeManagerAddress"], one["NodeManagerPort"]), timeout=PROBE).close()
                 return True
     return False
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Ray itself tries for minutes, and says nothing meanwhile."""
+    place = address.removeprefix("ray://")
+    if ":" in place:
+        socket.create_connection(split_address(place), timeout=REACH).close()
 
 
 def _log_lines(told: dict[str, Any], **_: Any) -> None:
