@@ -14,7 +14,7 @@ from memory_cluster import MemoryCluster
 from memory_engine import MemoryEngine
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.networks import Network
-from quorate.engines import cluster_engine
+from quorate.engines import places
 from quorate.engines.cluster import ClusterView
 from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import Exited, Notice, Preparation, Ready, Remark, Started, Unprepared
@@ -99,7 +99,7 @@ def test_who_finds_no_room_waits_which_is_said_once_and_uses_a_node_that_is_adde
     with job_on(tmp_path, {"a": 1}, workers=2) as job:
         job.until(Ready)
         job.start(0)
-        monkeypatch.setattr(cluster_engine, "SAY_WAITING", 0.05)
+        monkeypatch.setattr(places, "SAY_WAITING", 0.05)
         job.engine.start(Assignment("", 1, 2, "t", {"params": {}}, "", "127.0.0.1:1", "token"))
         assert "worker 1 waits for {CPU: 1}" in job.until(Remark).message
         job.cluster.free["b"] = 1
@@ -119,7 +119,7 @@ def test_a_worker_that_ended_on_a_living_host_is_followed_by_another_in_its_room
 
 
 def test_the_room_of_one_who_left_for_good_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_engine, "KEEP_ROOM", 0.05)
+    monkeypatch.setattr(places, "KEEP_ROOM", 0.05)
     with job_on(tmp_path, {"a": 1}) as job:
         job.until(Ready)
         job.engine.kill(0, job.start(0).pid)

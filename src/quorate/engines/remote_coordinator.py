@@ -1,11 +1,13 @@
-"""A coordinator on another host, as whoever replaces a dead one holds it."""
+"""Coordinators on other hosts: where each is, and what whoever replaces a dead one holds of it."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
+from quorate.engines.host import CoordinatorAnswered, CoordinatorEnded
+from quorate.engines.hosts import Host, Hosts, Nodes
 
 KILL_PATIENCE = 5.0
 """Seconds for which the end of one that was killed is waited for. A host that does not answer may still have it; it is
@@ -70,3 +72,88 @@ class RemoteCoordinator:
         with self._changed:
             if not self._changed.wait_for(lambda: self._departure is not None, patience + KILL_PATIENCE):
                 self._departure = f"the coordinator (pid {self.pid}) was to end, and its host does not answer"
+
+
+class Coordinators:
+    """Places coordinators on hosts. Changed in the loop's thread alone."""
+
+    def __init__(self, hosts: Hosts, nodes: Nodes, run: str) -> None:
+        self._hosts = hosts
+        self._nodes = nodes
+        # The run's folder as every host reaches it.
+        self._run = run
+        self._placed: dict[int, tuple[RemoteCoordinator, str]] = {}
+        self._unplaced: list[tuple[RemoteCoordinator, Mapping[str, Any]]] = []
+        self._first_port: int | None = None
+        self._failure: Failure | None = None
+
+    @property
+    def has_living(self) -> bool:
+        return any(child.is_alive for child, _ in list(self._placed.values()))
+
+    def start(self, child: RemoteCoordinator, appointment: Mapping[str, Any]) -> None:
+        """Start one as soon as there is a host for it."""
+        if self._failure is not None:
+            child.answered(0, {}, self._failure)
+            child.ended(self._failure.message)
+            return
+        if self._first_port is None:
+            self._first_port = appointment.get("port", 0)
+        self._unplaced.append((child, {**appointment, "run": self._run}))
+        self.place()
+
+    def place(self) -> None:
+        """Start those who wait, once it is known which nodes there are."""
+        view = self._nodes.view
+        while self._unplaced and view is not None and view.nodes:
+            child, appointment = self._unplaced.pop(0)
+            last = next((node for _, node in reversed(self._placed.values()) if self._hosts.find(node)), None)
+            node = last or self._next_node()
+            if node != last:
+                # The port was free on the host of the last one only.
+                appointment = {**appointment, "port": self._first_port}
+            self._placed[child.number] = child, node
+            self._hosts.on(node).tell("start_coordinator", child.number, appointment)
+
+    def _next_node(self) -> str:
+        """At home, which is there as long as the job is; where a host is; or anywhere."""
+        assert self._nodes.view is not None
+        home, avoid = self._nodes.view.home, self._nodes.avoided
+        living = [node.id for node in self._nodes.view.nodes if node.id not in avoid]
+        if home in living:
+            return home
+        return next(
+            (node for node in (*(host.node for host in self._hosts.all), *living)), self._nodes.view.nodes[0].id
+        )
+
+    def end(self, child: RemoteCoordinator, patience: float) -> None:
+        """Let one end by itself, for so many seconds at most."""
+        self._unplaced = [one for one in self._unplaced if one[0] is not child]
+        _, node = self._placed.get(child.number, (None, ""))
+        host = self._hosts.find(node)
+        if host is None:
+            child.ended(f"the coordinator (pid {child.pid}) is gone with its host")
+        else:
+            host.tell("end_coordinator", child.number, patience)
+
+    def hear(self, report: CoordinatorAnswered | CoordinatorEnded) -> None:
+        child, _ = self._placed[report.number]
+        if isinstance(report, CoordinatorAnswered):
+            child.answered(report.pid, report.answer, report.failure)
+        else:
+            child.ended(report.departure)
+
+    def lose(self, host: Host) -> None:
+        """Those on it are gone."""
+        where = self._nodes.in_words(host.node)
+        for child, node in self._placed.values():
+            if node == host.node:
+                child.ended(f"the coordinator (pid {child.pid}) is gone with its host {where}")
+
+    def fail(self, failure: Failure) -> None:
+        """There will be none."""
+        self._failure = failure
+        for child in [*(child for child, _ in self._unplaced), *(child for child, _ in self._placed.values())]:
+            child.answered(0, {}, failure)
+            child.ended(failure.message)
+        self._unplaced.clear()

@@ -1,0 +1,179 @@
+"""The places of a job's workers in a cluster: room for each is asked for, waited for, kept and given back."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from quorate.core.failure import Failure
+from quorate.core.generation import name_of
+from quorate.engines.cluster import Cluster, ClusterView, Room
+from quorate.engines.event_loop import EventLoop
+from quorate.engines.hosts import Nodes
+from quorate.engines.placement import STRICT_SPREAD, choose_node, in_words
+from quorate.worker.assignment import Assignment
+
+SAY_WAITING = 3.0
+"""Seconds after which it is said that somebody waits for room."""
+KEEP_ROOM = 10.0
+"""Seconds for which the room of a worker that has ended is kept for the next in its place."""
+ASK_AGAIN = 1.0
+"""Seconds after which a cluster that has failed is asked again."""
+
+
+@dataclass(eq=False)
+class Place:
+    """A worker's place: who is to be there, the room for it, and the process that is."""
+
+    slot: int
+    assignment: Assignment | None = None
+    room: Room | None = None
+    # Where that was asked for, and where it is.
+    target: str | None = None
+    node: str | None = None
+    pid: int | None = None
+    since: float = 0.0
+    is_told: bool = False
+
+    @property
+    def needs_room(self) -> bool:
+        return self.assignment is not None and self.room is None
+
+
+class Places:
+    """Changed in the loop's thread alone. `found` is called with a place, and who waits for it, that has a node now;
+    `say` with what users should know; `ready` gives the nodes that have a host already."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        loop: EventLoop,
+        nodes: Nodes,
+        demand: Mapping[str, float],
+        strategy: str,
+        ready: Callable[[], set[str]],
+        found: Callable[[Place, str], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._loop = loop
+        self._nodes = nodes
+        self._demand = demand
+        self._strategy = strategy
+        self._ready = ready
+        self._found = found
+        self._say = say
+        self._places: dict[int, Place] = {}
+        self._is_asking = False
+        self._is_looking = False
+        self._rests_until = 0.0
+        self._complaint = ""
+
+    def find(self, slot: int) -> Place | None:
+        return self._places.get(slot)
+
+    def on(self, node: str) -> list[Place]:
+        return [place for place in self._places.values() if place.node == node]
+
+    def fill(self, assignment: Assignment) -> None:
+        """Have a worker in its place as soon as there is room."""
+        place = self._places.setdefault(assignment.slot, Place(assignment.slot))
+        place.assignment, place.since, place.is_told = assignment, time.monotonic(), False
+        if place.node is not None:
+            self._found(place, place.node)
+        else:
+            self._ask_room(place.since)
+
+    def leave(self, place: Place) -> None:
+        """Give its room back."""
+        room, place.room, place.node, place.target = place.room, None, None, None
+        if room is not None:
+            self._loop.call(room.release, failed=self._failed)
+
+    def end(self) -> None:
+        """Nobody is waited for any more."""
+        for place in self._places.values():
+            place.assignment = None
+
+    def look(self, now: float) -> None:
+        """Once in a while: whether those who wait have room now, and whose is not needed any more."""
+        self._ask_room(now)
+        self._look_for_room(now)
+        for place in self._places.values():
+            if place.assignment is not None and place.node is None and not place.is_told:
+                place.is_told = now - place.since > SAY_WAITING
+                if place.is_told:
+                    self._say(self._waiting_in_words(place.slot))
+            is_empty = place.room is not None and place.assignment is None and place.pid is None
+            if is_empty and now - place.since > KEEP_ROOM:
+                self.leave(place)
+
+    def _ask_room(self, now: float) -> None:
+        """For one after the other: where the next goes depends on those before."""
+        place = next((one for one in self._places.values() if one.needs_room), None)
+        if place is None or self._is_asking or now < self._rests_until:
+            return
+        self._is_asking = True
+        others = [one for one in self._places.values() if one.room is not None]
+        placed = [node for one in others if (node := one.node or one.target) is not None]
+        pending = [one.target for one in others if one.node is None and one.target is not None]
+        avoid, ready = self._nodes.avoided, self._ready()
+
+        def ask() -> tuple[ClusterView, str | None, Room]:
+            view = self._cluster.look()
+            node = choose_node(view.nodes, self._demand, placed, pending, self._strategy, avoid, ready)
+            apart = frozenset(placed) if self._strategy == STRICT_SPREAD else frozenset()
+            return view, node, self._cluster.ask_room(node, avoid | apart)
+
+        self._loop.call(ask, partial(self._asked, place), self._not_asked)
+
+    def _asked(self, place: Place, answer: tuple[ClusterView, str | None, Room]) -> None:
+        self._is_asking = False
+        self._complaint = ""
+        self._nodes.view, place.target, place.room = answer
+        self._ask_room(time.monotonic())
+
+    def _not_asked(self, failure: Failure) -> None:
+        self._is_asking = False
+        self._failed(failure)
+
+    def _look_for_room(self, now: float) -> None:
+        waiting = [
+            (place, place.room) for place in self._places.values() if place.room is not None and place.node is None
+        ]
+        if not waiting or self._is_looking or now < self._rests_until:
+            return
+        self._is_looking = True
+        self._loop.call(lambda: [(place, room, room.node()) for place, room in waiting], self._seen, self._not_seen)
+
+    def _seen(self, rooms: list[tuple[Place, Room, str | None]]) -> None:
+        self._is_looking = False
+        self._complaint = ""
+        for place, room, node in rooms:
+            if node is None or place.room is not room or place.node is not None:
+                continue
+            if node in self._nodes.avoided:
+                self.leave(place)
+                continue
+            place.node = node
+            if place.assignment is not None:
+                self._found(place, node)
+
+    def _not_seen(self, failure: Failure) -> None:
+        self._is_looking = False
+        self._failed(failure)
+
+    def _failed(self, failure: Failure) -> None:
+        """It may pass, and who waits goes on waiting: said once, not each time."""
+        self._rests_until = time.monotonic() + ASK_AGAIN
+        if failure.message != self._complaint:
+            self._complaint = failure.message
+            self._say(failure.message)
+
+    def _waiting_in_words(self, slot: int) -> str:
+        nodes = () if self._nodes.view is None else self._nodes.view.nodes
+        free = "; ".join(f"{node.address}: {in_words(node.free)}" for node in nodes) or "no node"
+        return (
+            f"{name_of(slot)} waits for {in_words(self._demand)}: free in the cluster is {free}."
+            " The others train meanwhile."
+        )
