@@ -8,6 +8,7 @@ from quorate.core.masking import Secrets
 from quorate.core.networks import LOOPBACK
 from quorate.wire.certificates import COORDINATOR, Authority, Identity, refuse_without_library
 from quorate.wire.handshake import Credentials
+from quorate.worker.assignment import Assignment
 
 
 def test_an_identity_travels_as_json() -> None:
@@ -31,7 +32,10 @@ def test_keys_are_never_shown() -> None:
     shown = f"{identity!r} {Credentials('token', 2, GenerationId(1, 1), identity)!r} {LOOPBACK!r}"
     assert "PRIVATE KEY" not in shown
     assert not any(line in shown for line in identity.secrets)
-    secrets = Secrets(identity.secrets)
+    assignment = Assignment("", 2, 4, "task:Task", {}, "", "127.0.0.1:1", "the token", identity=identity)
+    assert "PRIVATE KEY" not in repr(assignment)
+    secrets = Secrets(assignment.secrets)
+    assert secrets.mask("the token") != "the token"
     assert not any(line in secrets.mask(f"key: {line}") for line in identity.secrets)
     # What begins every key is no secret: were it masked, the rest of another key would not be known for one.
     assert secrets.mask("-----BEGIN PRIVATE KEY-----") == "-----BEGIN PRIVATE KEY-----"

@@ -178,7 +178,7 @@ class ForkServer:
             reason = f"importing the task started {more}, which a fork would lose"
         log.info("%s is process %d, %s%s", name_of(assignment.slot), pid, how, f": {reason}" if reason else "")
         pipes.close_write_ends()
-        speaker = Speaker.worker(assignment.slot, pid, assignment.token)
+        speaker = Speaker.worker(assignment.slot, pid, *assignment.secrets)
         pipes.send(self._pump, speaker)
         self._gone.discard(pid)
         self._watch(_Child(assignment.slot, pid, pipes, speaker))

@@ -66,8 +66,8 @@ class Speaker:
         return cls("fork_server", {"process": "fork server", "pid": pid})
 
     @classmethod
-    def worker(cls, slot: int, pid: int, token: str) -> "Speaker":
-        return cls(file_name_of(slot), {"process": name_of(slot), "pid": pid, "worker": slot}, (token,))
+    def worker(cls, slot: int, pid: int, *secrets: str) -> "Speaker":
+        return cls(file_name_of(slot), {"process": name_of(slot), "pid": pid, "worker": slot}, secrets)
 
 
 class OutputPipes:

@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -90,17 +91,18 @@ class TlsSession:
 
     def encrypt(self, parts: Sequence[memoryview]) -> Iterator[bytes]:
         """What has to be sent for these parts, piece by piece."""
+        pending = 0
         for part in parts:
             while part.nbytes:
-                pending = 0
-                while part.nbytes and pending < READ_AT_ONCE:
-                    with self._lock:
-                        written = self._session.write(part)
-                        pending = self._outgoing.pending
-                    part = part[written:]
-                if pending >= READ_AT_ONCE:
+                # OpenSSL encrypts all that it is given: a whole frame would lie in memory twice before a byte of it is
+                # sent, and whoever receives meanwhile would wait for the lock.
+                with self._lock:
+                    written = self._session.write(part[: READ_AT_ONCE - pending])
+                part, pending = part[written:], pending + written
+                if pending == READ_AT_ONCE:
                     yield self.last_words()
-        if self._outgoing.pending:
+                    pending = 0
+        if pending:
             yield self.last_words()
 
     def decrypt_into(self, buffer: memoryview) -> int | None:
@@ -129,22 +131,27 @@ class TlsSession:
 
 
 def refusal_at(address: str, identity: Identity, calls: str, seconds: float) -> FrameError | None:
-    """Why whoever listens there and this process refuse each other, if they do: gRPC just says that nobody answers."""
+    """Why whoever listens there and this process refuse each other, if they do: gRPC just says that nobody answers.
+
+    None where that is not known after so many seconds."""
     session = TlsSession(identity, f"the {calls} at {address}", calls)
+    end = time.monotonic() + seconds
     try:
         with socket.create_connection(split_address(address), seconds) as connection:
-            while True:
+            while (remaining := end - time.monotonic()) > 0:
+                connection.settimeout(remaining)
                 if words := session.shake_hands():
                     connection.sendall(words)
                 if not (received := connection.recv(RECORD)):
-                    return None
+                    break
                 session.feed(received)
                 if session.is_complete and session.decrypt_into(memoryview(bytearray(1))) is not None:
-                    return None
+                    break
     except FrameError as refusal:
         return refusal
     except OSError:
-        return None
+        pass
+    return None
 
 
 def explain(error: ssl.SSLError, own: str, peer: str, *, is_agreed: bool = False) -> str:

@@ -71,6 +71,11 @@ class Assignment:
         """Where the run keeps what outlives this worker."""
         return RunFolder(Path(self.storage or self.run))
 
+    @property
+    def secrets(self) -> list[str]:
+        """What the worker knows that must not be written down, besides what the job says."""
+        return [self.token, *([] if self.identity is None else self.identity.secrets)]
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

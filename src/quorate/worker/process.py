@@ -91,8 +91,7 @@ GLANCE = 0.05
 
 def start_log(assignment: Assignment) -> None:
     """Log to standard error, which goes the way of what the worker prints to the logs of the run."""
-    keys = [] if assignment.identity is None else assignment.identity.secrets
-    register_secrets([assignment.token, *keys, *secrets_in(assignment.job)])
+    register_secrets([*assignment.secrets, *secrets_in(assignment.job)])
     place = Place(name_of(assignment.slot), Path(assignment.run).name, assignment.slot)
     log_by_stderr(place, assignment.job["log_level"])
 
