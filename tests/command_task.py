@@ -55,8 +55,8 @@ def await_file() -> None:
 
 
 def dawdle() -> None:
-    """Take the time that the environment names, as long as there is no file `go`."""
-    over = time.monotonic() + SLOW
+    """Take the time that the environment names, as long as there is no file `go`; with a file `slower` ten times it."""
+    over = time.monotonic() + SLOW * (10 if SLOW and Path("slower").exists() else 1)
     while time.monotonic() < over and not Path("go").exists():
         time.sleep(0.01)
 

@@ -1,7 +1,7 @@
 """How many workers a job comes to have, by what is measured of it."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quorate.observe.events import GenerationFormed, HostedLanes, Resized, StepCompleted
 from quorate.spec.engine import GrowSpec
-from quorate.supervisor.growth import WARMING, Growth, decide
+from quorate.supervisor.growth import WARMING, Growth, decide, numbers_of_use
 
 NOISE = 0.01
 
@@ -24,15 +24,15 @@ noise = st.lists(st.floats(1 - NOISE, 1 + NOISE), min_size=64, max_size=64)
 
 
 def followed(
-    curve: Callable[[int], float], least: int, most: int, efficiency: float, factors: list[float]
+    curve: Callable[[int], float], numbers_to_try: Sequence[int], efficiency: float, factors: list[float]
 ) -> list[int]:
     """The numbers of workers that a job has one after the other, until nothing changes any more."""
     rates: dict[int, float] = {}
-    numbers = [least]
+    numbers = [numbers_to_try[0]]
     for _ in range(200):
         workers = numbers[-1]
         rates.setdefault(workers, curve(workers) * factors[workers])
-        verdict = decide(rates, workers, least, most, efficiency)
+        verdict = decide(rates, workers, numbers_to_try, efficiency)
         assert verdict.reason
         if verdict.workers == workers:
             return numbers
@@ -44,7 +44,7 @@ def followed(
 def test_a_job_settles_within_its_limits_and_changes_its_mind_once_at_most(
     curve: Callable[[int], float], least: int, more: int, efficiency: float, factors: list[float]
 ) -> None:
-    numbers = followed(curve, least, least + more, efficiency, factors)
+    numbers = followed(curve, range(least, least + more + 1), efficiency, factors)
     assert all(least <= number <= least + more for number in numbers)
     steps = [after - before for before, after in itertools.pairwise(numbers)]
     assert all(step == 1 for step in steps[:-1])
@@ -56,7 +56,7 @@ def test_it_ends_with_the_most_workers_that_are_worth_it(
     curve: Callable[[int], float], least: int, efficiency: float, factors: list[float]
 ) -> None:
     most = 40
-    end = followed(curve, least, most, efficiency, factors)[-1]
+    end = followed(curve, range(least, most + 1), efficiency, factors)[-1]
 
     def each(workers: int) -> float:
         return (curve(workers) / workers) / (curve(least) / least)
@@ -68,6 +68,24 @@ def test_it_ends_with_the_most_workers_that_are_worth_it(
 
 
 @pytest.mark.parametrize(
+    ("lanes", "least", "most", "tried"),
+    [
+        (8, 1, 8, [1, 2, 3, 4, 8]),
+        (8, 5, 8, [5, 8]),
+        (8, 1, 7, [1, 2, 3, 4]),
+        (3, 1, 3, [1, 2, 3]),
+        (1, 1, 1, [1]),
+    ],
+)
+def test_numbers_that_leave_somebody_as_many_lanes_are_not_tried(
+    lanes: int, least: int, most: int, tried: list[int]
+) -> None:
+    """Where the rest is free, each of them is worth it: none is in the way of the next."""
+    numbers = numbers_of_use(lanes, least, most)
+    assert followed(lambda n: 100.0 / -(-lanes // n), numbers, 0.6, [1.0] * 64) == list(numbers) == tried
+
+
+@pytest.mark.parametrize(
     ("rates", "workers", "to", "words"),
     [
         ({1: 100.0}, 1, 2, "one more is tried: 1 worker computes 100 samples/s"),
@@ -75,7 +93,7 @@ def test_it_ends_with_the_most_workers_that_are_worth_it(
         ({1: 100.0, 2: 110.0}, 2, 1, "each 55% of what one did with 1, less than engine.grow.efficiency (0.6)"),
         ({1: 100.0, 2: 110.0}, 1, 1, "1 worker from here on: 2 workers compute 110 samples/s, each 55%"),
         ({1: 100.0, 2: 90.0}, 2, 1, "which is slower than with 1 (100 samples/s)"),
-        ({1: 100.0, 2: 200.0, 3: 300.0, 4: 400.0}, 4, 4, "as many as there may be: 4 workers compute 400 samples/s"),
+        ({1: 100.0, 2: 200.0, 3: 300.0, 4: 400.0}, 4, 4, "as many as are of use: 4 workers compute 400 samples/s"),
         ({1: 100.0, 4: 200.0}, 4, 1, "each 50% of what one did with 1"),
         ({1: 100.0}, 2, 2, "not measured yet"),
         ({}, 9, 4, "there are to be 1 to 4 workers"),
@@ -83,7 +101,7 @@ def test_it_ends_with_the_most_workers_that_are_worth_it(
     ids=str,
 )
 def test_every_verdict_says_why(rates: dict[int, float], workers: int, to: int, words: str) -> None:
-    verdict = decide(rates, workers, 1, 4, 0.6)
+    verdict = decide(rates, workers, range(1, 5), 0.6)
     assert verdict.workers == to
     assert words in verdict.reason
 
@@ -101,7 +119,7 @@ def measured(growth: Growth, workers: int, speed: float, steps: int) -> None:
 
 
 def test_a_number_is_judged_once_it_was_measured_for_long_enough() -> None:
-    growth = Growth(GrowSpec(steps=5), least=1, most=4)
+    growth = Growth(GrowSpec(steps=5), numbers=range(1, 5))
     measured(growth, 1, 100.0, WARMING + 4)
     assert growth.verdict() is None
     measured(growth, 1, 100.0, WARMING + 5)  # a generation that is formed anew is measured anew
@@ -122,13 +140,13 @@ def test_a_number_is_judged_once_it_was_measured_for_long_enough() -> None:
 
 
 def test_whoever_resizes_by_hand_has_the_last_word() -> None:
-    growth = Growth(GrowSpec(steps=5), least=1, most=4)
+    growth = Growth(GrowSpec(steps=5), numbers=range(1, 5))
     growth.handle(Resized(before=1, workers=3))
     measured(growth, 3, 300.0, WARMING + 5)
     assert growth.is_over and growth.verdict() is None
 
 
 def test_while_somebody_is_lost_nothing_is_decided() -> None:
-    growth = Growth(GrowSpec(steps=5), least=2, most=4)
+    growth = Growth(GrowSpec(steps=5), numbers=range(2, 5))
     measured(growth, 1, 100.0, WARMING + 5)
     assert growth.verdict() is None

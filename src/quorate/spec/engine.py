@@ -92,7 +92,7 @@ class RuntimeEnvSpec(Section):
 
 
 class GrowSpec(Section):
-    """A job begins with `min_workers` and gets one more for as long as each is so efficient: while it does that part of
+    """A job begins with `min_workers` and gets more for as long as each is so efficient: while it does that part of
     what one did with fewer. Every number is measured for so many steps."""
 
     efficiency: Fraction = 0.6

@@ -1,9 +1,9 @@
-"""How many workers a job is worth having: one more for as long as that pays, by what was measured with each number.
+"""How many workers a job is worth having: more for as long as that pays, by what was measured with each number.
 
 A number is judged once, by its first steps: so a job grows, gives back at most what it has just added, and stays there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -26,12 +26,22 @@ class Verdict:
     reason: str
 
 
-def decide(rates: Mapping[int, float], workers: int, least: int, most: int, efficiency: float) -> Verdict:
-    """With how many workers to go on: one more, as many, or fewer, but at least `least` and at most `most`.
+def numbers_of_use(lanes: int, least: int, most: int) -> tuple[int, ...]:
+    """The numbers of workers to choose from: those with which nobody hosts as many lanes as somebody did with fewer.
+
+    A step takes as long as whoever hosts most lanes. Of 8 lanes one of 7 workers still hosts two, as each of 4 does:
+    those between would be as slow as 4, and 8, which are twice as fast, would never be tried.
+    """
+    return tuple(n for n in range(least, most + 1) if n == least or -(-lanes // n) < -(-lanes // (n - 1)))
+
+
+def decide(rates: Mapping[int, float], workers: int, numbers: Sequence[int], efficiency: float) -> Verdict:
+    """With how many workers to go on: the next of these numbers, as many as now, or fewer.
 
     `rates` has the samples a second by the numbers of workers that were measured. A number is worth it while each of
     its workers is so efficient: while it does that part of what one did with fewer, and the job is no slower.
     """
+    least, most = numbers[0], numbers[-1]
     if not least <= workers <= most:
         near = min(max(workers, least), most)
         return Verdict(near, f"there are to be {least} to {most} workers")
@@ -42,10 +52,12 @@ def decide(rates: Mapping[int, float], workers: int, least: int, most: int, effi
         fewer = [number for number in rates if least <= number < workers and not _why_not(rates, number, efficiency)]
         return Verdict(max(fewer, default=least), against)
     if workers == most:
-        return Verdict(workers, f"{plural(workers, 'worker')}, as many as there may be: {_speed(rates, workers)}")
-    if workers + 1 in rates and (against := _why_not(rates, workers + 1, efficiency)):
+        return Verdict(workers, f"{plural(workers, 'worker')}, as many as are of use: {_speed(rates, workers)}")
+    more = next(number for number in numbers if number > workers)
+    if more in rates and (against := _why_not(rates, more, efficiency)):
         return Verdict(workers, f"{plural(workers, 'worker')} from here on: {against}")
-    return Verdict(workers + 1, f"one more is tried: {_speed(rates, workers)}")
+    tried = "one more is" if more == workers + 1 else f"{more - workers} more are"
+    return Verdict(more, f"{tried} tried: {_speed(rates, workers)}")
 
 
 def _why_not(rates: Mapping[int, float], workers: int, efficiency: float) -> str:
@@ -76,10 +88,11 @@ class Growth:
     Whoever resizes the job by hand has the last word: from then on it stays as it is.
     """
 
-    def __init__(self, spec: GrowSpec, least: int, most: int) -> None:
+    def __init__(self, spec: GrowSpec, numbers: Sequence[int]) -> None:
+        """It has the first of these numbers of workers, and may have any of them."""
         self._spec = spec
-        self._least, self._most = least, most
-        self._wanted = least
+        self._numbers = numbers
+        self._wanted = numbers[0]
         self._present = 0
         self._rates: dict[int, float] = {}
         self._window: list[float] = []
@@ -106,7 +119,7 @@ class Growth:
             return None
         if self._wanted not in self._rates:
             return None
-        return decide(self._rates, self._wanted, self._least, self._most, self._spec.efficiency)
+        return decide(self._rates, self._wanted, self._numbers, self._spec.efficiency)
 
     def is_last(self, verdict: Verdict) -> bool:
         """Whether it leaves everything as it is: what was measured stays, so nothing else will follow."""

@@ -40,7 +40,7 @@ from quorate.spec.strategy import mesh_of, server_count, syncs_batch_norm
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.coordinator_process import CoordinatorProcess
 from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
-from quorate.supervisor.growth import Growth
+from quorate.supervisor.growth import Growth, numbers_of_use
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.worker_processes import EngineLost, WorkerProcesses
 from quorate.training.run_mode import RunMode
@@ -142,7 +142,8 @@ class Supervisor:
         # What the events say of a stop, or of an end, that was asked for from elsewhere.
         self._stop_told: str | None = None
         self._failure_told: Failure | None = None
-        self._growth = None if launch.grow is None else Growth(launch.grow, launch.first_workers, launch.workers)
+        numbers = numbers_of_use(launch.spec.lanes, launch.first_workers, launch.workers)
+        self._growth = None if launch.grow is None else Growth(launch.grow, numbers)
         self._spares = launch.spec.spares if launch.mode.is_training else 0
         # What is evaluated or replayed comes to the same without them.
         self._servers = server_count(launch.spec.strategy) if launch.mode.is_training else 0
