@@ -2,14 +2,17 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quorate.coordinator.client import SupervisorClient
 from quorate.observe.events import GenerationFormed, HostedLanes, Resized, StepCompleted
 from quorate.spec.engine import GrowSpec
 from quorate.supervisor.growth import WARMING, Growth, decide, numbers_of_use
+from quorate.wire.proto import coordinator_pb2 as pb
 
 NOISE = 0.01
 
@@ -150,3 +153,18 @@ def test_while_somebody_is_lost_nothing_is_decided() -> None:
     growth = Growth(GrowSpec(steps=5), numbers=range(2, 5))
     measured(growth, 1, 100.0, WARMING + 5)
     assert growth.verdict() is None
+
+
+def test_asking_for_more_does_not_hold_up_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It replaces a coordinator that has just died: were it to wait for that one, all leases would be over."""
+    waited: list[float] = []
+
+    def resize(request: pb.ResizeRequest, timeout: float, **_: object) -> pb.ResizeReply:
+        waited.append(timeout)
+        return pb.ResizeReply()
+
+    with closing(SupervisorClient("127.0.0.1:1", "token", timeout=600.0)) as client:
+        monkeypatch.setattr(client._stub, "Resize", resize)
+        client.resize(2, reason="one more is tried")
+        client.resize(2)
+    assert waited == [60.0, 600.0]

@@ -104,9 +104,12 @@ class SupervisorClient:
         self._call(self._stub.Stop, pb.StopRequest(reason=reason), self._attempt)
 
     def resize(self, workers: int | None = None, servers: int | None = None, reason: str = "") -> None:
-        """Go on with so many workers, or servers; None is as many as now. Raises RequestError if that cannot be."""
+        """Go on with so many workers, or servers; None is as many as now. Raises RequestError if that cannot be.
+
+        With a reason it is the job that wants to grow, which the supervisor asks for again if nobody answers.
+        """
         request = pb.ResizeRequest(workers=workers, servers=servers, reason=reason)
-        reply = self._call(self._stub.Resize, request, self._timeout)
+        reply = self._call(self._stub.Resize, request, self._attempt if reason else self._timeout)
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
             raise RequestError(refusal.message)
