@@ -26,9 +26,10 @@ class MemoryLink:
 
     def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
         for _ in range(int(seconds / GLANCE)):
+            reports = self.agent.next(arrived, GLANCE)
             if self.lost.is_set():
                 raise HostLost("its power was cut", node_lives=self.node_lives)
-            if reports := self.agent.next(arrived, GLANCE):
+            if reports:
                 return reports
         return []
 
@@ -86,8 +87,8 @@ class MemoryCluster:
     def lose(self, node: str) -> None:
         """A node is gone, and everything on it."""
         del self.free[node]
+        self.links[node].lost.set()  # first: nothing of what ends with it is told
         self.links[node].agent.close()
-        self.links[node].lost.set()
 
     def close(self) -> None:
         self.is_closed = True

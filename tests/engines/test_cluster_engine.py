@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from command import PATIENCE, await_condition
-from memory_cluster import MemoryCluster
+from memory_cluster import MemoryCluster, MemoryRoom
 from memory_engine import MemoryEngine
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.networks import Network
@@ -64,10 +65,16 @@ class Job:
 
 
 @contextlib.contextmanager
-def job_on(folder: Path, free: dict[str, int], home: str | None = None, **settings: Any) -> Iterator[Job]:
+def job_on(
+    folder: Path,
+    free: dict[str, int],
+    kind: type[MemoryCluster] = MemoryCluster,
+    home: str | None = None,
+    **settings: Any,
+) -> Iterator[Job]:
     run = RunFolder(folder)
     run.logs.mkdir()
-    cluster = MemoryCluster(free, NumberedEngine, home)
+    cluster = kind(free, NumberedEngine, home)
     engine = ClusterEngine(run, PREPARATION, cluster, ClusterSettings(**settings))
     job = Job(engine, cluster, run)
     try:
@@ -176,6 +183,64 @@ def test_the_coordinator_outlives_the_workers_until_it_is_closed_itself(tmp_path
         child.close(PATIENCE)
         job.engine.close()
         assert job.cluster.is_closed
+
+
+def test_workers_of_a_host_whose_agent_has_failed_have_exited(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1, "b": 1}) as job:
+        job.until(Ready)
+        pid = job.start(0).pid
+        first = job.nodes[0]
+        job.cluster.links[first].agent._commands.put(lambda: 1 / 0)  # type: ignore[arg-type]
+        assert "ZeroDivisionError" in job.until(Remark).message
+        assert job.until(Exited).pid == pid
+        job.start(0)
+        assert job.nodes[0] != first
+
+
+def test_a_worker_whose_host_is_lost_before_it_started_is_started_elsewhere(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1, "b": 1}) as job:
+        job.until(Ready)
+        (first,) = job.cluster.links
+        engine = job.cluster.links[first].agent._engine
+        assert isinstance(engine, MemoryEngine)
+        engine.is_importing = True
+        job.engine.start(Assignment("", 0, 1, "t", {"params": {}}, "", "127.0.0.1:1", "token"))
+        await_condition("the command", lambda: "start" in job.cluster.links[first].told)
+        job.cluster.lose(first)
+        assert f"address-of-{first}" not in job.until(Started).how
+        assert not [one for one in job.notices if isinstance(one, Exited)]
+
+
+class Failing(MemoryCluster):
+    """Rooms cannot be asked for."""
+
+    asked = 0
+
+    def ask_room(self, node: str | None, avoid: frozenset[str]) -> MemoryRoom:
+        self.asked += 1
+        if self.asked <= 3:
+            raise ValueError("the cluster is being updated")
+        return super().ask_room(node, avoid)
+
+
+def test_a_cluster_that_fails_for_a_while_is_complained_about_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "ASK_AGAIN", 0.01)
+    with job_on(tmp_path, {"a": 1}, Failing) as job:
+        job.until(Ready)
+        job.start(0)
+        assert "is being updated" in job.until(Remark).message
+        assert not [one for one in job.notices if isinstance(one, Remark)]
+
+
+def test_nothing_runs_on_after_the_end(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1, "b": 1}, workers=2) as job:
+        job.until(Ready)
+        for slot in (0, 1):
+            job.start(slot)
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith(("host", "cluster"))]
+    assert left == []
 
 
 class Unreachable(MemoryCluster):

@@ -1,5 +1,6 @@
 import contextlib
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,18 @@ import pytest
 from command import PATIENCE, await_condition
 from memory_engine import MemoryEngine
 from quorate.core.networks import Network
+from quorate.engines import host, log_tails
 from quorate.engines.engine import Exited, Preparation, Ready, Started
 from quorate.engines.host import (
+    AgentFailed,
     CoordinatorAnswered,
     CoordinatorEnded,
     HostAgent,
-    LogLines,
-    LogTails,
     Report,
     WorkersEnded,
 )
+from quorate.engines.log_tails import LogLines, LogTails
+from quorate.engines.scratch import Scratch
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
@@ -142,6 +145,65 @@ def test_logs_that_are_full_are_read_on_in_the_next_file(tmp_path: Path) -> None
     assert len(list(tmp_path.glob("worker0.jsonl*"))) > 1, "it was full more than once"
     file.close()
     tails.close()
+
+
+def test_logs_that_were_full_more_than_once_between_two_looks_are_read_in_order(tmp_path: Path) -> None:
+    tails = LogTails(tmp_path)
+    file = LogFile(tmp_path / "worker0.jsonl", limit=100)
+    file.append("first")
+    told = b"".join(lines.text for lines in tails.read(10**6))
+    for number in range(3):
+        file.append(f"{number}" * 101)
+    file.append("last")
+    told += b"".join(lines.text for lines in tails.read(10**6))
+    assert [line[:5].decode() for line in told.splitlines()] == ["first", "00000", "11111", "22222", "last"]
+    file.close()
+    tails.close()
+
+
+def test_more_than_is_sent_at_once_has_arrived_before_the_end_of_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "UNDERWAY", 1)
+    monkeypatch.setattr(log_tails, "AT_ONCE", 100)
+    engines: list[RememberingEngine] = []
+    with agent_of(engines) as agent:
+        listener = Listener(agent)
+        agent.prepare(PREPARATION)
+        listener.until(Ready)
+        text = "".join(f"line {number}\n" for number in range(200))
+        (engines[0].run.logs / "worker3.jsonl").write_text(text)
+        agent.end_workers()
+        listener.until(WorkersEnded)
+        told = b"".join(one.text for one in listener.reports if isinstance(one, LogLines))
+        assert told.decode() == text
+
+
+def test_an_agent_that_fails_ends_what_it_has_and_says_so() -> None:
+    engines: list[RememberingEngine] = []
+    with agent_of(engines) as agent:
+        listener = Listener(agent)
+        agent.prepare(PREPARATION)
+        agent.start(assignment())
+        listener.until(Started)
+        engines[0].poll = lambda _: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        assert "ZeroDivisionError" in listener.until(AgentFailed).reason
+        assert not engines[0].running
+        assert not engines[0].run.path.exists()
+
+
+def test_what_an_agent_that_was_killed_has_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "quorate-host-left"
+    (left / "run-0001").mkdir(parents=True)
+    first = Scratch()
+    second = Scratch()
+    assert not left.exists()
+    assert first.path.is_dir(), "of one that lives"
+    assert first.path != second.path
+    first.close()
+    second.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("how", ["killed", "let go"])

@@ -28,7 +28,14 @@ from quorate.engines.engine import (
     Unprepared,
 )
 from quorate.engines.event_loop import EventLoop
-from quorate.engines.host import CoordinatorAnswered, CoordinatorEnded, Report, StorageChecked, WorkersEnded
+from quorate.engines.host import (
+    AgentFailed,
+    CoordinatorAnswered,
+    CoordinatorEnded,
+    Report,
+    StorageChecked,
+    WorkersEnded,
+)
 from quorate.engines.hosts import Host, Hosts, Nodes
 from quorate.engines.placement import likely_nodes
 from quorate.engines.places import Place, Places
@@ -184,6 +191,8 @@ class ClusterEngine:
         match report:
             case CoordinatorAnswered() | CoordinatorEnded():
                 self._coordinators.hear(report)
+            case AgentFailed(reason):
+                self._lost(host, reason, False)
             case WorkersEnded():
                 host.has_ended = True
                 self._note_ends()
@@ -191,6 +200,14 @@ class ClusterEngine:
                 self._check_reach(host, reason)
             case Started() | Exited() | SettingUp():
                 self._hear_of_worker(host, report)
+            case Ready() | Unprepared() | Interrupted():
+                self._hear_of_preparation(host, report)
+            case Remark():
+                self._notices.put(report)
+
+    def _hear_of_preparation(self, host: Host, report: Ready | Unprepared | Interrupted) -> None:
+        """The first host speaks for all; what is wrong with another is told with its name."""
+        match report:
             case Ready():
                 host.is_prepared = True
                 if not self._is_ready:  # what another finds is the same
@@ -201,7 +218,7 @@ class ClusterEngine:
                 self._notices.put(Unprepared(failure.at(message=where)))
             case Interrupted(reason) if self._is_ready and not host.is_prepared:
                 self._lost(host, reason, False)  # it would never be: another node may
-            case Unprepared() | Interrupted() | Remark():
+            case _:
                 self._notices.put(report)
 
     def _check_reach(self, host: Host, reason: str) -> None:

@@ -61,12 +61,20 @@ class CoordinatorChildProcess:
         self._process.kill()
         self._process.wait()
 
-    def close(self, patience: float) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
+    def await_end(self) -> None:
+        self._process.wait()
+
+    def let_go(self, patience: float) -> None:
+        """Have it end, by itself for so many seconds; what it has said can still be read."""
+        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def close(self, patience: float) -> None:
+        assert self._process.stdout is not None
+        self.let_go(patience)
         self._process.stdout.close()

@@ -7,15 +7,11 @@ connection may break at any moment and nothing is lost or told twice.
 import contextlib
 import itertools
 import logging
-import os
-import shutil
-import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,8 +19,10 @@ from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.networks import Network
 from quorate.engines.coordinator_child import CoordinatorChildProcess
-from quorate.engines.engine import Engine, Interrupted, Notice, Preparation
+from quorate.engines.engine import Engine, Notice, Preparation, Unprepared
 from quorate.engines.local import LocalEngine
+from quorate.engines.log_tails import LogLines, LogTails
+from quorate.engines.scratch import Scratch
 from quorate.engines.shared_storage import why_out_of_reach
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
@@ -34,17 +32,9 @@ log = logging.getLogger(__name__)
 TICK = 0.02
 """Seconds until a command is noticed."""
 LOOK_AT_LOGS = 0.2
-AT_ONCE = 4 * 2**20
+UNDERWAY = 4 * 2**20
 """Bytes of logs on their way: more waits in the files until these have arrived."""
 CLOSE_PATIENCE = 20.0
-
-
-@dataclass(frozen=True)
-class LogLines:
-    """What a process of this host has logged: whole lines, for the log of that name."""
-
-    log: str
-    text: bytes
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,14 @@ class StorageChecked:
     reason: str
 
 
-Report = Notice | LogLines | CoordinatorAnswered | CoordinatorEnded | WorkersEnded | StorageChecked
+@dataclass(frozen=True)
+class AgentFailed:
+    """The agent itself has failed, and has ended whatever it had."""
+
+    reason: str
+
+
+Report = Notice | LogLines | CoordinatorAnswered | CoordinatorEnded | WorkersEnded | StorageChecked | AgentFailed
 
 EngineMaker = Callable[[RunFolder, Preparation, Network], Engine]
 
@@ -97,17 +94,18 @@ class HostAgent:
     def __init__(self, run_name: str, network: Network, make_engine: EngineMaker = local_engine) -> None:
         self._network = network
         self._make_engine = make_engine
-        self._scratch = Path(tempfile.mkdtemp(prefix="quorate-"))
-        self._run = RunFolder(self._scratch / run_name)
+        self._scratch = Scratch()
+        self._run = RunFolder(self._scratch.path / run_name)
         self._run.logs.mkdir(parents=True)
         self._logs = LogTails(self._run.logs)
         self._engine: Engine | None = None
-        self._coordinators: dict[int, CoordinatorChildProcess] = {}
+        self._coordinators: dict[int, tuple[CoordinatorChildProcess, threading.Thread]] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._reports: deque[tuple[int, Report]] = deque()
         self._numbers = itertools.count(1)
         self._arrived = threading.Condition()
         self._is_closed = False
+        self._is_draining = False
         # Whatever it starts ends with this thread, so it ends last.
         self._thread = threading.Thread(target=self._serve, name="host", daemon=True)
         self._thread.start()
@@ -159,19 +157,23 @@ class HostAgent:
     # --- the thread
 
     def _serve(self) -> None:
+        reason = ""
         try:
             looked = 0.0
             while not self._is_closed:
                 self._carry_out()
-                self._look_at_coordinators()
-                if time.monotonic() - looked >= LOOK_AT_LOGS:
+                if self._is_draining or time.monotonic() - looked >= LOOK_AT_LOGS:
                     self._read_logs()
                     looked = time.monotonic()
         except Exception as error:
             log.exception("the host's agent has failed")
-            self._report(Interrupted(f"the agent of host {self._network.host} has failed ({error})"))
-        finally:
+            reason = f"its agent has failed ({error!r})"
+        try:
             self._end()
+        finally:
+            self._scratch.close()
+            if reason:
+                self._report(AgentFailed(reason))
 
     def _carry_out(self) -> None:
         """One round: what was asked for, then what has happened."""
@@ -186,7 +188,10 @@ class HostAgent:
 
     def _prepare(self, preparation: Preparation) -> None:
         if self._engine is None:
-            self._engine = self._make_engine(self._run, preparation, self._network)
+            try:
+                self._engine = self._make_engine(self._run, preparation, self._network)
+            except QuorateError as error:
+                self._report(Unprepared(Failure.of(error)))
 
     def _start(self, assignment: Assignment) -> None:
         if self._engine is not None:
@@ -201,37 +206,39 @@ class HostAgent:
             self._report(CoordinatorAnswered(number, 0, {}, Failure("JobError", reason)))
             self._report(CoordinatorEnded(number, reason))
             return
-        self._coordinators[number] = child
-        # It takes a while until it listens, and nobody else has to wait for that.
-        threading.Thread(target=self._await_answer, args=(number, child), name="coordinator", daemon=True).start()
+        # Elsewhere, since the workers of this host are looked after meanwhile.
+        follower = threading.Thread(target=self._follow, args=(number, child), name="coordinator", daemon=True)
+        self._coordinators[number] = child, follower
+        follower.start()
 
-    def _await_answer(self, number: int, child: CoordinatorChildProcess) -> None:
+    def _follow(self, number: int, child: CoordinatorChildProcess) -> None:
+        """In a thread of its own, so that its end is told after its answer."""
         try:
             self._report(CoordinatorAnswered(number, child.pid, child.await_answer()))
         except QuorateError as error:
             self._report(CoordinatorAnswered(number, child.pid, {}, Failure.of(error)))
-
-    def _look_at_coordinators(self) -> None:
-        for number, child in list(self._coordinators.items()):
-            if not child.is_alive:
-                del self._coordinators[number]
-                self._report(CoordinatorEnded(number, child.departure))
+        child.await_end()
+        child.close(patience=0)
+        self._coordinators.pop(number, None)
+        self._report(CoordinatorEnded(number, child.departure))
 
     def _end_coordinator(self, number: int, patience: float) -> None:
-        child = self._coordinators.pop(number, None)
-        if child is not None:
-            # Elsewhere, since the workers of this host are looked after meanwhile.
-            threading.Thread(target=self._close, args=(number, child, patience), name="coordinator").start()
-
-    def _close(self, number: int, child: CoordinatorChildProcess, patience: float) -> None:
-        child.close(patience)
-        self._report(CoordinatorEnded(number, child.departure))
+        if number in self._coordinators:
+            child, _ = self._coordinators[number]
+            threading.Thread(target=child.let_go, args=(patience,), name="coordinator-end", daemon=True).start()
 
     def _read_logs(self) -> None:
         with self._arrived:
-            waiting = sum(len(report.text) for _, report in self._reports if isinstance(report, LogLines))
-        for lines in self._logs.read(AT_ONCE - waiting):
+            underway = sum(len(report.text) for _, report in self._reports if isinstance(report, LogLines))
+        if underway >= UNDERWAY:
+            return
+        is_drained = True
+        for lines in self._logs.read(UNDERWAY - underway):
+            is_drained = False
             self._report(lines)
+        if self._is_draining and is_drained:
+            self._is_draining = False
+            self._report(WorkersEnded())
 
     def _report(self, report: Report) -> None:
         with self._arrived:
@@ -239,60 +246,16 @@ class HostAgent:
             self._arrived.notify_all()
 
     def _end_workers(self) -> None:
+        """It is said when all that they have logged is on its way."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        for lines in self._logs.read(AT_ONCE):
-            self._report(lines)
-        self._report(WorkersEnded())
+        self._is_draining = True
 
     def _end(self) -> None:
-        for child in self._coordinators.values():
-            child.close(patience=0)
+        for child, follower in list(self._coordinators.values()):
+            child.let_go(patience=0)
+            follower.join(CLOSE_PATIENCE)
         self._end_workers()
+        self._read_logs()
         self._logs.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-class LogTails:
-    """What is new in the logs of a folder, also where one is full and followed by another."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._descriptors: dict[str, int] = {}
-        self._partial: dict[str, bytes] = {}
-
-    def read(self, limit: int) -> Iterator[LogLines]:
-        """Whole lines, of so many bytes in all or a little more."""
-        # One that has just become full has no file of its name until the next line.
-        for name in sorted({path.stem for path in self._folder.glob("*.jsonl")} | self._descriptors.keys()):
-            while limit > 0:
-                descriptor = self._descriptors.get(name)
-                data = b"" if descriptor is None else os.read(descriptor, AT_ONCE)
-                if data:
-                    limit -= len(data)
-                    whole, end, rest = (self._partial.get(name, b"") + data).rpartition(b"\n")
-                    self._partial[name] = rest
-                    if end:
-                        yield LogLines(name, whole + end)
-                elif not self._open_next(self._folder / f"{name}.jsonl"):
-                    break
-
-    def _open_next(self, path: Path) -> bool:
-        """Go on with the file that has the log's name now; False where that is the one that was read."""
-        known = self._descriptors.get(path.stem)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        if known is not None:
-            if os.fstat(known).st_ino == os.fstat(descriptor).st_ino:
-                os.close(descriptor)
-                return False
-            os.close(known)
-        self._descriptors[path.stem] = descriptor
-        return True
-
-    def close(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])

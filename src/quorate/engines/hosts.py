@@ -10,7 +10,8 @@ from typing import Any
 
 from quorate.engines.cluster import Cluster, ClusterView, HostLink, HostLost, HostSilent
 from quorate.engines.event_loop import EventLoop
-from quorate.engines.host import LogLines, Report
+from quorate.engines.host import Report
+from quorate.engines.log_tails import LogLines
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 
