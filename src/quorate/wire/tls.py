@@ -107,16 +107,21 @@ class TlsSession:
 
     def decrypt_into(self, buffer: memoryview) -> int | None:
         """How many bytes were there, of those that were fed; None if more has to be fed first, 0 at the end."""
+        taken = 0
         with self._lock:
             try:
-                taken: Any = self._session.read(buffer.nbytes, buffer)
-                return int(taken)  # of what was put into a buffer, the length
+                while taken < buffer.nbytes:
+                    record: Any = self._session.read(buffer.nbytes - taken, buffer[taken:])
+                    if not record:  # of what was put into a buffer, the length
+                        break
+                    taken += int(record)
             except ssl.SSLWantReadError:
-                return None
+                return taken or None
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                return 0
+                pass
             except ssl.SSLError as error:
                 raise self._refusal(error) from None
+        return taken
 
     def feed(self, received: memoryview | bytes) -> None:
         """What came from the other end."""
