@@ -1,6 +1,7 @@
 """What a worker's link to its coordinator promises: over gRPC, and in the simulator."""
 
 import random
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,6 +135,17 @@ def test_a_coordinator_that_has_moved_is_followed_by_calls_and_by_the_directives
             )
             assert "the place" not in link.call(registration(), 60.0).refusal
             assert next(link.follow(pb.FollowRequest(worker=0))).HasField("formed")
+        finally:
+            link.close()
+
+
+def test_a_coordinator_whose_host_has_fallen_silent_is_not_waited_for_when_another_listens(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, serve(tmp_path, workers=1) as second:
+        link = GrpcLink(f"127.0.0.1:{silent.getsockname()[1]}", TOKEN, find=lambda: second.address)
+        try:
+            assert link.call(pb.HeartbeatRequest(worker=0, pid=1), 0.1) is None
+            assert link.address == second.address
+            assert link.call(pb.HeartbeatRequest(worker=0, pid=1), 60.0) is not None
         finally:
             link.close()
 

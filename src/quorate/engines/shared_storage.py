@@ -31,16 +31,18 @@ def share(run: RunFolder, storage: Path | None) -> RunFolder:
 
 
 def _link(here: Path, there: Path) -> None:
-    if here.is_symlink():
-        if here.resolve() == there.resolve():
-            return
-        here.unlink()
-    elif here.is_dir():
-        shutil.copytree(here, there, dirs_exist_ok=True)
+    if here.is_symlink() and here.resolve() == there.resolve():
+        return
+    # An earlier part of the run may have had another storage, where what it left stays.
+    source = here.resolve()
+    if source.is_dir():
+        shutil.copytree(source, there, dirs_exist_ok=True)
+    elif source.exists():
+        shutil.copy2(source, there)
+    if here.is_dir() and not here.is_symlink():
         shutil.rmtree(here)
-    elif here.exists():
-        shutil.copy2(here, there)
-        here.unlink()
+    else:
+        here.unlink(missing_ok=True)
     here.symlink_to(there)
 
 
@@ -51,6 +53,8 @@ class Reach:
         self._folder = folder
         self.nonce = secrets.token_hex(8)
         try:
+            for left in folder.glob(".reach-*"):  # of a launcher that was killed: the run is this one's now
+                left.unlink(missing_ok=True)
             (folder / f".reach-{self.nonce}").write_text(self.nonce)
         except OSError as error:
             raise RunError(f"{folder} cannot be written ({error.strerror or error}).") from error

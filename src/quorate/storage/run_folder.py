@@ -179,7 +179,8 @@ class RunFolder:
 
     def remove_address(self) -> None:
         with _explaining(f"cannot remove {self.address_file}"):
-            self.address_file.unlink(missing_ok=True)
+            # What a link leads to, where hosts share the run: the token is in it.
+            self.address_file.resolve().unlink(missing_ok=True)
 
     def write_job(self, text: str, *, is_private: bool = False) -> None:
         """Write down the job; for its owner only, if there is something secret in it."""

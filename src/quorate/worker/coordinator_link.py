@@ -104,6 +104,7 @@ class GrpcLink:
             if error.code() not in _PASSING:
                 raise unanswered(self.address, error) from None
             log.debug("a call was not answered: %r", error)
+            self._follow_to_next()  # of a host that lost its power the channel learns nothing
             self._check_certificates(timeout)
         except ValueError as error:  # what gRPC raises for a closed channel
             log.debug("the channel is closed: %r", error)

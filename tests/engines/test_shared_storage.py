@@ -1,0 +1,53 @@
+from pathlib import Path
+
+from quorate.engines.shared_storage import Reach, share, why_out_of_reach
+from quorate.storage.run_folder import RunFolder
+
+
+def run_in(folder: Path) -> RunFolder:
+    run = RunFolder(folder / "run-0001")
+    (run.checkpoints / "step-1").mkdir(parents=True)
+    (run.checkpoints / "step-1" / "part").write_text("weights")
+    run.events_file.write_text("first\n")
+    return run
+
+
+def test_what_a_run_has_at_home_moves_to_its_storage_and_is_found_at_home(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    shared = share(run, tmp_path / "storage")
+    assert (shared.checkpoints / "step-1" / "part").read_text() == "weights"
+    with shared.events_file.open("a") as file:
+        file.write("second\n")
+    assert run.events_file.read_text() == "first\nsecond\n"
+    assert share(run, tmp_path / "storage").path == shared.path, "which changes nothing"
+    assert run.events_file.read_text() == "first\nsecond\n"
+
+
+def test_a_run_that_is_given_another_storage_keeps_what_it_has(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    share(run, tmp_path / "old")
+    shared = share(run, tmp_path / "new")
+    assert (shared.checkpoints / "step-1" / "part").read_text() == "weights"
+    assert run.events_file.read_text() == "first\n"
+    assert run.events_file.resolve() == shared.events_file.resolve()
+
+
+def test_the_address_that_hosts_share_is_removed_with_its_token(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    shared = share(run, tmp_path / "storage")
+    shared.write_address("127.0.0.1:1", "token")
+    assert run.read_address("token") == "127.0.0.1:1"
+    run.remove_address()
+    assert not shared.address_file.exists()
+
+
+def test_what_a_launcher_that_was_killed_has_asked_is_removed_and_hosts_answer_the_next(tmp_path: Path) -> None:
+    Reach(tmp_path)
+    reach = Reach(tmp_path)
+    assert len(list(tmp_path.glob(".reach-*"))) == 1
+    assert not reach.is_answered_by("host")
+    assert why_out_of_reach(reach.folder, reach.nonce, "host") == ""
+    assert reach.is_answered_by("host")
+    assert "no such folder" in why_out_of_reach(str(tmp_path / "other"), reach.nonce, "host")
+    reach.close()
+    assert list(tmp_path.iterdir()) == []
