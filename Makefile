@@ -10,7 +10,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test test-services coverage test-long test-faults soak simulate mutants check format proto setup-all bench bench-setup clean help
+.PHONY: demo setup test test-services test-ray coverage test-long test-faults soak simulate mutants check format proto setup-all bench bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -25,7 +25,11 @@ test: .venv/.stamp-dev        ## run the tests
 	$(BIN)/pytest -n 3 --dist worksteal -m "not long and not services"
 
 test-services: .venv-services/.stamp   ## run the tests that need real services: MLflow, Prometheus, a browser
-	.venv-services/bin/pytest -n 2 --dist loadfile -m services tests/services
+	.venv-services/bin/pytest -n 2 --dist loadfile -m "services and not ray" tests/services
+
+# One cluster at a time: each node is ten processes.
+test-ray: .venv-services/.stamp   ## run the tests with a Ray cluster of several nodes, all on this machine
+	.venv-services/bin/pytest -m ray tests/services
 
 coverage: .venv/.stamp-dev    ## run the tests, and see that they reach at least 90 % of the lines
 	@rm -f .coverage .coverage.*

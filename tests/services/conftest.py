@@ -26,6 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker("services")
+            if item.path.name.startswith("test_ray_"):
+                item.add_marker("ray")
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 
