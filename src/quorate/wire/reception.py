@@ -2,10 +2,10 @@
 
 Anybody who reaches the port can knock as often as they like, from the same host too. So only those wait for as long as
 they want whose first words are signed with the job's token or, where links are encrypted, who have shown a certificate
-of the job. All others share a limited number of places: where these
-are taken, the address that has most of them loses its oldest. A worker that is crowded out before its first words have
-come is turned away without a word, and comes again; one whose words have come is never turned away for strangers. What
-is left to an attacker is to keep the listener busy.
+of the job. All others share a limited number of places: where these are taken, the address that has most of them loses
+its oldest. A worker that is crowded out before its first words have come is turned away without a word, and comes
+again; one whose words have come is never turned away for strangers. What is left to an attacker is to keep the listener
+busy.
 """
 
 import select
