@@ -239,8 +239,10 @@ def test_nothing_runs_on_after_the_end(tmp_path: Path) -> None:
         job.until(Ready)
         for slot in (0, 1):
             job.start(slot)
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith(("host", "cluster"))]
-    assert left == []
+    await_condition(
+        "all threads to end",
+        lambda: not [one for one in threading.enumerate() if one.name.startswith(("host", "cluster"))],
+    )
 
 
 class Unreachable(MemoryCluster):

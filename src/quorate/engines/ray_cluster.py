@@ -5,6 +5,7 @@ import logging
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -118,21 +119,18 @@ class RayHostLink:
         self._actor = actor
         self._lifeline: socket.socket | None = None
         self._lifeline_asked = actor.lifeline.remote()
+        self._told: list[Any] = []
+        self._turn = threading.Lock()
+        self._is_closed = False
 
     def tell(self, command: str, *arguments: Any) -> None:
-        self._actor.tell.remote(command, *arguments)
+        with self._turn:
+            self._told.append(self._actor.tell.remote(command, *arguments))
 
     def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
         try:
-            self._hold_lifeline()
-            asked = self._actor.next.remote(arrived, seconds)
-            over = time.monotonic() + seconds + GRACE
-            while not ray.wait([asked], timeout=GLANCE)[0]:
-                if self._is_cut():
-                    raise self._lost("its process has ended")
-                if time.monotonic() > over:
-                    raise HostSilent(f"the host on node {self._node[:8]} has not answered for {seconds + GRACE:.0f} s")
-            reports: list[tuple[int, Report]] = ray.get(asked)
+            self._hold_lifeline(seconds)
+            reports: list[tuple[int, Report]] = self._answer(self._actor.next.remote(arrived, seconds), seconds)
             return reports
         except ray.exceptions.ActorUnavailableError as error:
             if self._is_cut():
@@ -142,20 +140,56 @@ class RayHostLink:
             raise self._lost(_first_line(error)) from None
 
     def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
         with contextlib.suppress(Exception):  # one that is gone is closed
             ray.get(self._actor.close.remote(), timeout=CLOSE_PATIENCE)
         with contextlib.suppress(Exception):
             ray.kill(self._actor)
-        if self._lifeline is not None:
-            self._lifeline.close()
+        with self._turn:
+            if self._lifeline is not None:
+                self._lifeline.close()
 
-    def _hold_lifeline(self) -> None:
-        if self._lifeline is None and self._lifeline_asked is not None:
-            address, self._lifeline_asked = ray.get(self._lifeline_asked), None
+    def _answer(self, asked: Any, seconds: float) -> Any:
+        """What a call returns, which may take so many seconds; looks meanwhile whether anybody is there."""
+        over = time.monotonic() + seconds + GRACE
+        while not ray.wait([asked], timeout=GLANCE)[0]:
+            if self._is_closed:
+                raise HostLost("it was let go", node_lives=True)
+            if self._is_cut():
+                raise self._lost("its process has ended")
+            self._check_commands()
+            if time.monotonic() > over:
+                raise HostSilent(f"the host on node {self._node[:8]} has not answered for {seconds + GRACE:.0f} s")
+        return ray.get(asked)
+
+    def _check_commands(self) -> None:
+        """A command that has not arrived is not sent again, since those after it may have: the host counts as lost."""
+        with self._turn:
+            if not self._told:
+                return
+            done, self._told = ray.wait(self._told, num_returns=len(self._told), timeout=0)
+        for told in done:
             try:
-                self._lifeline = socket.create_connection(address, timeout=PROBE)
-            except OSError as error:  # from outside of the cluster's network, say: Ray tells it as well, later
-                log.info("the host on node %s cannot be reached directly: %s", self._node, error)
+                ray.get(told)
+            except ray.exceptions.ActorUnavailableError as error:
+                raise HostLost(f"a command did not reach it ({_first_line(error)})", node_lives=True) from None
+
+    def _hold_lifeline(self, seconds: float) -> None:
+        if self._lifeline_asked is None:
+            return
+        address = self._answer(self._lifeline_asked, seconds)
+        self._lifeline_asked = None
+        try:
+            lifeline = socket.create_connection(address, timeout=PROBE)
+        except OSError as error:  # from outside of the cluster's network, say: Ray tells it as well, later
+            log.info("the host on node %s cannot be reached directly: %s", self._node, error)
+            return
+        with self._turn:
+            self._lifeline = lifeline
+            if self._is_closed:
+                lifeline.close()
 
     def _is_cut(self) -> bool:
         """Whether the host's process is gone: it never says anything, so there is only an end to be read."""
