@@ -61,7 +61,9 @@ class Training:
         return out + errors
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        found = [json.loads(line) for file in self.job.parent.glob("runs/*/events.jsonl") for line in file.open()]
+        # The last line may be half written.
+        whole = [file.read_text().rpartition("\n")[0] for file in self.job.parent.glob("runs/*/events.jsonl")]
+        found = [json.loads(line) for text in whole for line in text.splitlines()]
         return [event for event in found if event["kind"] == kind]
 
     def await_event(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
