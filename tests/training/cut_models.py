@@ -148,6 +148,45 @@ class GatedBlock(nn.Module):
         return given
 
 
+class Odd(nn.Module):
+    """What models do between two maps, or to them, that is easily done wrong where tensors are cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(OddBlock(), OddBlock())
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        given: torch.Tensor = self.blocks(hidden)
+        return given
+
+
+class OddBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend, self.merge = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.frozen, self.other, self.add = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.frozen.weight.requires_grad_(False)
+        self.norm = nn.RMSNorm(WIDTH)
+        self.widen, self.pool = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(4 * WIDTH, 2 * WIDTH)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        batch, length, width = hidden.shape
+        # Query, key and value of each head lie together.
+        heads = self.attend(input=hidden).view(batch, length, HEADS, -1).transpose(1, 2)
+        seen = F.scaled_dot_product_attention(*heads.chunk(3, dim=-1))
+        hidden = hidden + self.merge(input=seen.transpose(1, 2).reshape(batch, length, width))
+        # What two columns read is changed in between; a norm is over all columns; a number is read.
+        read = hidden + 0
+        frozen = self.frozen(read)
+        read.mul_(2.0)
+        both = self.norm(frozen * self.other(read))
+        hidden = hidden + self.add(both * float(both.detach().abs().max()))
+        # Masks lie in memory as tensors do; columns of two rows become those of one.
+        wide = F.dropout(self.widen(hidden).transpose(1, 2), 0.3, self.training).transpose(1, 2)
+        pooled: torch.Tensor = self.pool(wide.reshape(batch, length // 2, 4 * width))
+        return hidden + pooled.reshape(batch, length, width)
+
+
 def encoder(dropout: float = 0.0) -> nn.Module:
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, dropout=dropout, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -175,6 +214,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor], Any
     "llama": (Llama, hidden, "auto"),
     "split": (Split, hidden, "auto"),
     "split-dropout": (lambda: Split(0.3), hidden, "auto"),
+    "odd": (Odd, hidden, "auto"),
     "encoder": (encoder, hidden, "auto"),
     "encoder-dropout": (lambda: encoder(0.3), hidden, "auto"),
     "gated": (Gated, tokens, "auto"),

@@ -47,7 +47,9 @@ def check(told: list[dict[str, Any]]) -> None:
 
 
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
-    told = run(2, ["gpt2", "bert", "vit-dropout", "llama", "split-dropout", "encoder", "gated-by-hand"], tmp_path)
+    told = run(
+        2, ["gpt2", "bert", "vit-dropout", "llama", "split-dropout", "encoder", "gated-by-hand", "odd"], tmp_path
+    )
     check(told)
     # Nothing is exchanged beyond what cutting needs: of two blocks each adds up twice, and deals out once.
     for name in ("gpt2", "bert", "vit-dropout", "split-dropout"):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,7 +19,20 @@ from quorate.training.linear_flow import trace_flow
 from quorate.training.shard_units import units_of
 from quorate.training.tensor_parallel import parallelize
 from quorate.training.tensor_plan import TensorPlan, plan_tensors
-from training.cut_models import BY_HAND, HEADS, WIDTH, Gated, Llama, Split, encoder, hidden, planned, tokens
+from training.cut_models import (
+    BY_HAND,
+    HEADS,
+    WIDTH,
+    Gated,
+    GatedBlock,
+    Llama,
+    Odd,
+    Split,
+    encoder,
+    hidden,
+    planned,
+    tokens,
+)
 
 
 def plan(model: nn.Module, batch: torch.Tensor, tensor: int, patterns: Any = "auto") -> TensorPlan:
@@ -53,6 +67,40 @@ def test_attention_whose_heads_cannot_be_shared_stays_whole_and_the_rest_is_cut(
     assert found.notes[0] == (
         "blocks.*.o and what it reads stay whole: blocks.*.k has 2 heads, which 4 workers cannot share equally"
     )
+
+
+def test_a_single_head_of_keys_is_not_cut() -> None:
+    found = plan(Llama(kv_heads=1), hidden(), 2)
+    assert {pattern for pattern, _ in found.rows()} == {"blocks.*.gate", "blocks.*.up", "blocks.*.down"}
+    assert "blocks.*.k has 1 heads" in found.notes[0]
+
+
+def test_what_is_split_within_its_heads_is_one_map() -> None:
+    words = dict(plan(Odd(), hidden(), 2).rows())
+    assert words == {f"blocks.*.{name}": "column" for name in ("attend", "frozen", "other", "widen")} | {
+        f"blocks.*.{name}": "row" for name in ("merge", "add", "pool")
+    }
+
+
+def test_maps_of_one_weight_stay_whole_by_themselves() -> None:
+    model = Gated()
+    blocks = [block for block in model.blocks if isinstance(block, GatedBlock)]
+    blocks[1].both.weight = blocks[0].both.weight
+    found = plan(model, tokens(), 2)
+    assert not found.cuts
+    assert "blocks.*.both stays whole: it shares a weight with another module" in found.notes
+    shared = nn.Parameter(torch.zeros(WIDTH))
+    blocks[0].down.bias, blocks[1].down.bias = shared, shared
+    with pytest.raises(TaskError, match=r"'blocks.0.down' and 'blocks.1.down' share a weight"):
+        plan(model, tokens(), 2, {"blocks.0.down": "row"})
+
+
+def test_maps_that_only_the_loss_calls_exchange_all_between_them() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    flow = trace_flow(model, lambda: model[1](model[0](hidden())))
+    found = plan_tensors(model, {"0": "column", "1": "row"}, 2, flow)
+    assert [cut.whole for cut in found.cuts] == [True, True]
+    assert not found.regions
 
 
 def test_torchs_encoder_keeps_its_attention_whole_and_says_so() -> None:
@@ -184,6 +232,29 @@ def test_what_differs_from_one_process_is_refused_where_tensors_are_cut(one_of_t
     assert isinstance(first, Noisy)
     first.in_place = True
     with pytest.raises(TaskError, match=r"add_\(\) writes what is cut across workers into a tensor that is not"):
+        model(hidden())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda both: both.mul_(2), r"mul_\(\) changes in place what holds several maps"),
+        (lambda both: F.alpha_dropout(both, 0.5, True), r"alpha_dropout\(\) draws random numbers"),
+        (lambda both: F.rrelu(both, training=True), r"rrelu\(\) draws random numbers"),
+    ],
+)
+def test_what_would_be_lost_or_drawn_otherwise_is_refused(one_of_two: None, change: Any, message: str) -> None:
+    class Changed(GatedBlock):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            both = self.both(hidden)
+            change(both)
+            value, gate = both.chunk(2, dim=-1)
+            given: torch.Tensor = hidden + self.down(value * gate)
+            return given
+
+    model = nn.Sequential(Changed(), Changed())
+    parallelize(model, init_device_mesh("cpu", (2,)), plan(model, hidden(), 2))
+    with pytest.raises(TaskError, match=message):
         model(hidden())
 
 

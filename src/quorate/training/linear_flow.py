@@ -35,8 +35,8 @@ _READ = _aten._local_scalar_dense.default
 @dataclass
 class Passage:
     """One map: what arrives at it, and where its output goes. `pieces` and `heads`: the sizes into which the last
-    dimension of its output is split, and the dimensions as which it, or a piece, is then seen. `inside`: the modules
-    that were being called, from the outermost."""
+    dimension of its output is split first, and the dimensions as which it, or a piece, is then seen. `inside`: the
+    modules that were being called, from the outermost."""
 
     arrives: set[str] = field(default_factory=set)
     goes_to: set[str] = field(default_factory=set)
@@ -109,11 +109,14 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept: list[Any] = []
         """Storages stay alive, since one that is gone leaves its number to the next; they have no content."""
         self._calls: list[str] = []
+        self._maps: set[str] = set()
         self._weights: dict[int, set[str]] = {}
         for name, module in model.named_modules():
+            if is_map(module):
+                self._maps.add(name)
             for parameter in module.parameters(recurse=False):
                 self._name(parameter, frozenset({_PARAMETER}))
-                if is_map(module):
+                if name in self._maps:
                     self._weights.setdefault(_key(parameter), set()).add(name)
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Any = None) -> Any:
@@ -168,14 +171,17 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sources
 
     def _note_shape(self, function: Any, arguments: tuple[Any, ...], result: Any, sources: frozenset[str]) -> None:
-        if len(sources) != 1 or (passage := self.passages.get(next(iter(sources)))) is None:
-            return
+        if self._calls and self._calls[-1] in self._maps:
+            return  # how a map itself sees its input
+        # Also those of which several were added up, or to which a norm has brought its weight.
+        passages = [self.passages[source] for source in sources if source in self.passages]
         whole = arguments[0].shape
         if function in _VIEWS:
-            seen = _split_last(whole[-1], result.shape) if len(whole) else ()
-            passage.heads = passage.heads or seen
-        elif arguments[2:] and arguments[2] in (-1, len(whole) - 1):
-            passage.pieces = passage.pieces or tuple(piece.shape[-1] for piece in result)
+            for passage in passages:
+                passage.heads = passage.heads or _split_last(whole, result.shape)
+        elif len(passages) == 1 and arguments[2:] and arguments[2] in (-1, len(whole) - 1) and not passages[0].heads:
+            # Not of heads that were seen before: those are split one by one, such as for rotary embeddings.
+            passages[0].pieces = passages[0].pieces or tuple(piece.shape[-1] for piece in result)
 
     def _sources(self, tensor: torch.Tensor) -> frozenset[str]:
         return self._from.get(_key(tensor), frozenset())
@@ -186,10 +192,14 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._from[_key(tensor)] = sources
 
 
-def _split_last(size: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions, two at least, that a view has made of the last one."""
+def _split_last(whole: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions, two at least, that a view has made of the last one; a single head is one too."""
+    if not len(whole):
+        return ()
+    if tuple(shape) == (*whole[:-1], 1, whole[-1]):
+        return tuple(shape[-2:])
     for count in range(2, len(shape) + 1):
-        if prod(shape[-count:]) == size and shape[-1] != size:
+        if prod(shape[-count:]) == whole[-1] and shape[-1] != whole[-1]:
             return tuple(shape[-count:])
     return ()
 

@@ -10,7 +10,7 @@ another values. The weight is cut so all the same, since shards and checkpoints 
 exchange columns, less than what the row adds up later, so that each has the heads of its own.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,12 +20,12 @@ import torch.distributed._functional_collectives as collectives
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from quorate.core.errors import TaskError
+from quorate.training.cut_functions import AsInOneProcess, contiguous, whole_of
 from quorate.training.tensor_plan import Cut, TensorPlan, cut_dimension
 
 
@@ -82,14 +82,20 @@ class _SharedInput:
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
-        self._last: tuple[torch.Tensor, DTensor] | None = None
+        self._last: tuple[torch.Tensor, int, DTensor] | None = None
 
     def whole(self, tensor: torch.Tensor) -> DTensor:
         if isinstance(tensor, DTensor):
             return tensor.redistribute(self._mesh, [Replicate()])
-        if self._last is None or self._last[0] is not tensor or self._last[1].requires_grad != tensor.requires_grad:
-            self._last = tensor, DTensor.from_local(tensor, self._mesh, [Replicate()], run_check=False)
-        return self._last[1]
+        # What was changed in place since has another graph.
+        version = -1 if tensor.is_inference() else tensor._version
+        if self._last is not None and self._last[0] is tensor and self._last[1] == version:
+            shared = self._last[2]
+            if shared.requires_grad == tensor.requires_grad:
+                return shared
+        shared = DTensor.from_local(tensor, self._mesh, [Replicate()], run_check=False)
+        self._last = tensor, version, shared
+        return shared
 
     def forget(self) -> None:
         """It would otherwise keep the graph of the whole pass alive."""
@@ -97,11 +103,11 @@ class _SharedInput:
 
 
 def _make_column(module: nn.Module, mesh: DeviceMesh, cut: Cut, shared: _SharedInput) -> None:
-    def before(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        whole = shared.whole(arguments[0])
+    def before(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        whole = shared.whole(_input(arguments, named))
         if cut.whole:
             shared.forget()
-        return (whole, *arguments[1:])
+        return (whole,), {}
 
     def after(_module: nn.Module, _arguments: Any, output: DTensor) -> torch.Tensor:
         if cut.whole:
@@ -109,33 +115,33 @@ def _make_column(module: nn.Module, mesh: DeviceMesh, cut: Cut, shared: _SharedI
         output = output.redistribute(mesh, [Shard(output.ndim - 1)])
         return _deal_out(output, mesh, cut.parts) if cut.parts > 1 else output
 
-    module.register_forward_pre_hook(before)
+    module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after)
+
+
+def _input(arguments: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
+    """All that a map is given, by whichever name."""
+    (given,) = (*arguments, *named.values())
+    assert isinstance(given, torch.Tensor)
+    return given
 
 
 def _make_row(module: nn.Module, mesh: DeviceMesh, shared: _SharedInput) -> None:
     is_table = isinstance(module, nn.Embedding)
 
-    def before(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def before(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
         shared.forget()
-        given = arguments[0]
+        given = _input(arguments, named)
         if not isinstance(given, DTensor):
             given = DTensor.from_local(given, mesh, [Replicate()], run_check=False)
         placement: Any = Replicate() if is_table else Shard(given.ndim - 1)
-        return (given.redistribute(mesh, [placement]), *arguments[1:])
+        return (given.redistribute(mesh, [placement]),), {}
 
     def after(_module: nn.Module, _arguments: Any, output: DTensor) -> torch.Tensor:
         return whole_of(output)
 
-    module.register_forward_pre_hook(before)
+    module.register_forward_pre_hook(before, with_kwargs=True)
     module.register_forward_hook(after)
-
-
-def whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor, which all workers have."""
-    if not isinstance(tensor, DTensor):
-        return tensor
-    return tensor.redistribute(tensor.device_mesh, [Replicate()]).to_local()
 
 
 def _deal_out(output: DTensor, mesh: DeviceMesh, parts: int) -> DTensor:
@@ -159,16 +165,8 @@ def _deal_out(output: DTensor, mesh: DeviceMesh, parts: int) -> DTensor:
     dealt = collectives.wait_tensor(arrived).movedim(0, -2).flatten(-2)  # type: ignore[no-untyped-call]
     placement = _StridedShard(output.ndim - 1, split_factor=parts)
     return DTensor.from_local(
-        dealt, mesh, [placement], run_check=False, shape=output.shape, stride=_contiguous(output.shape)
+        dealt, mesh, [placement], run_check=False, shape=output.shape, stride=contiguous(output.shape)
     )
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
 
 
 def _open_region(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -176,151 +174,8 @@ def _open_region(module: nn.Module, mesh: DeviceMesh) -> None:
     forward = module.forward
 
     def inside(*arguments: Any, **named: Any) -> Any:
-        with _AsInOneProcess(mesh):
+        with AsInOneProcess(mesh):
             result = forward(*arguments, **named)
         return tree_map_only(DTensor, whole_of, result)
 
     module.forward = inside
-
-
-class _AsInOneProcess(TorchFunctionMode):
-    """Functions of cut tensors. Most of them DTensor knows; here is what it does not, or does with other random numbers
-    than one process would draw. Plain tensors that meet a cut one are the same on all workers."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        super().__init__()
-        self._mesh = mesh
-
-    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        named = named or {}
-        tensors = [leaf for leaf in tree_leaves((arguments, named)) if isinstance(leaf, torch.Tensor)]
-        if not any(isinstance(tensor, DTensor) for tensor in tensors):
-            return function(*arguments, **named)
-        if function in _ANSWERS:
-            answer = _ANSWERS[function](*arguments, **named)
-            if answer is not NotImplemented:
-                return answer
-        _refuse_what_differs(function, arguments)
-        if any(_is_dealt(tensor) for tensor in tensors) and function not in _OF_DEALT:
-            arguments, named = tree_map_only(DTensor, _gathered, (arguments, named))
-        if any(tensor.ndim and not isinstance(tensor, DTensor) for tensor in tensors):
-            arguments, named = tree_map_only(torch.Tensor, self._as_cut, (arguments, named))
-        return function(*arguments, **named)
-
-    def _as_cut(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, DTensor) or not tensor.ndim:
-            return tensor
-        return DTensor.from_local(tensor, self._mesh, [Replicate()], run_check=False)
-
-
-_T = torch.Tensor
-_OF_DEALT = {_T.view, _T.reshape, torch.reshape, _T.unflatten, torch.unflatten}
-"""What DTensor does with parts that are each cut; attributes besides. For all else they are gathered first."""
-_RANDOM = {torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli, _T.bernoulli}
-
-
-def _refuse_what_differs(function: Any, arguments: Sequence[Any]) -> None:
-    name = getattr(function, "__name__", "")
-    if name == "__get__":
-        return
-    is_in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name in _IN_PLACE
-    if is_in_place and isinstance(arguments[0], torch.Tensor) and not isinstance(arguments[0], DTensor):
-        raise TaskError(
-            f"{name}() writes what is cut across workers into a tensor that is not. Write it without changing a tensor "
-            "in place, or have strategy.plan leave the modules before it whole (replicate)."
-        )
-    if function in _RANDOM or (is_in_place and name in _RANDOM_IN_PLACE):
-        raise TaskError(
-            f"{name}() draws random numbers for a tensor that is cut across workers, which would not be those of one "
-            "process. Use nn.functional.dropout, or have strategy.plan leave the modules before it whole."
-        )
-
-
-_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__iand__", "__ixor__", "__ipow__"}
-_RANDOM_IN_PLACE = {"bernoulli_", "uniform_", "normal_", "random_", "exponential_"}
-
-
-def _is_dealt(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, DTensor) and isinstance(tensor.placements[0], _StridedShard)
-
-
-def _gathered(tensor: DTensor) -> DTensor:
-    return tensor.redistribute(tensor.device_mesh, [Replicate()]) if _is_dealt(tensor) else tensor
-
-
-def _split(tensor: Any, size: int | Sequence[int], dim: int = 0) -> Any:
-    """Equal pieces, of each of which a worker has its share."""
-    if not _is_dealt(tensor) or dim not in (-1, tensor.ndim - 1):
-        return NotImplemented
-    factor = tensor.placements[0].split_factor
-    whole = tensor.shape[-1]
-    sizes = [size] * (whole // size) if isinstance(size, int) else list(size)
-    if sizes != [whole // factor] * factor or sum(sizes) != whole:
-        return NotImplemented
-    shape = torch.Size((*tensor.shape[:-1], whole // factor))
-    return tuple(
-        DTensor.from_local(
-            piece, tensor.device_mesh, [Shard(tensor.ndim - 1)], run_check=False, shape=shape, stride=_contiguous(shape)
-        )
-        for piece in (each.contiguous() for each in tensor.to_local().chunk(factor, dim=-1))
-    )
-
-
-def _chunk(tensor: Any, chunks: int, dim: int = 0) -> Any:
-    return _split(tensor, -(-tensor.shape[dim] // chunks), dim)
-
-
-def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """The mask is drawn whole, as one process would; each worker takes its part of it."""
-    if not training or not p:
-        return input
-    if inplace:
-        _refuse_what_differs(_T.bernoulli_, (input,))
-    mask = nn.functional.dropout(torch.ones(input.shape, dtype=input.dtype, device=input.device), p)
-    whole = DTensor.from_local(mask, input.device_mesh, [Replicate()], run_check=False)
-    gathered = _gathered(input)
-    if isinstance(gathered.placements[0], Partial):
-        gathered = gathered.redistribute(gathered.device_mesh, [Replicate()])
-    return gathered * whole.redistribute(input.device_mesh, gathered.placements)
-
-
-def _attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **named: Any,
-) -> Any:
-    """Of heads of its own by each worker; whole by all of them where it draws random numbers, or heads are not cut."""
-    cut = next(each for each in (query, key, value) if isinstance(each, DTensor))
-    mesh, heads = cut.device_mesh, Shard(query.ndim - 3)
-    named["is_causal"] = is_causal
-    attend: Any = nn.functional.scaled_dot_product_attention
-    given = (query, key, value)
-    is_shared = all(isinstance(each, DTensor) and each.placements == (heads,) for each in given)
-    if not is_shared or dropout_p or isinstance(attn_mask, DTensor):
-        mask = None if attn_mask is None else whole_of(attn_mask)
-        seen = attend(*(whole_of(each) for each in given), attn_mask=mask, dropout_p=dropout_p, **named)
-        return DTensor.from_local(seen, mesh, [Replicate()], run_check=False)
-    if attn_mask is not None and attn_mask.ndim > 2 and attn_mask.shape[-3] > 1:
-        whole = DTensor.from_local(attn_mask, mesh, [Replicate()], run_check=False)
-        attn_mask = whole.redistribute(mesh, [Shard(attn_mask.ndim - 3)]).to_local()
-    elif attn_mask is not None and attn_mask.requires_grad:
-        # Each worker has a part of its gradient.
-        whole = DTensor.from_local(attn_mask, mesh, [Replicate()], run_check=False)
-        attn_mask = whole.to_local(grad_placements=[Partial()])
-    seen = attend(*(each.to_local() for each in given), attn_mask=attn_mask, **named)
-    return DTensor.from_local(seen, mesh, [heads], run_check=False)
-
-
-_ANSWERS: dict[Any, Callable[..., Any]] = {
-    torch.split: _split,
-    _T.split: _split,
-    torch.chunk: _chunk,
-    _T.chunk: _chunk,
-    nn.functional.dropout: _dropout,
-    torch.dropout: lambda input, p, train: _dropout(input, p, train),
-    nn.functional.scaled_dot_product_attention: _attention,
-}

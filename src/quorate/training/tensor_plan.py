@@ -11,6 +11,7 @@ meaning, that they have in one process (`tensor_parallel.py`).
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,7 +23,6 @@ from quorate.core.errors import TaskError
 from quorate.spec.strategy import FsdpSpec
 from quorate.training.activation_checkpointing import shown_modules
 from quorate.training.linear_flow import (
-    ELSEWHERE,
     LinearFlow,
     flow_of_task,
     is_map,
@@ -33,6 +33,8 @@ from quorate.training.linear_flow import (
 from quorate.training.task import Task
 
 KEY = "strategy.plan"
+COPIED = -1
+"""Of the bias of a row: all have the whole of it, as a part of what is cut."""
 How = Literal["column", "row"]
 
 
@@ -152,6 +154,8 @@ class _Automatic:
         self._model, self._tensor, self._flow = model, tensor, flow
         self.hows: dict[str, How] = {}
         self._told: dict[str, None] = {}
+        holders = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+        self._tied = {parameter for parameter, count in holders.items() if count > 1}
         if not flow.blocks:
             self._told[f"nothing is cut: {type(model).__name__} repeats no blocks"] = None
         for block in flow.blocks:
@@ -188,9 +192,11 @@ class _Automatic:
                 ] = None
 
     def _is_free(self, name: str) -> bool:
-        return name not in self._flow.read_elsewhere and not isinstance(
-            self._model.get_submodule(name), torch.nn.Embedding
-        )
+        module = self._model.get_submodule(name)
+        if any(id(parameter) in self._tied for parameter in module.parameters()):
+            self._told[f"{pattern_of(name)} stays whole: it shares a weight with another module"] = None
+            return False
+        return name not in self._flow.read_elsewhere and not isinstance(module, torch.nn.Embedding)
 
     def _why_not(self, columns: set[str], rows: set[str]) -> str:
         for name in sorted(columns):
@@ -217,7 +223,7 @@ def _pairs(model: torch.nn.Module, hows: Mapping[str, How], flow: LinearFlow, te
     columns = {name for name, how in hows.items() if how == "column" and not _misfit(model, name, flow, tensor)}
     rows = {name for name, how in hows.items() if how == "row" and passages[name].arrives}
     while True:
-        kept = {name for name in columns if (to := passages[name].goes_to) and to <= rows}
+        kept = {name for name in columns if (to := passages[name].goes_to) and to <= rows and _region(name, to, flow)}
         fed = {name for name in rows if passages[name].arrives <= kept}
         if (kept, fed) == (columns, rows):
             return {name: passages[name].goes_to for name in kept} | {name: {name} for name in fed}
@@ -252,13 +258,15 @@ def _parts_and_heads(name: str, flow: LinearFlow) -> tuple[int, int]:
 
 def _regions(pairs: Mapping[str, set[str]], flow: LinearFlow) -> tuple[str, ...]:
     """The innermost modules within whose calls a column and its rows are called."""
-    found: dict[str, None] = {}
-    for name, rows in sorted(pairs.items()):
-        shared = flow.passages[name].inside
-        for row in sorted(rows):
-            shared = shared_start(shared, flow.passages[row].inside)
-        found[shared[-1] if shared else ELSEWHERE] = None
-    return tuple(found)
+    return tuple({_region(name, rows, flow)[-1]: None for name, rows in sorted(pairs.items())})
+
+
+def _region(column: str, rows: set[str], flow: LinearFlow) -> tuple[str, ...]:
+    """The modules within whose calls both are called; none where loss() itself calls them."""
+    shared = flow.passages[column].inside
+    for row in sorted(rows):
+        shared = shared_start(shared, flow.passages[row].inside)
+    return shared
 
 
 def _check_size(name: str, module: torch.nn.Module, how: How, tensor: int) -> None:
@@ -280,9 +288,11 @@ def _check_ties(model: torch.nn.Module, cuts: list[Cut]) -> None:
             if parameter is None:
                 continue
             is_weight = parameter is module._parameters.get("weight")
-            cut = cut_dimension(module, hows[name]) if name in hows and is_weight else None
+            cut = None
+            if name in hows:
+                cut = cut_dimension(module, hows[name]) if is_weight else 0 if hows[name] == "column" else COPIED
             other, before = first.setdefault(id(parameter), (name, cut))
-            if before != cut and is_weight:
+            if before != cut:
                 raise TaskError(
                     f"{KEY}: '{other}' and '{name}' share a weight, which is {_cut_words(before)} for the one and "
                     f"{_cut_words(cut)} for the other. An embedding by row goes with a Linear by column, and either "
@@ -291,7 +301,7 @@ def _check_ties(model: torch.nn.Module, cuts: list[Cut]) -> None:
 
 
 def _cut_words(dimension: int | None) -> str:
-    return "whole" if dimension is None else f"cut along dimension {dimension}"
+    return "whole" if dimension in (None, COPIED) else f"cut along dimension {dimension}"
 
 
 def _in_words(cut: Cut) -> str:
