@@ -44,6 +44,7 @@ def benchmarks() -> None:
       python -m benchmarks ddp
       python -m benchmarks overlap
       python -m benchmarks compress
+      python -m benchmarks links
       python -m benchmarks servers
       python -m benchmarks checkpoint --size 100MB
       python -m benchmarks sharded
@@ -263,6 +264,30 @@ def compress(
     from benchmarks.run import Options, run
 
     raise typer.Exit(run(Compress(), Options(rounds, output=output, as_json=as_json)))
+
+
+@app.command()
+def links(
+    size: Annotated[str, typer.Option(metavar="SIZE", help="Size of the frame; a MB has 1024 KB.")] = "25MB",
+    rounds: Rounds = 3,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Send a frame from one host to another, encrypted and plain.
+
+    Two workers in network namespaces of their own, joined at 1 Gbit/s. Needs root, ip and tc, and the extra encryption.
+    Systems: tls, plain.
+
+    \b
+    Examples:
+      python -m benchmarks links
+      python -m benchmarks links --size 1MB --rounds 9 --output links.json
+    """
+    from benchmarks.links import Links
+    from benchmarks.run import Options, run
+    from benchmarks.size import parse_size
+
+    raise typer.Exit(run(Links(parse_size(size, "--size")), Options(rounds, output=output, as_json=as_json)))
 
 
 @app.command()

@@ -116,6 +116,13 @@ TARGETS = (
     ),
     Target("allreduce", "tcp, 2 processes, 25 MB: gloo ÷ ours", _all_reduce("quorate-tcp", "gloo", 25 * MB), 1.0),
     Target(
+        "links",
+        "25 MB at 1 Gbit/s: % slower when encrypted",
+        _detail("slower_percent", system="tls", case="25 MB at 1000 Mbit/s"),
+        10.0,
+        is_lowest=False,
+    ),
+    Target(
         "servers",
         "shm, push and pull of 25 MB: grpc ÷ ours",
         _ratio("grpc", system="quorate-shm", bytes=25 * MB),

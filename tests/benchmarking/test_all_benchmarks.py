@@ -9,6 +9,7 @@ from benchmarks.bench import Bench
 from benchmarks.blocks import Blocks
 from benchmarks.compress import Compress
 from benchmarks.ddp import Ddp
+from benchmarks.links import Links
 from benchmarks.nccl import Nccl
 from benchmarks.overlap import Overlap
 from benchmarks.run import Options, measure
@@ -35,6 +36,7 @@ from schemas import validate
         Ddp(blocks=Blocks(1, 2), kills=1),
         Sharded(2**24, saves=1),
         Overlap(stretches=1, warm_up=1, steps=2),
+        Links(2**20, repeats=3),
         Compress(epochs=1, seeds=(1,), mbit=1000, warm_up=1, steps=2),
     ],
     ids=lambda bench: str(bench.name),

@@ -111,6 +111,7 @@ def test_every_benchmark_has_a_verb() -> None:
         "scaling",
         "overlap",
         "compress",
+        "links",
         "servers",
         "recovery",
         "ddp",

@@ -45,6 +45,7 @@ def test_what_was_not_measured_is_never_met() -> None:
         "startup",
         "scaling",
         "overlap",
+        "links",
         "recovery",
         "ddp",
         "changes",
