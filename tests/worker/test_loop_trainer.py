@@ -15,9 +15,9 @@ from quorate.data.sampler import Source
 from quorate.observe.events import DeviceMemoryUse, LinksMeasured
 from quorate.spec.tracking import TrackSpec
 from quorate.training.progress import Best, Progress
-from quorate.training.run_mode import RunMode
 from quorate.training.strategy import Save, StepRequest
 from quorate.worker import session
+from quorate.worker.assignment import Assignment
 from quorate.worker.session import LoopTrainer, StrategyLinks
 
 
@@ -68,7 +68,9 @@ class Noted:
             hook=cast(Any, self),
             activity=cast(Any, SimpleNamespace(begin_step=lambda step: self.notes.append(f"begins {step}"))),
             write_status=lambda step, phase, lane: self.notes.append(f"{phase} at {step}"),
-            assignment=cast(Any, SimpleNamespace(token="t", slot=slot, mode=RunMode(), run="run")),
+            assignment=Assignment(
+                run="run", slot=slot, workers=1, task="", job={}, job_source="", coordinator="", token="t"
+            ),
             timing=Timing(5.0),
             checkpointer=cast(Any, None),
         )
