@@ -55,8 +55,8 @@ class Noted:
         parts = SimpleNamespace(
             spec=SimpleNamespace(track=None, on_out_of_memory="fail"),
             strategy=SimpleNamespace(connect=self._connect),
-            layout=None,
-            replica=SimpleNamespace(weights_digest=lambda: "d", device=SimpleNamespace(is_host=True), loss_scale=None),
+            layout=SimpleNamespace(weights_digest=lambda gather: "d"),
+            replica=SimpleNamespace(device=SimpleNamespace(is_host=True), loss_scale=None),
             samples=SimpleNamespace(datasets=self.validation),
         )
         self.trainer = LoopTrainer(
@@ -85,13 +85,12 @@ class Noted:
 
     def _connect(self, endpoint: Any) -> Any:
         self.connected.append(endpoint)
-        links = SimpleNamespace(close=lambda: self.notes.append("aborted"))
+        links = SimpleNamespace(close=lambda: self.notes.append("aborted"), gather=lambda *_: [])
         return SimpleNamespace(
             links=links,
             close=lambda: self.notes.append("closed"),
             measure=lambda: LinksMeasured(worker=0),
             placed=lambda: None,
-            weights_digest=lambda: "d",
             align=lambda *_: self._align(endpoint.generation),
         )
 
