@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from quorate.core.networks import Network
-from quorate.engines.cluster import ClusterView, HostLost, Node
+from quorate.engines.cluster import ClusterView, HostLost, Node, NodeLost
 from quorate.engines.host import EngineMaker, HostAgent, Report, local_engine
 
 GLANCE = 0.01
@@ -28,7 +28,7 @@ class MemoryLink:
         for _ in range(int(seconds / GLANCE)):
             reports = self.agent.next(arrived, GLANCE)
             if self.lost.is_set():
-                raise HostLost("its power was cut", node_lives=self.node_lives)
+                raise (HostLost if self.node_lives else NodeLost)("its power was cut")
             if reports:
                 return reports
         return []

@@ -3,19 +3,19 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from quorate.core.errors import QuorateError
+from quorate.core.errors import JobError
 from quorate.engines.host import Report
 
 
-class HostLost(QuorateError):  # noqa: N818 (a happening, not a mistake)
-    """The agent of a host is gone, and its processes with it; perhaps the node as well."""
-
-    def __init__(self, message: str, *, node_lives: bool = False) -> None:
-        super().__init__(message)
-        self.node_lives = node_lives
+class HostLost(JobError):  # noqa: N818 (a happening, not a mistake)
+    """The agent of a host is gone, and its processes with it. Its node lives, and may have another."""
 
 
-class HostSilent(QuorateError):  # noqa: N818 (a happening, not a mistake)
+class NodeLost(HostLost):
+    """The node is gone as well."""
+
+
+class HostSilent(JobError):  # noqa: N818 (a happening, not a mistake)
     """A host does not answer; it may again."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from quorate.engines.cluster import Cluster, ClusterView, HostLink, HostLost, HostSilent
+from quorate.engines.cluster import Cluster, ClusterView, HostLink, HostLost, HostSilent, NodeLost
 from quorate.engines.event_loop import EventLoop
 from quorate.engines.host import Report
 from quorate.engines.log_tails import LogLines
@@ -162,7 +162,7 @@ class Hosts:
                 time.sleep(AGAIN)
                 continue
             except HostLost as error:
-                self._loop.put(partial(self._lost, host, error.message, error.node_lives))
+                self._loop.put(partial(self._lost, host, error.message, not isinstance(error, NodeLost)))
                 return
             except Exception as error:
                 log.exception("host %s could not be asked", host.node)

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import RequestError
-from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node
+from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node, NodeLost
 from quorate.engines.host import Report
 from quorate.engines.ray_host import COMMANDS, REPORTS, RayHost
 
@@ -156,7 +156,7 @@ class RayHostLink:
         over = time.monotonic() + seconds + GRACE
         while not ray.wait([asked], timeout=GLANCE)[0]:
             if self._is_closed:
-                raise HostLost("it was let go", node_lives=True)
+                raise HostLost("it was let go")
             if self._is_cut():
                 raise self._lost("its process has ended")
             self._check_commands()
@@ -174,7 +174,7 @@ class RayHostLink:
             try:
                 ray.get(told)
             except ray.exceptions.ActorUnavailableError as error:
-                raise HostLost(f"a command did not reach it ({_first_line(error)})", node_lives=True) from None
+                raise HostLost(f"a command did not reach it ({_first_line(error)})") from None
 
     def _hold_lifeline(self, seconds: float) -> None:
         if self._lifeline_asked is None:
@@ -201,7 +201,7 @@ class RayHostLink:
             return True
 
     def _lost(self, reason: str) -> HostLost:
-        return HostLost(reason, node_lives=_lives(self._node))
+        return HostLost(reason) if _lives(self._node) else NodeLost(reason)
 
 
 def _lives(node: str) -> bool:
