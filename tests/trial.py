@@ -69,6 +69,21 @@ def told(place: Workplace, document: dict[str, Any], kind: str) -> list[dict[str
     return [event for event in place.events(place.folder / "runs" / document["run"]) if event["kind"] == kind]
 
 
+def assert_replicas_sufficed(place: Workplace, document: dict[str, Any]) -> None:
+    """Nobody went back to a checkpoint, unless a server was lost while another was still on its way: the machine may be
+    slow, and then nobody else has what it held."""
+    all_servers, present = 0, set[int]()
+    for event in place.events(place.folder / "runs" / document["run"]):
+        if event["kind"] == "generation":
+            present = set(event["servers"] or ())
+            all_servers = max(all_servers, len(present))
+        elif event["kind"] == "lost" and event["worker"] in present:
+            if len(present) < all_servers:
+                return
+            present.discard(event["worker"])
+    assert not told(place, document, "rollback")
+
+
 def assert_recovered(place: Workplace, document: dict[str, Any]) -> None:
     """Every fault came about, there was something to recover from, and it has not changed a bit."""
     assert [fault["fired"] for fault in document["faults"]] == [True] * len(document["faults"])
