@@ -738,8 +738,9 @@ class TestASaveThatMustNotFail:
         def look() -> None:
             if activity.waits_for == "the next try":
                 seen.add(activity.moves)
-                if len(seen) >= 3:  # for all of them: whoever is not told would wait out its minute
-                    _gone()
+            # For all, also when the first has left by now: whoever is not told would wait out its minute.
+            if len(seen) >= 3:
+                _gone()
 
         for hand in crew.present:
             hand.check_lease = look
