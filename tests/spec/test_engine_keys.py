@@ -96,7 +96,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         {"address": "ray://me:s3cret@head:10001"},
         {"runtime_env": {"env_vars": {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef"}}},
         {"runtime_env": {"env_vars": {"RAY_AUTH_TOKEN": "short"}}},
-        {"runtime_env": {"pip": ["--extra-index-url https://me:s3cret@index.example/simple", "numpy"]}},
+        {"runtime_env": {"pip": ["--extra-index-url https://me:s3cret@packages.example", "numpy"]}},
         {"runtime_env": {"pip": ["thing @ git+https://me:s3cret@git.example/thing.git"]}},
     ],
     ids=str,
@@ -109,7 +109,7 @@ def test_a_secret_is_refused_where_all_of_the_cluster_would_read_it(engine: dict
 
 
 def test_what_is_no_secret_passes() -> None:
-    env = {"pip": ["torch @ https://index.example/torch.whl", "numpy>=2"], "env_vars": {"HF_HOME": "/mnt/models"}}
+    env = {"pip": ["torch @ https://packages.example/torch.whl", "numpy>=2"], "env_vars": {"HF_HOME": "/mnt/models"}}
     assert ray(runtime_env=env).runtime_env.pip == env["pip"]
 
 
