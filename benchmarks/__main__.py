@@ -546,6 +546,7 @@ def gpu(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Tiny models and few steps on the CPU: whether every row runs.")
     ] = False,
+    systems: Systems = None,
     rounds: Rounds = 2,
     peers: Peers = None,
     output: Output = None,
@@ -554,17 +555,19 @@ def gpu(
     """Train the models of examples/models on one GPU, and compare with loops that were tuned by hand.
 
     Rows: resnet50, lanes, transformers, gangs, planned, digests, recovery, exchange, busy, checkpoint, memory, cifar.
-    Each takes 8 minutes or less on one H200. With --output, the file is written after every measurement.
+    Systems: quorate, quorate-free, quorate-ddp, hand-compiled, hand-captured, hand-ddp, lightning-by-hand, lightning,
+    accelerate. With --output, the file is written after every measurement.
 
     \b
     Examples:
       python -m benchmarks gpu resnet50,lanes --output resnet50.json
       python -m benchmarks gpu digests --rounds 1
+      python -m benchmarks gpu transformers --systems quorate,hand-captured
       python -m benchmarks gpu --smoke
     """
-    from benchmarks.gpu import ROWS, SMOKE, Gpu, Lengths
+    from benchmarks.gpu import ROWS, SMOKE, SYSTEMS, Gpu, Lengths
     from benchmarks.run import Options, run
-    from benchmarks.selection import parse_names
+    from benchmarks.selection import choose_systems, parse_names
     from quorate.core.errors import RequestError
     from quorate.core.gpus import gpus_here
 
@@ -572,7 +575,7 @@ def gpu(
     if not smoke and not gpus_here():
         raise RequestError("This machine has no GPU. --smoke runs the same rows with tiny models on the CPU.")
     loaders, lengths = (min(loaders, 1), SMOKE) if smoke else (loaders, Lengths(steps // 4, steps))
-    bench = Gpu(wanted, keep, smoke, loaders, lengths)
+    bench = Gpu(wanted, keep, smoke, loaders, lengths, choose_systems(systems, SYSTEMS))
     raise typer.Exit(run(bench, Options(rounds, peers, output, as_json)))
 
 

@@ -22,6 +22,7 @@ PLAIN_DDP = System("hand-ddp", "benchmarks.peers.gpu_loops")
 TUNED = (COMPILED, CAPTURED)
 OURS = (QUORATE.name, FREE.name, GANG.name)
 DEFAULTS = (BY_HAND, LIGHTNING, ACCELERATE)
+SYSTEMS = (QUORATE, FREE, GANG, *TUNED, PLAIN_DDP, *DEFAULTS)
 
 MODELS = {"resnet50": "ResNet-50", "resnet18": "ResNet-18", "vit_b16": "ViT-B/16", "bert_large": "BERT-Large"}
 MODELS |= {
@@ -81,6 +82,7 @@ class Gpu:
     smoke: bool = False
     loaders: int = 8
     lengths: Lengths = field(default_factory=Lengths)
+    systems: Sequence[System] = SYSTEMS
     name: str = "gpu"
     headline: str = (
         "Models of examples/models on one GPU. A step in steady state, by the run's own events, at the defaults of "
@@ -90,9 +92,9 @@ class Gpu:
 
     def turns(self) -> list[Turn]:
         """Every row that was asked for; what several of them need is measured once."""
-        turns: list[Turn] = []
+        wanted, turns = {system.name for system in self.systems}, list[Turn]()
         for row in self.rows:
-            turns += [turn for turn in ROWS[row](self) if turn not in turns]
+            turns += [turn for turn in ROWS[row](self) if turn not in turns and turn.system.name in wanted]
         return turns
 
     def label(self, row: Row) -> str:
@@ -266,6 +268,7 @@ REMARKS = {
     "lost_ms": ("lost", 1, " ms"),
     "back_ms": ("replaced", 0, " ms"),
     "first_step_s": ("first step", 1, " s"),
+    "compile_s": ("compiling", 1, " s"),
     "best_percent": ("accuracy", 2, " %"),
     "seconds_to_goal": (f"to {GOAL:.0f} %", 0, " s"),
 }

@@ -6,6 +6,7 @@ What the compiler makes is kept there, too: a job whose kernels are there begins
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,8 +23,9 @@ from quorate.observe.events import StepCompleted
 PATIENCE = 240.0
 """Seconds until a job has come somewhere: its kernels may have to be compiled first."""
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-MOST_WORDS = 500
-"""Of what a job that fails has said."""
+MOST_WORDS = 300
+"""Of how a job that fails begins to say why, and as many of how it ends."""
+_TRIAL = re.compile(r"compiling was tried in ([\d.]+) s: (\d+) of (\d+) graphs came from the cache")
 
 
 class GpuRun(WatchedRun):
@@ -32,7 +34,7 @@ class GpuRun(WatchedRun):
     def __init__(self, order: Mapping[str, Any], job: dict[str, Any], keep: Path | None = None) -> None:
         runs = (Path(order["keep"]) if keep is None else keep) / "runs"
         runs.mkdir(parents=True, exist_ok=True)
-        named = {**job, "name": f"{job['name']}-{uuid.uuid4().hex[:6]}", "log_level": "warning"}
+        named = {**job, "name": f"{job['name']}-{uuid.uuid4().hex[:6]}", "log_level": "info"}
         super().__init__(order["folder"], named, runs)
         self._errors = self.job_file.with_name("errors.txt")
 
@@ -80,8 +82,16 @@ class GpuRun(WatchedRun):
 
     def last_words(self) -> str:
         """What the command has said of its end."""
-        lines = self._errors.read_text(errors="replace").split("\n")
-        return " ".join(line.strip() for line in lines if line.strip())[:MOST_WORDS]
+        words = " ".join(self._errors.read_text(errors="replace").split())
+        return words if len(words) <= 2 * MOST_WORDS else f"{words[:MOST_WORDS]} … {words[-MOST_WORDS:]}"
+
+    def compiling(self) -> dict[str, float]:
+        """How long it took, and how many graphs did not have to be made: nothing where nothing was compiled."""
+        logs = "".join(file.read_text() for file in sorted(self.folder.glob("logs/worker-*.jsonl")))
+        if (found := _TRIAL.search(logs)) is None:
+            return {}
+        seconds, kept, graphs = map(float, found.groups())
+        return {"compile_s": seconds, "graphs_kept": kept, "graphs": graphs}
 
     def remove(self) -> None:
         """Its checkpoints take gigabytes."""

@@ -33,7 +33,7 @@ def main() -> None:
     steps = read_steps(run.folder / "events.jsonl")
     times = step_times(steps, blocks)
     details = times.details | {"samples_per_second": 1000 * job["batch_size"] / times.mean_ms}
-    details["first_step_s"] = steps[min(steps)].time - began
+    details |= {"first_step_s": steps[min(steps)].time - began, **run.compiling()}
     since, until = steps[blocks.warm_up].time, steps[blocks.total].time
     busy = [percent for moment, percent in samples if since < moment <= until]
     if busy:
