@@ -18,7 +18,7 @@ from quorate.coordinator.actions import DeclareGeneration
 from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.states import JobSettings, Recalling
-from quorate.core.errors import RequestError
+from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.core.timing import Timing
@@ -133,7 +133,8 @@ def test_a_port_in_use_is_told_with_the_remedy(run: RunFolder) -> None:
 def test_two_coordinators_never_share_a_port(run: RunFolder) -> None:
     with coordinator(run) as (_, answer):
         port = int(answer["address"].rpartition(":")[2])
-        with coordinator(run, port=port) as (_, refusal):
+        # Of another run: the next of this one would have the first end.
+        with coordinator(RunFolder.create(run.path.parent, "other"), port=port) as (_, refusal):
             assert "is in use" in refusal["error"]
 
 
@@ -141,6 +142,37 @@ def test_every_coordinator_of_a_run_has_a_higher_incarnation(run: RunFolder) -> 
     with coordinator(run):
         pass
     assert run.next_incarnation() == 2
+
+
+def test_of_two_that_both_believe_the_older_ends_and_leaves_everything_to_the_newer(run: RunFolder) -> None:
+    """As one that was moved while its host was cut off: its launcher has not ended, and nobody has killed it."""
+    with coordinator(run, failure_timeout=300.0) as (older, before):  # it looks by itself every 15 seconds
+        caller = SupervisorClient(before["address"], TOKEN, timeout=60.0)
+        caller.stop("before")  # it serves
+        with coordinator(run) as (newer, after):
+            with pytest.raises(LinkError, match="another coordinator has taken the place"):
+                caller.report_failure(Failure("ProcessLost", "told to the older"))
+            assert older.wait(timeout=60) == 0
+            caller.close()
+            assert run.read_address(TOKEN) == after["address"], "it is not the older's to remove"
+            assert newer.poll() is None
+            client = SupervisorClient(after["address"], TOKEN, timeout=60.0)
+            client.stop("after")
+            client.close()
+    log = (run.logs / "coordinator.jsonl").read_text()
+    assert "incarnation 1 ends: another coordinator has taken its place (incarnation 2)" in log
+    events = [json.loads(line) for line in run.events_file.read_text().splitlines()]
+    assert [event.get("reason") for event in events] == ["before", "after"]
+
+
+def test_one_whose_launcher_is_gone_says_nothing_where_another_goes_on(run: RunFolder) -> None:
+    with coordinator(run, failure_timeout=60.0) as (older, _):  # it looks by itself every three seconds
+        run.next_incarnation()
+        assert older.stdin is not None
+        older.stdin.close()
+        older.stdin = None
+        assert older.wait(timeout=60) == 0
+    assert not run.events_file.exists()
 
 
 def test_a_generation_that_the_launcher_has_not_read_of_yet_is_known_to_the_next_coordinator(run: RunFolder) -> None:

@@ -372,25 +372,29 @@ class TestIncarnation:
 
     def test_is_on_the_disk_before_it_is_returned(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = RunFolder.create(tmp_path, "mnist")
-        contents: list[bytes] = []
+        sizes: list[int] = []
         real = os.fsync
 
         def watch(descriptor: int) -> None:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                contents.append(os.pread(descriptor, 100, 0))
+                sizes.append(os.fstat(descriptor).st_size)
             real(descriptor)
 
         monkeypatch.setattr(os, "fsync", watch)
-        run.next_incarnation()
-        assert contents == [b"1\n"]
+        run.next_incarnation(launch="this one")
+        assert sizes == [len("this one")]
 
-    @pytest.mark.parametrize(("left", "least"), [(b"1\n2\n3", 3), (b"1\n2\n\0\0\0", 3), (b"1\n12\n1", 13)])
-    def test_never_falls_after_a_torn_write(self, tmp_path: Path, left: bytes, least: int) -> None:
+    def test_the_newest_is_known_and_for_whom_it_was_taken(self, tmp_path: Path) -> None:
         run = RunFolder.create(tmp_path, "mnist")
-        (run.path / "incarnations").write_bytes(left)
-        first = run.next_incarnation()
-        assert first >= least
-        assert run.next_incarnation() == first + 1
+        assert run.incarnations.newest() == 0
+        assert not run.incarnations.is_taken_by_other("first")
+        run.next_incarnation(above=9, launch="first")
+        assert run.incarnations.newest() == 10
+        assert not run.incarnations.is_taken_by_other("first")
+        run.next_incarnation()
+        assert not run.incarnations.is_taken_by_other("first"), "nobody knows for whom that one was"
+        run.next_incarnation(launch="second")
+        assert run.incarnations.is_taken_by_other("first")
 
     def test_two_that_ask_at_once_get_different_ones(self, tmp_path: Path) -> None:
         run = RunFolder.create(tmp_path, "mnist")
@@ -411,6 +415,8 @@ class TestFiles:
         holding = [file for file in run.path.iterdir() if file.is_file() and "secret" in file.read_text()]
         assert [stat.S_IMODE(file.stat().st_mode) for file in holding] == [0o600]
         assert run.read_address() == "127.0.0.1:4000"
+        run.remove_address("127.0.0.1:4001")
+        assert run.address_file.exists(), "it is another one's"
         run.remove_address()
         run.remove_address()
         assert not run.address_file.exists()

@@ -310,6 +310,25 @@ def test_the_lease_is_renewed_by_heartbeats_and_expires_without_them(tmp_path: P
         member.close()
 
 
+def test_whose_coordinator_was_replaced_commits_nothing_until_it_has_heard_of_the_next(tmp_path: Path) -> None:
+    newest = [1]
+    with serve(tmp_path, workers=1) as served:
+        member = Membership(
+            GrpcLink(served.address, TOKEN),
+            Timing(60.0),
+            lambda: WorkerStatus(0, ""),
+            newest_incarnation=lambda: newest[0],
+        )
+        member.register(registration(0))
+        member.await_generation()
+        member.check_commit()
+        newest[0] = 2  # behind a cut cable: the first still answers
+        with pytest.raises(LeaseExpired, match=r"is of coordinator 1 of this run, and there is coordinator 2 now"):
+            member.check_commit()
+        member.check_lease()
+        member.close()
+
+
 def test_waiting_for_a_generation_ends_with_the_lease(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2, failure_timeout=0.5) as served:
         member = Membership(GrpcLink(served.address, TOKEN), Timing(0.5), lambda: WorkerStatus(0, ""))

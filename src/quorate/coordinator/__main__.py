@@ -72,6 +72,8 @@ class Appointment:
     secrets: Sequence[str] = ()
     # What it shows to those who call it; without one nothing is encrypted.
     identity: Identity | None = None
+    # Which launch of the run it belongs to.
+    launch: str = ""
 
     @classmethod
     def from_json(cls, line: bytes) -> "Appointment":
@@ -123,7 +125,7 @@ async def _serve(appointment: Appointment) -> None:
         raise RequestError(f"the mesh ({mesh}) has {mesh.size} workers, and the job {appointment.workers}")
     # On the disk before anybody is answered: generations of an earlier coordinator are lower than ours.
     settings = JobSettings(
-        run.next_incarnation(above=_incarnation_elsewhere(run)),
+        run.next_incarnation(_incarnation_elsewhere(run), appointment.launch),
         appointment.lanes,
         appointment.workers,
         timing,
@@ -135,12 +137,18 @@ async def _serve(appointment: Appointment) -> None:
         mesh=mesh,
         is_fixed=appointment.is_fixed,
     )
+
+    def is_superseded() -> bool:
+        return run.incarnations.newest() > settings.incarnation
+
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
-        service = CoordinatorService(settings, event_log, _begin(settings, event_log, appointment.roster))
+        service = CoordinatorService(
+            settings, event_log, _begin(settings, event_log, appointment.roster), is_superseded
+        )
         if (place := current_place()) is not None:
             place.moving = lambda: {"generation": service.generation}
         server, address = open_server(
-            service, appointment.token, appointment.host, appointment.port, appointment.identity
+            service, appointment.token, appointment.host, appointment.port, appointment.identity, is_superseded
         )
         door = None if appointment.identity is None else open_door(server, appointment.host, appointment.identity)
         await server.start()
@@ -148,8 +156,15 @@ async def _serve(appointment: Appointment) -> None:
         try:
             _answer({"address": address})
             await _until_over(service, timing)
+            if service.superseded.is_set():
+                log.warning(
+                    "incarnation %d ends: another coordinator has taken its place (incarnation %d), and this one "
+                    "writes nothing more",
+                    settings.incarnation,
+                    run.incarnations.newest(),
+                )
         finally:
-            run.remove_address()
+            run.remove_address(address)  # the other may have written its own there
             await server.stop(timing.heartbeat_every)
 
 
@@ -181,10 +196,11 @@ async def _until_over(service: CoordinatorService, timing: Timing) -> None:
         time_keeping = group.create_task(service.keep_time())
         told = group.create_task(_told_everyone(service, timing))
         gone = group.create_task(launcher_gone.wait())
-        await asyncio.wait({told, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if gone.done():
+        superseded = group.create_task(service.superseded.wait())
+        await asyncio.wait({told, gone, superseded}, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done() and not service.is_superseded():
             service.apply(LauncherGone())
-        for task in (time_keeping, told, gone):
+        for task in (time_keeping, told, gone, superseded):
             task.cancel()
 
 

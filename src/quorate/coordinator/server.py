@@ -37,6 +37,21 @@ async def _turn_away(_request: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
 
 
+class IncarnationGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Turns away every call once another coordinator has a higher incarnation: who calls tries again, there."""
+
+    def __init__(self, is_superseded: Callable[[], bool]) -> None:
+        self._is_superseded = is_superseded
+        self._turn_away = grpc.unary_unary_rpc_method_handler(_point_onwards)
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        return self._turn_away if self._is_superseded() else await continuation(call)
+
+
+async def _point_onwards(_request: Any, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator has taken the place of this one")
+
+
 class CertificateGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Turns away whoever speaks for a process that it is not, by its certificate."""
 
@@ -89,7 +104,12 @@ async def _check_certificate(request: Any, context: Any) -> None:
 
 
 def open_server(
-    service: CoordinatorServicer, token: str, host: str, port: int, identity: Identity | None = None
+    service: CoordinatorServicer,
+    token: str,
+    host: str,
+    port: int,
+    identity: Identity | None = None,
+    is_superseded: Callable[[], bool] = lambda: False,
 ) -> tuple[grpc.aio.Server, str]:
     """What serves a coordinator once it is started, and the address that it listens at.
 
@@ -97,7 +117,9 @@ def open_server(
     """
     # Without so_reuseport=0 two coordinators could share a port, and each would get half of the other's calls.
     options = (("grpc.so_reuseport", 0), *MESSAGE_OPTIONS)
-    guards = (TokenGuard(token),) if identity is None else (TokenGuard(token), CertificateGuard())
+    guards = [TokenGuard(token), IncarnationGuard(is_superseded)]
+    if identity is not None:
+        guards.append(CertificateGuard())
     server = grpc.aio.server(interceptors=guards, options=options)
     add_CoordinatorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     try:

@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -77,14 +77,23 @@ _OBSOLETE = {"formed": ("formed", "regroup", "save"), "save": ("save",)}
 class CoordinatorService(CoordinatorServicer):
     """One job's coordinator. Made and used on one asyncio loop."""
 
-    def __init__(self, settings: JobSettings, event_log: EventLog, state: State) -> None:
+    def __init__(
+        self,
+        settings: JobSettings,
+        event_log: EventLog,
+        state: State,
+        is_superseded: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._settings = settings
         self._event_log = event_log
         self._state = state
+        self.is_superseded = is_superseded
         self._directives = Directives()
         self._changed = asyncio.Event()
         self.ended = asyncio.Event()
         self.outcome_fetched = asyncio.Event()
+        # Set when another coordinator has taken this one's place: it decides nothing any more.
+        self.superseded = asyncio.Event()
         if isinstance(self._state, Ended):
             self._directives.add(end_directive(self._state.failure))
             self.ended.set()
@@ -258,10 +267,13 @@ class CoordinatorService(CoordinatorServicer):
         return decision
 
     async def keep_time(self) -> None:
-        """Tell the state that time passes, until the job ends."""
-        while not self.ended.is_set():
+        """Tell the state that time passes, until the job ends or another coordinator has it."""
+        while not self.superseded.is_set():
             await asyncio.sleep(self._settings.timing.failure_timeout / _TICKS_PER_TIMEOUT)
-            self.apply(Tick())
+            if self.is_superseded():
+                self.superseded.set()
+            elif not self.ended.is_set():
+                self.apply(Tick())
 
 
 # --- what workers ask and are answered

@@ -12,7 +12,7 @@ from pathlib import Path
 from quorate.core.errors import RunError
 from quorate.storage.run_folder import RunFolder
 
-SHARED = ("checkpoints", "events.jsonl", "incarnations", "micro_batches.json", "coordinator.json")
+SHARED = ("checkpoints", "events.jsonl", "coordinators", "micro_batches.json", "coordinator.json")
 
 
 def share(run: RunFolder, storage: Path | None) -> RunFolder:
@@ -21,7 +21,7 @@ def share(run: RunFolder, storage: Path | None) -> RunFolder:
         return run
     shared = RunFolder(storage / run.name)
     try:
-        for folder in (shared.logs, shared.checkpoints):
+        for folder in (shared.logs, shared.checkpoints, shared.path / "coordinators"):
             folder.mkdir(parents=True, exist_ok=True)
         for name in SHARED:
             _link(run.path / name, shared.path / name)

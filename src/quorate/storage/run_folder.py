@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import errno
-import fcntl
 import itertools
 import json
 import math
@@ -17,8 +16,9 @@ from typing import Any
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import DamagedFileError, JobError, RunError
-from quorate.core.regular_file import open_regular, read_regular
-from quorate.storage.atomic import sync_folder, write_atomically, write_fully
+from quorate.core.regular_file import read_regular
+from quorate.storage.atomic import write_atomically
+from quorate.storage.incarnations import Incarnations
 from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
 
 USUAL_RUNS = Path("runs")
@@ -54,6 +54,7 @@ class RunFolder:
         self.logs = path / "logs"
         self.address_file = path / "coordinator.json"
         self.lock_file = path / "lock"
+        self.incarnations = Incarnations(path / "coordinators")
 
     @classmethod
     def create(cls, runs: Path, name: str) -> "RunFolder":
@@ -128,26 +129,11 @@ class RunFolder:
                 ) from None
             yield
 
-    def next_incarnation(self, above: int = 0) -> int:
+    def next_incarnation(self, above: int = 0, launch: str = "") -> int:
         """A number higher than any coordinator of this run had before, and than `above`, which one may have had
-        elsewhere; on the disk before it is returned.
-
-        It grows whatever dies in between: one line a number, in a file that is only appended to.
-        """
+        elsewhere; on the disk before it is returned."""
         with _explaining(f"cannot number the coordinator of run {self.name} in {self.path}"):
-            descriptor = open_regular(self.path / "incarnations", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            try:
-                # Two that ask at once must not be told the same number: both would believe to be the newest.
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                lines = os.read(descriptor, os.fstat(descriptor).st_size).split(b"\n")
-                number = max([above, *(int(line) for line in lines if line.isdigit())]) + 1
-                # A line that a crash has torn is ended first: "1" and "2" must not become 12.
-                write_fully(descriptor, b"%s%d\n" % (b"\n" if lines[-1] else b"", number))
-                os.fsync(descriptor)
-                sync_folder(self.path)
-            finally:
-                os.close(descriptor)
-        return number
+            return self.incarnations.take(above, launch)
 
     def write_address(self, address: str, token: str, door: Mapping[str, str] | None = None) -> None:
         """Say where the coordinator listens, to the owner of the run only; and where the job is encrypted, at which
@@ -177,7 +163,10 @@ class RunFolder:
             return None
         return address if isinstance(address, str) else None
 
-    def remove_address(self) -> None:
+    def remove_address(self, address: str | None = None) -> None:
+        """Say no more where the coordinator listens; with an address, only if it is that one's."""
+        if address is not None and self.read_address() != address:
+            return
         with _explaining(f"cannot remove {self.address_file}"):
             # What a link leads to, where hosts share the run: the token is in it.
             self.address_file.resolve().unlink(missing_ok=True)

@@ -134,6 +134,8 @@ class Supervisor:
         self._timing = Timing(launch.spec.failure_timeout)
         self._token = secrets.token_urlsafe(32)
         register_secrets([self._token])
+        # Of all launches of a run, this one: whose coordinator is the newest, has the run.
+        self._launch_id = secrets.token_hex(8)
         is_encrypted = engine.capacity().spans_hosts if launch.spec.encrypt == "auto" else launch.spec.encrypt
         self._authority = Authority.mint(launch.run.name) if is_encrypted else None
         self._has_formed = False
@@ -153,7 +155,7 @@ class Supervisor:
         self._warn_of_crowd()
         with contextlib.closing(self._engine), contextlib.ExitStack() as stack:
             # It does so itself, unless it was killed.
-            stack.callback(self._launch.run.remove_address)
+            stack.callback(self._remove_address)
             own = self._identity_of(SUPERVISOR)
             coordinator = CoordinatorProcess(self._engine, self._appointment(), self._token, self._timing, own)
             stack.callback(coordinator.close)
@@ -242,6 +244,8 @@ class Supervisor:
             if coordinator.is_alive:
                 client.report_failure(failure)
                 return
+        if self._is_run_elsewhere():
+            return
         # The run's events are the coordinator's to write, unless it cannot any more.
         with contextlib.closing(EventLog(JsonlSink(self._launch.run.events_file))) as event_log:
             event_log.publish(RunFailed.of(failure))
@@ -305,10 +309,24 @@ class Supervisor:
         coordinator.kill_if_silent(watch.answered)
         if coordinator.is_alive or watch.outcome is not None:
             return False
+        if self._is_run_elsewhere():
+            message = (
+                f"run {self._launch.run.name} goes on elsewhere: a coordinator that was not started here has taken it "
+                "over, and this one has ended. Nothing is lost; look there."
+            )
+            raise JobFailed(Failure("RunTakenOver", message, step=self._step or None))
         roster = workers.roster() | {"events_from": self._launch.events_from, "has_begun": self._has_formed}
         if not coordinator.replace({"workers": watch.workers or self._launch.first_workers, "roster": roster}):
             raise JobFailed(self._lost(coordinator.departure, follower))
         return True
+
+    def _remove_address(self) -> None:
+        if not self._is_run_elsewhere():
+            self._launch.run.remove_address()
+
+    def _is_run_elsewhere(self) -> bool:
+        """To start another coordinator then would take the run back, and so on without end."""
+        return self._launch.run.incarnations.is_taken_by_other(self._launch_id)
 
     def _grow(self, client: SupervisorClient) -> None:
         """Ask for another number of workers, where that is worth it; tell once that it stays as it is."""
@@ -389,6 +407,7 @@ class Supervisor:
             "mesh": None if mesh is None else astuple(mesh),
             "is_fixed": syncs_batch_norm(spec.strategy),
             "token": self._token,
+            "launch": self._launch_id,
             "port": spec.port,
             "log_level": spec.log_level,
             "secrets": known_secrets(),

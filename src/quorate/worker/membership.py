@@ -51,12 +51,16 @@ class Membership:
         status: Callable[[], WorkerStatus],
         pace: Callable[[], Pace | None] = lambda: None,
         runtime: Runtime = SYSTEM,
+        newest_incarnation: Callable[[], int] = lambda: 0,
     ) -> None:
         self._link = link
         self._timing = timing
         self._status = status
         self._pace = pace
         self._runtime = runtime
+        self._newest_incarnation = newest_incarnation
+        # Of the coordinator that has answered last.
+        self._incarnation = 0
         self._closing = Latch(runtime)
         self._lease = Lease(timing, runtime.now)
         self._outbox = Outbox()
@@ -92,8 +96,7 @@ class Membership:
         if refusal is not None:
             own_kinds = {kind.__name__: kind for kind in (DivergedError, FrameError)}
             raise own_kinds[refusal.kind](refusal.message) if refusal.kind in own_kinds else JobEnded(refusal)
-        self._lease.renew(sent, reply.lease)
-        self._hear_time(sent, reply)
+        self._renew(sent, reply)
         return int(reply.incarnation)
 
     def _present_again(self, incarnation: int) -> None:
@@ -169,8 +172,14 @@ class Membership:
     def check_commit(self) -> None:
         """Raise when this worker may not commit a checkpoint. The end of the job does not forbid it: it forms no other
         generation, and what all had agreed on before stays true."""
-        if not self.view.ended:
-            self.check_lease()
+        if self.view.ended:
+            return
+        self.check_lease()
+        # The one that answers this worker may have been replaced behind a cut cable, and know nothing of it.
+        if (newest := self._newest_incarnation()) > self._incarnation:
+            raise LeaseExpired(
+                f"the lease is of coordinator {self._incarnation} of this run, and there is coordinator {newest} now"
+            )
 
     def ask_to_leave(self) -> None:
         """Tell with every heartbeat from now on that this worker has to leave. Only a flag: signal handlers call it."""
@@ -330,8 +339,7 @@ class Membership:
                 self._present_again(reply.incarnation)
                 return False
             self._outbox.answered()
-            self._lease.renew(sent, reply.lease)
-            self._hear_time(sent, reply)
+            self._renew(sent, reply)
             return True
         except LinkError as error:
             log.debug("a heartbeat was not taken: %r", error)
@@ -341,7 +349,9 @@ class Membership:
                 self._is_sending = False
                 self._turn.notify_all()
 
-    def _hear_time(self, sent: float, reply: pb.RegisterReply | pb.HeartbeatReply) -> None:
+    def _renew(self, sent: float, reply: pb.RegisterReply | pb.HeartbeatReply) -> None:
+        self._lease.renew(sent, reply.lease)
+        self._incarnation = reply.incarnation
         if reply.time:
             self._coordinator_clock.add(sent, reply.time, self._runtime.now(), reply.incarnation)
 

@@ -113,7 +113,8 @@ class Worker:
         # On several hosts the next one may listen elsewhere.
         find = partial(self._run.read_address, assignment.token) if assignment.storage else None
         link = GrpcLink(assignment.coordinator, assignment.token, assignment.identity, find)
-        self._membership = Membership(link, self._timing, self._status, self._pace.take)
+        newest = self._run.incarnations.newest
+        self._membership = Membership(link, self._timing, self._status, self._pace.take, newest_incarnation=newest)
         self._backlog = Backlog(self._membership.publish, self._timing)
         self._hook = assignment.make_hook(self._page.write)
         self._tell_place()
