@@ -15,6 +15,7 @@ from bits import bit_tasks as tasks
 from bits.test_ddp_bits import CLOSE, far
 from bits.test_fsdp_bits import KEYS, PLAN, Block, Exact, Tower, train
 from quorate.core.errors import TaskError
+from quorate.strategies.fsdp import check_fused
 from quorate.training.shard_units import check_units
 from quorate.training.task import Task
 
@@ -206,3 +207,11 @@ def test_workers_that_go_through_different_parts_are_told_which(
 def test_what_cannot_be_gathered_is_refused(model: nn.Module, message: str) -> None:
     with pytest.raises(TaskError, match=message):
         check_units(model, [""])
+
+
+def test_fused_kernels_that_shards_do_not_have_are_refused() -> None:
+    parameters = [nn.Parameter(torch.zeros(2))]
+    with pytest.raises(TaskError, match=r"gives SGD with fused=True, .*Leave `fused` out"):
+        check_fused(torch.optim.SGD(parameters, lr=0.1, fused=True))
+    check_fused(torch.optim.SGD(parameters, lr=0.1))
+    check_fused(torch.optim.AdamW(parameters, lr=0.1, fused=True))

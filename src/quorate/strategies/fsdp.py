@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
+
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import StateLost, TaskError
 from quorate.core.generation import Member
@@ -48,6 +50,7 @@ class FsdpFactory:
                 "optimizer() gives several optimizers, each of which has a backward pass of its own: that is not "
                 "possible with strategy: fsdp. Return one, with a group of parameters for each."
             )
+        check_fused(replica.optimizers.by_name[SOLE])
         self._spec = spec
         self._replica = replica
         self._folder = folder
@@ -67,6 +70,17 @@ class FsdpFactory:
         gradients = ShardedGradients(self._replica.trainable, hosted, world, self._passes)
         joined = GroupLinks(links, *groups)
         return FsdpConnection(self._spec, self._replica, endpoint, joined, gradients, groups, self.layout, self._folder)
+
+
+def check_fused(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse fused kernels that torch does not have for parts of parameters: its first step would fail."""
+    kind = type(optimizer)
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    if is_fused and kind in (torch.optim.SGD, torch.optim.Adagrad):
+        raise TaskError(
+            f"optimizer() gives {kind.__name__} with fused=True, for which torch has no kernel where each worker has "
+            "a part of each parameter (strategy: fsdp). Leave `fused` out, or use AdamW."
+        )
 
 
 class FsdpConnection(RingConnection):

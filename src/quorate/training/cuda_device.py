@@ -20,8 +20,11 @@ from quorate.training.attention import find_kernels
 from quorate.training.compiler import compile_in_place, pin_compiler, use_compile_cache
 from quorate.training.cuda_capture import CudaCapture
 from quorate.training.device import EVERYTHING, HALVES, CpuDevice, Loss, Model, Numbers, ThereAlready, bytes_of
+from quorate.training.sharded_tensors import is_spread
 
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+_FUSED_IN_PARTS = (torch.optim.Adam, torch.optim.AdamW)
+"""Those whose fused kernels DTensor knows, of parameters that are spread over workers."""
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
@@ -115,7 +118,8 @@ class CudaDevice(CpuDevice):
 
     def tune(self, optimizer: torch.optim.Optimizer) -> None:
         """One kernel for all parameters, where torch has one and the task has not chosen."""
-        if type(optimizer) not in _FUSED:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        if type(optimizer) not in (_FUSED_IN_PARTS if any(map(is_spread, parameters)) else _FUSED):
             return
         for group in optimizer.param_groups:
             if group.get("fused") is None and group.get("foreach") is None and not group.get("differentiable"):

@@ -14,6 +14,7 @@ import torch
 
 from quorate.lanes.buckets import ALIGNMENT
 from quorate.reduce.reduction import sum_lanes
+from quorate.training.sharded_tensors import local
 
 MEAN = "mean"
 LANE_0 = "lane 0"
@@ -49,7 +50,7 @@ def can_lie_flat(buffers: Mapping[str, torch.Tensor], parameters: Sequence[torch
     if not are_plain:
         return False
     memory = [value.untyped_storage().data_ptr() for value in buffers.values() if value.numel()]
-    others = {value.untyped_storage().data_ptr() for value in parameters if value.numel()}
+    others = {value.untyped_storage().data_ptr() for value in map(local, parameters) if value.numel()}
     return len({*memory, *others}) == len(memory) + len(others)
 
 
