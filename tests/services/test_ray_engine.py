@@ -122,7 +122,8 @@ def test_a_node_is_killed_and_another_is_added(job: Path, nodes: RayNodes, diges
 def test_an_import_that_fails_is_told_before_a_place_is_taken(job: Path, nodes: RayNodes, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("import a_module_that_is_not_there\n")
     job.write_text(job.read_text().replace(f"{TASK}:Small", f"{tmp_path}/task.py:Small"))
-    assert "a_module_that_is_not_there" in Training(job, nodes.environment, *ON_RAY).refusal()
+    refusal = Training(job, nodes.environment, *ON_RAY).refusal()
+    assert "engine: {runtime_env: {pip: [a_module_that_is_not_there]}}" in refusal
     assert not list(job.parent.glob("runs/*/logs/worker-*")), "nobody was started"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from quorate.core.errors import RequestError
 from quorate.engines.engine import Engine
 from quorate.engines.local import LocalEngine
+from quorate.engines.node_code import NodeCode, code_of, without_installed
 from quorate.spec.engine import RaySpec, resources_each
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import server_count
@@ -25,10 +26,21 @@ def engine_of(launch: Launch) -> Engine:
 
     demand = resources_each(spec.engine, spec.device, spec.threads)
     places = launch.workers + (spec.spares + server_count(spec.strategy) if launch.mode.is_training else 0)
-    cluster = RayCluster(spec.engine.address, launch.run.name, demand)
+    code = node_code(spec, launch.preparation.task, launch.run.path.parent, launch.job_source)
+    cluster = RayCluster(spec.engine.address, launch.run.name, demand, code)
     storage = None if spec.engine.storage is None else Path(spec.engine.storage)
     settings = ClusterSettings(demand, spec.engine.placement, places, storage)
-    return ClusterEngine(launch.run, launch.preparation, cluster, settings)
+    return ClusterEngine(launch.run, without_installed(launch.preparation), cluster, settings)
+
+
+def node_code(spec: JobSpec, task: str, runs: Path, job_source: str) -> NodeCode:
+    """What the nodes are given of a job's code. Runs stay here, and so does the job file, which may have secrets."""
+    assert isinstance(spec.engine, RaySpec)
+    asked = spec.engine.runtime_env
+    if spec.engine.address == "local":  # the only node is this machine, where all is
+        return NodeCode(modules=tuple(asked.py_modules), pip=tuple(asked.pip), variables=asked.env_vars)
+    stays = [runs, Path(job_source.partition(" with ")[0])]
+    return code_of(task, asked, [*stays, *([Path(spec.engine.storage)] if spec.engine.storage else [])])
 
 
 def refuse_missing_engine(spec: JobSpec) -> None:

@@ -37,6 +37,7 @@ from quorate.engines.host import (
     WorkersEnded,
 )
 from quorate.engines.hosts import Host, Hosts, Nodes
+from quorate.engines.node_code import with_remedy
 from quorate.engines.placement import likely_nodes
 from quorate.engines.places import Place, Places
 from quorate.engines.remote_coordinator import Coordinators, RemoteCoordinator
@@ -213,9 +214,11 @@ class ClusterEngine:
                 if not self._is_ready:  # what another finds is the same
                     self._is_ready = True
                     self._notices.put(report)
-            case Unprepared(failure) if self._is_ready:
-                where = f"host {self._nodes.in_words(host.node)}: {failure.message}"
-                self._notices.put(Unprepared(failure.at(message=where)))
+            case Unprepared(failure):
+                told = with_remedy(failure, self._nodes.in_words(host.node))
+                if self._is_ready:
+                    told = told.at(message=f"host {self._nodes.in_words(host.node)}: {told.message}")
+                self._notices.put(Unprepared(told))
             case Interrupted(reason) if self._is_ready and not host.is_prepared:
                 self._lost(host, reason, False)  # it would never be: another node may
             case _:

@@ -5,15 +5,18 @@ import logging
 import os
 import select
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
 import ray.exceptions
 from ray._private import state as ray_state
 from ray._private import worker as ray_worker
+from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE, create_package
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -21,9 +24,12 @@ from quorate.core.addresses import split_address
 from quorate.core.errors import RequestError
 from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node, NodeLost
 from quorate.engines.host import Report
+from quorate.engines.node_code import NodeCode
 from quorate.engines.ray_host import COMMANDS, REPORTS, RayHost
 
 log = logging.getLogger(__name__)
+_quiet = logging.getLogger(f"{__name__}.packing")
+_quiet.setLevel(logging.ERROR)
 
 NODE = "ray.io/node-id"
 GLANCE = 0.1
@@ -35,15 +41,19 @@ GRACE = 5.0
 REACH = 5.0
 """Seconds within which a cluster takes a connection."""
 CLOSE_PATIENCE = 20.0
+NO_CODE = NodeCode()
 
 
 class RayCluster:
-    """Connects to a cluster by its address, as the job file has it. `demand` is what one worker takes."""
+    """Connects to a cluster by its address, as the job file has it. `demand` is what one worker takes, and `code` what
+    nodes are given; a program that is connected already has said that itself, and its nodes have to have the rest."""
 
-    def __init__(self, address: str, run_name: str, demand: Mapping[str, float]) -> None:
+    def __init__(self, address: str, run_name: str, demand: Mapping[str, float], code: NodeCode = NO_CODE) -> None:
         self._address = address
         self._run_name = run_name
         self._demand = dict(demand)
+        self._code = code
+        self._sent: Path | None = None
         self._is_ours = False
         self._rooms: list[RayRoom] = []
 
@@ -52,11 +62,21 @@ class RayCluster:
             logging.getLogger("ray").setLevel(logging.ERROR)
             try:
                 _refuse_unreachable(self._address)
-                ray.init(
-                    address=self._address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False
-                )
-            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            except OSError as error:
                 raise RequestError(_not_connected(self._address, error)) from None
+            with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
+                runtime_env = self._code.runtime_env(packed(self._code, Path(scratch)))
+                try:
+                    ray.init(
+                        address=self._address,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        configure_logging=False,
+                        runtime_env=runtime_env or None,
+                    )
+                except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                    raise RequestError(_not_connected(self._address, error)) from None
+            self._sent = self._code.root
             self._is_ours = True
             # Ray would print what happens to nodes on standard output, which is for the job's result.
             ray_worker.print_to_stdstream = _log_lines
@@ -74,7 +94,7 @@ class RayCluster:
     def open_host(self, node: str) -> "RayHostLink":
         actor = ray.remote(num_cpus=0, concurrency_groups={COMMANDS: 1, REPORTS: 2})(RayHost)
         placed = actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-        return RayHostLink(node, placed.remote(self._run_name))
+        return RayHostLink(node, placed.remote(self._run_name, self._sent))
 
     def ask_room(self, node: str | None, avoid: frozenset[str]) -> "RayRoom":
         options: dict[str, Any] = {"strategy": "STRICT_PACK"}
@@ -136,6 +156,8 @@ class RayHostLink:
             if self._is_cut():
                 raise self._lost("its process has ended") from None
             raise HostSilent(f"the host on node {self._node[:8]} cannot be reached: {error}") from None
+        except ray.exceptions.RuntimeEnvSetupError as error:
+            raise HostLost(f"what engine.runtime_env asks for cannot be had there ({_why_not_had(error)})") from None
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
             raise self._lost(_first_line(error)) from None
 
@@ -204,6 +226,25 @@ class RayHostLink:
         return HostLost(reason) if _lives(self._node) else NodeLost(reason)
 
 
+def packed(code: NodeCode, scratch: Path) -> str | None:
+    """The folder that travels, as a file in `scratch`; None where there is none."""
+    if code.root is None:
+        return None
+    file = scratch / "code.zip"
+    try:
+        create_package(str(code.root), file, include_gitignore=True, excludes=list(code.excludes), logger=_quiet)
+    except OSError as error:
+        raise RequestError(f"engine.runtime_env: {code.root} cannot be sent to the nodes ({error}).") from None
+    size = file.stat().st_size
+    if size >= GCS_STORAGE_MAX_SIZE:
+        raise RequestError(
+            f"engine.runtime_env: the folder {code.root} is sent to the nodes, and has {size / 2**20:,.0f} MiB when it "
+            f"is packed; Ray takes {GCS_STORAGE_MAX_SIZE / 2**20:,.0f} MiB. Leave out what they do not need, such as "
+            "data: engine: {runtime_env: {excludes: [data/]}}, or by a .gitignore there."
+        )
+    return str(file)
+
+
 def _lives(node: str) -> bool:
     """Whether a node takes connections, which is known before Ray's own health checks have failed."""
     with contextlib.suppress(Exception):
@@ -242,3 +283,10 @@ def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     died = next((line for line in lines if line.startswith("The actor died because")), None)
     return (died or (lines or [type(error).__name__])[0]).rstrip(".")
+
+
+def _why_not_had(error: Exception) -> str:
+    """The last line that pip or Ray has said."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith("ERROR:")] or lines or [type(error).__name__]
+    return said[-1].rstrip(".")

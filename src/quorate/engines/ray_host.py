@@ -7,12 +7,14 @@ forked.
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import ray
 
 from quorate.core.networks import Network
 from quorate.engines.host import HostAgent, Report
+from quorate.engines.node_code import moved
 
 COMMANDS, REPORTS = "commands", "reports"
 """Calls of one group are carried out one after the other, in their order; those of the other do not wait for them."""
@@ -30,9 +32,14 @@ def _reports(method: Method) -> Method:
 
 
 class RayHost:
-    """Lives as long as the process that has started it, Ray sees to that."""
+    """Lives as long as the process that has started it, Ray sees to that.
 
-    def __init__(self, run_name: str) -> None:
+    Of the folder `sent` on the launcher's machine there is a copy here, in which this process stands.
+    """
+
+    def __init__(self, run_name: str, sent: Path | None = None) -> None:
+        self._sent = sent
+        self._copy = Path.cwd()
         network = Network(ray.util.get_node_ip_address(), host=ray.get_runtime_context().get_node_id())
         self._agent = HostAgent(run_name, network)
         self._lifeline = Lifeline(network.address)
@@ -48,6 +55,8 @@ class RayHost:
 
     @_commands
     def tell(self, command: str, *arguments: Any) -> None:
+        if command == "prepare" and self._sent is not None:
+            arguments = (moved(arguments[0], self._sent, self._copy),)
         getattr(self._agent, command)(*arguments)
 
     @_commands

@@ -61,7 +61,7 @@ def _resolve(
     from_environment, unreadable = environment_overrides(environment)
     layers = layers.under(from_environment).under(overrides)
     layers, task_problems = _with_task_placed(layers, job_folder)
-    layers = _with_key_placed(layers, job_folder or Path.cwd())
+    layers = _with_code_placed(_with_key_placed(layers, job_folder or Path.cwd()), job_folder or Path.cwd())
     spec, mistakes = _checked(layers)
     found = [*problems, *unreadable, *mistakes, *task_problems]
     if spec is None or found:
@@ -132,6 +132,20 @@ def _with_key_placed(layers: Layers, folder: Path) -> Layers:
         return layers  # without it, or malformed, which is told with the other keys
     encrypt = {**section["encrypt"], "key_file": str(folder.absolute() / file)}
     return replace(layers, values={**layers.values, "checkpoint": {**section, "encrypt": encrypt}})
+
+
+def _with_code_placed(layers: Layers, folder: Path) -> Layers:
+    """The folders of code that nodes are given made absolute."""
+    try:
+        engine = layers.values["engine"]
+        given = dict(engine["runtime_env"])
+        if given.get("working_dir"):
+            given["working_dir"] = str(folder.absolute() / Path(given["working_dir"]).expanduser())
+        if isinstance(given.get("py_modules"), list):
+            given["py_modules"] = [str(folder.absolute() / Path(path).expanduser()) for path in given["py_modules"]]
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        return layers  # without them, or malformed, which is told with the other keys
+    return replace(layers, values={**layers.values, "engine": {**engine, "runtime_env": given}})
 
 
 def read_job_file(path: Path, *, recorded: bool = False) -> Document:

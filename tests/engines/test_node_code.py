@@ -1,0 +1,102 @@
+"""What nodes are given of a job's code, and where it is found there."""
+
+from pathlib import Path
+
+import pytest
+
+import quorate
+from quorate.core.errors import RequestError
+from quorate.core.failure import Failure
+from quorate.engines.engine import Preparation
+from quorate.engines.node_code import NodeCode, code_of, moved, with_remedy, without_installed
+from quorate.spec.engine import RuntimeEnvSpec
+
+QUORATE = str(Path(quorate.__file__).parent)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "task.py").write_text("")
+    return folder
+
+
+def preparation(task: str, *search_path: str) -> Preparation:
+    return Preparation(task, {}, "job.yaml", list(search_path), 0, 1, True)
+
+
+def test_the_folder_of_the_task_and_quorate_travel(project: Path) -> None:
+    code = code_of(f"{project}/task.py:Task", RuntimeEnvSpec(), [])
+    assert code.root == project
+    assert code.runtime_env("code.zip")["working_dir"] == "code.zip"
+    assert code.runtime_env("code.zip")["py_modules"] == [QUORATE]
+
+
+def test_runs_storage_and_job_file_stay_where_they_are_below_the_folder(project: Path, tmp_path: Path) -> None:
+    stays = [project / "runs", project / "jobs" / "job.yaml", tmp_path / "elsewhere"]
+    code = code_of(f"{project}/task.py:Task", RuntimeEnvSpec(excludes=["data/"]), stays)
+    assert {"data/", "/runs", "/jobs/job.yaml", ".venv", ".git", ".env"} <= set(code.excludes)
+    assert not any("elsewhere" in exclude for exclude in code.excludes)
+
+
+def test_what_the_job_excludes_is_not_said_to_ray_which_would_exclude_it_from_modules(project: Path) -> None:
+    code = code_of(f"{project}/task.py:Task", RuntimeEnvSpec(excludes=["data/"]), [])
+    assert code.runtime_env("code.zip")["excludes"] == ["__pycache__"]
+
+
+def test_what_the_job_asks_for_comes_along(project: Path) -> None:
+    asked = RuntimeEnvSpec(pip=["einops"], py_modules=["/lib/mine"], env_vars={"A": "1"})
+    given = code_of(f"{project}/task.py:Task", asked, []).runtime_env(None)
+    assert given["pip"] == ["einops"] and given["env_vars"] == {"A": "1"}
+    assert given["py_modules"] == [QUORATE, "/lib/mine"]
+    assert "working_dir" not in given
+
+
+def test_a_module_travels_from_where_it_is_imported(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "mine").mkdir()
+    (project / "mine" / "__init__.py").write_text("")
+    (project / "mine" / "task.py").write_text("")
+    monkeypatch.syspath_prepend(project)
+    assert code_of("mine.task:Task", RuntimeEnvSpec(), []).root == project
+    assert code_of("torch.nn:Module", RuntimeEnvSpec(), []).root is None
+
+
+def test_a_working_dir_has_to_hold_the_task(project: Path, tmp_path: Path) -> None:
+    assert code_of(f"{project}/task.py:Task", RuntimeEnvSpec(working_dir=str(tmp_path)), []).root == tmp_path
+    (tmp_path / "other").mkdir()
+    with pytest.raises(RequestError, match=r"is not below .*other"):
+        code_of(f"{project}/task.py:Task", RuntimeEnvSpec(working_dir=f"{tmp_path}/other"), [])
+    with pytest.raises(RequestError, match="no folder"):
+        code_of(f"{project}/task.py:Task", RuntimeEnvSpec(working_dir=f"{tmp_path}/none"), [])
+
+
+def test_task_and_search_path_are_found_in_the_copy() -> None:
+    there = moved(preparation("/p/a/task.py:Task", "/p", "/p/a", "/q"), Path("/p"), Path("/copy"))
+    assert there.task == "/copy/a/task.py:Task"
+    assert there.search_path == ["/copy", "/copy/a", "/q"]
+    assert moved(preparation("a.task:Task", "/p"), Path("/p"), Path("/copy")).task == "a.task:Task"
+
+
+def test_nodes_have_packages_of_their_own() -> None:
+    own = without_installed(preparation("a:Task", "/p", "/env/lib/python3.11/site-packages", "/usr/lib/python311.zip"))
+    assert own.search_path == ["/p"]
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [("not_there_at_all", "pip: [not_there_at_all]"), ("yaml.nodes", "pip: [PyYAML=="), ("mine", "py_modules: [")],
+)
+def test_a_missing_module_is_told_with_the_line_to_add(
+    module: str, line: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "mine.py").write_text("")
+    monkeypatch.syspath_prepend(project)
+    failure = Failure("UserCodeError", f"importing task.py: ModuleNotFoundError: No module named '{module}'.")
+    told = with_remedy(failure, "10.0.0.7 (node ab12)").message
+    assert f"engine: {{runtime_env: {{{line}" in told and "10.0.0.7" in told
+    assert with_remedy(Failure("UserCodeError", "importing task.py: NameError"), "x").message.endswith("NameError")
+
+
+def test_nothing_travels_where_nothing_is_asked_for() -> None:
+    assert NodeCode().runtime_env(None) == {}
