@@ -276,7 +276,7 @@ def test_neither_side_waits_for_the_other_to_read() -> None:
 
 def test_a_loader_that_fails_for_a_reason_of_ours_says_so() -> None:
     class Failing:
-        def __getitem__(self, request: Request) -> Any:
+        def read(self, request: Request, _: Any) -> Any:
             raise MemoryError if request == REQUESTS[1] else OSError(5, "broken")
 
     for asked, kind, words in (

@@ -1,7 +1,7 @@
 """What loader processes send: pickles whose tensors and arrays travel beside them.
 
-Small ones go through the socket. Large ones lie in memory without a name, whose descriptor is passed: it is filled
-ahead of whoever takes it, no size of /dev/shm limits it, and nothing is left of it when a process is killed.
+Small ones go through the socket. Large ones lie in memory that both processes share (`segments`): it is filled ahead of
+whoever takes it, no size of /dev/shm limits it, and nothing is left of it when a process is killed.
 """
 
 import errno
@@ -16,14 +16,18 @@ from typing import Any
 
 import torch
 
+from quorate.data.segments import ALIGNMENT, MappedSegments, Segments
+
 LEAST_SHARED = 1 << 16
-"""Bytes from which a descriptor is passed: less is sooner through the socket, which also holds it until it is read."""
+"""Bytes from which memory is shared: less is sooner through the socket, which also holds it until it is read."""
 
 _LEAST_BESIDE = 1 << 12
-_ALIGNMENT = 64  # as torch has it: which instructions a kernel uses may depend on it
-_HEAD = struct.Struct("<QI?")
-_PIECE = struct.Struct("<Qq")
-_NO_STORAGE = -1
+# The length of the pickle and the number of pieces; the segment that these lie in, how large it is, and whether its
+# descriptor is passed.
+_HEAD = struct.Struct("<QIiQ?")
+# How large it is, where in its storage it begins, and where in its segment it lies.
+_PIECE = struct.Struct("<QqQ")
+_NO_STORAGE = _NO_SEGMENT = -1
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,23 @@ def unpack(message: BatchMessage) -> Any:
     return pickle.loads(message.content, buffers=beside)
 
 
-def send(sock: socket.socket, message: BatchMessage) -> None:
+def send(sock: socket.socket, message: BatchMessage, segments: Segments | None = None) -> None:
     """Send what was packed, and wait until all of it is on its way."""
     beside = [piece.memory for piece in message.beside]
-    descriptor = _shared(beside)
-    head = _HEAD.pack(len(message.content), len(beside), descriptor is not None)
-    rest = b"".join([*(_PIECE.pack(piece.memory.nbytes, piece.begin) for piece in message.beside), message.content])
-    if descriptor is None:
-        sock.sendall(head + rest)
+    placed = None
+    if sum(memory.nbytes for memory in beside) >= LEAST_SHARED:
+        placed = (Segments() if segments is None else segments).place(beside)
+    if placed is None:
+        head = _HEAD.pack(len(message.content), len(beside), _NO_SEGMENT, 0, False)
+        sock.sendall(b"".join([head, _table(message, [0] * len(beside)), message.content]))
         for memory in beside:
             sock.sendall(memory)
+        return
+    descriptor = placed.descriptor
+    head = _HEAD.pack(len(message.content), len(beside), placed.segment, placed.size, descriptor is not None)
+    rest = _table(message, placed.places) + bytes(message.content)
+    if descriptor is None:
+        sock.sendall(head + rest)
         return
     try:
         socket.send_fds(sock, [head], [descriptor])
@@ -85,7 +96,12 @@ def send(sock: socket.socket, message: BatchMessage) -> None:
     sock.sendall(rest)
 
 
-def receive(sock: socket.socket, wait: Callable[[], None]) -> BatchMessage:
+def _table(message: BatchMessage, places: Sequence[int]) -> bytes:
+    pieces = zip(message.beside, places, strict=True)
+    return b"".join(_PIECE.pack(piece.memory.nbytes, piece.begin, place) for piece, place in pieces)
+
+
+def receive(sock: socket.socket, wait: Callable[[], None], segments: MappedSegments | None = None) -> BatchMessage:
     """What was sent, from a socket that does not block: `wait` returns when there may be more. EOFError at its end,
     OSError where it cannot be taken; no code but ours runs here."""
     head, descriptors = bytearray(), []
@@ -100,23 +116,24 @@ def receive(sock: socket.socket, wait: Callable[[], None]) -> BatchMessage:
             head += got
             if not got:
                 raise EOFError
-        length, count, is_shared = _HEAD.unpack(head)
+        length, count, segment, size, is_passed = _HEAD.unpack(head)
         rest = memoryview(bytearray(count * _PIECE.size + length))
         _fill(sock, rest, wait)
         table = list(_PIECE.iter_unpack(rest[: count * _PIECE.size]))
-        sizes = [size for size, _ in table]
-        if is_shared and not descriptors:
+        if is_passed and not descriptors:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # the kernel drops what this process may not have
-        if is_shared:
-            beside = _mapped(descriptors[0], sizes)
+        if segment != _NO_SEGMENT:
+            mapped = MappedSegments() if segments is None else segments
+            whole = mapped.open(segment, size, descriptors[0] if is_passed else None)
+            beside = [whole[place : place + length] for length, _, place in table]
         else:
-            beside = [_bytes(torch.empty(size, dtype=torch.uint8)) for size in sizes]
+            beside = [_bytes(torch.empty(size, dtype=torch.uint8)) for size, _, _ in table]
             for memory in beside:
                 _fill(sock, memory, wait)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    pieces = [Piece(memory, begin) for memory, (_, begin) in zip(beside, table, strict=True)]
+    pieces = [Piece(memory, begin) for memory, (_, begin, _) in zip(beside, table, strict=True)]
     return BatchMessage(rest[count * _PIECE.size :], pieces)
 
 
@@ -130,47 +147,6 @@ def _fill(sock: socket.socket, memory: memoryview, wait: Callable[[], None]) -> 
         if not count:
             raise EOFError
         memory = memory[count:]
-
-
-def _places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each piece begins in shared memory, and how large that is."""
-    begins, end = [], 0
-    for size in sizes:
-        begins.append(end)
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return begins, end
-
-
-def _shared(pieces: Sequence[memoryview]) -> int | None:
-    """Memory that holds all of them; None where they are small, or there is no such memory to be had."""
-    begins, total = _places([piece.nbytes for piece in pieces])
-    if total < LEAST_SHARED:
-        return None
-    descriptor = -1
-    try:
-        descriptor = os.memfd_create("quorate-batch", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, total)
-        for begin, piece in zip(begins, pieces, strict=True):
-            written = 0
-            while written < piece.nbytes:
-                # Written, not mapped: too little memory is an error of this call, and no SIGBUS.
-                written += os.pwrite(descriptor, piece[written:], begin + written)
-    except OSError:
-        if descriptor >= 0:
-            os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _mapped(descriptor: int, sizes: Sequence[int]) -> list[memoryview]:
-    begins, total = _places(sizes)
-    # By torch, since Python's own map keeps a descriptor open for as long as it lives. Gone with the last tensor in it.
-    try:
-        whole = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=total, dtype=torch.uint8)
-    except RuntimeError as error:
-        raise OSError(errno.ENOMEM, f"{total:,} bytes of shared memory could not be mapped") from error
-    memory = _bytes(whole)
-    return [memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
 
 
 def _bytes(memory: torch.Tensor) -> memoryview:
@@ -194,7 +170,7 @@ class _Storage:
 
     def used(self) -> Piece:
         # From where a memory as aligned as the whole can begin: which instructions a kernel uses may depend on it.
-        begin = self._begin // _ALIGNMENT * _ALIGNMENT
+        begin = self._begin // ALIGNMENT * ALIGNMENT
         return Piece(self.buffer.raw()[begin : self._end], begin)
 
 

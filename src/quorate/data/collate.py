@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -11,6 +11,12 @@ import torch
 from torch.utils.data import default_collate
 
 from quorate.core.user_code import given
+
+ScarceRoom = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
+"""Gives an empty tensor for what samples are stacked into; None where there is no more room."""
+
+_WORTH_ROOM = 4096
+"""Bytes of a tensor for which room is asked: smaller ones travel with the batch's structure."""
 
 
 class UnlikeSamples(Exception):  # noqa: N818 (it is about the samples)
@@ -32,10 +38,10 @@ class UnlikeSamples(Exception):  # noqa: N818 (it is about the samples)
         return UnlikeSamples(self.positions, self._how, f"[{key!r}]{self._at}")
 
 
-def collate(samples: Sequence[Any]) -> Any:
-    """A batch of the same structure as its samples, their leaves stacked."""
+def collate(samples: Sequence[Any], room: ScarceRoom | None = None) -> Any:
+    """A batch of the same structure as its samples, their leaves stacked; in `room`, as far as there is any."""
     try:
-        return _collate(samples)
+        return _collate(samples, room)
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
         # Looked for only now: looking at every sample of every batch would cost as much as stacking them.
         found = _difference(samples)
@@ -44,21 +50,43 @@ def collate(samples: Sequence[Any]) -> Any:
         raise found from None
 
 
-def _collate(samples: Sequence[Any]) -> Any:
+def _collate(samples: Sequence[Any], room: ScarceRoom | None) -> Any:
     first = samples[0]
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first) if field.init]
-        return type(first)(**{name: _collate([getattr(sample, name) for sample in samples]) for name in names})
+        return type(first)(**{name: _collate([getattr(sample, name) for sample in samples], room) for name in names})
     if isinstance(first, Mapping):
-        return {key: _collate([sample[key] for sample in samples]) for key in first}
+        return {key: _collate([sample[key] for sample in samples], room) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(_collate(column) for column in zip(*samples, strict=True)))
+        return type(first)(*(_collate(column, room) for column in zip(*samples, strict=True)))
     if isinstance(first, tuple | list):
-        return [_collate(column) for column in zip(*samples, strict=True)]
+        return [_collate(column, room) for column in zip(*samples, strict=True)]
+    return _collate_leaves(samples, room)
+
+
+def _collate_leaves(samples: Sequence[Any], room: ScarceRoom | None) -> Any:
     if all(type(sample) is numpy.uint64 for sample in samples):
         # Torch takes no such number by itself, and an array of them.
         return torch.from_numpy(numpy.array(samples))
-    return default_collate(list(samples))
+    whole = None if room is None or type(samples[0]) is not torch.Tensor else _stacked(samples, room)
+    return default_collate(list(samples)) if whole is None else whole
+
+
+def _stacked(samples: Sequence[torch.Tensor], room: ScarceRoom) -> torch.Tensor | None:
+    """What `torch.stack` gives, in room; None where there is none, or where it might give something else there."""
+    first = samples[0]
+    if first.nbytes * len(samples) < _WORTH_ROOM:
+        return None
+    # Of others the batch may be of another type or layout than the first sample.
+    kind = first.dtype
+    if not all(type(each) is torch.Tensor and each.dtype is kind and _is_plain(each) for each in samples):
+        return None
+    place = room((len(samples), *first.shape), kind)
+    return None if place is None else torch.stack(tuple(samples), out=place)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.device.type == "cpu" and not (tensor.requires_grad or tensor.is_quantized)
 
 
 def _difference(samples: Sequence[Any]) -> UnlikeSamples | None:

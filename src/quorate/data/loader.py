@@ -22,6 +22,7 @@ from quorate.core.user_code import describe, user_traceback
 from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
 from quorate.data.sampler import Request
 from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks
+from quorate.data.segments import MappedSegments, Segments
 from quorate.data.shards.threads import CHECK_EVERY
 
 _GRACE = 1.0
@@ -48,6 +49,7 @@ class Loader:
     def __init__(self, samples: Samples, plan: Iterator[Asked]) -> None:
         self._plan = plan
         self._unsent = bytearray()
+        self._segments = MappedSegments()
         try:
             self._start(samples)
         except OSError as error:
@@ -80,7 +82,7 @@ class Loader:
     def take(self, request: Request, check: Callable[[], None]) -> Batch | FetchFailure:
         """The next answer, which is to this request; while it is waited for, `check` is called now and then."""
         try:
-            message = receive(self._socket, lambda: self._wait(check))
+            message = receive(self._socket, lambda: self._wait(check), self._segments)
         except (EOFError, ConnectionError):
             raise HelperLost(f"its loader process {self.pid} {self._departure()}") from None
         except OSError as error:
@@ -101,7 +103,7 @@ class Loader:
         be waiting until its answers are read."""
         asked = next(self._plan, None)
         if asked is not None:
-            self._unsent += pickle.dumps(asked, protocol=5)
+            self._unsent += pickle.dumps((*asked, self._segments.take_released()), protocol=5)
             self._send()
 
     def _wait(self, check: Callable[[], None]) -> None:
@@ -167,9 +169,12 @@ def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
         die_with_parent(worker)
         # One: those of the worker are not in this process, and waiting for them would take for ever.
         torch.set_num_threads(1)
+        segments = Segments()
         with sock.makefile("rb") as plan:
             while True:
-                send(sock, _answer(samples, *pickle.load(plan)))
+                request, blocks, released = pickle.load(plan)
+                segments.release(released)
+                send(sock, _answer(samples, request, blocks, segments), segments)
     except (ConnectionError, EOFError):
         code = 0  # nobody asks any more, nor takes the answer
     except BaseException:
@@ -180,11 +185,12 @@ def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
         os._exit(code)
 
 
-def _answer(samples: Samples, request: Request, blocks: UpcomingBlocks | None) -> BatchMessage:
+def _answer(samples: Samples, request: Request, blocks: UpcomingBlocks | None, segments: Segments) -> BatchMessage:
     try:
         if blocks is not None:
             samples.prefetch(blocks)
-        answer = samples[request]
+        segments.begin()
+        answer = samples.read(request, segments.room)
         try:
             return pack(answer)
         except MemoryError:  # of the machine, not of the batch

@@ -15,7 +15,7 @@ from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, UserCodeError
 from quorate.core.user_code import describe, user_traceback, with_hint
 from quorate.data.bad_sample import BadSample, LeftOut
-from quorate.data.collate import UnlikeSamples, collate, fresh_copy
+from quorate.data.collate import ScarceRoom, UnlikeSamples, collate, fresh_copy
 from quorate.data.datasets import Columns, Dataset, columns_of
 from quorate.data.indices import Indices, indices_of
 from quorate.data.sampler import Request, Source
@@ -118,7 +118,11 @@ class Samples:
 
     def __getitem__(self, request: Request) -> Batch | FetchFailure:
         """The batch, or what is in the way of it."""
-        answer = self._answer(request)
+        return self.read(request)
+
+    def read(self, request: Request, room: ScarceRoom | None = None) -> Batch | FetchFailure:
+        """The same; samples that Quorate collates become a batch in `room`, as far as there is any."""
+        answer = self._answer(request, room)
         if not self.shards or isinstance(answer, FetchFailure):
             return answer
         # Few, and with every batch: only who takes them all knows which are new.
@@ -126,7 +130,7 @@ class Samples:
         draws = request.source in self.drawing and request.source in self.shards
         return replace(answer, notes=notes, draws=draws) if notes or draws else answer
 
-    def _answer(self, request: Request) -> Batch | FetchFailure:
+    def _answer(self, request: Request, room: ScarceRoom | None) -> Batch | FetchFailure:
         """Read so that every sample has a random stream of its own.
 
         To begin a stream costs more than to read a small sample, and most datasets draw nothing. So a batch is read
@@ -140,7 +144,7 @@ class Samples:
             # What depends on a draw is another sample in the next epoch, so only the rest may be cached.
             with nullcontext() if cache is None else cache.keeping():
                 rest_generators()
-                answer = self._read(request, seeded=False)
+                answer = self._read(request, room, seeded=False)
                 if not have_drawn():
                     if cache is not None:
                         cache.settle(drew=False)
@@ -148,7 +152,7 @@ class Samples:
             self.drawing.add(request.source)
         if cache is not None:
             cache.settle(drew=True)
-        return self._read(request, seeded=True)
+        return self._read(request, room, seeded=True)
 
     @cached_property
     def shards(self) -> dict[Source, Shards]:
@@ -213,7 +217,7 @@ class Samples:
             hint = _COLUMNS if isinstance(columns, Shards) else ""
             return FetchFailure(request, None, describe(error), "", hint, "access")
 
-    def _read(self, request: Request, seeded: bool) -> Batch | FetchFailure:
+    def _read(self, request: Request, room: ScarceRoom | None, seeded: bool) -> Batch | FetchFailure:
         index: int | None = None
         left_out = LeftOut()
         try:
@@ -229,7 +233,7 @@ class Samples:
                         return self._bad(request, index, error)
                     left_out.add(index, error, self._others(request.source, index, error))
             index = None
-            batch = self.collate(fetched) if fetched else None
+            batch = self._collated(fetched, room) if fetched else None
             return Batch(request, fresh_copy(batch) if self.copies else batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:
             return self._unlike(request, error, left_out)
@@ -237,6 +241,9 @@ class Samples:
             return FetchFailure(request, index, error.message, "", kind="access")
         except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
             return FetchFailure(request, index, describe(error), user_traceback(error))
+
+    def _collated(self, fetched: Sequence[Any], room: ScarceRoom | None) -> Any:
+        return self.collate(fetched) if self.collate is not collate else collate(fetched, room)
 
     # --- what is wrong
 
