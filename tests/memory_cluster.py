@@ -62,6 +62,7 @@ class MemoryCluster:
 
     def __init__(self, free: dict[str, int], make_engine: EngineMaker = local_engine, home: str | None = None) -> None:
         self.free = dict(free)
+        self.draining: dict[str, float | None] = {}
         self.links: dict[str, MemoryLink] = {}
         self.is_closed = False
         self._make_engine = make_engine
@@ -71,7 +72,10 @@ class MemoryCluster:
         return self.look()
 
     def look(self) -> ClusterView:
-        nodes = tuple(Node(name, f"address-of-{name}", {"CPU": float(free)}) for name, free in self.free.items())
+        nodes = tuple(
+            Node(name, f"address-of-{name}", {"CPU": float(free)}, name in self.draining, self.draining.get(name))
+            for name, free in self.free.items()
+        )
         return ClusterView(nodes, sum(self.free.values()), self._home)
 
     def open_host(self, node: str) -> MemoryLink:

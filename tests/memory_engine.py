@@ -36,6 +36,7 @@ class MemoryEngine:
         self._pids = 0
         self.running: dict[int, int] = {}
         self.killed: list[int] = []
+        self.terminated: list[int] = []
         self.is_importing = False
         self.sets_up = True
 
@@ -69,6 +70,11 @@ class MemoryEngine:
         if self.running.get(slot) == pid:
             self.killed.append(pid)
             self.exit(slot, -signal.SIGKILL)
+
+    def terminate(self, slot: int, pid: int) -> None:
+        if self.running.get(slot) == pid:
+            self.terminated.append(pid)
+            self.exit(slot, 0)
 
     def close(self) -> None:
         self.running.clear()

@@ -11,6 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,10 @@ class RayNodes:
     def kill_last(self) -> None:
         """As if its machine lost its power: everything there is gone at once, and nobody says so."""
         self._ask("kill_last", None)
+
+    def drain_last(self, seconds: int) -> None:
+        """As a cloud that takes its machine back gives notice of it."""
+        self._ask("drain_last", seconds)
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -85,6 +91,16 @@ class _Served:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
                 continue
+
+    def drain_last(self, seconds: int) -> None:
+        from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+        raylet: Any = import_module("ray._raylet")  # it has no types
+        deadline = (int(time.time()) + seconds) * 1000
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        client = raylet.GcsClient(address=self._cluster.address)
+        is_accepted, why = client.drain_node(self._nodes[-1].node_id, reason, "the spot market", deadline)
+        assert is_accepted, why
 
     def close(self) -> None:
         self._cluster.shutdown()

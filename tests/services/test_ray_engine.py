@@ -119,6 +119,27 @@ def test_a_node_is_killed_and_another_is_added(job: Path, nodes: RayNodes, diges
     assert [one["worker"] for one in result["recoveries"]] == [lost["worker"]]
 
 
+def test_a_node_that_is_about_to_be_taken_away_is_left_at_the_end_of_a_step(
+    job: Path, nodes: RayNodes, digest: str
+) -> None:
+    go = job.parent / "go"
+    options = [*ON_RAY, "--workers", "3", "--set", "params.pause=3", "--set", f"params.go={go}"]
+    training = Training(job, nodes.environment, *options, "--set", "engine.placement=strict_spread")
+    training.await_event("step", 3)
+    nodes.drain_last(300)
+    formed = training.await_event("generation", 2)
+    assert len(formed[1]["members"]) == 2, "the others go on without it"
+    nodes.kill_last()
+    nodes.add(2)
+    formed = training.await_event("generation", 3)
+    assert len(formed[2]["members"]) == 3, "the new node is used"
+    go.touch()
+    result = training.result()
+    assert result["weights_digest"] == digest
+    assert training.events("lost") == [], "it left in time"
+    assert result["recoveries"] == []
+
+
 def test_an_import_that_fails_is_told_before_a_place_is_taken(job: Path, nodes: RayNodes, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text("import a_module_that_is_not_there\n")
     job.write_text(job.read_text().replace(f"{TASK}:Small", f"{tmp_path}/task.py:Small"))

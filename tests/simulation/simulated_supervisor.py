@@ -104,6 +104,9 @@ class SimulatedEngine:
         notices, self._notices = self._notices, []
         return notices
 
+    def terminate(self, slot: int, pid: int) -> None:
+        raise NotImplementedError("who leaves in the simulation is asked to by its schedule")
+
     def kill(self, slot: int, pid: int) -> None:
         child = self.children[slot, pid]
         if child.is_alive and self._kills:

@@ -21,11 +21,17 @@ class HostSilent(JobError):  # noqa: N818 (a happening, not a mistake)
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster, and what is free there by the cluster's own account."""
+    """A machine of the cluster, and what is free there by the cluster's own account.
+
+    `is_draining`: it is about to be taken away, as a preemption notice tells; `deadline` is when, in seconds since
+    1970, if that is known.
+    """
 
     id: str
     address: str
     free: dict[str, float] = field(default_factory=dict)
+    is_draining: bool = False
+    deadline: float | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from quorate.core.errors import JobError, RequestError
 from quorate.core.failure import Failure
-from quorate.engines.cluster import Cluster, ClusterView
+from quorate.engines.cluster import Cluster, ClusterView, Node
 from quorate.engines.engine import (
     Capacity,
     Exited,
@@ -47,6 +47,8 @@ from quorate.worker.assignment import Assignment
 
 log = logging.getLogger(__name__)
 
+LOOK_AT_NODES = 1.0
+"""Seconds between two looks at which nodes are about to be taken away."""
 LOOK_FOR_ROOM = 0.05
 """Seconds between two looks at who waits for room."""
 CLOSE_PATIENCE = 30.0
@@ -89,6 +91,10 @@ class ClusterEngine:
             self._send,
             lambda message: self._notices.put(Remark(message)),
         )
+        self._look_due = 0.0
+        self._is_looking = False
+        # Nodes that are about to be taken away, whose workers have been asked to leave.
+        self._draining: set[str] = set()
         self._numbers = itertools.count(1)
         self._is_ready = False
         self._failure: Failure | None = None
@@ -127,7 +133,10 @@ class ClusterEngine:
         return notices
 
     def kill(self, slot: int, pid: int) -> None:
-        self._loop.put(lambda: self._kill(slot, pid))
+        self._loop.put(lambda: self._tell_worker("kill", slot, pid))
+
+    def terminate(self, slot: int, pid: int) -> None:
+        self._loop.put(lambda: self._tell_worker("terminate", slot, pid))
 
     def close(self) -> None:
         """A coordinator that lives stays until it is closed itself: it has the last word. The next call ends all."""
@@ -151,8 +160,12 @@ class ClusterEngine:
 
     def _tick(self, now: float) -> None:
         self._nodes.trust_again(now)
-        if not self._is_ending:
-            self._places.look(now)
+        if self._is_ending or self._failure is not None:
+            return
+        self._places.look(now)
+        if self._known.is_set() and now >= self._look_due and not self._is_looking:
+            self._is_looking, self._look_due = True, now + LOOK_AT_NODES
+            self._loop.call(self._cluster.look, self._seen, self._not_seen)
 
     def _fail(self, failure: Failure) -> None:
         """Before there is a host, it is the end; later it may pass, and who waits goes on waiting."""
@@ -167,7 +180,8 @@ class ClusterEngine:
     def _connected(self, view: ClusterView) -> None:
         self._nodes.view = view
         self._known.set()
-        likely = likely_nodes(view.nodes, self._settings.demand, self._settings.workers, self._settings.placement)
+        lasting = [node for node in view.nodes if not node.is_draining]
+        likely = likely_nodes(lasting, self._settings.demand, self._settings.workers, self._settings.placement)
         if not likely:
             # Nobody has room now. The task is imported all the same: what is wrong with it should not wait for that.
             likely = [node.id for node in view.nodes][:1]
@@ -260,6 +274,36 @@ class ClusterEngine:
             self._notices.put(Interrupted(told))
         self._note_ends()
 
+    # --- nodes that are taken away
+
+    def _seen(self, view: ClusterView) -> None:
+        self._is_looking = False
+        self._nodes.view = view
+        for node in view.nodes:
+            if node.is_draining and node.id not in self._draining:
+                self._draining.add(node.id)
+                self._leave(node)
+
+    def _not_seen(self, failure: Failure) -> None:
+        """It is looked again, and whoever needs the cluster tells what is wrong with it."""
+        self._is_looking = False
+        log.info("the nodes could not be looked at: %s", failure.message)
+
+    def _leave(self, node: Node) -> None:
+        """Have everybody there leave in good order, and nobody else come: what they compute is not done again."""
+        if self._hosts.find(node.id) is None:
+            return
+        left = None if node.deadline is None else max(0.0, node.deadline - time.time())
+        when = "" if left is None else f" in {left:.0f} s"
+        where = self._nodes.in_words(node.id)
+        self._notices.put(Remark(f"host {where} is about to be taken away{when}: whoever is there leaves"))
+        for place in self._places.on(node.id):
+            if place.pid is None:
+                self._places.leave(place)  # who was to be there goes elsewhere
+            else:
+                self._tell_worker("terminate", place.slot, place.pid)
+        self._coordinators.move_from(node.id)
+
     # --- workers
 
     def _on_storage(self, assignment: Assignment) -> Assignment:
@@ -272,11 +316,11 @@ class ClusterEngine:
     def _send(self, place: Place, node: str) -> None:
         self._prepare(node).tell("start", place.assignment)
 
-    def _kill(self, slot: int, pid: int) -> None:
+    def _tell_worker(self, command: str, slot: int, pid: int) -> None:
         place = self._places.find(slot)
         host = None if place is None or place.node is None else self._hosts.find(place.node)
         if place is not None and place.pid == pid and host is not None:
-            host.tell("kill", slot, pid)
+            host.tell(command, slot, pid)
 
     def _hear_of_worker(self, host: Host, report: Started | Exited | SettingUp) -> None:
         """What is told of one that counts as gone is not passed on."""
@@ -290,6 +334,8 @@ class ClusterEngine:
         elif place is not None and place.node == host.node and place.pid == report.pid:
             if isinstance(report, Exited):
                 place.pid, place.since = None, time.monotonic()
+                if host.node in self._nodes.avoided:
+                    self._places.leave(place)
             self._notices.put(report)
 
     # --- the end

@@ -67,6 +67,9 @@ class CoordinatorChildProcess:
     def let_go(self, patience: float) -> None:
         """Have it end, by itself for so many seconds; what it has said can still be read."""
         assert self._process.stdin is not None
+        if patience <= 0:
+            # Before it sees its standard input end: it would write down that the job is over.
+            self.kill()
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:

@@ -169,6 +169,10 @@ class Engine(Protocol):
         """End a process at once. It counts as gone only when `poll` tells so; of one that has ended nothing comes."""
         ...
 
+    def terminate(self, slot: int, pid: int) -> None:
+        """Ask a process to leave in good order, as soon as its work lets it (SIGTERM)."""
+        ...
+
     def close(self) -> None:
         """End whoever is left, and wait until they are gone. May be called again; nothing else is called after it."""
         ...

@@ -127,6 +127,10 @@ class HostAgent:
     def kill(self, slot: int, pid: int) -> None:
         self._commands.put(lambda: None if self._engine is None else self._engine.kill(slot, pid))
 
+    def terminate(self, slot: int, pid: int) -> None:
+        """Ask a worker to leave in good order."""
+        self._commands.put(lambda: None if self._engine is None else self._engine.terminate(slot, pid))
+
     def end_workers(self) -> None:
         """End all workers, for good. A coordinator stays."""
         self._commands.put(self._end_workers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from quorate.engines.cluster import Cluster, ClusterView, HostLink, HostLost, HostSilent, NodeLost
+from quorate.engines.cluster import Cluster, ClusterView, HostLink, HostLost, HostSilent, Node, NodeLost
 from quorate.engines.event_loop import EventLoop
 from quorate.engines.host import Report
 from quorate.engines.log_tails import LogLines
@@ -35,7 +35,8 @@ class Nodes:
 
     @property
     def avoided(self) -> frozenset[str]:
-        return frozenset(self._suspected) | self.barred
+        draining = () if self.view is None else (node.id for node in self.view.nodes if node.is_draining)
+        return frozenset(self._suspected) | self.barred | frozenset(draining)
 
     def suspect(self, node: str) -> None:
         """It may be gone, whatever the cluster says."""
@@ -44,9 +45,13 @@ class Nodes:
     def trust_again(self, now: float) -> None:
         self._suspected = {node: since for node, since in self._suspected.items() if now - since <= SUSPECT}
 
+    def find(self, node: str) -> Node | None:
+        """What was seen of a node at the last look."""
+        return next((one for one in (() if self.view is None else self.view.nodes) if one.id == node), None)
+
     def in_words(self, node: str) -> str:
-        nodes = () if self.view is None else self.view.nodes
-        address = next((one.address for one in nodes if one.id == node), "")
+        seen = self.find(node)
+        address = "" if seen is None else seen.address
         return f"{address} (node {node[:8]})" if address else node[:8]
 
 

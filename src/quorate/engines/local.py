@@ -114,7 +114,10 @@ class LocalEngine:
         return [*notices, *self._setups()]
 
     def kill(self, slot: int, pid: int) -> None:  # noqa: ARG002 (a pid says it all on one machine)
-        self._fork_server.workers.kill(pid)
+        self._fork_server.workers.signal(pid, signal.SIGKILL)
+
+    def terminate(self, slot: int, pid: int) -> None:  # noqa: ARG002
+        self._fork_server.workers.signal(pid, signal.SIGTERM)
 
     def close(self) -> None:
         if not self._is_closed:
@@ -262,7 +265,7 @@ class ForkServerProcess:
             for pid in found:
                 left.add(pid)
             for pid in found & members_of(self._process.pid, self._groups):
-                left.kill(pid)
+                left.signal(pid, signal.SIGKILL)
             left.await_end(over - time.monotonic())
             left.close()
         return self._process.wait()
@@ -286,11 +289,11 @@ class Pidfds:
         if descriptor is not None:
             os.close(descriptor)
 
-    def kill(self, pid: int) -> None:
+    def signal(self, pid: int, number: int) -> None:
         descriptor = self._descriptors.get(pid)
         if descriptor is not None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                signal.pidfd_send_signal(descriptor, number)
 
     def await_end(self, seconds: float) -> list[int]:
         """Wait until all have ended, for so many seconds at most; the pids of those that have not."""

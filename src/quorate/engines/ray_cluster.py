@@ -84,10 +84,13 @@ class RayCluster:
 
     def look(self) -> ClusterView:
         free = ray_state.available_resources_per_node()
+        draining = ray_state.state.get_draining_nodes()  # by node, the deadline in milliseconds, 0 for none
         nodes, cores = [], 0.0
         for one in ray.nodes():
             if one["Alive"]:
-                nodes.append(Node(one["NodeID"], one["NodeManagerAddress"], dict(free.get(one["NodeID"], {}))))
+                id, deadline = one["NodeID"], draining.get(one["NodeID"])
+                until = deadline / 1000 if deadline else None
+                nodes.append(Node(id, one["NodeManagerAddress"], dict(free.get(id, {})), deadline is not None, until))
                 cores += one["Resources"].get("CPU", 0.0)
         return ClusterView(tuple(nodes), max(1, int(cores)), ray.get_runtime_context().get_node_id())
 

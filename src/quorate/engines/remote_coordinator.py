@@ -107,7 +107,8 @@ class Coordinators:
         view = self._nodes.view
         while self._unplaced and view is not None and view.nodes:
             child, appointment = self._unplaced.pop(0)
-            last = next((node for _, node in reversed(self._placed.values()) if self._hosts.find(node)), None)
+            able = (node for _, node in reversed(self._placed.values()) if self._hosts.find(node))
+            last = next((node for node in able if node not in self._nodes.avoided), None)
             node = last or self._next_node()
             if node != last:
                 # The port was free on the host of the last one only.
@@ -122,9 +123,17 @@ class Coordinators:
         living = [node.id for node in self._nodes.view.nodes if node.id not in avoid]
         if home in living:
             return home
-        return next(
-            (node for node in (*(host.node for host in self._hosts.all), *living)), self._nodes.view.nodes[0].id
-        )
+        in_use = [host.node for host in self._hosts.all]
+        return next((node for node in (*in_use, *living) if node not in avoid), self._nodes.view.nodes[0].id)
+
+    def move_from(self, node: str) -> None:
+        """End those on a node that is about to be taken away, if there is another: whoever holds them starts the next,
+        there."""
+        host = self._hosts.find(node)
+        if host is not None and self._next_node() != node:
+            for child, where in self._placed.values():
+                if where == node and child.is_alive:
+                    host.tell("end_coordinator", child.number, 0.0)
 
     def end(self, child: RemoteCoordinator, patience: float) -> None:
         """Let one end by itself, for so many seconds at most."""
