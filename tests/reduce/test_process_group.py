@@ -117,3 +117,30 @@ def test_what_an_abort_has_ended_on_a_gpu_does_not_pass_for_complete() -> None:
     with pytest.raises(GenerationOver):
         group.complete()
     aborter.join()
+
+
+class LikeNccl:
+    """A group whose collectives have ended; whoever says that it waits gets nothing to wait for, as from NCCL."""
+
+    def __init__(self) -> None:
+        self.made: list[Kernel] = []
+
+    def allreduce(self, _: list[torch.Tensor], options: AllreduceOptions) -> Kernel | None:
+        ended = threading.Event()
+        ended.set()
+        self.made.append(Kernel(ended))
+        return self.made[-1] if options.asyncOp else None
+
+
+def test_a_collective_of_nccl_gives_a_work_and_only_the_last_is_kept() -> None:
+    """Each holds the weights that it has gathered, and of a step there are hundreds."""
+    group: Any = ProcessGroup.__new__(ProcessGroup)
+    group.__dict__.update(_is_host=False, _check=lambda: None, _lease=lambda: 1.0, _is_over=threading.Event())
+    group._guarded, group._group = [], LikeNccl()
+    for _ in range(3):
+        options = AllreduceOptions()
+        options.asyncOp = False
+        assert group.begin("allreduce", [torch.ones(1)], options) is group._group.made[-1]
+        assert group._guarded == group._group.made[-1:]
+    group.complete()
+    assert not group._guarded

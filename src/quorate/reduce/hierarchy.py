@@ -154,8 +154,9 @@ class HierarchicalGroup(ProcessGroup):
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(filled)
             self._pass_stages(tensor)
-            # What NCCL does has only been ordered so far, and somebody may be waited for in vain.
-            self.wait_for(_Recorded(self._stream.record_event()))  # type: ignore[arg-type]
+        # What NCCL does has only been ordered so far, and somebody may be waited for in vain.
+        for group in self._stages:
+            group.complete()
 
     def _pass_stages(self, tensor: torch.Tensor) -> None:
         if self._within is not None:
@@ -170,16 +171,3 @@ class HierarchicalGroup(ProcessGroup):
         """Of a collective whose root, if it has one, is the first member of its group."""
         options.timeout = self._patience
         return options
-
-
-class _Recorded:
-    """An event of a stream, waited for like a collective."""
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def is_completed(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        self._event.synchronize()

@@ -40,10 +40,6 @@ PATIENCE = timedelta(days=1)
 """How long a sum may take by itself: the lease and the coordinator say sooner who is waited for in vain."""
 
 
-MOST_BEGUN = 1000
-"""So many collectives of NCCL may be under way before they are waited for."""
-
-
 class GatheredStore(Store):
     """What Gloo writes down for the others before it connects, passed on by one `gather` when it first reads. All
     members of the generation take part, and each reads what those `among` whom it is have written."""
@@ -172,16 +168,19 @@ class ProcessGroup:
             # Whoever calls it gives no time of its own, and that for connecting would make an end of who is slow.
             self._backend._set_default_timeout(self._patience)
             self._is_patient = True
+        if not self._is_host:
+            _ask_for_work(arguments)
         try:
             work: Work = getattr(self.group, collective)(*arguments)
         except RuntimeError as error:
             raise self.translated(error) from None
-        if self._is_host:
-            self._guarded = [other for other in self._guarded if not other.is_completed()]
-        elif len(self._guarded) >= MOST_BEGUN:
-            self.complete()
+        if not self._is_host:
+            # NCCL does one after the other, so that the last tells of all; and each holds the tensors that it gives.
+            self._guarded = [work]
+            return work
+        self._guarded = [other for other in self._guarded if not other.is_completed()]
         self._guarded.append(work)
-        return GuardedWork(self, work) if self._is_host else work
+        return GuardedWork(self, work)
 
     def complete(self) -> None:
         """Return when every collective that was begun is there; raise LinkError where one never will be. Whoever waits
@@ -317,6 +316,14 @@ class GroupLinks(Wrapped):
         for group in self._groups:
             group.abort()
         super().close()
+
+
+def _ask_for_work(arguments: Sequence[Any]) -> None:
+    """Whoever calls a collective and is to wait gets nothing from NCCL that tells how it has ended: so it is called as
+    if nobody was, and who called it waits for the work."""
+    for options in arguments:
+        if hasattr(options, "asyncOp"):
+            options.asyncOp = True
 
 
 def _is_done_soon(work: Work) -> bool:

@@ -77,6 +77,8 @@ _OURS = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     # Heartbeats and the lease say whether a worker hangs, and the coordinator ends it.
     "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # Else torch sleeps for a minute before it gives back what a failed group holds: for a dump that nobody reads.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
 
 

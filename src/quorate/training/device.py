@@ -23,7 +23,7 @@ from quorate.data.datasets import Room
 from quorate.data.streams import seed_generators
 from quorate.observe.events import DeviceMemoryUse
 from quorate.reduce.device_memory import DeviceMemory, HostMemory
-from quorate.training.sharded_tensors import local
+from quorate.training.sharded_tensors import is_spread, local
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Loss = Callable[[torch.nn.Module, Any], Any]
@@ -299,7 +299,9 @@ class CpuDevice:
 
     def host_view(self, tensor: torch.Tensor) -> memoryview | None:
         """None for a tensor whose values are not simply its bytes in a row."""
-        if tensor.device.type != "cpu" or not tensor.numel() or tensor.is_conj() or tensor.is_neg():
+        if tensor.device.type != "cpu" or is_spread(tensor):
+            return None
+        if not tensor.numel() or tensor.is_conj() or tensor.is_neg():
             return None
         try:
             return tensor.detach().view(-1).view(torch.uint8).numpy().data
