@@ -14,6 +14,7 @@ from benchmarks.own.watched_run import WatchedRun, await_sight
 from benchmarks.told import answer, read_order, reading
 from quorate.api.control import resize
 from quorate.observe.events import WorkerLost
+from quorate.storage.run_folder import RunFolder
 
 STEADY = 2 * USUAL
 """Steps in a generation before the next change: the usual ones, and as many for what still comes about."""
@@ -61,7 +62,7 @@ def _changes(run: WatchedRun, process: subprocess.Popen[bytes], sizes: Sequence[
     _await_steady(run, process, workers)
     for wanted in sizes[1:]:
         began = time.time()
-        resize(run.runs, run.name, wanted)
+        resize(RunFolder(run.runs / run.name), wanted)
         _await_steady(run, process, wanted, began)
         yield Change(resize_case(workers, wanted), wanted, began, time.time())
         workers = wanted

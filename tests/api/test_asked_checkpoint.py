@@ -100,7 +100,7 @@ def asked_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask(job: Job, patience: float = 100.0) -> CheckpointInfo:
-    return control.save(job.run.path.parent, "last", patience)
+    return control.save(job.run, patience)
 
 
 def test_it_is_one_that_was_begun_after_it_was_asked_for(job: Job) -> None:
@@ -206,4 +206,4 @@ def test_a_run_that_is_not_running_cannot_be_asked(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "runs", "over")
     run.write_job("")
     with pytest.raises(RunError, match="over-0001 is not running, so there is nobody to ask"):
-        control.save(run.path.parent, "last", 5)
+        control.save(run, 5)

@@ -132,7 +132,7 @@ def test_filters_and_order_are_passed_on(runs: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--status", "runing"], "--status: 'runing' is not one of running, failed, .* Did you mean running?"),
+        (["--status", "runing"], "--status: 'runing' is not one of running, submitted, .* Did you mean running?"),
         (["--status", "COMPLETE"], "Did you mean complete?"),
         (["--sort", "colour"], "--sort: 'colour' is not one of age, name, status, steps or metric.$"),
         (["--runs", "elsewhere"], "cannot list the runs in elsewhere: it is not there. .* --runs"),

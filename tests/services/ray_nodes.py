@@ -21,13 +21,16 @@ PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_po
 
 
 class RayNodes:
-    """The first node is the head, where drivers connect. It asks for a token, as Ray's do."""
+    """The first node is the head, where drivers connect. It asks for a token, as Ray's do; `takes_jobs` says that it
+    has a server for those who submit jobs."""
 
-    def __init__(self, *cpus: int) -> None:
+    def __init__(self, *cpus: int, takes_jobs: bool = False) -> None:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self.environment = {**os.environ, **token, "RAY_raylet_start_wait_time_s": "300"}
+        # Ray runs what is submitted by the `python` of its own path.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, **token, "PATH": path, "RAY_raylet_start_wait_time_s": "300"}
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, *(["--jobs"] if takes_jobs else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -64,7 +67,8 @@ class RayNodes:
 class _Served:
     """The cluster itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_jobs: bool) -> None:
+        self._takes_jobs = takes_jobs
         self._cluster: Any = None
         self._nodes: list[Any] = []
 
@@ -78,8 +82,10 @@ class _Served:
 
     def add(self, cpus: int) -> None:
         ports = {name: free_port() for name in PORTS}
-        node = self._cluster.add_node(num_cpus=cpus, object_store_memory=STORE, include_dashboard=False, **ports)
-        self._nodes.append(node)
+        jobs: dict[str, Any] = {"include_dashboard": self._takes_jobs and not self._nodes}
+        if jobs["include_dashboard"]:
+            jobs |= {"dashboard_host": "127.0.0.1", "dashboard_port": free_port()}
+        self._nodes.append(self._cluster.add_node(num_cpus=cpus, object_store_memory=STORE, **jobs, **ports))
 
     def kill_last(self, _: None) -> None:
         import psutil
@@ -112,9 +118,9 @@ def free_port() -> int:
         return port
 
 
-def be_patient() -> None:
+def be_patient(takes_jobs: bool) -> None:
     """A node gives its agents 15 s to say which ports they have chosen, which a busy machine may not keep: they are
-    chosen here, and fewer and smaller processes started, since nobody looks at a dashboard."""
+    chosen here, and fewer and smaller processes started, unless somebody needs what comes with a dashboard."""
     import ray._private.services as services
     import ray._private.utils as ray_utils
 
@@ -127,14 +133,16 @@ def be_patient() -> None:
         return start(*arguments, **named)
 
     services.start_raylet = start_raylet
-    ray_utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
+    if not takes_jobs:
+        ray_utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints is no answer
-    be_patient()
-    served = _Served()
+    takes_jobs = "--jobs" in sys.argv
+    be_patient(takes_jobs)
+    served = _Served(takes_jobs)
     try:
         for line in sys.stdin:
             what, argument = json.loads(line)

@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+from quorate.api.ray_jobs import stop_job
 from quorate.checkpoint.listing import WRITING, CheckpointInfo, cursor_of, look_at
 from quorate.coordinator.client import JobStatus, SupervisorClient
 from quorate.core.errors import JobError, LinkError, RequestError, RunError
@@ -15,6 +16,7 @@ from quorate.core.generation import Cursor
 from quorate.core.processes import has_open
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.submission import submission_of, waits_to_begin
 
 PATIENCE = 10.0
 SAVE_PATIENCE = 300.0
@@ -28,9 +30,8 @@ _STALE_AFTER = 30.0
 """Seconds for which nothing of an attempt changes when whoever wrote it has died: a disk may be that slow."""
 
 
-def resize(runs: Path, name: str, workers: int | None = None, servers: int | None = None) -> RunFolder:
+def resize(run: RunFolder, workers: int | None = None, servers: int | None = None) -> RunFolder:
     """Have a running job go on with another number of workers or servers, from its next step boundary on."""
-    run = RunFolder.find(runs, name)
     try:
         with _coordinator_of(run, PATIENCE) as client:
             client.resize(workers, servers)
@@ -39,20 +40,21 @@ def resize(runs: Path, name: str, workers: int | None = None, servers: int | Non
     return run
 
 
-def save(runs: Path, name: str, patience: float = SAVE_PATIENCE) -> CheckpointInfo:
+def save(run: RunFolder, patience: float = SAVE_PATIENCE) -> CheckpointInfo:
     """Have a running job save a checkpoint at its next step boundary; returns when it is whole, on the disk.
 
     It is one that was begun after this was called, so it is of no earlier step than the job was at then.
     """
-    return _SaveRequest(RunFolder.find(runs, name), patience).wait()
+    return _SaveRequest(run, patience).wait()
 
 
-def stop(runs: Path, name: str, *, now: bool = False, patience: float = STOP_PATIENCE) -> RunFolder:
+def stop(run: RunFolder, *, now: bool = False, patience: float = STOP_PATIENCE) -> RunFolder:
     """End a running job: it completes its step, saves, and is interrupted; returns when it has ended.
 
     With `now` nothing more is saved. Raises RunError if it is not running, and JobError if it does not end in time.
     """
-    run = RunFolder.find(runs, name)
+    if waits_to_begin(run):
+        return _stop_before_begin(run)
     launcher = run.holder()
     if launcher is None:
         ending = (run.whole_result() or {}).get("status", "lost")
@@ -62,7 +64,7 @@ def stop(runs: Path, name: str, *, now: bool = False, patience: float = STOP_PAT
     while run.holder() is not None:
         if not is_asked:
             is_asked = ask_to_end(run, now) or (
-                time.monotonic() > over - patience + _SIGNAL_AFTER and _signal(run, now)
+                time.monotonic() > over - patience + _SIGNAL_AFTER and (_told_by_ray(run) or _signal(run, now))
             )
         if time.monotonic() >= over:
             raise _does_not_end(run, launcher, now, patience)
@@ -82,6 +84,22 @@ def ask_to_end(run: RunFolder, now: bool = False) -> bool:
     except (RunError, LinkError):
         return False
     return True
+
+
+def _stop_before_begin(run: RunFolder) -> RunFolder:
+    """A detached run whose launcher Ray has not started: it never will. One that was at the last moment is told to
+    end, and has the last word on how."""
+    _told_by_ray(run)
+    run.write_result({"run": run.name, "folder": str(run.path), "status": "interrupted", "steps": 0})
+    return run
+
+
+def _told_by_ray(run: RunFolder) -> bool:
+    """Whether the launcher is a job of Ray's, which is told to end it: it may be on any machine."""
+    submission = submission_of(run)
+    if submission is not None:
+        stop_job(submission)
+    return submission is not None
 
 
 def _signal(run: RunFolder, now: bool) -> bool:
@@ -239,6 +257,10 @@ def _coordinator_of(run: RunFolder, patience: float) -> "contextlib.closing[Supe
     try:
         door = run.read_door()
     except FileNotFoundError:
+        if waits_to_begin(run):
+            raise RunError(
+                f"run {run.name} was submitted, and has not begun: wait for it with `quorate logs -f {run.name}`."
+            ) from None
         raise RunError(
             f"run {run.name} is not running, so there is nobody to ask. Look at it with `quorate show {run.name}`; "
             f"`quorate resume {run.name} --workers N` goes on with as many workers as you like."

@@ -15,8 +15,8 @@ from quorate.supervisor.supervisor import Launch
 INSTALL = "pip install 'quorate[ray]'"
 
 
-def engine_of(launch: Launch) -> Engine:
-    """The engine that the job of a launch names."""
+def engine_of(launch: Launch, code: NodeCode | None = None) -> Engine:
+    """The engine that the job of a launch names; `code` is what nodes are given, if not what follows from the job."""
     spec = launch.spec
     if not isinstance(spec.engine, RaySpec):
         return LocalEngine(launch.run, launch.preparation)
@@ -26,8 +26,8 @@ def engine_of(launch: Launch) -> Engine:
 
     demand = resources_each(spec.engine, spec.device, spec.threads)
     places = launch.workers + (spec.spares + server_count(spec.strategy) if launch.mode.is_training else 0)
-    code = node_code(spec, launch.preparation.task, launch.run.path.parent, launch.job_source)
-    cluster = RayCluster(spec.engine.address, launch.run.name, demand, code)
+    sent = code or node_code(spec, launch.preparation.task, launch.run.path.parent, launch.job_source)
+    cluster = RayCluster(spec.engine.address, launch.run.name, demand, sent)
     storage = None if spec.engine.storage is None else Path(spec.engine.storage)
     settings = ClusterSettings(demand, spec.engine.placement, places, storage)
     return ClusterEngine(launch.run, without_installed(launch.preparation), cluster, settings)

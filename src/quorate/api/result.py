@@ -25,6 +25,7 @@ from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder, runs_folder
+from quorate.storage.submission import waits_to_begin
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
 SHORT_DIGEST = 12
@@ -119,7 +120,7 @@ class Result:
         """
         from quorate.api import control
 
-        control.stop(self.folder.parent, str(self.folder), now=now, patience=timeout)
+        control.stop(RunFolder(self.folder), now=now, patience=timeout)
         return open_run(self.folder)
 
     def __repr__(self) -> str:
@@ -147,7 +148,7 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     if result is None:
         # It may have ended between the two looks.
         result = {"status": "running"} if folder.holder() is not None else folder.whole_result()
-    return Result.of(folder, known | (result or {"status": "lost"}))
+    return Result.of(folder, known | (result or {"status": "submitted" if waits_to_begin(folder) else "lost"}))
 
 
 def refuse_without_average(run: str, spec: JobSpec) -> None:

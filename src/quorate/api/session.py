@@ -50,6 +50,7 @@ from quorate.core.machine import usable_cores
 from quorate.core.masking import mask_all, register_secrets, secrets_in
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
+from quorate.engines.node_code import NodeCode
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage, RunFailed, RunFinished, StepCompleted
 from quorate.observe.jsonl import end_of_events
@@ -108,10 +109,14 @@ def run_locally(
 
 
 def run_on_engine(
-    launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
+    launch: Launch,
+    show: Callable[[Event], None],
+    accept: Callable[[Prepared], None],
+    signals: Signals,
+    code: NodeCode | None = None,
 ) -> Outcome:
-    """Run a job where it says."""
-    with contextlib.closing(engine_of(launch)) as engine:
+    """Run a job where it says; `code` is what nodes are given, if not what follows from the job."""
+    with contextlib.closing(engine_of(launch, code)) as engine:
         return Supervisor(engine, launch, show, accept, signals).run()
 
 
@@ -161,10 +166,7 @@ def resume(
     with run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
-        _refuse_without_key(resolved.spec)
-        _refuse_without_certificates(resolved.spec)
-        refuse_missing_libraries(resolved.spec.track)
-        refuse_missing_engine(resolved.spec)
+        _refuse_what_is_missing(resolved.spec)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         refuse_edited_job(run, checkpoint, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
@@ -176,6 +178,23 @@ def resume(
         # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
         with listening_to_signals() as signals, _restored_if_refused(run):
             return _Part(run, resolved, adopt, checkpoint, runner, place, watch).train(signals)
+
+
+def start_in(run: RunFolder, resolved: ResolvedJob, place: TaskLocation, watch: Watch, runner: Runner) -> Result:
+    """Train a job in a folder that was made for it elsewhere. A refusal is written there: nobody may see it here."""
+    with listening_to_signals() as signals, run.lock():
+        try:
+            _refuse_what_is_missing(resolved.spec)
+
+            def record(now: Prepared) -> None:
+                run.write_environment(now.facts)
+                keep_task(run, place.reference, now.source, place)
+
+            return _Part(run, resolved, record, None, runner, place, watch).train(signals)
+        except RequestError as error:
+            about = {"run": run.name, "folder": str(run.path), "recoveries": []}
+            run.write_result({**about, "status": "failed", "failure": Failure.of(error).masked().to_dict()})
+            raise
 
 
 def refuse_in_worker() -> None:
@@ -200,10 +219,7 @@ def _train_in_new_run(
     if resolved.spec.batch_size == AUTO_BATCH:
         raise RequestError("batch_size: auto is for a new run. Give a branch a number; its run has found one.")
     text = job_text(resolved)
-    _refuse_without_key(resolved.spec)
-    _refuse_without_certificates(resolved.spec)
-    refuse_missing_libraries(resolved.spec.track)
-    refuse_missing_engine(resolved.spec)
+    _refuse_what_is_missing(resolved.spec)
     with listening_to_signals() as signals:
         run = RunFolder.create(folder.absolute(), resolved.spec.name)
 
@@ -213,7 +229,7 @@ def _train_in_new_run(
 
         with run.lock():
             try:
-                run.write_job(text, is_private=_is_private(resolved.spec))
+                run.write_job(text, is_private=is_private(resolved.spec))
                 return _Part(run, resolved, record, checkpoint, runner, place, watch, notices).train(signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
@@ -222,10 +238,18 @@ def _train_in_new_run(
                 raise
 
 
-def _is_private(spec: JobSpec) -> bool:
+def is_private(spec: JobSpec) -> bool:
     """Whether the job itself has a secret in it, which a resume needs: so it is kept, for its owner only."""
     values = spec.model_dump(mode="json")
     return any(job_secrets(spec)) or any(secrets_in(values)) or mask_all(values) != values
+
+
+def _refuse_what_is_missing(spec: JobSpec) -> None:
+    """Before anything is started."""
+    _refuse_without_key(spec)
+    _refuse_without_certificates(spec)
+    refuse_missing_libraries(spec.track)
+    refuse_missing_engine(spec)
 
 
 def _refuse_without_key(spec: JobSpec) -> None:
@@ -270,7 +294,7 @@ def _adopt(
         if name != SOURCE and recorded.get(name, value) != value:
             log.warning("%s was %s when the run began and is %s now: the bits may differ", name, recorded[name], value)
     set_foreign_aside(run, resolved.spec)
-    run.write_job(dump_job(resolved), is_private=_is_private(resolved.spec))
+    run.write_job(dump_job(resolved), is_private=is_private(resolved.spec))
     restore_environment(run, recorded, now.facts)
     keep_task(run, resolved.spec.task, now.source, place)
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.

@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from quorate.cli.options import RUNS, Json, Run, Runs, choose, run_names
+from quorate.cli.options import RUNS, Address, Json, Run, Runs, choose, run_names
 from quorate.core.errors import RequestError, RunError
 from quorate.storage.run_folder import RunFolder, is_run
+from quorate.storage.submission import waits_to_begin
 
 
 def runs(
@@ -16,7 +17,7 @@ def runs(
     status: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only these: running, failed, lost, damaged, interrupted, terminated or complete. Repeatable."
+            help="Only these: running, submitted, failed, lost, damaged, interrupted, terminated, complete. Repeatable."
         ),
     ] = None,
     task: Annotated[str, typer.Option(help="Only runs of this task: its class, its file, or both.")] = "",
@@ -69,6 +70,7 @@ def show(
         typer.Option("--data", help="Show which lane reads which shards of the data, and how much is done and left."),
     ] = False,
     runs: Runs = RUNS,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Show everything about a run: status, curves, checkpoints, its job, and what to type next.
@@ -87,9 +89,10 @@ def show(
 
       quorate show digits-0001 --json
     """
+    from quorate.api.ray_jobs import find_run
     from quorate.cli.run_view import show_run
 
-    folder = RunFolder.find(runs, run)
+    folder = find_run(runs, run, address)
     samples: dict[str, Any] = {}
     code = 0
     if with_data or with_ledger:
@@ -113,6 +116,7 @@ def logs(
         str, typer.Option(metavar="TEXT", help="Only with this text in them, in small letters or not.")
     ] = "",
     runs: Runs = RUNS,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Show what all processes of a run have logged and printed, in the order of time.
@@ -127,11 +131,15 @@ def logs(
       quorate logs digits-0001 --level warning
       quorate logs last --grep "out of memory" --json
     """
+    from quorate.api.ray_jobs import await_begin, find_run, refuse_ended
     from quorate.cli.logs_view import Severity, show_logs
     from quorate.history.logs import Filter
 
     wanted = Filter(worker, choose(level, Severity, "--level") if level else "", grep)
-    show_logs(RunFolder.find(runs, run), wanted, follow, as_json)
+    folder = find_run(runs, run, address)
+    if waits_to_begin(folder):
+        await_begin(folder) if follow else refuse_ended(folder)
+    show_logs(folder, wanted, follow, as_json)
 
 
 def report(

@@ -9,6 +9,7 @@ import typer
 
 from quorate.cli.options import (
     RUNS,
+    Address,
     Averaged,
     Epochs,
     JobFile,
@@ -64,27 +65,48 @@ def train(
     epochs: Epochs = None,
     seed: Seed = None,
     settings: Set = None,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Submit it to the job's Ray cluster, and end at once; the job goes on there."),
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train a job here.
+    """Train a job here, or on its cluster.
 
     The job is trained in a new run folder. Ctrl-C stops it cleanly and leaves a checkpoint; a second Ctrl-C stops it at
     once. The number of workers changes how long it takes, never the result.
+
+    With --detach it is submitted to its Ray cluster (engine: ray, with engine.storage) and goes on without this
+    command. `quorate logs -f`, `show`, `top`, `resize` and `stop` find it by its name: here, and from any machine that
+    has the storage, by RAY_ADDRESS or --address.
 
     \b
     Examples:
       quorate train job.yaml
       quorate train job.yaml --workers 4
       quorate train job.yaml --steps 500 --set checkpoint.every=100
+      quorate train job.yaml --detach
     """
     from quorate.api import session
     from quorate.api.train import show_on_stderr, show_quietly
     from quorate.spec.load import load_job
 
     layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed)
+    if detach:
+        _submit(load_job(job_file, os.environ, layer), as_json)
+        return
     watch = show_quietly if quiet else show_on_stderr
     report(session.start(load_job(job_file, os.environ, layer), watch), as_json)
+
+
+def _submit(resolved: Any, as_json: bool) -> None:
+    from quorate.api.detached import submit
+
+    run, submission = submit(resolved)
+    fields = {"run": run.name, "folder": str(run.path), "status": "submitted", "submission": submission.id}
+    told = f"{run.name} is submitted to Ray, and is kept in {run.path}.\nnext: quorate logs -f {run.name}"
+    print_answer(as_json, fields, told)
 
 
 def resume(
@@ -190,6 +212,7 @@ def resize(
         typer.Option("--servers", metavar="N", min=1, help="How many parameter servers it shall have from now on."),
     ] = None,
     runs: Runs = RUNS,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Change the number of workers or parameter servers of a running job, to the same bits.
@@ -204,11 +227,12 @@ def resize(
       quorate resize last --servers 3
     """
     from quorate.api import control
+    from quorate.api.ray_jobs import find_run
 
     asked = {"worker": workers, "server": servers}
     if workers is None and servers is None:
         raise RequestError("resize needs to know to what: add --workers N, --servers N, or both.")
-    folder = control.resize(runs, run, workers, servers)
+    folder = control.resize(find_run(runs, run, address), workers, servers)
     numbers = " and ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in asked.items() if count)
     fields = {f"{what}s": count for what, count in asked.items() if count}
     print_answer(as_json, {"run": folder.name, **fields}, f"{folder.name} goes on with {numbers}.")
@@ -220,6 +244,7 @@ def checkpoint(
         float, typer.Option(metavar="SECONDS", min=1, help="How long to wait until it is saved.")
     ] = 300.0,
     runs: Runs = RUNS,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Have a running job save a checkpoint now.
@@ -232,8 +257,9 @@ def checkpoint(
       quorate checkpoint digits-0001 --timeout 600
     """
     from quorate.api import control
+    from quorate.api.ray_jobs import find_run
 
-    saved = control.save(runs, run, timeout)
+    saved = control.save(find_run(runs, run, address), timeout)
     name = saved.path.absolute().parents[1].name
     fields = {
         "run": name,
@@ -253,6 +279,7 @@ def stop(
         float, typer.Option(metavar="SECONDS", min=1, help="How long to wait until it has ended.")
     ] = 300.0,
     runs: Runs = RUNS,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """End a running job cleanly: it completes its step and saves, as with Ctrl-C.
@@ -266,9 +293,10 @@ def stop(
       quorate stop digits-0001 --now
     """
     from quorate.api import control
+    from quorate.api.ray_jobs import find_run
     from quorate.api.result import open_run
 
-    folder = control.stop(runs, run, now=now, patience=min(timeout, 30.0) if now else timeout)
+    folder = control.stop(find_run(runs, run, address), now=now, patience=min(timeout, 30.0) if now else timeout)
     result = open_run(folder.path)
     sentence = f"{result.run} is {result.status}, with its newest checkpoint at step {result.steps:,}."
     if result.status == "complete":

@@ -97,6 +97,15 @@ Run = Annotated[
 ]
 Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", envvar=RUNS_ENV, help="The folder of run folders.")]
 """Give it the default `RUNS`."""
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="ADDRESS",
+        help="The Ray cluster whose detached runs are meant, too, as engine.address of a job.",
+        show_default="RAY_ADDRESS",
+    ),
+]
 Workers = Annotated[
     str | None,
     typer.Option(metavar="N", help="Processes to run on: a number, or auto. Never changes the result."),

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quorate.cli.options import RUNS, Json, Runs, run_names
+from quorate.cli.options import RUNS, Address, Json, Runs, run_names
 from quorate.core.errors import QuorateError
 from quorate.storage.run_folder import RunFolder
 
@@ -39,6 +39,7 @@ def top(
         bool, typer.Option("--once", help="Show it once, without keys, as where there is no terminal.")
     ] = False,
     runs: Runs = RUNS,
+    address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Watch a running job: workers, lanes, phases, speed and losses; with keys to ask it for something.
@@ -54,9 +55,10 @@ def top(
       quorate top last --json
     """
     from quorate.api.live import LiveRun, running_jobs
+    from quorate.api.ray_jobs import find_run
     from quorate.observe.screen import Screen
 
-    folder = None if run is None else RunFolder.find(runs, run)
+    folder = None if run is None else find_run(runs, run, address)
     screen = Screen(sys.stdout)
     if as_json or once or not (sys.stdin.isatty() and screen.is_terminal):
         _show_once(folder, runs, screen, as_json)
@@ -216,7 +218,7 @@ class _Watching:
         workers, run = max(1, (seen.wanted or sum(bool(each.lanes) for each in seen.workers)) + more), self._live.run
 
         def ask() -> str:
-            resize(run.path.parent, run.name, workers)
+            resize(run, workers)
             return f"going on with {workers} workers from the next step boundary on"
 
         self._ask(f"asking for {workers} workers", ask)
@@ -240,7 +242,7 @@ class _Watching:
 def _save(run: RunFolder) -> str:
     from quorate.api.control import save
 
-    return f"saved {save(run.path.parent, run.name).path.name}"
+    return f"saved {save(run).path.name}"
 
 
 def _stop(run: RunFolder) -> str:

@@ -29,13 +29,17 @@ _ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 @dataclass(frozen=True)
 class NodeCode:
-    """`root` is the folder that travels, without what `excludes` says, as .gitignore would; None: none does."""
+    """`root` is the folder that travels, without what `excludes` says, as .gitignore would; None: none does.
+
+    `is_sent`: nodes get it without being told, since it came with the job that this process is.
+    """
 
     root: Path | None = None
     excludes: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     pip: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    is_sent: bool = False
 
     def runtime_env(self, working_dir: str | None) -> dict[str, Any]:
         """By Ray's names. The folder is packed before: what Ray is told to exclude it excludes from modules as well."""

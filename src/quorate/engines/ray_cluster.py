@@ -64,6 +64,8 @@ class RayCluster:
                 _refuse_unreachable(self._address)
             except OSError as error:
                 raise RequestError(_not_connected(self._address, error)) from None
+            # Inside of a job of Ray's, what this one says comes first.
+            os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
             with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
                 runtime_env = self._code.runtime_env(packed(self._code, Path(scratch)))
                 try:
@@ -231,7 +233,7 @@ class RayHostLink:
 
 def packed(code: NodeCode, scratch: Path) -> str | None:
     """The folder that travels, as a file in `scratch`; None where there is none."""
-    if code.root is None:
+    if code.root is None or code.is_sent:
         return None
     file = scratch / "code.zip"
     try:

@@ -23,6 +23,8 @@ def share(run: RunFolder, storage: Path | None) -> RunFolder:
     try:
         for folder in (shared.logs, shared.checkpoints, shared.path / "coordinators"):
             folder.mkdir(parents=True, exist_ok=True)
+        if shared.path.resolve() == run.path.resolve():  # it is kept there as a whole
+            return run
         for name in SHARED:
             _link(run.path / name, shared.path / name)
     except OSError as error:

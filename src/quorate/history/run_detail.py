@@ -127,8 +127,12 @@ def advise(
 ) -> Advice | None:
     """What to type next; `reference` names the run on a command line. None where nothing is known to help."""
     resume = f"quorate resume {reference}"
-    if record.status is Status.RUNNING:
-        return Advice(f"quorate stop {reference}", "stops it cleanly and leaves a checkpoint")
+    under_way = {
+        Status.SUBMITTED: Advice(f"quorate logs -f {reference}", "shows what it logs, once it has begun"),
+        Status.RUNNING: Advice(f"quorate stop {reference}", "stops it cleanly and leaves a checkpoint"),
+    }
+    if record.status in under_way:
+        return under_way[record.status]
     if record.status is Status.DAMAGED:
         return None
     if record.status is Status.COMPLETE:

@@ -22,6 +22,7 @@ from quorate.observe.quantities import device_memory
 from quorate.spec.resolved import glance_at_recorded
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.submission import waits_to_begin
 
 Read = TypeVar("Read")
 
@@ -30,6 +31,7 @@ class Status(StrEnum):
     """How a run stands, the most pressing first."""
 
     RUNNING = "running"  # a launcher is at work on it
+    SUBMITTED = "submitted"  # it waits for a cluster to start its launcher
     FAILED = "failed"  # it ended with a failure
     LOST = "lost"  # nobody is at work on it and nobody has written how it ended: killed with its launcher
     DAMAGED = "damaged"  # its files cannot be read
@@ -38,12 +40,16 @@ class Status(StrEnum):
     COMPLETE = "complete"
 
 
-def decide_status(held: bool, result: dict[str, Any] | None, problems: tuple[str, ...]) -> tuple[Status, str]:
+def decide_status(
+    held: bool, result: dict[str, Any] | None, problems: tuple[str, ...], waits: bool = False
+) -> tuple[Status, str]:
     """How a run stands, and why where that is not plain. `problems` are what cannot be read of its files."""
     if held:
         return Status.RUNNING, "; ".join(problems)
     if problems:
         return Status.DAMAGED, "; ".join(problems)
+    if result is None and waits:
+        return Status.SUBMITTED, "Ray has not started its launcher yet; `quorate logs -f` waits for it"
     if result is None:
         return Status.LOST, "it was killed together with its launcher, which could not write how it ended"
     said = result.get("status")
@@ -102,7 +108,7 @@ class RunRecord:
         written = attempt(run.read_result, None)
         if holder is None and written is None:
             holder = attempt(run.holder, None)
-        status, reason = decide_status(holder is not None, written, tuple(problems))
+        status, reason = decide_status(holder is not None, written, tuple(problems), waits_to_begin(run))
         result: dict[str, Any] = {} if holder or written is None else written
         return cls(
             name=run.name,

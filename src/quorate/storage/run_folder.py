@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,11 +57,12 @@ class RunFolder:
         self.incarnations = Incarnations(path / "coordinators")
 
     @classmethod
-    def create(cls, runs: Path, name: str) -> "RunFolder":
-        """Make the folder of a new run: ``name-0001``, or the number after the highest there is."""
+    def create(cls, runs: Path, name: str, beside: Path | None = None) -> "RunFolder":
+        """Make the folder of a new run: ``name-0001``, or the number after the highest there is; also of those in the
+        folder `beside`, where it is to be known by the same name."""
         with _explaining(f"cannot make a run folder in {runs}", "Choose another folder with `runs`."):
             runs.mkdir(parents=True, exist_ok=True)
-            run = cls(_claim(runs, name))
+            run = cls(_claim(runs, name, () if beside is None or not beside.is_dir() else beside.iterdir()))
             try:
                 run.logs.mkdir()
                 run.checkpoints.mkdir()
@@ -296,10 +297,10 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _claim(runs: Path, name: str) -> Path:
+def _claim(runs: Path, name: str, others: Iterable[Path]) -> Path:
     """Make the numbered folder. Making it is the claim: of two launchers only one can."""
     pattern = re.compile(re.escape(name) + r"-(\d{4,})")
-    taken = [int(match[1]) for entry in runs.iterdir() if (match := pattern.fullmatch(entry.name))]
+    taken = [int(match[1]) for entry in (*runs.iterdir(), *others) if (match := pattern.fullmatch(entry.name))]
     for number in itertools.count(max(taken, default=0) + 1):
         path = runs / f"{name}-{number:04d}"
         with contextlib.suppress(FileExistsError):

@@ -1,0 +1,133 @@
+"""Detached runs as Ray's job list has them: how verbs find one from anywhere, wait for it and stop it."""
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from quorate.core.addresses import split_address
+from quorate.core.errors import JobError, RequestError, RunError
+from quorate.storage.run_folder import LAST, RunFolder, is_run
+from quorate.storage.submission import Submission, submission_of, waits_to_begin
+
+RUN, FOLDER = "quorate_run", "quorate_folder"
+"""What Ray keeps with a job that is a run of ours: its name, and its folder in the storage."""
+VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+REACH = 5.0
+LOOK_EVERY = 0.2
+ASK_EVERY = 2.0
+OVER = ("STOPPED", "SUCCEEDED", "FAILED")
+
+
+def find_run(runs: Path, reference: str, address: str | None = None) -> RunFolder:
+    """The run that a person means: in the folder of runs; or else, where a cluster is named by `address` or by
+    RAY_ADDRESS, a detached one by that cluster's list of jobs."""
+    try:
+        return RunFolder.find(runs, reference)
+    except RunError as error:
+        is_named = address is not None or any(os.environ.get(name) for name in VARIABLES)
+        if not is_named or reference == LAST or os.sep in reference:
+            raise
+        not_here = error
+    known = {job.metadata[RUN]: Path(job.metadata[FOLDER]) for job in _runs_in(jobs_at(address))}
+    names = [reference] if reference in known else [name for name in known if name.startswith(reference)]
+    if not names:
+        raise RunError(f"{not_here.message}. No detached run of the Ray cluster has that name either.")
+    if len(names) > 1:
+        raise RunError(f"{reference!r} may be any of {', '.join(sorted(names))}, which are detached; give more of it")
+    folder = known[names[0]]
+    if not is_run(folder):
+        raise RunError(
+            f"run {names[0]} is detached, and its folder is {folder}, which is not on this machine. Mount "
+            f"{folder.parent} here, or ask from a machine that has it."
+        )
+    return RunFolder(folder)
+
+
+def await_begin(run: RunFolder, patience: float | None = None) -> None:
+    """Wait until the launcher of a detached run has taken it up; at once for every other run.
+
+    Raises JobError, with Ray's reason, where it ended before, and where it does not begin in so many seconds.
+    """
+    over = None if patience is None else time.monotonic() + patience
+    asked = time.monotonic()
+    while waits_to_begin(run):
+        if time.monotonic() - asked >= ASK_EVERY:
+            refuse_ended(run)
+            asked = time.monotonic()
+        if over is not None and time.monotonic() > over:
+            raise JobError(f"run {run.name} was submitted, and Ray has not begun it in {patience:g} s.")
+        time.sleep(LOOK_EVERY)
+
+
+def refuse_ended(run: RunFolder) -> None:
+    """Raise with Ray's reason for a run that Ray has given up before its launcher took it up."""
+    submission = submission_of(run)
+    if submission is None:
+        return
+    client = jobs_at(submission.address)
+    with _explaining(submission.address):
+        info = client.get_job_info(submission.id)
+    if str(info.status.value) in OVER and waits_to_begin(run):
+        said = " ".join(str(info.message or "no reason told").split())
+        raise JobError(
+            f"run {run.name} has ended before its launcher began ({info.status.value.lower()}): {said} "
+            f"All that was printed: ray job logs {submission.id}"
+        )
+
+
+def stop_job(submission: Submission) -> None:
+    """Have Ray end the launcher of a run, with SIGTERM and a few seconds later for good."""
+    client = jobs_at(submission.address)
+    with _explaining(submission.address):
+        client.stop_job(submission.id)
+
+
+def jobs_at(address: str | None) -> Any:
+    """Ray's client for jobs, of the cluster at an address as job files have it; None and auto: by RAY_ADDRESS."""
+    try:
+        from ray.job_submission import JobSubmissionClient
+    except ImportError:
+        raise RequestError("detached runs need the library ray, here as well: pip install 'quorate[ray]'") from None
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of each file that it sends
+    given = None if address in (None, "auto") else address
+    with _explaining(address), _only(given):
+        # Ray itself tries for minutes, and says nothing meanwhile.
+        if given is not None and "://" not in given:
+            socket.create_connection(split_address(given), timeout=REACH).close()
+        return JobSubmissionClient(given)
+
+
+def _runs_in(client: Any) -> Iterator[Any]:
+    """Jobs that are runs, the oldest first: of two with one name the newest is meant."""
+    with _explaining(None):
+        jobs = client.list_jobs()
+    found = [job for job in jobs if job.metadata and RUN in job.metadata and FOLDER in job.metadata]
+    return iter(sorted(found, key=lambda job: job.start_time or 0))
+
+
+@contextlib.contextmanager
+def _only(address: str | None) -> Iterator[None]:
+    """For Ray, its variables beat what it is told."""
+    kept = {name: os.environ.pop(name) for name in VARIABLES if address is not None and name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+@contextlib.contextmanager
+def _explaining(address: str | None) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, SystemExit) as error:
+        where = "at RAY_ADDRESS, or on this machine," if address in (None, "auto") else f"at {address}"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise RequestError(
+            f"the jobs of the Ray cluster {where} cannot be asked ({reason}). It needs its dashboard, which has the "
+            "job server: pip install 'ray[default]' there, and `ray start --head`."
+        ) from None

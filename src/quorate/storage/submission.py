@@ -1,0 +1,40 @@
+"""What a run's folder tells of a run that was submitted to a cluster, and whose launcher runs there."""
+
+import json
+from dataclasses import asdict, dataclass
+
+from quorate.core.errors import DamagedFileError
+from quorate.core.regular_file import read_regular
+from quorate.storage.atomic import write_atomically
+from quorate.storage.run_folder import RunFolder
+
+NAME = "submission.json"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """By which name the cluster knows it, where that was reached, and the task's file below the folder that was sent
+    along; empty for a module."""
+
+    id: str
+    address: str
+    file: str = ""
+
+    def write(self, run: RunFolder) -> None:
+        write_atomically(run.path / NAME, f"{json.dumps(asdict(self), indent=2)}\n")
+
+
+def submission_of(run: RunFolder) -> Submission | None:
+    """None for a run that was started where it was typed."""
+    try:
+        fields = json.loads(read_regular(run.path / NAME))
+        return Submission(*(str(fields[name]) for name in ("id", "address", "file")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedFileError(f"{run.path / NAME} cannot be read: {error!r}") from None
+
+
+def waits_to_begin(run: RunFolder) -> bool:
+    """Whether it was submitted, and no launcher has taken it up."""
+    return not run.lock_file.exists() and not run.result_file.exists() and (run.path / NAME).exists()

@@ -1,0 +1,145 @@
+"""Detached runs: how they are found, waited for and stopped, by a list of jobs that is made here."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quorate.api import control, ray_jobs
+from quorate.api.detached import submit
+from quorate.core.errors import JobError, RequestError, RunError
+from quorate.history.run_record import RunRecord, Status
+from quorate.spec.load import resolve_mapping
+from quorate.storage.run_folder import RunFolder
+from quorate.storage.submission import Submission, waits_to_begin
+
+
+class JobStatus(Enum):
+    PENDING = "PENDING"
+    FAILED = "FAILED"
+
+
+@dataclass
+class Job:
+    metadata: dict[str, str] | None
+    start_time: int = 0
+    status: JobStatus = JobStatus.PENDING
+    message: str = ""
+
+
+@dataclass
+class Jobs:
+    """In the place of Ray's client."""
+
+    known: list[Job] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+
+    def list_jobs(self) -> list[Job]:
+        return self.known
+
+    def get_job_info(self, _: str) -> Job:
+        return self.known[0]
+
+    def stop_job(self, name: str) -> None:
+        self.stopped.append(name)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
+    made = Jobs()
+    monkeypatch.setattr(ray_jobs, "jobs_at", lambda _: made)
+    for name in ray_jobs.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+@pytest.fixture
+def run(tmp_path: Path, jobs: Jobs) -> RunFolder:
+    """Submitted, and not begun."""
+    made = RunFolder.create(tmp_path / "shared", "digits")
+    made.write_job("task: task.py:Digits\n")
+    Submission("digits-0001-ab", "auto", "task.py").write(made)
+    jobs.known.append(Job({ray_jobs.RUN: made.name, ray_jobs.FOLDER: str(made.path)}))
+    return made
+
+
+def test_a_run_that_is_not_here_is_found_by_the_list_of_the_cluster_that_is_named(
+    tmp_path: Path, jobs: Jobs, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.known.append(Job(None))
+    here = tmp_path / "runs"
+    assert ray_jobs.find_run(here, "digits-0001", "head:6379").path == run.path
+    assert ray_jobs.find_run(here, "digits", "head:6379").path == run.path
+    with pytest.raises(RunError, match="there is no run"):
+        ray_jobs.find_run(here, "digits-0001")
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert ray_jobs.find_run(here, "digits-0001").path == run.path
+
+
+def test_a_run_of_the_folder_of_runs_comes_first(tmp_path: Path, run: RunFolder) -> None:
+    own = RunFolder.create(tmp_path / "runs", "digits")
+    assert own.name == run.name
+    assert ray_jobs.find_run(tmp_path / "runs", "digits-0001", "head:6379").path == own.path
+
+
+def test_what_is_missing_is_told(tmp_path: Path, jobs: Jobs) -> None:
+    with pytest.raises(RunError, match=r"no run 'digits'.* No detached run"):
+        ray_jobs.find_run(tmp_path, "digits", "head:6379")
+    jobs.known.append(Job({ray_jobs.RUN: "digits-0001", ray_jobs.FOLDER: "/mnt/away/digits-0001"}))
+    with pytest.raises(RunError, match="Mount /mnt/away here"):
+        ray_jobs.find_run(tmp_path, "digits", "head:6379")
+    jobs.known.append(Job({ray_jobs.RUN: "digits-0002", ray_jobs.FOLDER: "/mnt/away/digits-0002"}))
+    with pytest.raises(RunError, match="may be any of digits-0001, digits-0002"):
+        ray_jobs.find_run(tmp_path, "digits", "head:6379")
+
+
+def test_a_run_waits_until_its_launcher_takes_it_up(run: RunFolder) -> None:
+    assert waits_to_begin(run) and RunRecord.read(run).status is Status.SUBMITTED
+    with pytest.raises(RunError, match="has not begun"):
+        control.resize(run, 2)
+    with run.lock():
+        assert not waits_to_begin(run) and RunRecord.read(run).status is Status.RUNNING
+        ray_jobs.await_begin(run)
+    assert RunRecord.read(run).status is Status.LOST
+
+
+def test_one_that_ray_gave_up_is_told_with_its_reason(
+    jobs: Jobs, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.known[0].status, jobs.known[0].message = JobStatus.FAILED, "runtime_env setup failed"
+    monkeypatch.setattr(ray_jobs, "ASK_EVERY", 0.0)
+    with pytest.raises(JobError, match="runtime_env setup failed"):
+        ray_jobs.await_begin(run)
+
+
+def test_one_that_has_not_begun_is_stopped_by_ray(jobs: Jobs, run: RunFolder) -> None:
+    assert control.stop(run) is run
+    assert jobs.stopped == ["digits-0001-ab"]
+    assert RunRecord.read(run).status is Status.INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ({"kind": "local"}, "engine: local"),
+        ({"kind": "ray", "address": "local"}, "a cluster of the job's own"),
+        ({"kind": "ray"}, "needs engine.storage"),
+        ({"kind": "ray", "storage": "/not/there"}, "there is no folder /not/there"),
+    ],
+)
+def test_a_job_that_cannot_be_detached_is_refused_with_what_to_do(
+    tmp_path: Path, engine: dict[str, Any], told: str
+) -> None:
+    (tmp_path / "task.py").write_text("")
+    keys = {
+        "version": 1,
+        "name": "digits",
+        "task": f"{tmp_path}/task.py:Task",
+        "batch_size": 8,
+        "steps": 1,
+        "engine": engine,
+    }
+    with pytest.raises(RequestError, match=told):
+        submit(resolve_mapping(keys, "a test", {}, []))
