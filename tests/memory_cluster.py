@@ -17,7 +17,7 @@ class MemoryLink:
         self.agent = agent
         self.told: list[str] = []
         self.lost = threading.Event()
-        self.node_lives = False
+        self.how: type[HostLost] = NodeLost
 
     def tell(self, command: str, *arguments: Any) -> None:
         self.told.append(command)
@@ -28,7 +28,7 @@ class MemoryLink:
         for _ in range(int(seconds / GLANCE)):
             reports = self.agent.next(arrived, GLANCE)
             if self.lost.is_set():
-                raise (HostLost if self.node_lives else NodeLost)("its power was cut")
+                raise self.how("its power was cut")
             if reports:
                 return reports
         return []
@@ -88,9 +88,10 @@ class MemoryCluster:
     def ask_room(self, node: str | None, avoid: frozenset[str]) -> MemoryRoom:
         return MemoryRoom(self, node, avoid)
 
-    def lose(self, node: str) -> None:
+    def lose(self, node: str, how: type[HostLost] = NodeLost) -> None:
         """A node is gone, and everything on it."""
         del self.free[node]
+        self.links[node].how = how
         self.links[node].lost.set()  # first: nothing of what ends with it is told
         self.links[node].agent.close()
 

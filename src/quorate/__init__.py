@@ -8,8 +8,8 @@
 
 `Task` is what you write, `Job` one training run of it; `train`, `resume`, `evaluate` and `open_run` do and find runs;
 `Shards` reads data that do not fit into memory; `attention` repeats its bits on a GPU, fast; `RequestError` and
-`JobFailed` are what may go wrong, and `QuorateError` is both. The names are imported when first used, so that the
-command line answers without waiting for torch.
+`JobFailed` are what may go wrong, and `QuorateError` is both. `quorate.ray.trainer` is for programs that
+live in Ray. The names are imported when first used, so that the command line answers without waiting for torch.
 """
 
 from importlib import import_module
@@ -57,6 +57,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
+    if name == "ray":
+        return import_module("quorate.ray")
     if name not in _HOMES:
         raise AttributeError(f"module 'quorate' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,3 +1,4 @@
+from quorate import ray as ray
 from quorate.api.evaluate import Evaluation as Evaluation
 from quorate.api.evaluate import evaluate as evaluate
 from quorate.api.job import Job as Job

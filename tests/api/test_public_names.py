@@ -31,6 +31,7 @@ PROMISED = [
     "resume",
     "train",
 ]
+MODULES = ["ray"]
 ROOT = Path(__file__).resolve().parents[2]
 STUB = ast.parse((ROOT / "src/quorate/__init__.pyi").read_text())
 
@@ -77,11 +78,17 @@ def test_type_checkers_see_the_same_names_at_the_same_homes() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert imports == {name: (getattr(quorate, name).__module__, name) for name in PROMISED}
+    homes = {name: (getattr(quorate, name).__module__, name) for name in PROMISED}
+    assert imports == homes | {name: ("quorate", name) for name in MODULES}
     (assignment,) = (node for node in STUB.body if isinstance(node, ast.Assign))
     assert ast.literal_eval(assignment.value) == PROMISED
 
 
 def test_the_page_about_python_tells_of_every_name() -> None:
     page = (ROOT / "docs/python.md").read_text()
-    assert set(re.findall(r"\bquorate\.([A-Za-z]\w*)", page)) == set(PROMISED)
+    assert set(re.findall(r"\bquorate\.([A-Za-z]\w*)", page)) == {*PROMISED, *MODULES}
+
+
+def test_what_is_for_ray_is_imported_without_ray() -> None:
+    question = "import sys, quorate; quorate.ray.trainer; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", question]).returncode == 0

@@ -36,7 +36,7 @@ from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Forming, State, Training
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, GenerationId
-from quorate.core.worker_status import GAVE_UP, LEFT, WorkerStatus
+from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, GAVE_UP, LEFT, WorkerStatus
 from quorate.observe.events import WorkerLost
 
 SECOND = GenerationId(3, 2)
@@ -77,6 +77,15 @@ def test_a_death_in_training_ends_the_generation_and_fills_the_place() -> None:
     assert regroup == Regroup(FIRST, at_boundary=False)
     assert refill == Refill(1, 0.0, restore=False)
     assert "workers 0, 2 must leave the last generation first" in decision.reason
+
+
+def test_a_group_that_ends_as_one_is_lost_once_and_all_go_on_from_the_checkpoint() -> None:
+    first, second, third = play(
+        training(), (2.0, killed(1)), (2.1, exited(0, ENDED_WITH_ITS_GROUP)), (2.2, exited(2, ENDED_WITH_ITS_GROUP))
+    )
+    assert kinds(first.actions) == ["WorkerLost", "Regroup", "Refill"]
+    assert second.actions == (Refill(0, 0.0, restore=False),)
+    assert third.actions == (Refill(2, 0.0, restore=True),), "nobody is left to copy from"
 
 
 def test_the_survivors_go_on_with_all_lanes_from_where_the_furthest_stands() -> None:

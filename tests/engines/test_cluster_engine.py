@@ -15,8 +15,9 @@ from memory_cluster import MemoryCluster, MemoryRoom
 from memory_engine import MemoryEngine
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.networks import Network
+from quorate.core.worker_status import ENDED_WITH_ITS_GROUP
 from quorate.engines import places
-from quorate.engines.cluster import ClusterView
+from quorate.engines.cluster import ClusterFailed, ClusterView, GroupLost, HostLost
 from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import Exited, Notice, Preparation, Ready, Remark, Started, Unprepared
 from quorate.storage.run_folder import RunFolder
@@ -235,6 +236,56 @@ def test_a_cluster_that_fails_for_a_while_is_complained_about_once(
         job.until(Ready)
         job.start(0)
         assert "is being updated" in job.until(Remark).message
+        assert not [one for one in job.notices if isinstance(one, Remark)]
+
+
+class Exhausted(MemoryCluster):
+    def ask_room(self, node: str | None, avoid: frozenset[str]) -> MemoryRoom:
+        raise ClusterFailed("there will be none")
+
+
+def test_a_cluster_that_will_never_have_room_ends_the_job(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1}, Exhausted) as job:
+        job.until(Ready)
+        job.engine.start(Assignment("", 0, 1, "t", {"params": {}}, "", "127.0.0.1:1", "token"))
+        assert job.until(Unprepared).failure.message == "there will be none"
+
+
+# --- gangs, whose hosts the cluster starts together
+
+
+def test_what_the_loss_of_a_gang_costs_is_said_and_only_the_task_is_checked_at_home(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1, "b": 1, "c": 1}, home="c", workers=2, is_gang=True) as job:
+        assert "costs the steps since the newest checkpoint" in job.until(Remark).message
+        job.until(Ready)
+        assert set(job.cluster.links) == {"c"}
+        await_condition("its engine to end", lambda: "end_workers" in job.cluster.links["c"].told or None)
+
+
+def test_of_a_gang_that_is_lost_the_first_was_killed_and_the_others_ended_with_their_group(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1, "b": 1, "c": 0}, home="c", workers=2, is_gang=True) as job:
+        job.until(Remark)
+        job.until(Ready)
+        for slot in (0, 1):
+            job.start(slot)
+        job.cluster.lose(job.nodes[1], HostLost)
+        job.cluster.lose(job.nodes[0], GroupLost)
+        ends = {one.slot: one.code for one in (job.until(Exited), job.until(Exited))}
+        assert ends == {1: -signal.SIGKILL, 0: ENDED_WITH_ITS_GROUP}
+        job.until(Remark, lambda one: job.nodes[1] in one.message)
+        assert not [one for one in job.notices if isinstance(one, Remark)], "one loss, one remark"
+
+
+def test_a_gang_that_waits_says_so_once_and_who_has_no_place_in_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "SAY_GANG_WAITING", 0.05)
+    with job_on(tmp_path, {"a": 0}, workers=2, is_gang=True) as job:
+        job.until(Remark)
+        for slot in (0, 1, 2):
+            job.engine.start(Assignment("", slot, 2, "t", {"params": {}}, "", "127.0.0.1:1", "token"))
+        assert "the gang waits for 2 times {CPU: 1}" in job.until(Remark).message
+        assert "worker 2 has no place: the gang was started with 2" in job.until(Remark).message
         assert not [one for one in job.notices if isinstance(one, Remark)]
 
 

@@ -3,6 +3,7 @@
 It lives in a process of its own, ``python ray_nodes.py``: Ray reads its environment once, when it is imported.
 """
 
+import contextlib
 import inspect
 import json
 import os
@@ -48,6 +49,17 @@ class RayNodes:
     def drain_last(self, seconds: int) -> None:
         """As a cloud that takes its machine back gives notice of it."""
         self._ask("drain_last", seconds)
+
+    def processes(self, title: str) -> list[Any]:
+        """Those of Ray's own processes that are called so."""
+        import psutil
+
+        found = []
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if title in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -1,6 +1,7 @@
 """Jobs on a Ray cluster of three nodes: the bits of one machine, also when nodes are lost and added."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,16 @@ class Training:
         out, errors = self._process.communicate(timeout=PATIENCE)
         assert self._process.returncode == 2, errors
         return out + errors
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does; waits until it has ended."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.communicate(timeout=PATIENCE)
+
+    def end(self) -> None:
+        """Whatever has become of it, it is gone."""
+        self._process.kill()
+        self._process.communicate()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         # The last line may be half written.

@@ -116,8 +116,6 @@ def test_what_is_no_secret_passes() -> None:
 @pytest.mark.parametrize(
     ("keys", "path", "words"),
     [
-        ({"strategy": "ddp"}, "strategy", "ddp (job.yaml) does not run with engine: ray (job.yaml)"),
-        ({"strategy": "fsdp", "workers": 2}, "strategy", "fsdp (job.yaml) does not run with engine: ray"),
         ({"batch_size": "auto"}, "batch_size", "is looked for on this machine"),
         ({"device": "cuda", "gpu": 0}, "engine.per_worker.gpu", "cannot compute on device: cuda"),
         ({"device": "cpu", "gpu": 1}, "engine.per_worker.gpu", "not used: device: cpu"),

@@ -1,35 +1,43 @@
 """Which engine a job runs on. Ray is imported here alone, and only for a job that asks for it: that takes a second."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from quorate.core.errors import RequestError
+from quorate.engines.cluster import Cluster
+from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import Engine
 from quorate.engines.local import LocalEngine
 from quorate.engines.node_code import NodeCode, code_of, without_installed
 from quorate.spec.engine import RaySpec, resources_each
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import server_count
+from quorate.spec.strategy import is_gang, server_count
+from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.supervisor import Launch
 
 INSTALL = "pip install 'quorate[ray]'"
 
 
-def engine_of(launch: Launch, code: NodeCode | None = None) -> Engine:
-    """The engine that the job of a launch names; `code` is what nodes are given, if not what follows from the job."""
+def engine_of(launch: Launch, code: NodeCode | None = None, fit: Callable[[Any], None] | None = None) -> Engine:
+    """The engine that the job of a launch names; `code` is what nodes are given, if not what follows from the job, and
+    `fit` runs the trainer of a gang on Ray, if it is not the usual one."""
     spec = launch.spec
     if not isinstance(spec.engine, RaySpec):
         return LocalEngine(launch.run, launch.preparation)
     refuse_missing_engine(spec)
-    from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
-    from quorate.engines.ray_cluster import RayCluster
-
     demand = resources_each(spec.engine, spec.device, spec.threads)
     places = launch.workers + (spec.spares + server_count(spec.strategy) if launch.mode.is_training else 0)
-    sent = code or node_code(spec, launch.preparation.task, launch.run.path.parent, launch.job_source)
-    cluster = RayCluster(spec.engine.address, launch.run.name, demand, sent)
     storage = None if spec.engine.storage is None else Path(spec.engine.storage)
-    settings = ClusterSettings(demand, spec.engine.placement, places, storage)
+    settings = ClusterSettings(demand, spec.engine.placement, places, storage, is_gang=is_gang(spec.strategy))
+    sent = code or node_code(spec, launch.preparation.task, launch.run.path.parent, launch.job_source)
+    if settings.is_gang:
+        cluster: Cluster = _gang_cluster(launch.run, spec.engine.address, settings, sent, fit)
+    else:
+        from quorate.engines.ray_cluster import RayCluster
+
+        cluster = RayCluster(spec.engine.address, launch.run.name, demand, sent)
     return ClusterEngine(launch.run, without_installed(launch.preparation), cluster, settings)
 
 
@@ -41,6 +49,19 @@ def node_code(spec: JobSpec, task: str, runs: Path, job_source: str) -> NodeCode
         return NodeCode(modules=tuple(asked.py_modules), pip=tuple(asked.pip), variables=asked.env_vars)
     stays = [runs, Path(job_source.partition(" with ")[0])]
     return code_of(task, asked, [*stays, *([Path(spec.engine.storage)] if spec.engine.storage else [])])
+
+
+def _gang_cluster(
+    run: RunFolder, address: str, settings: ClusterSettings, code: NodeCode, fit: Callable[[Any], None] | None
+) -> Cluster:
+    from quorate.engines.ray_train import GroupConfig, RayTrainCluster, group_trainer, run_config, scaling_config
+
+    def fit_as_usual(config: GroupConfig) -> None:
+        scaling = scaling_config(settings.workers, settings.demand, settings.placement)
+        group_trainer(config, scaling, run_config()).fit()
+
+    config = GroupConfig(str(run.path if settings.storage is None else settings.storage / run.name))
+    return RayTrainCluster(address, settings.demand, code, settings.workers, config, fit or fit_as_usual)
 
 
 def refuse_missing_engine(spec: JobSpec) -> None:

@@ -39,7 +39,7 @@ def train(job: Job, progress: bool = True) -> Result:
     main one `train` hears no signals.
     """
     _refuse_what_is_no_job(job)
-    result = _shown(lambda watch: session.start(job.resolved, watch), progress)
+    result = shown(lambda watch: session.start(job.resolved, watch), progress)
     return replace(result, task_type=job.task_type)
 
 
@@ -74,10 +74,11 @@ def resume(
     """
     layer = overrides_from("quorate.resume", overrides, task)
     resume_run = partial(session.resume, runs_folder(runs), str(run), os.environ, layer)
-    return _shown(lambda watch: resume_run(watch=watch, branch=branch, trust_source=trust_source), progress)
+    return shown(lambda watch: resume_run(watch=watch, branch=branch, trust_source=trust_source), progress)
 
 
-def _shown(run: Callable[[session.Watch], Result], progress: bool) -> Result:
+def shown(run: Callable[[session.Watch], Result], progress: bool) -> Result:
+    """Run a job, show it where it is looked at, and let a signal that has ended it do what it does without one."""
     watch = watch_here(progress)
     try:
         with passing_on_signals() as signals:

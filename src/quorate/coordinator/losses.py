@@ -20,7 +20,7 @@ from quorate.coordinator.succession import without_missing
 from quorate.core.errors import JobError, LinkError, ReplicasDiffer, WorkerUnfit
 from quorate.core.failure import Failure
 from quorate.core.generation import Role, name_of
-from quorate.core.worker_status import APPLY, DIVERGED, GAVE_UP, LEFT
+from quorate.core.worker_status import APPLY, DIVERGED, ENDED_WITH_ITS_GROUP, GAVE_UP, LEFT
 
 MOST_DIVERGED = 3
 """So many times in a row may replicas differ without the job getting any further in between."""
@@ -109,7 +109,9 @@ def _after_exit(state: Active, event: ExitReported, last_words: str, now: float)
         # Its word has been lost; it has ended because nobody can trust what it holds, nor what the others do.
         failure = Failure(ReplicasDiffer.__name__, f"{name_of(event.worker)} has found that the replicas differ.")
         return condemn(state, failure, now, ended=process)
-    if process in members.dismissed or is_from_before:
+    # Of a group that ends as one, the loss of the first is told: it is one recovery, not one for each.
+    is_with_group = event.exit_code == ENDED_WITH_ITS_GROUP
+    if process in members.dismissed or is_from_before or is_with_group:
         return _see_off(state, event, now)
     failure = autopsy_of_exit(event, known, last_words, had_joined=is_missing)
     if known is not None:

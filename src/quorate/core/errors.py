@@ -7,8 +7,9 @@ What each of them means stands at its class; some are defined where they are rai
     QuorateError
     ├── RequestError         JobFileError, TaskError, FaultError, RunError (DamagedFileError)
     ├── OutputError
-    └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, HostLost (NodeLost), HostSilent, UserCodeError,
+    └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, ClusterFailed, HostSilent, UserCodeError,
         │                    LossError, MetricError, UnsupportedModelError (CannotDefer), RegistryError, ClockViolation
+        ├── HostLost         NodeLost, GroupLost
         ├── DivergedError    ReplicasDiffer (ResidualsLost)
         ├── CheckpointError  NewerFormatError, ForeignError, AttemptGone, NoSpace, UntrustedError
         ├── StoreError       ObjectMissing

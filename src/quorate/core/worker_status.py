@@ -78,3 +78,5 @@ GAVE_UP = 5
 """It cannot go on, and has told why; another in its place can."""
 DIVERGED = 6
 """The replicas of its generation differ, so that what it holds must not be used any more."""
+ENDED_WITH_ITS_GROUP = 7
+"""Another process of a group that is started and ended as one was lost, and so this one was ended."""

@@ -7,12 +7,20 @@ from quorate.core.errors import JobError
 from quorate.engines.host import Report
 
 
+class ClusterFailed(JobError):  # noqa: N818 (a happening, not a mistake)
+    """There will be no room for workers, however long they wait."""
+
+
 class HostLost(JobError):  # noqa: N818 (a happening, not a mistake)
     """The agent of a host is gone, and its processes with it. Its node lives, and may have another."""
 
 
 class NodeLost(HostLost):
     """The node is gone as well."""
+
+
+class GroupLost(HostLost):
+    """The host was ended because another of its group is lost: all of them are started anew."""
 
 
 class HostSilent(JobError):  # noqa: N818 (a happening, not a mistake)
@@ -32,6 +40,11 @@ class Node:
     free: dict[str, float] = field(default_factory=dict)
     is_draining: bool = False
     deadline: float | None = None
+
+
+def node_of(place: str) -> str:
+    """The node that a place is on, where a node has several hosts: each for a place of its own, ``NODE/PLACE``."""
+    return place.partition("/")[0]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 
 from quorate.core.errors import JobError, RequestError
 from quorate.core.failure import Failure
-from quorate.engines.cluster import Cluster, ClusterView, Node
+from quorate.core.worker_status import ENDED_WITH_ITS_GROUP
+from quorate.engines.cluster import Cluster, ClusterView, GroupLost, HostLost, Node, NodeLost, node_of
 from quorate.engines.engine import (
     Capacity,
     Exited,
@@ -52,17 +53,26 @@ LOOK_AT_NODES = 1.0
 LOOK_FOR_ROOM = 0.05
 """Seconds between two looks at who waits for room."""
 CLOSE_PATIENCE = 30.0
+GANG_LOSS = (
+    "a worker that dies is replaced where it was, and costs no completed step. A node that is lost, or a process of Ray"
+    " Train, costs the steps since the newest checkpoint: all workers begin again from it."
+)
+"""What is said once of a gang on a cluster."""
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """What each worker takes, how workers are shared out, how many there are at first, and where the run is kept."""
+    """What each worker takes, how workers are shared out, how many there are at first, and where the run is kept.
+
+    `is_gang`: the cluster itself starts hosts for all workers together, and starts all anew when one is lost.
+    """
 
     demand: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     placement: str = "spread"
     workers: int = 1
     # A folder that all hosts have mounted; without it they reach the run's own.
     storage: Path | None = None
+    is_gang: bool = False
 
 
 class ClusterEngine:
@@ -90,6 +100,8 @@ class ClusterEngine:
             lambda: {host.node for host in self._hosts.all},
             self._send,
             lambda message: self._notices.put(Remark(message)),
+            lambda failure: self._notices.put(Unprepared(failure)),
+            settings.workers if settings.is_gang else 0,
         )
         self._look_due = 0.0
         self._is_looking = False
@@ -180,8 +192,13 @@ class ClusterEngine:
     def _connected(self, view: ClusterView) -> None:
         self._nodes.view = view
         self._known.set()
-        lasting = [node for node in view.nodes if not node.is_draining]
-        likely = likely_nodes(lasting, self._settings.demand, self._settings.workers, self._settings.placement)
+        settings = self._settings
+        if settings.is_gang:
+            self._notices.put(Remark(GANG_LOSS))
+            likely = [] if view.home is None else [view.home]  # only to check the task, beside the coordinator
+        else:
+            lasting = [node for node in view.nodes if not node.is_draining]
+            likely = likely_nodes(lasting, settings.demand, settings.workers, settings.placement)
         if not likely:
             # Nobody has room now. The task is imported all the same: what is wrong with it should not wait for that.
             likely = [node.id for node in view.nodes][:1]
@@ -207,7 +224,7 @@ class ClusterEngine:
             case CoordinatorAnswered() | CoordinatorEnded():
                 self._coordinators.hear(report)
             case AgentFailed(reason):
-                self._lost(host, reason, False)
+                self._lost(host, NodeLost(reason))
             case WorkersEnded():
                 host.has_ended = True
                 self._note_ends()
@@ -228,19 +245,21 @@ class ClusterEngine:
                 if not self._is_ready:  # what another finds is the same
                     self._is_ready = True
                     self._notices.put(report)
+                    if self._settings.is_gang:
+                        host.tell("end_workers")  # it will have none: what it has imported only takes memory
             case Unprepared(failure):
                 told = with_remedy(failure, self._nodes.in_words(host.node))
                 if self._is_ready:
                     told = told.at(message=f"host {self._nodes.in_words(host.node)}: {told.message}")
                 self._notices.put(Unprepared(told))
             case Interrupted(reason) if self._is_ready and not host.is_prepared:
-                self._lost(host, reason, False)  # it would never be: another node may
+                self._lost(host, NodeLost(reason))  # it would never be: another node may
             case _:
                 self._notices.put(report)
 
     def _check_reach(self, host: Host, reason: str) -> None:
         """A job whose first hosts cannot all save and load is not begun; later such a host is not used."""
-        if not reason and not self._reach.is_answered_by(host.node):
+        if not reason and not self._reach.is_answered_by(node_of(host.node)):
             reason = "what it writes there is not seen here"
         if not reason:
             return
@@ -251,25 +270,30 @@ class ClusterEngine:
         if not self._is_ready:
             self._fail(Failure.of(RequestError(told)))
             return
+        if self._settings.is_gang:  # the next group may be given the same node, again and again
+            self._notices.put(Unprepared(Failure.of(RequestError(told))))
+            return
         self._nodes.barred.add(host.node)
-        self._lost(host, told, True)
+        self._lost(host, HostLost(told))
 
-    def _lost(self, host: Host, reason: str, node_lives: bool) -> None:
+    def _lost(self, host: Host, loss: HostLost) -> None:
         """Everything there is gone. Who was to be there goes elsewhere; who takes the place of the others is decided
         when it is known that they are gone."""
         if not self._hosts.drop(host):
             return
-        if not node_lives:
+        if isinstance(loss, NodeLost):
             self._nodes.suspect(host.node)
-        told = f"host {self._nodes.in_words(host.node)} is lost: {reason}"
-        if not self._is_ending:
+        told = f"host {self._nodes.in_words(host.node)} is lost: {loss.message}"
+        is_with_group = isinstance(loss, GroupLost)
+        if not self._is_ending and not is_with_group:
             self._notices.put(Remark(told))
         self._coordinators.lose(host)
         for place in self._places.on(host.node):
             self._places.leave(place)
             if place.pid is not None:
                 pid, place.pid = place.pid, None
-                self._notices.put(Exited(place.slot, pid, -signal.SIGKILL))
+                code = ENDED_WITH_ITS_GROUP if is_with_group else -signal.SIGKILL
+                self._notices.put(Exited(place.slot, pid, code))
         if not self._is_ready and not self._is_ending and not self._hosts.all:
             self._notices.put(Interrupted(told))
         self._note_ends()

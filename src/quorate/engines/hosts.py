@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from quorate.engines.cluster import Cluster, ClusterView, HostLink, HostLost, HostSilent, Node, NodeLost
+from quorate.engines.cluster import Cluster, ClusterView, HostLink, HostLost, HostSilent, Node, NodeLost, node_of
 from quorate.engines.event_loop import EventLoop
 from quorate.engines.host import Report
 from quorate.engines.log_tails import LogLines
@@ -50,7 +50,7 @@ class Nodes:
         return next((one for one in (() if self.view is None else self.view.nodes) if one.id == node), None)
 
     def in_words(self, node: str) -> str:
-        seen = self.find(node)
+        seen = self.find(node_of(node))
         address = "" if seen is None else seen.address
         return f"{address} (node {node[:8]})" if address else node[:8]
 
@@ -82,8 +82,8 @@ class Host:
 class Hosts:
     """Opens hosts, listens to each in a thread of its own, and writes what they log to the run's logs.
 
-    `greet` tells a new one what every host is told first. `hear` is given the reports, and `lost` is told, with the
-    reason, who is gone and whether its node lives: both in the loop's thread.
+    `greet` tells a new one what every host is told first. `hear` is given the reports, and `lost` is told who is gone,
+    and how: both in the loop's thread.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Hosts:
         run: RunFolder,
         greet: Callable[[Host], None],
         hear: Callable[[Host, Report], None],
-        lost: Callable[[Host, str, bool], None],
+        lost: Callable[[Host, HostLost], None],
     ) -> None:
         self._cluster = cluster
         self._loop = loop
@@ -121,7 +121,7 @@ class Hosts:
             self._loop.call(
                 lambda: self._cluster.open_host(node),
                 lambda link: self._opened(host, link),
-                lambda failure: self._lost(host, failure.message, False),
+                lambda failure: self._lost(host, NodeLost(failure.message)),
             )
         return self._hosts[node]
 
@@ -167,11 +167,11 @@ class Hosts:
                 time.sleep(AGAIN)
                 continue
             except HostLost as error:
-                self._loop.put(partial(self._lost, host, error.message, not isinstance(error, NodeLost)))
+                self._loop.put(partial(self._lost, host, error))
                 return
             except Exception as error:
                 log.exception("host %s could not be asked", host.node)
-                self._loop.put(partial(self._lost, host, f"{error}", False))
+                self._loop.put(partial(self._lost, host, NodeLost(f"{error}")))
                 return
             for number, report in reports:
                 if number > arrived:

@@ -7,14 +7,16 @@ from functools import partial
 
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
-from quorate.engines.cluster import Cluster, ClusterView, Room
+from quorate.engines.cluster import Cluster, ClusterFailed, ClusterView, Room
 from quorate.engines.event_loop import EventLoop
 from quorate.engines.hosts import Nodes
 from quorate.engines.placement import STRICT_SPREAD, choose_node, in_words
 from quorate.worker.assignment import Assignment
 
 SAY_WAITING = 3.0
-"""Seconds after which it is said that somebody waits for room."""
+"""Seconds after which it is said that somebody waits for room..."""
+SAY_GANG_WAITING = 30.0
+"""...or a whole gang, which takes longer to start."""
 KEEP_ROOM = 10.0
 """Seconds for which the room of a worker that has ended is kept for the next in its place."""
 ASK_AGAIN = 1.0
@@ -42,7 +44,8 @@ class Place:
 
 class Places:
     """Changed in the loop's thread alone. `found` is called with a place, and who waits for it, that has a node now;
-    `say` with what users should know; `ready` gives the nodes that have a host already."""
+    `say` with what users should know, and `give_up` if there will never be room; `ready` gives the nodes that have a
+    host already. `gang`: so many get room together, or none."""
 
     def __init__(
         self,
@@ -54,6 +57,8 @@ class Places:
         ready: Callable[[], set[str]],
         found: Callable[[Place, str], None],
         say: Callable[[str], None],
+        give_up: Callable[[Failure], None],
+        gang: int = 0,
     ) -> None:
         self._cluster = cluster
         self._loop = loop
@@ -63,6 +68,8 @@ class Places:
         self._ready = ready
         self._found = found
         self._say = say
+        self._give_up = give_up
+        self._gang = gang
         self._places: dict[int, Place] = {}
         self._is_asking = False
         self._is_looking = False
@@ -101,8 +108,9 @@ class Places:
         self._look_for_room(now)
         for place in self._places.values():
             if place.assignment is not None and place.node is None and not place.is_told:
-                place.is_told = now - place.since > SAY_WAITING
-                if place.is_told:
+                place.is_told = now - place.since > (SAY_GANG_WAITING if self._gang else SAY_WAITING)
+                # One speaks for a gang, and each for itself that has no place in it.
+                if place.is_told and (place.slot == 0 or place.slot >= self._gang):
                     self._say(self._waiting_in_words(place.slot))
             is_empty = place.room is not None and place.assignment is None and place.pid is None
             if is_empty and now - place.since > KEEP_ROOM:
@@ -166,6 +174,9 @@ class Places:
     def _failed(self, failure: Failure) -> None:
         """It may pass, and who waits goes on waiting: said once, not each time."""
         self._rests_until = time.monotonic() + ASK_AGAIN
+        if failure.kind == ClusterFailed.__name__:
+            self._give_up(failure)
+            return
         if failure.message != self._complaint:
             self._complaint = failure.message
             self._say(failure.message)
@@ -173,6 +184,14 @@ class Places:
     def _waiting_in_words(self, slot: int) -> str:
         nodes = () if self._nodes.view is None else self._nodes.view.nodes
         free = "; ".join(f"{node.address}: {in_words(node.free)}" for node in nodes) or "no node"
+        if self._gang and slot >= self._gang:
+            return (
+                f"{name_of(slot)} has no place: the gang was started with {self._gang}. Stop the job, and resume it"
+                " with more workers."
+            )
+        if self._gang:
+            wanted = f"{self._gang} times {in_words(self._demand)}"
+            return f"the gang waits for {wanted}, which it takes together: free in the cluster is {free}."
         return (
             f"{name_of(slot)} waits for {in_words(self._demand)}: free in the cluster is {free}."
             " The others train meanwhile."

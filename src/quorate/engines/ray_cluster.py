@@ -22,10 +22,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import RequestError
-from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node, NodeLost
+from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node, NodeLost, Room, node_of
 from quorate.engines.host import Report
 from quorate.engines.node_code import NodeCode
-from quorate.engines.ray_host import COMMANDS, REPORTS, RayHost
+from quorate.engines.ray_host import host_class
 
 log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.packing")
@@ -97,11 +97,10 @@ class RayCluster:
         return ClusterView(tuple(nodes), max(1, int(cores)), ray.get_runtime_context().get_node_id())
 
     def open_host(self, node: str) -> "RayHostLink":
-        actor = ray.remote(num_cpus=0, concurrency_groups={COMMANDS: 1, REPORTS: 2})(RayHost)
-        placed = actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        placed = host_class().options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
         return RayHostLink(node, placed.remote(self._run_name, self._sent))
 
-    def ask_room(self, node: str | None, avoid: frozenset[str]) -> "RayRoom":
+    def ask_room(self, node: str | None, avoid: frozenset[str]) -> Room:
         options: dict[str, Any] = {"strategy": "STRICT_PACK"}
         if node is not None:
             options["_soft_target_node_id"] = node
@@ -164,7 +163,7 @@ class RayHostLink:
         except ray.exceptions.RuntimeEnvSetupError as error:
             raise HostLost(f"what engine.runtime_env asks for cannot be had there ({_why_not_had(error)})") from None
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
-            raise self._lost(_first_line(error)) from None
+            raise self._lost(first_line(error)) from None
 
     def close(self) -> None:
         if self._is_closed:
@@ -172,11 +171,14 @@ class RayHostLink:
         self._is_closed = True
         with contextlib.suppress(Exception):  # one that is gone is closed
             ray.get(self._actor.close.remote(), timeout=CLOSE_PATIENCE)
-        with contextlib.suppress(Exception):
-            ray.kill(self._actor)
+        self._end_process()
         with self._turn:
             if self._lifeline is not None:
                 self._lifeline.close()
+
+    def _end_process(self) -> None:
+        with contextlib.suppress(Exception):
+            ray.kill(self._actor)
 
     def _answer(self, asked: Any, seconds: float) -> Any:
         """What a call returns, which may take so many seconds; looks meanwhile whether anybody is there."""
@@ -201,7 +203,7 @@ class RayHostLink:
             try:
                 ray.get(told)
             except ray.exceptions.ActorUnavailableError as error:
-                raise HostLost(f"a command did not reach it ({_first_line(error)})") from None
+                raise HostLost(f"a command did not reach it ({first_line(error)})") from None
 
     def _hold_lifeline(self, seconds: float) -> None:
         if self._lifeline_asked is None:
@@ -228,7 +230,7 @@ class RayHostLink:
             return True
 
     def _lost(self, reason: str) -> HostLost:
-        return HostLost(reason) if _lives(self._node) else NodeLost(reason)
+        return HostLost(reason) if _lives(node_of(self._node)) else NodeLost(reason)
 
 
 def packed(code: NodeCode, scratch: Path) -> str | None:
@@ -279,12 +281,13 @@ def _not_connected(address: str, error: Exception) -> str:
         has = "is set" if os.environ.get("RAY_AUTH_TOKEN") else "is not set"
         hint = f" The cluster asks for a token: RAY_AUTH_TOKEN {has} here, and has to be the cluster's own."
     return (
-        f"engine.address: there is no Ray cluster {where} ({_first_line(error)}). Start one with `ray start --head`, "
+        f"engine.address: there is no Ray cluster {where} ({first_line(error)}). Start one with `ray start --head`, "
         f"say where it is with `engine.address`, or train on this machine with `engine: local`.{hint}"
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of Ray says, without the pages that follow."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     died = next((line for line in lines if line.startswith("The actor died because")), None)
     return (died or (lines or [type(error).__name__])[0]).rstrip(".")

@@ -4,9 +4,10 @@ Fork server and coordinator are programs of their own that the agent starts: not
 forked.
 """
 
+import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -16,8 +17,8 @@ from quorate.core.networks import Network
 from quorate.engines.host import HostAgent, Report
 from quorate.engines.node_code import moved
 
-COMMANDS, REPORTS = "commands", "reports"
-"""Calls of one group are carried out one after the other, in their order; those of the other do not wait for them."""
+COMMANDS, REPORTS, ENDS = "commands", "reports", "ends"
+"""Calls of one group are carried out one after the other, in their order; those of the others do not wait for them."""
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -31,13 +32,25 @@ def _reports(method: Method) -> Method:
     return cast(Method, ray.method(concurrency_group=REPORTS)(method))
 
 
+def _ends(method: Method) -> Method:
+    return cast(Method, ray.method(concurrency_group=ENDS)(method))
+
+
+def host_class() -> Any:
+    """What hosts are made of. They take no resources: those are held by whoever decides where workers run."""
+    return ray.remote(num_cpus=0, concurrency_groups={COMMANDS: 1, REPORTS: 2, ENDS: 1})(RayHost)
+
+
 class RayHost:
     """Lives as long as the process that has started it, Ray sees to that.
 
-    Of the folder `sent` on the launcher's machine there is a copy here, in which this process stands.
+    Of the folder `sent` on the launcher's machine there is a copy here, in which this process stands. `environment` is
+    for its workers.
     """
 
-    def __init__(self, run_name: str, sent: Path | None = None) -> None:
+    def __init__(self, run_name: str, sent: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
+        os.environ.update(environment or {})
+        self._has_ended = threading.Event()
         self._sent = sent
         self._copy = Path.cwd()
         network = Network(ray.util.get_node_ip_address(), host=ray.get_runtime_context().get_node_id())
@@ -62,6 +75,12 @@ class RayHost:
     @_commands
     def close(self) -> None:
         self._agent.close()
+        self._has_ended.set()
+
+    @_ends
+    def await_end(self) -> None:
+        """Wait until it was closed."""
+        self._has_ended.wait()
 
 
 class Lifeline:

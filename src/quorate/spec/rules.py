@@ -317,13 +317,6 @@ def _cluster_fits(job: Job, told: Told) -> Iterator[Problem]:
     if given.get("kind") != "ray":
         return
     said = f"engine: ray{told('engine')}"
-    kind = strategy if isinstance(strategy, str) else dict(strategy).get("kind")
-    if kind in ("ddp", "fsdp"):
-        yield Problem(
-            "strategy",
-            f"{kind}{told('strategy')} does not run with {said} in this version",
-            "Use strategy: ring or parameter-server, or engine: local.",
-        )
     if job["batch_size"] == AUTO:
         yield Problem(
             "batch_size",

@@ -1,0 +1,111 @@
+"""`quorate.ray.trainer`: a job as Ray Train's `TorchTrainer`, for programs that live in Ray.
+
+::
+
+    import quorate
+
+    trainer = quorate.ray.trainer(quorate.Job.from_file("job.yaml"))
+    result = trainer.fit()                     # Ray's own Result
+    print(result.metrics["loss"], result.path)
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from quorate.api import session
+from quorate.api.engines import INSTALL, engine_of
+from quorate.api.job import Job
+from quorate.api.result import Result
+from quorate.api.train import shown
+from quorate.coordinator.news import Outcome
+from quorate.core.errors import RequestError
+from quorate.core.machine import usable_cores
+from quorate.engines.engine import Prepared
+from quorate.observe.event import Event
+from quorate.spec.engine import RaySpec, resources_each
+from quorate.spec.strategy import is_gang
+from quorate.supervisor.signals import Signals
+from quorate.supervisor.supervisor import Launch, Supervisor
+
+
+def trainer(job: Job, progress: bool = True) -> Any:
+    """The `ray.train.torch.TorchTrainer` of a job, its scaling, run and failure configuration filled from the job.
+
+    Its `fit` trains the job in a new run folder, as `quorate.train` does, and returns Ray's `Result`: `metrics` are the
+    last that were reported and those of the job, `path` is the run's folder. Checkpoints are Quorate's own, and lie
+    there. What Ray Train can do besides may be set before: ``trainer.run_config.callbacks``, say.
+
+    It is for `strategy: ddp` and `fsdp`; other strategies need no group, and run with `quorate.train`.
+    """
+    spec = job.spec
+    if not isinstance(spec.engine, RaySpec):
+        job = job.replace(engine="ray")
+    if not is_gang(spec.strategy):
+        raise RequestError(
+            f"quorate.ray.trainer is for strategy: ddp and fsdp, and this job has strategy: {spec.strategy.kind}. "
+            'Train it with quorate.train(job.replace(engine="ray")).'
+        )
+    if find_spec("ray") is None:
+        raise RequestError(f"quorate.ray.trainer needs the library ray, which is not installed here: {INSTALL}.")
+    return _trainer_class()(job, progress)
+
+
+def _trainer_class() -> Any:
+    """Made only here: whoever does not use Ray does not wait for it."""
+    from ray.train.torch import TorchTrainer
+
+    from quorate.engines.ray_train import GroupConfig, NoProcessGroup, group_trainer, hold_place, run_config
+    from quorate.engines.ray_train import scaling_config as scaling_of
+
+    class JobTrainer(TorchTrainer):  # type: ignore[misc] # Ray has no types here
+        """Configured by a job, which its `fit` trains."""
+
+        def __init__(self, job: Job, progress: bool) -> None:
+            self.job = job
+            self.progress = progress
+            spec = job.spec
+            assert isinstance(spec.engine, RaySpec)
+            scaling = scaling_of(
+                spec.worker_count(usable_cores()) + spec.spares,
+                resources_each(spec.engine, spec.device, spec.threads),
+                spec.engine.placement,
+            )
+            super().__init__(hold_place, torch_config=NoProcessGroup(), scaling_config=scaling, run_config=run_config())
+
+        def fit(self) -> Any:
+            """Train the job to its end; one that fails raises `JobFailed`."""
+            ended: list[Any] = []
+
+            def fit_group(config: GroupConfig) -> None:
+                ended.append(group_trainer(config, self.scaling_config, self.run_config).fit())
+
+            def run(
+                launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
+            ) -> Outcome:
+                with contextlib.closing(engine_of(launch, fit=fit_group)) as engine:
+                    return Supervisor(engine, launch, show, accept, signals).run()
+
+            result = shown(lambda watch: session.start(self.job.resolved, watch, run), self.progress)
+            return _as_rays(result, ended[-1] if ended else None)
+
+    return JobTrainer
+
+
+def _as_rays(result: Result, reported: Any) -> Any:
+    """What a job has come to, as Ray tells it. Without `reported` Ray Train was not able to end its run in time."""
+    from ray.train import Result as RayResult
+
+    own = {
+        **result.metrics,
+        "run": result.run,
+        "status": result.status,
+        "steps": result.steps,
+        "weights_digest": result.weights_digest,
+        "recoveries": len(result.recoveries),
+    }
+    if reported is None:
+        return RayResult(metrics=own, checkpoint=None, error=None, path=str(result.folder))
+    return replace(reported, metrics={**(reported.return_value or {}), **own}, path=str(result.folder))
