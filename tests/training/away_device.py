@@ -1,12 +1,14 @@
 """A device that is not the host, with fused optimizers, whose numbers take their time; and which counts who waits."""
 
 import mmap
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy
 import torch
 
-from quorate.training.device import EVERYTHING, CpuDevice, Model, Numbers
+from quorate.training.device import EVERYTHING, CopyOut, CpuDevice, Model, Numbers
 
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
@@ -18,8 +20,11 @@ class AwayDevice(CpuDevice):
     name = "away"
     is_host = False
 
-    def __init__(self, delay: int = 3, *, channels_last: bool = False, fuses: bool = True) -> None:
+    def __init__(
+        self, delay: int = 3, *, channels_last: bool = False, fuses: bool = True, copies_out: bool = True
+    ) -> None:
         super().__init__()
+        self._copies_out = copies_out
         self._delay = delay
         self._channels_last = channels_last
         self._fuses = fuses
@@ -36,6 +41,25 @@ class AwayDevice(CpuDevice):
     def longest_lag(self) -> int:
         """How many transfers were under way at once, at most."""
         return int(self._counts[2])
+
+    @property
+    def locked(self) -> int:
+        """How often pages of the host were locked."""
+        return int(self._counts[3])
+
+    @property
+    def copies(self) -> int:
+        """How many states it was asked to copy to the host."""
+        return int(self._counts[4])
+
+    def lock_pages(self, memory: "numpy.ndarray[Any, Any]") -> None:
+        self._counts[3] += 1
+
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> CopyOut | None:
+        if not self._copies_out:
+            return None
+        self._counts[4] += 1
+        return _LateCopy(pairs)
 
     def place(self, model: Model) -> Model:
         return model.to(memory_format=torch.channels_last) if self._channels_last else model  # type: ignore[call-overload]
@@ -63,6 +87,35 @@ class AwayDevice(CpuDevice):
 
     def synchronize(self) -> None:
         self._counts[0] += 1
+
+
+class _LateCopy:
+    """It is made at the last moment: who changes the state without holding that back changes the copy, too."""
+
+    PATIENCE = 0.1
+
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._pairs = pairs
+        self._held = threading.Event()
+        self._lock = threading.Lock()
+        self._is_done = False
+
+    def hold_back(self) -> None:
+        self._copy()
+        self._held.set()
+
+    def wait(self) -> None:
+        self._held.wait(self.PATIENCE)  # after the last step there is nothing to hold back
+        self._copy()
+
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def _copy(self) -> None:
+        with self._lock, torch.no_grad():
+            for target, source in () if self._is_done else self._pairs:
+                target.copy_(source)
+            self._is_done = True
 
 
 class _Late:

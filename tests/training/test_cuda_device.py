@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import gang
 from bits.bit_tasks import Momentum
+from quorate.checkpoint.tensor_file import Arena
 from quorate.core.errors import GpuLost, RunError
 from quorate.data.batch_nest import mapped
 from quorate.training import cuda_device, devices
@@ -146,3 +147,48 @@ def test_of_several_gpus_each_worker_sees_one_in_turn(monkeypatch: pytest.Monkey
         devices.device_for(spec, place)
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
     assert seen == ["4", "7", "4"]
+
+
+class Runtime:
+    """The part of CUDA's runtime that locks pages; `code` is what it answers."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+        self.locked: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if not self.code:
+            self.locked[address] = size
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.locked[address]
+        return 0
+
+
+def test_pages_are_locked_for_as_long_as_the_memory_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, device = Runtime(), object.__new__(CudaDevice)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    arena = Arena(device.lock_pages)
+    first = arena.reserve(5000)
+    assert first is not None
+    assert runtime.locked == {first.data_ptr(): 5000}
+    del first
+    child = os.fork()
+    if child == 0:  # the memory is not there, and its driver is not to be asked
+        del arena
+        os._exit(len(runtime.locked))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    larger = arena.reserve(9000)
+    assert larger is not None
+    assert runtime.locked == {larger.data_ptr(): 9000}
+    del larger, arena
+    assert not runtime.locked
+
+
+def test_pages_that_cannot_be_locked_are_told(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    runtime, device = Runtime(code=2), object.__new__(CudaDevice)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    assert Arena(device.lock_pages).reserve(5000) is not None
+    assert "cudaHostRegister gave error 2" in caplog.text
+    assert device.copy_out([(torch.zeros(3), torch.zeros(3))]) is None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy
 import torch
 
 from quorate.core.errors import CheckpointError
@@ -80,10 +81,12 @@ class TensorFile:
 class Arena:
     """Memory in which a file is put together while training goes on, as it will lie on the disk.
 
-    Kept from one save to the next: taking fresh memory costs several times as much as the copy itself.
+    Kept from one save to the next: taking fresh memory costs several times as much as the copy itself. `prepare` is
+    called with each memory that is taken, before it is used.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prepare: Callable[["numpy.ndarray[Any, Any]"], None] = lambda _: None) -> None:
+        self._prepare = prepare
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._taking = threading.Lock()
 
@@ -100,14 +103,22 @@ class Arena:
                 if size + SPARE > free_memory():
                     return None
                 # Loaders are forked, and would have every page of it copied when it is next written to.
-                memory = torch.frombuffer(fresh_memory(size, is_inherited=False), dtype=torch.uint8)
-                memory.zero_()
-                self._memory = memory
+                array = numpy.frombuffer(fresh_memory(size, is_inherited=False), dtype=numpy.uint8)
+                array.fill(0)
+                self._prepare(array)
+                self._memory = torch.from_numpy(array)
             # Within the lock: in the background other memory may be taken at any time.
             return self._memory[:size]
 
     def stage(self, file: TensorFile) -> tuple[memoryview, dict[str, torch.Tensor]] | None:
         """A file's whole content, and its tensors as they lie in it, valid until the next; None without the memory."""
+        places = self.places(file)
+        for name, tensor in () if places is None else places[1].items():
+            tensor.copy_(file.tensors[name])
+        return places
+
+    def places(self, file: TensorFile) -> tuple[memoryview, dict[str, torch.Tensor]] | None:
+        """The same before the tensors are copied there: their content is still that of the last file."""
         content = self.reserve(file.size)
         if content is None:
             return None
@@ -117,7 +128,6 @@ class Arena:
         for name, tensor in file.tensors.items():
             begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
             staged[name] = content[begin:end].view(tensor.dtype).view(tensor.shape)
-            staged[name].copy_(tensor)
         return content.numpy().data, staged
 
 

@@ -46,6 +46,8 @@ def align(
     step, position = generation.cursor.step, generation.position(worker)
     # Somebody may be behind and have no donor: a part of a sharded state that is lost comes from a checkpoint.
     own = None if worker in generation.behind else layout.state(progress)
+    if own is not None:
+        own.device.synchronize()
     with activity.waiting(OTHERS):
         # Nobody copies a state before all who hold it have found that they hold the same.
         voucher = None

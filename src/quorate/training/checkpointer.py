@@ -9,6 +9,10 @@
 *Begin* asks everybody whether an earlier save is still running. *Settle* waits for the copy. The rest is up to the
 `OngoingSave` of each worker: it leaves a voucher, with the digests and the outline of what it holds, beside its part in
 the store, and whoever commits compares them first. Training waits for as little as that leaves: names and the copy.
+
+A device that is not the host makes the copy itself, beside the next step, and holds back the update until it is whole:
+then nobody waits. Where steps are read later than they are begun, it is a *draft*, begun with the step, and becomes a
+save when that step is read.
 """
 
 import json
@@ -28,8 +32,9 @@ from quorate.core.worker_status import DISK
 from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
 from quorate.spec.job import CheckpointSpec
 from quorate.training.activity import Activity
+from quorate.training.device import CopyOut
 from quorate.training.progress import Progress
-from quorate.training.save import VOID, OngoingSave, SaveContext, SavePlan
+from quorate.training.save import VOID, Draft, OngoingSave, SaveContext, SavePlan
 from quorate.training.save_decisions import Answer, Beginning, decide_beginning, why_void
 from quorate.training.state_layout import HeldState, StateLayout
 from quorate.training.strategy import Strategy
@@ -82,6 +87,9 @@ class Checkpointer:
         self._identity = secrets.token_hex(8)
         self._latest: OngoingSave | None = None
         self._owes = False
+        # The last copy that a device makes, and whether what changes the state waits there until it is whole.
+        self._copying: CopyOut | None = None
+        self._is_held_back = True
         self._known_whole = restored
         self._last_begun = self._clock()
 
@@ -120,6 +128,7 @@ class Checkpointer:
 
     def leave(self) -> None:
         """The generation is over, and the state may be replaced by another: the copy must be whole by then."""
+        self._hold_back()
         save = self._latest
         if save is not None and not self._context.wait(save.copied, LEAVING):
             self._void(save, "its generation ended before it was copied")
@@ -163,17 +172,34 @@ class Checkpointer:
         largest = max(TensorFile({n: tensors[n] for n in part if n in tensors}).size for part in parts)
         self._context.arena.reserve_in_background(largest + HEADER)
 
-    def begin(self, progress: Progress, strategy: Strategy) -> None:
+    def draft(self, progress: Progress) -> Draft | None:
+        """Have the device copy the state of a lone worker after the last step that was begun; None where it cannot, or
+        an earlier copy is still needed. One at a time: it becomes a save by `begin`, or is forgotten."""
+        if self._running() is not None or (self._copying is not None and not self._copying.is_done()):
+            return None
+        held = self._layout.state(progress)
+        (names,) = self._layout.parts(held, 1)
+        draft = self._drafted(held, TensorFile({name: held.encoded.tensors[name] for name in names}))
+        if draft is not None:
+            self._owes, self._last_begun = False, self._clock()
+        return draft
+
+    def put_off(self) -> None:
+        """A draft has come to nothing: save as soon as that is possible."""
+        self._owes = True
+
+    def begin(self, progress: Progress, strategy: Strategy, draft: Draft | None = None) -> None:
         """Begin to save this state, unless it is saved already or an earlier one is still being saved.
 
-        The best evaluation so far waits for an earlier one in any case: no later save could make up for it.
+        The best evaluation so far waits for an earlier one in any case: no later save could make up for it. `draft` is
+        a copy of this very state, of which only the progress was not known.
         """
         began = self._clock()
         self.settle()
         if self._rules.when_busy == "wait" or progress.is_best:
             self._wait_for_earlier(progress)
             self.settle()  # what was waited for may have found that replicas differ
-        held = self._layout.state(progress)
+        held = self._layout.state(progress) if draft is None else draft.held.at(progress)
         answers = self._ask_everyone(progress, held, strategy)
         match decide_beginning(answers):
             case Beginning.NOTHING:
@@ -182,16 +208,17 @@ class Checkpointer:
             case Beginning.SKIP:
                 self._skip(progress, answers[0])
             case Beginning.START:
-                self._start(progress, held, answers, strategy.worker).added_s += self._clock() - began
+                self._start(progress, held, answers, strategy.worker, draft).added_s += self._clock() - began
 
     @property
     def is_settled(self) -> bool:
         """Whether the state may change."""
         latest = self._latest
-        return latest is None or (latest.copied.is_set() and latest.divergence is None)
+        return self._is_held_back and (latest is None or (latest.copied.is_set() and latest.divergence is None))
 
     def settle(self) -> None:
         """Called before the state changes: the copy must be whole. Raises if replicas were found to differ."""
+        self._hold_back()
         save = self._latest
         if save is None:
             return
@@ -268,11 +295,21 @@ class Checkpointer:
             return Answer(self._identity, failure=str(error))
         return Answer(self._identity, attempt=attempt.name)
 
-    def _start(self, progress: Progress, held: HeldState, answers: Sequence[Answer], worker: int) -> OngoingSave:
+    def _start(
+        self,
+        progress: Progress,
+        held: HeldState,
+        answers: Sequence[Answer],
+        worker: int,
+        draft: Draft | None = None,
+    ) -> OngoingSave:
         writers = tuple(answer.identity for answer in answers)
         parts, position = self._layout.parts(held, len(writers)), writers.index(self._identity)
         names = parts[position] if position < len(parts) else ()
-        file = TensorFile({name: held.encoded.tensors[name] for name in names})
+        file = TensorFile({name: held.encoded.tensors[name] for name in names}) if draft is None else draft.file
+        draft = self._drafted(held, file) if draft is None else draft
+        if draft is None or len(writers) > 1:
+            held.device.synchronize()  # a thread reads what it gets
         best = None if progress.best is None else asdict(progress.best)
         # All that is known before the parts are written.
         cursor, known = progress.cursor, (self._job, self._environment, progress.metrics)
@@ -287,9 +324,24 @@ class Checkpointer:
         # It is traced with the step that it follows.
         tracer = None if self._activity.spans is None else self._tracer
         spans = None if tracer is None else tracer.begin_save(cursor.step)
-        self._latest = OngoingSave(plan, self._context, spans)
+        self._latest = OngoingSave(plan, self._context, spans, draft)
         self._context.start(self._latest.run)
         return self._latest
+
+    def _drafted(self, held: HeldState, file: TensorFile) -> Draft | None:
+        if held.device.is_host or (placed := self._context.arena.places(file)) is None:
+            return None
+        content, tensors = placed
+        copying = held.device.copy_out([(place, file.tensors[name]) for name, place in tensors.items()])
+        if copying is None:
+            return None
+        self._copying, self._is_held_back = copying, False
+        return Draft(held, file, content, tensors, copying)
+
+    def _hold_back(self) -> None:
+        if self._copying is not None and not self._is_held_back:
+            self._is_held_back = True
+            self._copying.hold_back()
 
     def _skip(self, progress: Progress, first: Answer) -> None:
         running = self._running()

@@ -1,13 +1,16 @@
 """A GPU by CUDA. Work is queued there, and nobody waits for it but where numbers or bytes are brought to the host."""
 
 import gc
+import logging
 import os
 import re
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from quorate.core.errors import GpuLost, RunError
@@ -19,8 +22,20 @@ from quorate.reduce.cuda_memory import CudaMemory
 from quorate.training.attention import find_kernels
 from quorate.training.compiler import compile_in_place, pin_compiler, use_compile_cache
 from quorate.training.cuda_capture import CudaCapture
-from quorate.training.device import EVERYTHING, HALVES, CpuDevice, Loss, Model, Numbers, ThereAlready, bytes_of
+from quorate.training.device import (
+    EVERYTHING,
+    HALVES,
+    CopyOut,
+    CpuDevice,
+    Loss,
+    Model,
+    Numbers,
+    ThereAlready,
+    bytes_of,
+)
 from quorate.training.sharded_tensors import is_spread
+
+log = logging.getLogger(__name__)
 
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _FUSED_IN_PARTS = (torch.optim.Adam, torch.optim.AdamW)
@@ -63,6 +78,7 @@ class CudaDevice(CpuDevice):
             )
         self._device = torch.device("cuda", 0)
         self._sending: torch.cuda.Stream | None = None
+        self._copying: torch.cuda.Stream | None = None
         self._shareable = CudaMemory(self._device)
         self.capture = CudaCapture(self._device) if captures else None
         capability = torch.cuda.get_device_capability(self._device)
@@ -198,6 +214,38 @@ class CudaDevice(CpuDevice):
         differing = iter(count_differing(compared).tolist() if compared else ())
         return [next(differing) == 0 if may_be else False for may_be in alike]
 
+    def lock_pages(self, memory: "numpy.ndarray[Any, Any]") -> None:
+        """Not taken from torch's allocator of such memory, which takes up to twice as much as it is asked for."""
+        runtime, address = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
+        code = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
+        if code:
+            log.warning("training waits for copies of its state: cudaHostRegister gave error %d", code)
+            return
+        owner = os.getpid()
+
+        def unlock() -> None:
+            if os.getpid() == owner:  # a process that was forked must not speak to the driver
+                runtime.cudaHostUnregister(address)
+
+        # An array is told before its memory goes.
+        weakref.finalize(memory, unlock).atexit = False
+
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> CopyOut | None:
+        """On a stream of its own. What lies in another order than in the target is put in order by the GPU first, for
+        which it needs as much memory as the largest of them takes."""
+        if not any(target.is_pinned() for target, _ in pairs):
+            return None
+        if self._copying is None:
+            self._copying = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._copying.wait_stream(torch.cuda.current_stream(self._device))
+        try:
+            with torch.no_grad(), torch.cuda.stream(self._copying):
+                for target, source in pairs:
+                    target.copy_(source, non_blocking=True)
+                return _CopiedOut(self._device)
+        except torch.OutOfMemoryError:
+            return None
+
     def _send(self, tensor: torch.Tensor) -> torch.Tensor:
         """On a stream of its own: it is there while what was queued before is still being computed."""
         if tensor.device.type != "cpu":
@@ -211,6 +259,24 @@ class CudaDevice(CpuDevice):
         reader.wait_stream(self._sending)
         sent.record_stream(reader)
         return sent
+
+
+class _CopiedOut:
+    """What was queued on the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._done.record()
+
+    def hold_back(self) -> None:
+        torch.cuda.current_stream(self._device).wait_event(self._done)
+
+    def wait(self) -> None:
+        self._done.synchronize()
+
+    def is_done(self) -> bool:
+        return bool(self._done.query())  # type: ignore[no-untyped-call]
 
 
 class _OnTheirWay:

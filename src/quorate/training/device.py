@@ -55,6 +55,23 @@ class ThereAlready:
         return True
 
 
+class CopyOut(Protocol):
+    """Tensors of a device that are being copied to the host, beside all that is computed there."""
+
+    def hold_back(self) -> None:
+        """Called before anything is begun that changes these tensors: the device begins it when the copy is whole. Does
+        not wait itself."""
+        ...
+
+    def wait(self) -> None:
+        """Until the copy is whole; for a thread of its own."""
+        ...
+
+    def is_done(self) -> bool:
+        """Whether it is whole."""
+        ...
+
+
 class Graph(Protocol):
     """Kernels that were recorded, with the addresses that they read and write."""
 
@@ -204,6 +221,16 @@ class Device(Protocol):
         """Of each two tensors, whether they are equal to the last bit."""
         ...
 
+    def lock_pages(self, memory: "numpy.ndarray[Any, Any]") -> None:
+        """Have the device read and write this memory of the host by itself, for as long as it is there. Called in
+        threads, and seldom: it takes as long as to fill the memory."""
+        ...
+
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> CopyOut | None:
+        """Begin to copy tensors, each into the first of a pair, of which all lie in memory that was locked. As they are
+        when all that was begun before is done; nobody waits. None where whoever copies them may as well do it."""
+        ...
+
 
 class CpuDevice:
     """The host's own processor and memory: nothing is moved, nothing waits."""
@@ -310,6 +337,12 @@ class CpuDevice:
 
     def same_bits(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
         return [same_bits(left, right) for left, right in pairs]
+
+    def lock_pages(self, memory: "numpy.ndarray[Any, Any]") -> None:
+        """It is where it computes."""
+
+    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> CopyOut | None:  # noqa: ARG002
+        return None
 
 
 CPU = CpuDevice()

@@ -34,6 +34,7 @@ from quorate.training.pending_steps import Laps, PendingSteps, Timing
 from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on
 from quorate.training.replica import Replica
 from quorate.training.run_mode import MICRO_BATCH, RunMode
+from quorate.training.save import Draft
 from quorate.training.shortage import memory_ran_out, more_micro_batches
 from quorate.training.state_watch import StateWatch, warn_of
 from quorate.training.step_event import step_completed
@@ -53,6 +54,7 @@ from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
 
+_ONLY_A_SAVE = (NOTHING_ASKED, replace(NOTHING_ASKED, save=Save.BEGIN))
 MOST_RANGES = 1_000
 """So many ranges of bad samples are listed of an evaluation: an event that is too large would not arrive at all."""
 
@@ -90,6 +92,7 @@ class Loop:
     _shortage: Shortage | None = None
     _last: int = 0
     _lagging: Lagging | None = None
+    _draft: tuple[int, Draft] | None = None
 
     @cached_property
     def _pending(self) -> PendingSteps:
@@ -135,7 +138,7 @@ class Loop:
         while self._reached < last and not self.progress.early_stopped:
             request = self._step()
             if self._pending:
-                if not self._ends_stretch(request):
+                if not self._ends_stretch(request) or self._copies_ahead(request):
                     continue
                 self._pending.complete_all()
             if request.stop is not None:
@@ -225,8 +228,28 @@ class Loop:
         is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
         return request != NOTHING_ASKED or is_evaluated or self._saves_at(step) or step >= self._last
 
+    def _copies_ahead(self, request: StepRequest) -> bool:
+        """Whether all that follows from the last step that was begun is a save, of which the device makes the copy: it
+        is begun when that step is read, and training goes on meanwhile."""
+        step = self._reached
+        is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
+        if request not in _ONLY_A_SAVE or is_evaluated or step >= self._last or self._draft is not None:
+            return False
+        with self.activity.during(CHECKPOINT):
+            draft = self.checkpointer.draft(self.progress)
+        self._draft = None if draft is None else (step, draft)
+        return draft is not None
+
     def _complete_pending(self, step: int, outcome: StepOutcome, timing: Timing) -> None:
         self._complete(step, outcome.agreed, outcome.norms, timing, outcome.learning_rates)
+        if self._draft is None or self._draft[0] != step:
+            return
+        (_, draft), self._draft = self._draft, None
+        if outcome.agreed.is_void:
+            # The host has prepared for an update that was none, and the draft has that.
+            self.checkpointer.put_off()
+        else:
+            self._begin_save(draft)
 
     def _complete(
         self,
@@ -325,11 +348,11 @@ class Loop:
             return False
         return self.sampler.ends_epoch(step) if every == "epoch" else step % every == 0
 
-    def _begin_save(self) -> None:
+    def _begin_save(self, draft: Draft | None = None) -> None:
         with self.activity.during(CHECKPOINT):
             self.watch.check("loss() or metrics()", whole=True)
             self.save_begun()
-            self.checkpointer.begin(self.progress, self.strategy)
+            self.checkpointer.begin(self.progress, self.strategy, draft)
 
     def _save(self) -> None:
         with self.activity.during(CHECKPOINT):

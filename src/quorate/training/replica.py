@@ -162,7 +162,6 @@ class Replica:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint. Tied weights appear once, under their first name."""
-        self.device.synchronize()  # a thread of its own copies what it gets
         scaling = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
         # What is spread is taken by its local part; to detach it here takes torch as long as all the rest of a save.
         tensors = {name: tensor if is_spread(tensor) else tensor.detach() for name, tensor in self.tensors()}

@@ -29,7 +29,7 @@ from quorate.core.user_code import describe
 from quorate.observe.event import Event
 from quorate.observe.events import CheckpointFailed, CheckpointSaved
 from quorate.storage.atomic import Buffer
-from quorate.training.device import CPU, Device, digests
+from quorate.training.device import CPU, CopyOut, Device, digests
 from quorate.training.divergence import Voucher, divergence
 from quorate.training.progress import Progress
 from quorate.training.save_decisions import Action, SaveProgress, decide
@@ -97,6 +97,20 @@ class SavePlan:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """A copy of the state that a device makes by itself: begun by whoever trains, before what it computes is known.
+
+    `tensors` are those of `file`, where they lie in its `content`, once `copying` is done.
+    """
+
+    held: HeldState
+    file: TensorFile
+    content: memoryview
+    tensors: dict[str, torch.Tensor]
+    copying: CopyOut
+
+
+@dataclass(frozen=True)
 class SaveVoucher(Voucher):
     """What a writer leaves beside its part: the names of the tensors that it has written, how long its training waited,
     and the tree of what it holds, where nobody holds all of the state."""
@@ -118,9 +132,12 @@ class OngoingSave:
     Whoever waits for it sees by `pieces`, which grows, that it comes further, and by `waits_for` what it stands at.
     """
 
-    def __init__(self, plan: SavePlan, context: SaveContext, spans: SpanRecorder | None = None) -> None:
+    def __init__(
+        self, plan: SavePlan, context: SaveContext, spans: SpanRecorder | None = None, draft: Draft | None = None
+    ) -> None:
         self.plan = plan
         self._spans = spans
+        self._draft = draft
         self.commits = plan.position == 0
         self.copied = threading.Event()
         self.done = threading.Event()
@@ -136,6 +153,8 @@ class OngoingSave:
         self.waits_for = "a copy of the state"
         self._context = context
         self._is_shared = len(plan.writers) > 1
+        if draft is not None and not self._is_shared:
+            self.copied.set()  # the device takes care of it; of a shared one there is more to be digested
         self._given_up: str | None = None
         self._content: Iterator[Buffer] | None = None
         self._is_written = False
@@ -240,7 +259,7 @@ class OngoingSave:
     def _copy(self) -> None:
         """Into memory of our own; without that memory the state itself is written, and must not change meanwhile."""
         held, file = self.plan.held, self.plan.file
-        staged = self._context.arena.stage(file)
+        staged = self._context.arena.stage(file) if self._draft is None else self._drafted(self._draft)
         # All of it by everybody, not only what we write: it tells whether the replicas are equal.
         compared = {name: each for name, each in held.compared.items() if self._is_shared or name in held.weights}
         if staged is None:
@@ -248,6 +267,7 @@ class OngoingSave:
             self._digest(compared, held.device)
             self._content = self._pieces(file.chunks())
             return
+        self._draft = None  # it refers to memory of the device
         content, tensors = staged
         copies = {_memory(tensor): tensors[name] for name, tensor in file.tensors.items()}
         copied = {name: copies[key] for name, tensor in compared.items() if (key := _memory(tensor)) in copies}
@@ -258,6 +278,10 @@ class OngoingSave:
         self._copied_s = round(self._context.clock() - self._began, 4)
         self._digest(copied, CPU)
         self._content = self._pieces(iter((content,)))
+
+    def _drafted(self, draft: Draft) -> tuple[memoryview, dict[str, torch.Tensor]]:
+        draft.copying.wait()
+        return draft.content, draft.tensors
 
     def _digest(self, tensors: dict[str, torch.Tensor], device: Device) -> None:
         if not tensors:

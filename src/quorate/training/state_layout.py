@@ -44,6 +44,12 @@ class HeldState:
     is_whole: bool = True
     of_lanes: frozenset[str] = frozenset()
 
+    def at(self, progress: Progress) -> "HeldState":
+        """The same, with what became known of the steps up to it since its tensors were copied."""
+        told = encode(progress.to_dict()).skeleton
+        skeleton = {"dict": self.encoded.skeleton["dict"] | {"progress": told}}
+        return replace(self, encoded=Encoded(skeleton, self.encoded.tensors))
+
     @property
     def common(self) -> Encoded:
         """What is copied to a member that is behind."""

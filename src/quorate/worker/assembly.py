@@ -10,6 +10,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.tensor_file import Arena
 from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
 from quorate.core.generation import Cursor, Generation, GenerationId, Role
@@ -275,7 +276,15 @@ def checkpointer_of(
     rules = parts.spec.checkpoint
     retention = Retention(rules.keep, rules.keep_every) if mode.is_training else None
     return Checkpointer(
-        SaveContext(parts.folder, retention, publish, check_commit, flush_events, generation),
+        SaveContext(
+            parts.folder,
+            retention,
+            publish,
+            check_commit,
+            flush_events,
+            generation,
+            arena=Arena(parts.replica.device.lock_pages),
+        ),
         parts.layout,
         rules,
         parts.spec.model_dump(mode="json"),
