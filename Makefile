@@ -10,7 +10,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test test-services test-ray coverage test-long test-faults soak simulate mutants check format proto setup-all bench bench-setup clean help
+.PHONY: demo setup test test-services test-ray test-oldest-torch coverage test-long test-faults soak simulate mutants check format proto setup-all bench bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -30,6 +30,10 @@ test-services: .venv-services/.stamp   ## run the tests that need real services:
 # One cluster at a time: each node is ten processes.
 test-ray: .venv-services/.stamp   ## run the tests with a Ray cluster of several nodes, all on this machine
 	.venv-services/bin/pytest -m ray tests/services
+
+# Most of what differs between versions of torch is in what gangs and compiled models use.
+test-oldest-torch: .venv-oldest/.stamp   ## run the tests of gangs, bits and training with the oldest torch that is allowed
+	.venv-oldest/bin/pytest -n 2 --dist worksteal -m "not long and not services" tests/bits tests/training tests/reduce tests/strategies tests/faults/test_fsdp_faults.py tests/faults/test_ddp_faults.py
 
 coverage: .venv/.stamp-dev    ## run the tests, and see that they reach at least 90 % of the lines
 	@rm -f .coverage .coverage.*
@@ -72,7 +76,7 @@ bench-setup: .venv/.stamp-core   ## install the peers that the benchmarks compar
 	@sh scripts/bench_setup.sh
 
 clean:           ## remove what was built, but not the runs
-	rm -rf .venv .venv-services .venv-bench .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist src/*.egg-info
+	rm -rf .venv .venv-services .venv-bench .venv-oldest .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist src/*.egg-info
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -95,4 +99,12 @@ clean:           ## remove what was built, but not the runs
 # Services have an environment of their own: they bring half a gigabyte that nobody needs who changes the core.
 .venv-services/.stamp: pyproject.toml constraints.txt scripts/services_setup.sh
 	@PYTHON=$(PYTHON) sh scripts/services_setup.sh
+	@touch $@
+
+# setuptools without its pin: old versions of torch want an older one.
+.venv-oldest/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-oldest
+	@grep -vE '^(torch|setuptools)==' constraints.txt > .venv-oldest/constraints.txt
+	.venv-oldest/bin/pip install --quiet --constraint .venv-oldest/constraints.txt setuptools 'torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml).*'
+	.venv-oldest/bin/pip install --quiet --constraint .venv-oldest/constraints.txt --no-build-isolation --editable '.[dev,examples]'
 	@touch $@

@@ -387,6 +387,7 @@ def stack_read_before_it_is_drawn_again() -> nn.Module:
     return model
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 @pytest.mark.parametrize(
     "build",
     [

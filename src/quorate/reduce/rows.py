@@ -97,9 +97,11 @@ class Rows:
     def as_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
         """A sparse gradient over the same values, where the parameter is."""
         there = self.to(parameter.device)
-        return torch.sparse_coo_tensor(
-            there.indices.unsqueeze(0), there.values, parameter.shape, is_coalesced=True, check_invariants=False
-        )
+        # Said of all tensors too: else some torch warns that it was not said.
+        with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+            return torch.sparse_coo_tensor(
+                there.indices.unsqueeze(0), there.values, parameter.shape, is_coalesced=True, check_invariants=False
+            )
 
 
 def sum_rows(lanes: Sequence[Rows], table: Table) -> Rows:

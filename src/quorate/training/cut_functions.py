@@ -1,6 +1,7 @@
 """What functions do with tensors that are cut across workers, so that a model's own code computes what it does in one
 process."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor, which all workers have."""
     if not isinstance(tensor, DTensor):
         return tensor
-    return tensor.redistribute(tensor.device_mesh, [Replicate()]).to_local()
+    return _replicated(tensor).to_local()
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
@@ -52,15 +53,18 @@ class AsInOneProcess(TorchFunctionMode):
             arguments, named = tree_map_only(DTensor, whole_of, (arguments, named))
             return function(*arguments, **named)
         _refuse_what_differs(function, arguments, named)
-        if any(_is_dealt(tensor) for tensor in tensors) and function not in _OF_DEALT:
-            arguments, named = tree_map_only(DTensor, _gathered, (arguments, named))
+        if any(_is_dealt(tensor) for tensor in tensors):
+            if function in _OF_DEALT:
+                arguments, named = _laid_open(function, arguments, named)
+            else:
+                arguments, named = tree_map_only(DTensor, gathered, (arguments, named))
         if any(tensor.ndim and not isinstance(tensor, DTensor) for tensor in tensors):
             arguments, named = tree_map_only(torch.Tensor, self._as_cut, (arguments, named))
         try:
             return function(*arguments, **named)
         except RuntimeError as error:
-            # Found by all workers, before anything is computed: parts of one row become parts of several.
-            if function not in _RESHAPES or "Sharding propagation failed" not in str(error):
+            # Found by all workers: parts of one row become parts of several, or this torch does not know better.
+            if "Sharding propagation failed" not in str(error) or _writes(function):
                 raise
         arguments, named = tree_map_only(DTensor, _replicated, (arguments, named))
         return function(*arguments, **named)
@@ -74,7 +78,6 @@ class AsInOneProcess(TorchFunctionMode):
 _T = torch.Tensor
 _OF_DEALT = {_T.view, _T.reshape, torch.reshape, _T.unflatten, torch.unflatten}
 """What DTensor does with parts that are each cut; attributes besides. For all else they are gathered first."""
-_RESHAPES = {*_OF_DEALT, _T.flatten, torch.flatten}
 _READS = {
     *("item", "tolist", "numpy", "__array__", "__float__", "__int__", "__bool__", "__index__", "__complex__"),
     *("equal", "allclose", "is_nonzero"),
@@ -94,8 +97,7 @@ def _refuse_what_differs(function: Any, arguments: Sequence[Any], named: dict[st
     name = getattr(function, "__name__", "")
     if name == "__get__":
         return
-    is_in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name in _IN_PLACE
-    written = arguments[0] if is_in_place and arguments else None
+    written = arguments[0] if _writes(function) and arguments else None
     if isinstance(written, torch.Tensor) and not isinstance(written, DTensor):
         raise TaskError(
             f"{name}() writes what is cut across workers into a tensor that is not. Write it without changing a tensor "
@@ -115,16 +117,57 @@ def _refuse_what_differs(function: Any, arguments: Sequence[Any], named: dict[st
         )
 
 
+def _writes(function: Any) -> bool:
+    """Whether it changes its first argument."""
+    name = getattr(function, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name in _IN_PLACE
+
+
 def _is_dealt(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor) and isinstance(tensor.placements[0], _StridedShard)
 
 
-def _gathered(tensor: DTensor) -> DTensor:
+def gathered(tensor: DTensor) -> DTensor:
+    """The same, whole where it holds several maps that are each cut."""
     return _replicated(tensor) if _is_dealt(tensor) else tensor
 
 
 def _replicated(tensor: DTensor) -> DTensor:
+    if _is_dealt(tensor):
+        # Not every torch gathers such a one as it lies.
+        return _replicated(_opened(tensor)).flatten(-2)  # type: ignore[return-value]
     return tensor.redistribute(tensor.device_mesh, [Replicate()])
+
+
+def _opened(tensor: DTensor) -> DTensor:
+    """What holds several maps, with a dimension for them: of each, a worker has some consecutive columns."""
+    placement: Any = tensor.placements[0]
+    maps = placement.split_factor
+    shape = torch.Size((*tensor.shape[:-1], maps, tensor.shape[-1] // maps))
+    return DTensor.from_local(
+        tensor.to_local().reshape(*tensor.shape[:-1], maps, -1),
+        tensor.device_mesh,
+        [Shard(tensor.ndim)],
+        run_check=False,
+        shape=shape,
+        stride=contiguous(shape),
+    )
+
+
+def _laid_open(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Where a model asks for a dimension of its maps, a tensor that has one: every torch can cut that further."""
+    tensor, *rest = arguments
+    placement: Any = tensor.placements[0]
+    if named or function in (_T.unflatten, torch.unflatten):
+        return arguments, named
+    sizes = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
+    if not all(isinstance(size, int) for size in sizes):
+        return arguments, named
+    if -1 in sizes and tensor.numel():
+        sizes[sizes.index(-1)] = -tensor.numel() // math.prod(sizes)
+    rows = math.prod(tensor.shape[:-1])
+    is_asked = any(size == placement.split_factor and math.prod(sizes[:at]) == rows for at, size in enumerate(sizes))
+    return ((_opened(tensor), sizes), named) if is_asked else (arguments, named)
 
 
 def _split(tensor: Any, size: int | Sequence[int], dim: int = 0) -> Any:
@@ -162,10 +205,10 @@ def _dropout(draw: Callable[..., torch.Tensor], input: Any, p: float, training: 
     laid_out = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
     mask = draw(torch.ones_like(laid_out, device=input.device), p, True)
     whole = DTensor.from_local(mask, input.device_mesh, [Replicate()], run_check=False)
-    gathered = _gathered(input)
-    if isinstance(gathered.placements[0], Partial):
-        gathered = _replicated(gathered)
-    return gathered * whole.redistribute(input.device_mesh, gathered.placements)
+    held = gathered(input)
+    if isinstance(held.placements[0], Partial):
+        held = _replicated(held)
+    return held * whole.redistribute(input.device_mesh, held.placements)
 
 
 def _drop_out(draw: Callable[..., torch.Tensor]) -> Callable[..., Any]:
@@ -181,7 +224,7 @@ def _rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, e
     """Over all that it is a norm of, also where that is cut; what comes out is cut as before."""
     if not isinstance(input, DTensor):
         return NotImplemented
-    placement: Any = _gathered(input).placements[0]
+    placement: Any = gathered(input).placements[0]
     if not placement.is_shard() or placement.dim < input.ndim - len(normalized_shape):
         return NotImplemented
     whole = _replicated(input)
@@ -189,6 +232,21 @@ def _rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, e
         weight = DTensor.from_local(weight, input.device_mesh, [Replicate()], run_check=False)
     normed: Any = nn.functional.rms_norm(whole, list(normalized_shape), weight, eps)
     return normed.redistribute(input.device_mesh, [placement])
+
+
+def _matmul(left: Any, right: Any) -> Any:
+    """Of heads of its own by each worker: not every torch can fold a dimension that is cut with another one."""
+    if not (isinstance(left, DTensor) and isinstance(right, DTensor)) or left.ndim != right.ndim:
+        return NotImplemented
+    placement: Any = left.placements[0]
+    is_batch = placement.is_shard() and not _is_dealt(left) and placement.dim < left.ndim - 2
+    if not is_batch or right.placements != left.placements or left.shape[:-2] != right.shape[:-2]:
+        return NotImplemented
+    shape = torch.Size((*left.shape[:-1], right.shape[-1]))
+    product = torch.matmul(left.to_local(), right.to_local())
+    return DTensor.from_local(
+        product, left.device_mesh, [placement], run_check=False, shape=shape, stride=contiguous(shape)
+    )
 
 
 def _attention(
@@ -234,5 +292,8 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.dropout: lambda input, p, train: _dropout(torch.dropout, input, p, train),
     torch.feature_dropout: lambda input, p, train: _dropout(torch.feature_dropout, input, p, train),
     nn.functional.rms_norm: _rms_norm,
+    torch.matmul: _matmul,
+    _T.matmul: _matmul,
+    _T.__matmul__: _matmul,
     nn.functional.scaled_dot_product_attention: _attention,
 }

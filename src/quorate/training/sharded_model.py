@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -94,6 +95,10 @@ class Sharding:
             # Elsewhere autocast sees to what operations get.
             cast_forward_inputs=spec.precision == "fp32" or (spec.precision == "auto" and self._device.type == "cpu"),
         )
+        whole = policy
+        if policy.param_dtype is not None and policy.cast_forward_inputs:
+            # loss() gets what the model gives in one process: not every torch has losses of two types.
+            whole = replace(policy, output_dtype=next(model.parameters()).dtype)
         offload = CPUOffloadPolicy(pin_memory=self._device.type != "cpu") if strategy.offload else OffloadPolicy()
         units = (*units_of(model, strategy), "")
         check_units(model, units)
@@ -102,7 +107,7 @@ class Sharding:
                 model.get_submodule(name),
                 mesh=world.data_mesh,
                 reshard_after_forward=strategy.reshard,
-                mp_policy=policy,
+                mp_policy=policy if name else whole,
                 offload_policy=offload,
             )
         for module in shards_of(model):

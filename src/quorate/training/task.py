@@ -101,7 +101,9 @@ class Task:
         self._logged().setdefault(name, []).append(number)
 
     def _logged(self) -> dict[str, list[Any]]:
-        logged: dict[str, list[Any]] = self.__dict__.setdefault(LOG, {})
+        logged: dict[str, list[Any]] | None = getattr(self, LOG, None)
+        if logged is None:  # not by setdefault: not every torch can compile a loss() that calls it
+            logged = self.__dict__[LOG] = {}
         return logged
 
 

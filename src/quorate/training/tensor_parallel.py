@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._pytree import tree_map_only
 
 from quorate.core.errors import TaskError
-from quorate.training.cut_functions import AsInOneProcess, contiguous, whole_of
+from quorate.training.cut_functions import AsInOneProcess, contiguous, gathered, whole_of
 from quorate.training.tensor_plan import Cut, TensorPlan, cut_dimension
 
 
@@ -86,7 +86,7 @@ class _SharedInput:
 
     def whole(self, tensor: torch.Tensor) -> DTensor:
         if isinstance(tensor, DTensor):
-            return tensor.redistribute(self._mesh, [Replicate()])
+            return gathered(tensor).redistribute(self._mesh, [Replicate()])
         # What was changed in place since has another graph.
         version = -1 if tensor.is_inference() else tensor._version
         if self._last is not None and self._last[0] is tensor and self._last[1] == version:
@@ -135,7 +135,7 @@ def _make_row(module: nn.Module, mesh: DeviceMesh, shared: _SharedInput) -> None
         if not isinstance(given, DTensor):
             given = DTensor.from_local(given, mesh, [Replicate()], run_check=False)
         placement: Any = Replicate() if is_table else Shard(given.ndim - 1)
-        return (given.redistribute(mesh, [placement]),), {}
+        return (gathered(given).redistribute(mesh, [placement]),), {}
 
     def after(_module: nn.Module, _arguments: Any, output: DTensor) -> torch.Tensor:
         return whole_of(output)
