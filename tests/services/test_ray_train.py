@@ -1,5 +1,6 @@
 """Gangs on a Ray cluster of two nodes, through Ray Train: the bits of one machine, also when a part of a gang dies."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from command import await_condition
+from quorate.observe.events import EvaluationDone, StepCompleted
+from quorate.observe.jsonl import JsonlSink
 from services.ray_nodes import RayNodes
 from services.test_ray_engine import PATIENCE, TASK, Training
 
@@ -60,6 +63,23 @@ def steps_of(training: Training) -> list[int]:
 def logged(training: Training, text: str) -> list[dict[str, Any]]:
     files = [file.read_text() for file in training.job.parent.glob("runs/*/logs/launcher.jsonl")]
     return [json.loads(line) for lines in files for line in lines.splitlines() if text in line]
+
+
+def test_what_ray_train_is_told_is_the_newest_of_a_runs_events(tmp_path: Path) -> None:
+    from quorate.engines.ray_train import Metrics
+
+    file = tmp_path / "events.jsonl"
+    with contextlib.closing(JsonlSink(file)) as sink:
+        sink.handle(StepCompleted(step=1, losses={"": 7.0}))
+        metrics = Metrics(file)
+        assert metrics.news() == {}, "what an earlier part of a run has told is not news"
+        sink.handle(StepCompleted(step=2, epoch=1, losses={"": 2.0}, samples_per_second=8.0))
+        sink.handle(StepCompleted(step=3, epoch=1, losses={"": 1.0}, samples_per_second=9.0))
+        sink.handle(EvaluationDone(step=3, metrics={"accuracy": 0.5}))
+        told = {"step": 3, "epoch": 1, "loss": 1.0, "samples_per_second": 9.0, "evaluation/accuracy": 0.5}
+        assert metrics.news() == told
+        assert metrics.news() == {}
+        assert metrics.newest == told
 
 
 def test_the_bits_are_those_of_one_machine(tmp_path: Path, nodes: RayNodes, digest: str) -> None:

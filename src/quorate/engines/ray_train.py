@@ -32,7 +32,7 @@ from quorate.engines.ray_cluster import RayCluster, RayHostLink, first_line
 from quorate.engines.ray_host import host_class
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, StepCompleted
-from quorate.observe.jsonl import EventTail
+from quorate.observe.jsonl import EventTail, end_of_events
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -120,10 +120,11 @@ def hold_place(config: dict[str, Any]) -> dict[str, Any]:
     Raises as soon as the host is lost: then Ray Train starts all anew.
     """
     told = GroupConfig(**config)
-    if told.over.exists():
-        return {}
     rank = ray.train.get_context().get_world_rank()
-    group = broadcast_from_rank_zero(secrets.token_hex(4) if rank == 0 else None)
+    # What the first one sees holds for all: a folder may show its files to one later than to another.
+    group = broadcast_from_rank_zero(secrets.token_hex(4) if rank == 0 and not told.over.exists() else None)
+    if group is None:
+        return {}
     node = ray.get_runtime_context().get_node_id()
     host = (
         host_class()
@@ -142,7 +143,7 @@ def hold_place(config: dict[str, Any]) -> dict[str, Any]:
     while True:
         if ray.wait([end], timeout=REPORT_EVERY)[0]:
             ray.get(end)
-        # The first one decides for all: reports and the end are common to them.
+        # Reports and the end are common to all, too.
         is_over = bool(ray.wait([end], timeout=0)[0]) or told.over.exists()
         news, is_over = broadcast_from_rank_zero((metrics.news(), is_over) if rank == 0 else None)
         if news:
@@ -153,10 +154,11 @@ def hold_place(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class Metrics:
-    """The newest of what a run's events tell, as Ray Train shows it: one flat mapping."""
+    """The newest of what a run's events tell from now on, as Ray Train shows it: one flat mapping."""
 
     def __init__(self, events: Path) -> None:
         self._tail = EventTail(events)
+        self._tail.offset = end_of_events(events)
         self.newest: dict[str, Any] = {}
         self._told: dict[str, Any] = {}
 
@@ -244,6 +246,11 @@ class RayTrainCluster(RayCluster):
                 return None
             return self._group, self._group.free.pop(0)
 
+    def give_back(self, group: _Group, place: str) -> None:
+        """Nobody is there any more; the first place is taken first again."""
+        with self._turn:
+            group.free = [one for one in group.actors if one == place or one in group.free]
+
     def break_up(self, group: _Group) -> None:
         """One host of a group is lost: end the others, so that nothing of it can write when the next one begins."""
         with self._turn:
@@ -326,9 +333,7 @@ class TrainRoom:
     def release(self) -> None:
         place, self._place = self._place, None
         if place is not None:
-            group, name = place
-            group.free.append(name)
-            group.free.sort(key=list(group.actors).index)
+            self._cluster.give_back(*place)
 
 
 class TrainHostLink(RayHostLink):
