@@ -16,7 +16,8 @@ pip --no-build-isolation --editable '.[dev,examples,services]'
 
 packages=""
 # Of each package a program that comes with it; promtool comes with prometheus.
-for each in promtool:prometheus prometheus-alertmanager:prometheus-alertmanager chromium:chromium; do
+for each in promtool:prometheus prometheus-alertmanager:prometheus-alertmanager chromium:chromium \
+    redis-server:redis-server; do
     command -v "${each%%:*}" >/dev/null 2>&1 || packages="$packages ${each#*:}"
 done
 [ -n "$packages" ] || exit 0
