@@ -43,6 +43,7 @@ class MemoryRoom:
         self._wanted = wanted
         self.avoid = avoid
         self.taken: str | None = None
+        self.gpus = ""
 
     def node(self) -> str | None:
         if self.taken is None:
@@ -50,6 +51,7 @@ class MemoryRoom:
             self.taken = self._wanted if self._wanted in able else next(iter(able), None)
             if self.taken is not None:
                 self._cluster.free[self.taken] -= 1
+                self.gpus = self._cluster.gpus_of.get(self.taken, "")
         return self.taken
 
     def release(self) -> None:
@@ -62,6 +64,7 @@ class MemoryCluster:
 
     def __init__(self, free: dict[str, int], make_engine: EngineMaker = local_engine, home: str | None = None) -> None:
         self.free = dict(free)
+        self.gpus_of: dict[str, str] = {}
         self.draining: dict[str, float | None] = {}
         self.links: dict[str, MemoryLink] = {}
         self.is_closed = False

@@ -20,6 +20,7 @@ from quorate.engines import places
 from quorate.engines.cluster import ClusterFailed, ClusterView, GroupLost, HostLost
 from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import Exited, Notice, Preparation, Ready, Remark, Started, Unprepared
+from quorate.engines.host import EngineMaker
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
@@ -71,11 +72,12 @@ def job_on(
     free: dict[str, int],
     kind: type[MemoryCluster] = MemoryCluster,
     home: str | None = None,
+    make_engine: EngineMaker = NumberedEngine,
     **settings: Any,
 ) -> Iterator[Job]:
     run = RunFolder(folder)
     run.logs.mkdir()
-    cluster = kind(free, NumberedEngine, home)
+    cluster = kind(free, make_engine, home)
     engine = ClusterEngine(run, PREPARATION, cluster, ClusterSettings(**settings))
     job = Job(engine, cluster, run)
     try:
@@ -114,6 +116,23 @@ def test_who_finds_no_room_waits_which_is_said_once_and_uses_a_node_that_is_adde
         assert job.until(Started).slot == 1
         assert "b" in job.cluster.links
         assert not [one for one in job.notices if isinstance(one, Remark)]
+
+
+def test_a_worker_is_told_which_gpus_are_its_own(tmp_path: Path) -> None:
+    """By its place among all workers, two of one node could have the same, or one that was given to another job."""
+    told: list[str] = []
+
+    class Listening(NumberedEngine):
+        def start(self, assignment: Assignment) -> None:
+            told.append(assignment.gpus)
+            super().start(assignment)
+
+    with job_on(tmp_path, {"a": 1, "b": 1}, make_engine=Listening, workers=2) as job:
+        job.cluster.gpus_of = {"a": "3", "b": "GPU-f00d"}
+        job.until(Ready)
+        for slot in (0, 1):
+            job.start(slot)
+        assert sorted(told) == ["3", "GPU-f00d"]
 
 
 def test_a_worker_that_ended_on_a_living_host_is_followed_by_another_in_its_room(tmp_path: Path) -> None:

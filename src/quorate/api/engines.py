@@ -28,7 +28,7 @@ def engine_of(launch: Launch, code: NodeCode | None = None, fit: Callable[[Any],
         return LocalEngine(launch.run, launch.preparation)
     refuse_missing_engine(spec)
     demand = resources_each(spec.engine, spec.device, spec.threads)
-    places = launch.workers + (spec.spares + server_count(spec.strategy) if launch.mode.is_training else 0)
+    places = launch.first_workers + (spec.spares + server_count(spec.strategy) if launch.mode.is_training else 0)
     storage = None if spec.engine.storage is None else Path(spec.engine.storage)
     settings = ClusterSettings(demand, spec.engine.placement, places, storage, is_gang=is_gang(spec.strategy))
     sent = code or node_code(spec, launch.preparation.task, launch.run.path.parent, launch.job_source)

@@ -63,6 +63,11 @@ class Room(Protocol):
         """The node that has them; None while there is none."""
         ...
 
+    @property
+    def gpus(self) -> str:
+        """The GPUs of that node that are among them, as CUDA_VISIBLE_DEVICES names them."""
+        ...
+
     def release(self) -> None:
         """Give them back."""
         ...

@@ -338,7 +338,9 @@ class ClusterEngine:
         return replace(assignment, storage=str(self._shared.path), checkpoint=checkpoint)
 
     def _send(self, place: Place, node: str) -> None:
-        self._prepare(node).tell("start", place.assignment)
+        assert place.assignment is not None
+        gpus = "" if place.room is None else place.room.gpus
+        self._prepare(node).tell("start", replace(place.assignment, gpus=gpus))
 
     def _tell_worker(self, command: str, slot: int, pid: int) -> None:
         place = self._places.find(slot)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from quorate.engines.cluster import Cluster, ClusterView, HostLink, HostLost, HostSilent, Node, NodeLost, node_of
+from quorate.engines.cluster import Cluster, ClusterView, HostLink, HostLost, HostSilent, NodeLost, node_of
 from quorate.engines.event_loop import EventLoop
 from quorate.engines.host import Report
 from quorate.engines.log_tails import LogLines
@@ -28,10 +28,22 @@ class Nodes:
     """What is known of the nodes: what there was at the last look, and which of them are not to be used."""
 
     def __init__(self) -> None:
-        self.view: ClusterView | None = None
+        self._view: ClusterView | None = None
+        # Also of those that are gone, of which there is most to tell.
+        self._addresses: dict[str, str] = {}
         # Those that do not reach the run's storage, and never will.
         self.barred: set[str] = set()
         self._suspected: dict[str, float] = {}
+
+    @property
+    def view(self) -> ClusterView | None:
+        """What there was at the last look."""
+        return self._view
+
+    @view.setter
+    def view(self, view: ClusterView) -> None:
+        self._view = view
+        self._addresses |= {node.id: node.address for node in view.nodes}
 
     @property
     def avoided(self) -> frozenset[str]:
@@ -45,13 +57,8 @@ class Nodes:
     def trust_again(self, now: float) -> None:
         self._suspected = {node: since for node, since in self._suspected.items() if now - since <= SUSPECT}
 
-    def find(self, node: str) -> Node | None:
-        """What was seen of a node at the last look."""
-        return next((one for one in (() if self.view is None else self.view.nodes) if one.id == node), None)
-
     def in_words(self, node: str) -> str:
-        seen = self.find(node_of(node))
-        address = "" if seen is None else seen.address
+        address = self._addresses.get(node_of(node), "")
         return f"{address} (node {node[:8]})" if address else node[:8]
 
 

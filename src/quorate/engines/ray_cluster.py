@@ -18,10 +18,11 @@ from ray._private import state as ray_state
 from ray._private import worker as ray_worker
 from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE, create_package
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import RequestError
+from quorate.core.gpus import VISIBLE
 from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node, NodeLost, Room, node_of
 from quorate.engines.host import Report
 from quorate.engines.node_code import NodeCode
@@ -106,7 +107,7 @@ class RayCluster:
             options["_soft_target_node_id"] = node
         if avoid:
             options["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(avoid))})"}]
-        room = RayRoom(placement_group([self._demand], **options))
+        room = RayRoom(placement_group([self._demand], **options), self._demand.get("GPU", 0.0))
         self._rooms.append(room)
         return room
 
@@ -119,20 +120,44 @@ class RayCluster:
 
 
 class RayRoom:
-    """A placement group of one bundle, so that each worker is placed, and placed again, on its own."""
+    """A placement group of one bundle, so that each worker is placed, and placed again, on its own.
 
-    def __init__(self, group: PlacementGroup) -> None:
+    Which GPUs a bundle has is known only to what Ray runs in it: a task asks there, before the room counts as found.
+    """
+
+    def __init__(self, group: PlacementGroup, gpus: float) -> None:
         self._group = group
+        self._wanted_gpus = gpus
+        self._asked: Any = None
         self._is_released = False
+        self.gpus = ""
 
     def node(self) -> str | None:
         table = placement_group_table(self._group)
-        return str(table["bundles_to_node_id"][0]) if table.get("state") == "CREATED" else None
+        if table.get("state") != "CREATED" or not self._knows_gpus():
+            return None
+        return str(table["bundles_to_node_id"][0])
+
+    def _knows_gpus(self) -> bool:
+        if not self._wanted_gpus or self.gpus:
+            return True
+        if self._asked is None:
+            task = ray.remote(num_cpus=0, num_gpus=self._wanted_gpus)(gpus_given)
+            self._asked = task.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0)).remote()
+        if ray.wait([self._asked], timeout=0)[0]:
+            asked, self._asked = self._asked, None
+            self.gpus = str(ray.get(asked))
+        return bool(self.gpus)
 
     def release(self) -> None:
         if not self._is_released:
             self._is_released = True
             remove_placement_group(self._group)
+
+
+def gpus_given() -> str:
+    """In a task: the GPUs that Ray has set aside for it."""
+    return os.environ.get(VISIBLE, "")
 
 
 class RayHostLink:

@@ -324,6 +324,8 @@ class TrainRoom:
     def __init__(self, cluster: RayTrainCluster) -> None:
         self._cluster = cluster
         self._place: tuple[_Group, str] | None = None
+        # Its host has no others: Ray Train has seen to that.
+        self.gpus = ""
 
     def node(self) -> str | None:
         if self._place is None:

@@ -58,6 +58,8 @@ class Assignment:
     network: Network = LOOPBACK
     # The run's folder as every host reaches it, where `run` is only this host's own.
     storage: str = ""
+    # The GPUs that are its own, as CUDA_VISIBLE_DEVICES names them; empty where workers of a machine take turns.
+    gpus: str = ""
     # Its engine holds the memory, by this descriptor, for what lanes keep; without it that is gone with the worker.
     lane_memory: int | None = None
     # What it shows to the other processes of the job; without one nothing is encrypted.

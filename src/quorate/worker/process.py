@@ -34,6 +34,7 @@ from quorate.core.errors import (
 from quorate.core.failure import Failure
 from quorate.core.generation import Role, name_of
 from quorate.core.gpu_faults import cuda_error_of, describe_fault
+from quorate.core.gpus import use_gpu
 from quorate.core.log_records import Place, current_place, log_by_stderr
 from quorate.core.machine import is_shortage
 from quorate.core.masking import register_secrets, secrets_in
@@ -324,6 +325,8 @@ class Worker:
         spec = self._spec
         self._write_status(0, BUILDING, None)
         self._activity.phase = BUILDING
+        if self._assignment.gpus:
+            use_gpu(self._assignment.gpus)
         device = self._device = device_for(spec, self._assignment.slot, self._run.path.parent / COMPILE_CACHE)
         device.pin(spec.threads, spec.deterministic)
         task = self._configure()
