@@ -17,6 +17,7 @@ import torch
 
 from quorate.core.errors import HelperLost, JobError, OutOfMemory
 from quorate.core.log_records import current_place
+from quorate.core.machine import keep_freed_memory
 from quorate.core.processes import close_in_children, describe_departure, die_with_parent, likely_cause
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
@@ -26,6 +27,8 @@ from quorate.data.segments import MappedSegments, Segments
 from quorate.data.shards.threads import CHECK_EVERY
 
 _GRACE = 1.0
+_KEPT = 256 * 2**20
+"""Bytes of freed memory that a loader keeps at most: the samples of the next batch take it again."""
 _UNSENDABLE = "With loader_workers above 0 a batch travels between processes, so it must be picklable."
 _UNREADABLE = (
     "With loader_workers above 0 a batch travels between processes, and it could not be unpickled in the worker."
@@ -169,6 +172,7 @@ def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
         die_with_parent(worker)
         # One: those of the worker are not in this process, and waiting for them would take for ever.
         torch.set_num_threads(1)
+        keep_freed_memory(_KEPT)
         segments = Segments()
         with sock.makefile("rb") as plan:
             while True:
