@@ -21,6 +21,7 @@ from services.ray_nodes import RayNodes
 TASK = Path(__file__).parent / "ray_task.py"
 PATIENCE = 240.0
 STEPS = 30
+pytestmark = pytest.mark.timeout(600)  # a busy machine takes minutes until a job has begun
 
 
 @pytest.fixture(scope="module")

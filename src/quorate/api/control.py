@@ -24,6 +24,8 @@ STOP_PATIENCE = 300.0
 _STOP_CALL = 5.0
 _SIGNAL_AFTER = 2.0
 """Seconds after which a job whose coordinator does not listen is told by a signal to its launcher."""
+_RAY_AFTER = 30.0
+"""The same for one that Ray has started: Ray gives it no time to save, and a coordinator that died may be back soon."""
 _ASK_EVERY = 3.0
 _LOOK_EVERY = 0.05
 _STALE_AFTER = 30.0
@@ -59,12 +61,13 @@ def stop(run: RunFolder, *, now: bool = False, patience: float = STOP_PATIENCE) 
     if launcher is None:
         ending = (run.whole_result() or {}).get("status", "lost")
         raise RunError(f"run {run.name} is not running ({ending}), so there is nothing to stop.")
-    over = time.monotonic() + patience
+    begun, over = time.monotonic(), time.monotonic() + patience
+    otherwise_after = _SIGNAL_AFTER if now or submission_of(run) is None else _RAY_AFTER
     is_asked = False
     while run.holder() is not None:
         if not is_asked:
             is_asked = ask_to_end(run, now) or (
-                time.monotonic() > over - patience + _SIGNAL_AFTER and (_told_by_ray(run) or _signal(run, now))
+                time.monotonic() > begun + otherwise_after and (_told_by_ray(run) or _signal(run, now))
             )
         if time.monotonic() >= over:
             raise _does_not_end(run, launcher, now, patience)

@@ -5,12 +5,14 @@ environment: neither Ray's list of jobs nor a command line has more of it than n
 """
 
 import contextlib
+import secrets
 import shlex
 import shutil
 import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from quorate.api.engines import node_code, refuse_missing_engine
 from quorate.api.job import job_text
@@ -19,7 +21,7 @@ from quorate.api.result import Result
 from quorate.api.session import Watch, is_private, run_on_engine, start_in
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RequestError
-from quorate.engines.node_code import NodeCode
+from quorate.engines.node_code import NodeCode, below
 from quorate.spec.engine import RaySpec
 from quorate.spec.job import TaskReference
 from quorate.spec.load import load_recorded
@@ -40,9 +42,9 @@ def submit(resolved: ResolvedJob) -> tuple[RunFolder, Submission]:
     try:
         run.write_job(text, is_private=is_private(resolved.spec))
         file = TaskReference.parse(resolved.spec.task).file
-        below = "" if file is None or code.root is None else str(file.resolve().relative_to(code.root.resolve()))
-        # The run's name alone would do for one folder of runs: a cluster may have several.
-        submission = Submission(f"{run.name}-{run.path.stat().st_ino:x}", engine.address, below)
+        inside = None if file is None or code.root is None else below(file, code.root)
+        # Runs of several storages may have one name.
+        submission = Submission(f"{run.name}-{secrets.token_hex(4)}", engine.address, str(inside or ""))
         submission.write(run)
         _send(client, run, submission, code)
     except BaseException:
@@ -77,14 +79,14 @@ def _detachable(resolved: ResolvedJob) -> RaySpec:
     return engine
 
 
-def _send(client: object, run: RunFolder, submission: Submission, code: NodeCode) -> None:
+def _send(client: Any, run: RunFolder, submission: Submission, code: NodeCode) -> None:
     from quorate.engines.ray_cluster import packed
 
     with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
         runtime_env = code.runtime_env(packed(code, Path(scratch)))
         try:
-            client.submit_job(  # type: ignore[attr-defined]
-                entrypoint=f"python -m quorate.api.detached_launcher {shlex.quote(str(run.path))}",
+            client.submit_job(
+                entrypoint=f"exec python -m quorate.api.detached_launcher {shlex.quote(str(run.path))}",
                 submission_id=submission.id,
                 runtime_env=runtime_env,
                 metadata={RUN: run.name, FOLDER: str(run.path)},

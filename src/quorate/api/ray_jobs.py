@@ -81,7 +81,7 @@ def refuse_ended(run: RunFolder) -> None:
 
 
 def stop_job(submission: Submission) -> None:
-    """Have Ray end the launcher of a run, with SIGTERM and a few seconds later for good."""
+    """Have Ray end the launcher of a run, with SIGTERM and 3 s later for good: too short for a save."""
     client = jobs_at(submission.address)
     with _explaining(submission.address):
         client.stop_job(submission.id)
@@ -93,7 +93,8 @@ def jobs_at(address: str | None) -> Any:
         from ray.job_submission import JobSubmissionClient
     except ImportError:
         raise RequestError("detached runs need the library ray, here as well: pip install 'quorate[ray]'") from None
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of each file that it sends
+    for name in ("ray", "ray.dashboard.modules.dashboard_sdk"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # it tells of each file that it sends
     given = None if address in (None, "auto") else address
     with _explaining(address), _only(given):
         # Ray itself tries for minutes, and says nothing meanwhile.

@@ -76,7 +76,7 @@ def _root_of(task: str, asked: RuntimeEnvSpec) -> Path | None:
     root = Path(asked.working_dir)
     if not root.is_dir():
         raise RequestError(f"engine.runtime_env.working_dir: there is no folder {root} here.")
-    if reference.file is not None and _below(reference.file, root) is None:
+    if reference.file is not None and below(reference.file, root) is None:
         raise RequestError(
             f"engine.runtime_env.working_dir: the task's file {reference.file} is not below {root}, which is all that "
             "the nodes are given. Name a folder that holds both, or leave it out: then it is the task's own."
@@ -94,7 +94,7 @@ def moved(preparation: Preparation, here: Path, there: Path) -> Preparation:
     """The same where the folder `here` has its copy: on a node, `there`."""
 
     def place(path: str) -> str:
-        inside = _below(Path(path), here)
+        inside = below(Path(path), here)
         return path if inside is None else str(there / inside)
 
     reference = TaskReference.parse(preparation.task)
@@ -125,7 +125,7 @@ def _entry_for(module: str) -> str:
     return f"pip: [{top}]" if package is None else f"pip: [{package}=={version(package)}]"
 
 
-def _below(path: Path, folder: Path) -> Path | None:
+def below(path: Path, folder: Path) -> Path | None:
     """Where a path lies below a folder, by their names or by what these lead to."""
     for one, other in ((path.absolute(), folder.absolute()), (path.resolve(), folder.resolve())):
         with contextlib.suppress(ValueError):
