@@ -1,4 +1,7 @@
-"""Raw images in shards: bytes that need no decoding, in Parquet where pyarrow is there, and in tar files where not."""
+"""Raw images in shards: bytes that need no decoding, in Parquet where pyarrow is there, and in tar files where not.
+
+In Parquet they are a column of binary: of a list of uint8 each byte would be kept as a number of 32 bits.
+"""
 
 import importlib.util
 import io
@@ -25,11 +28,11 @@ POOL = 256
 SHARDS = 8
 
 
-class TarResNet(ResNetImageNet):
-    """ResNet over shards whose records are two files, `.image` and `.label`."""
+class RawResNet(ResNetImageNet):
+    """ResNet over shards whose records have the bytes of an `image` and a `label`."""
 
     def datasets(self) -> Any:
-        def decode(record: dict[str, bytes]) -> tuple[torch.Tensor, int]:
+        def decode(record: dict[str, Any]) -> tuple[torch.Tensor, int]:
             image = torch.frombuffer(bytearray(record["image"]), dtype=torch.uint8)
             return image.reshape(3, self.side, self.side), int(record["label"])
 
@@ -44,26 +47,25 @@ def has_pyarrow() -> bool:
 def sharded(job: dict[str, Any], folder: Path, count: int) -> dict[str, Any]:
     """The job, reading so many images of its size from shards; these are made if they are not there yet."""
     side, classes = (job["params"].get(name, usual) for name, usual in (("side", 224), ("classes", 1000)))
-    is_columns = has_pyarrow()
-    place = folder / f"images-{'parquet' if is_columns else 'tar'}-{count}-{side}"
+    is_parquet = has_pyarrow()
+    place = folder / f"images-{'binary' if is_parquet else 'tar'}-{count}-{side}"
     if not place.exists():
         # Made aside and moved when it is whole: what was ended halfway does not look like data.
         with tempfile.TemporaryDirectory(dir=folder) as aside:
             made = Path(aside) / place.name
             for part, images in (("train", count), ("validation", POOL)):
                 (made / part).mkdir(parents=True)
-                _write(made / part, images, side, classes, is_columns)
+                _write(made / part, images, side, classes, is_parquet)
                 save_index(build_index(str(made / part)), made / part / NAME)
             made.rename(place)
-    task = {} if is_columns else {"task": "benchmarks.raw_images:TarResNet"}
-    return job | task | {"params": job["params"] | {"data": str(place)}}
+    return job | {"task": "benchmarks.raw_images:RawResNet", "params": job["params"] | {"data": str(place)}}
 
 
-def _write(folder: Path, count: int, side: int, classes: int, is_columns: bool) -> None:
+def _write(folder: Path, count: int, side: int, classes: int, is_parquet: bool) -> None:
     images, labels = synthetic_images(POOL, side, classes, seed=1).dataset.tensors  # type: ignore[attr-defined]
     for shard in range(SHARDS):
         rows = torch.arange(shard, count, SHARDS) % POOL
-        write = _write_parquet if is_columns else _write_tar
+        write = _write_parquet if is_parquet else _write_tar
         write(folder / f"shard-{shard}", images[rows], labels[rows])
 
 
@@ -71,10 +73,14 @@ def _write_parquet(file: Path, images: torch.Tensor, labels: torch.Tensor) -> No
     import pyarrow
     from pyarrow import parquet
 
-    columns = {"image": pyarrow.FixedShapeTensorArray.from_numpy_ndarray(images.numpy()), "label": labels.numpy()}
+    content = [None, pyarrow.py_buffer(images.numpy().tobytes())]
+    binary = pyarrow.FixedSizeBinaryArray.from_buffers(pyarrow.binary(images[0].nbytes), len(images), content)
+    columns = {"image": binary, "label": labels.numpy()}
     # Groups of a few MB: what is read at the same time is held in memory.
     rows = max(1, 4 * 2**20 // images[0].nbytes)
-    parquet.write_table(pyarrow.table(columns), f"{file}.parquet", row_group_size=rows, compression="none")
+    parquet.write_table(
+        pyarrow.table(columns), f"{file}.parquet", row_group_size=rows, compression="none", use_dictionary=False
+    )
 
 
 def _write_tar(file: Path, images: torch.Tensor, labels: torch.Tensor) -> None:
