@@ -13,7 +13,7 @@ from quorate.core.errors import JobError, RequestError, RunError
 from quorate.history.run_record import RunRecord, Status
 from quorate.spec.load import resolve_mapping
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import Submission, waits_to_begin
+from quorate.storage.submission import Submission, forget_submission, submission_of, waits_to_begin
 
 
 class JobStatus(Enum):
@@ -118,6 +118,12 @@ def test_one_that_has_not_begun_is_stopped_by_ray(jobs: Jobs, run: RunFolder) ->
     assert control.stop(run) is run
     assert jobs.stopped == ["digits-0001-ab"]
     assert RunRecord.read(run).status is Status.INTERRUPTED
+
+
+def test_a_run_that_is_resumed_is_no_job_of_rays_any_more(run: RunFolder) -> None:
+    forget_submission(run)
+    forget_submission(run)
+    assert submission_of(run) is None and not waits_to_begin(run)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.secrets import job_secrets
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.submission import forget_submission
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch, Supervisor
 from quorate.wire.certificates import refuse_without_library
@@ -299,6 +300,7 @@ def _adopt(
     keep_task(run, resolved.spec.task, now.source, place)
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)
+    forget_submission(run)
 
 
 @dataclass

@@ -35,6 +35,11 @@ def submission_of(run: RunFolder) -> Submission | None:
         raise DamagedFileError(f"{run.path / NAME} cannot be read: {error!r}") from None
 
 
+def forget_submission(run: RunFolder) -> None:
+    """Of a run that is resumed: its launcher is no job of the cluster's any more."""
+    (run.path / NAME).unlink(missing_ok=True)
+
+
 def waits_to_begin(run: RunFolder) -> bool:
     """Whether it was submitted, and no launcher has taken it up."""
     return not run.lock_file.exists() and not run.result_file.exists() and (run.path / NAME).exists()
