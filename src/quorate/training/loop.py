@@ -235,6 +235,8 @@ class Loop:
         is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
         if request not in _ONLY_A_SAVE or is_evaluated or step >= self._last or self._draft is not None:
             return False
+        if self.mode.replayed_step is not None:
+            return False  # it needs the state before its step, and of one that is left out no draft is saved
         with self.activity.during(CHECKPOINT):
             draft = self.checkpointer.draft(self.progress)
         self._draft = None if draft is None else (step, draft)
