@@ -1,6 +1,7 @@
 """What of a GPU's device can be seen without a GPU."""
 
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -155,8 +156,10 @@ class Runtime:
     def __init__(self, code: int = 0) -> None:
         self.code = code
         self.locked: dict[int, int] = {}
+        self.last_errors: dict[int, int] = {}
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.last_errors[threading.get_ident()] = self.code
         if not self.code:
             self.locked[address] = size
         return self.code
@@ -191,4 +194,6 @@ def test_pages_that_cannot_be_locked_are_told(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     assert Arena(device.lock_pages).reserve(5000) is not None
     assert "cudaHostRegister gave error 2" in caplog.text
+    assert 2 in runtime.last_errors.values()
+    assert not runtime.last_errors.get(threading.get_ident()), "the next kernel of this thread would raise it"
     assert device.copy_out([(torch.zeros(3), torch.zeros(3))]) is None

@@ -6,6 +6,7 @@ import os
 import re
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,9 @@ class CudaDevice(CpuDevice):
     def lock_pages(self, memory: "numpy.ndarray[Any, Any]") -> None:
         """Not taken from torch's allocator of such memory, which takes up to twice as much as it is asked for."""
         runtime, address = torch.cuda.cudart(), memory.ctypes.data  # type: ignore[no-untyped-call]
-        code = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
+        # In a thread that ends: CUDA keeps an error for the thread that has met it, whose next kernel would raise it.
+        with ThreadPoolExecutor(1) as thread:
+            code = int(thread.submit(runtime.cudaHostRegister, address, memory.nbytes, 0).result())
         if code:
             log.warning("training waits for copies of its state: cudaHostRegister gave error %d", code)
             return
