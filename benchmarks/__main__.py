@@ -52,6 +52,7 @@ def benchmarks() -> None:
       python -m benchmarks tracking
       python -m benchmarks looking
       python -m benchmarks gpu resnet50,lanes
+      python -m benchmarks ray start
     """
 
 
@@ -529,6 +530,41 @@ def looking(
     from benchmarks.run import Options, run
 
     raise typer.Exit(run(Looking(steps), Options(rounds, None, output, as_json)))
+
+
+@app.command()
+def ray(
+    rows: Annotated[
+        str | None, typer.Argument(metavar="ROWS", help="Measure only these, with commas between.", show_default=False)
+    ] = None,
+    workers: Annotated[int, typer.Option(metavar="N", min=4, help="Workers of the row crowd.")] = 64,
+    rounds: Rounds = 1,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Train on a Ray cluster whose nodes are all on this machine.
+
+    Rows: start, from the command to the first step, beside a local job and Ray Train; nodes, one killed and one added;
+    crowd, very many workers; metrics, steps whose metrics are written as they come. Needs the extra ray. Systems:
+    quorate-ray, quorate-local, quorate-ray-tracked, ray-train.
+
+    \b
+    Examples:
+      python -m benchmarks ray
+      python -m benchmarks ray start,nodes --rounds 3 --output ray.json
+      python -m benchmarks ray crowd --workers 16
+    """
+    from importlib.util import find_spec
+
+    from benchmarks.on_ray import ROWS, OnRay
+    from benchmarks.run import Options, run
+    from benchmarks.selection import parse_names
+    from quorate.core.errors import RequestError
+
+    wanted = list(ROWS) if rows is None else parse_names(rows, list(ROWS), "ROWS")
+    if find_spec("ray") is None:
+        raise RequestError("Ray is not installed: pip install 'quorate[ray]'")
+    raise typer.Exit(run(OnRay(wanted, workers), Options(rounds, output=output, as_json=as_json)))
 
 
 @app.command()

@@ -21,6 +21,7 @@ from benchmarks.gpu import (
     digests_case,
     lanes_case,
 )
+from benchmarks.on_ray import FIRST_STEP, JOINED, LOST, METRICS, RAY, TRACKED, crowd_case
 from benchmarks.row import Row
 from benchmarks.saves import ADDED, COMMITTED, LOADED, LOADED_AGAIN
 from benchmarks.servers import SLOWED, TABLE
@@ -432,6 +433,17 @@ TARGETS = (
             ("1B transformer, fsdp: % that its memory is off the plan", "off_plan_percent", PLANNED, 10.0, False),
             ("CIFAR-10, ResNet-50, 10 epochs: % right", "best_percent", MODELS["cifar_resnet50"], 90.0, True),
             ("CIFAR-10, ResNet-18, 30 epochs: % right", "best_percent", MODELS["cifar_resnet18"], 93.0, True),
+        )
+    ),
+    *(
+        Target("ray", text, _detail(detail, system=system.name, case=case), limit, is_lowest=False)
+        for text, detail, system, case, limit in (
+            ("command to first step: times of a local job's", "of_local", RAY, FIRST_STEP, 2.0),
+            ("one of 3 nodes killed: ms to the next step", "next_step_ms", RAY, LOST, 2000.0),
+            ("another node added: ms until it is used", "used_ms", RAY, JOINED, 10_000.0),
+            ("64 workers on 4 nodes: ms until they are formed", "formed_ms", RAY, crowd_case(64), 30_000.0),
+            ("64 workers on 4 nodes: MB of launcher and coordinator", "together_mb", RAY, crowd_case(64), 300.0),
+            ("metrics of every step: % slower", "slower_percent", TRACKED, METRICS, 1.0),
         )
     ),
 )

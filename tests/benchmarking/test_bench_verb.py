@@ -120,5 +120,6 @@ def test_every_benchmark_has_a_verb() -> None:
         "sharded",
         "data",
         "looking",
+        "ray",
         "gpu",
     ]
