@@ -1,4 +1,4 @@
-"""The benchmark on a Ray cluster: what its rows are held against. The rows themselves need a cluster: `make test-ray`."""
+"""The benchmark on a Ray cluster: what its rows are held against."""
 
 import pytest
 

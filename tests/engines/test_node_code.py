@@ -1,5 +1,6 @@
 """What nodes are given of a job's code, and where it is found there."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,17 @@ def test_task_and_search_path_are_found_in_the_copy() -> None:
     assert there.task == "/copy/a/task.py:Task"
     assert there.search_path == ["/copy", "/copy/a", "/q"]
     assert moved(preparation("a.task:Task", "/p"), Path("/p"), Path("/copy")).task == "a.task:Task"
+
+
+def test_a_node_that_has_the_same_code_computes_where_it_lies(project: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(project, copy)
+    asked = preparation(f"{project}/task.py:Task", str(project))
+    assert moved(asked, project, copy) == asked
+    (copy / "helper.py").write_text("")
+    assert moved(asked, project, copy).task == f"{copy}/task.py:Task", "a file is not there"
+    (project / "helper.py").write_text("another = 1")
+    assert moved(asked, project, copy).task == f"{copy}/task.py:Task", "it is another one there"
 
 
 def test_nodes_have_packages_of_their_own() -> None:

@@ -5,6 +5,7 @@ the working folder there.
 """
 
 import contextlib
+import filecmp
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -91,7 +92,13 @@ def without_installed(preparation: Preparation) -> Preparation:
 
 
 def moved(preparation: Preparation, here: Path, there: Path) -> Preparation:
-    """The same where the folder `here` has its copy: on a node, `there`."""
+    """The same where the folder `here` has its copy: on a node, `there`.
+
+    A node that has the folder itself, with the same code, as by a disk that all share, computes in it: what a task
+    reads beside its code may be there alone.
+    """
+    if _is_same_code(here, there):
+        return preparation
 
     def place(path: str) -> str:
         inside = below(Path(path), here)
@@ -123,6 +130,14 @@ def _entry_for(module: str) -> str:
         return f"py_modules: [{file.parent if file.name == '__init__.py' else file}]"
     package = next(iter(packages_distributions().get(top, ())), None)
     return f"pip: [{top}]" if package is None else f"pip: [{package}=={version(package)}]"
+
+
+def _is_same_code(here: Path, there: Path) -> bool:
+    files = list(there.rglob("*.py"))
+    try:
+        return bool(files) and all(filecmp.cmp(each, here / each.relative_to(there), shallow=False) for each in files)
+    except OSError:  # it is not there, or may not be read
+        return False
 
 
 def below(path: Path, folder: Path) -> Path | None:
