@@ -3,6 +3,7 @@
 It lives in a process of its own, ``python ray_nodes.py``: Ray reads its environment once, when it is imported.
 """
 
+import contextlib
 import inspect
 import json
 import os
@@ -11,21 +12,27 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 STORE = 80 * 2**20
+LOOPBACK = "127.0.0.1"
 PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
 class RayNodes:
-    """The first node is the head, where drivers connect. It asks for a token, as Ray's do."""
+    """The first node is the head, where drivers connect. It asks for a token, as Ray's do; `takes_jobs` says that it
+    has a server for those who submit jobs."""
 
-    def __init__(self, *cpus: int) -> None:
+    def __init__(self, *cpus: int, takes_jobs: bool = False) -> None:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self.environment = {**os.environ, **token, "RAY_raylet_start_wait_time_s": "300"}
+        # Ray runs what is submitted by the `python` of its own path.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {**os.environ, **token, "PATH": path, "RAY_raylet_start_wait_time_s": "300"}
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, *(["--jobs"] if takes_jobs else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -39,6 +46,21 @@ class RayNodes:
     def kill_last(self) -> None:
         """As if its machine lost its power: everything there is gone at once, and nobody says so."""
         self._ask("kill_last", None)
+
+    def drain_last(self, seconds: int) -> None:
+        """As a cloud that takes its machine back gives notice of it."""
+        self._ask("drain_last", seconds)
+
+    def processes(self, title: str) -> list[Any]:
+        """Those of Ray's own processes that are called so."""
+        import psutil
+
+        found = []
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if title in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -58,7 +80,8 @@ class RayNodes:
 class _Served:
     """The cluster itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes_jobs: bool) -> None:
+        self._takes_jobs = takes_jobs
         self._cluster: Any = None
         self._nodes: list[Any] = []
 
@@ -72,8 +95,10 @@ class _Served:
 
     def add(self, cpus: int) -> None:
         ports = {name: free_port() for name in PORTS}
-        node = self._cluster.add_node(num_cpus=cpus, object_store_memory=STORE, include_dashboard=False, **ports)
-        self._nodes.append(node)
+        jobs: dict[str, Any] = {"include_dashboard": self._takes_jobs and not self._nodes}
+        if jobs["include_dashboard"]:
+            jobs |= {"dashboard_host": LOOPBACK, "dashboard_port": free_port()}
+        self._nodes.append(self._cluster.add_node(num_cpus=cpus, object_store_memory=STORE, **jobs, **ports))
 
     def kill_last(self, _: None) -> None:
         import psutil
@@ -86,20 +111,30 @@ class _Served:
             except psutil.NoSuchProcess:
                 continue
 
+    def drain_last(self, seconds: int) -> None:
+        from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+        raylet: Any = import_module("ray._raylet")  # it has no types
+        deadline = (int(time.time()) + seconds) * 1000
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        client = raylet.GcsClient(address=self._cluster.address)
+        is_accepted, why = client.drain_node(self._nodes[-1].node_id, reason, "the spot market", deadline)
+        assert is_accepted, why
+
     def close(self) -> None:
         self._cluster.shutdown()
 
 
 def free_port() -> int:
     """One that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server((LOOPBACK, 0)) as server:
         port: int = server.getsockname()[1]
         return port
 
 
-def be_patient() -> None:
+def be_patient(takes_jobs: bool) -> None:
     """A node gives its agents 15 s to say which ports they have chosen, which a busy machine may not keep: they are
-    chosen here, and fewer and smaller processes started, since nobody looks at a dashboard."""
+    chosen here, and fewer and smaller processes started, unless somebody needs what comes with a dashboard."""
     import ray._private.services as services
     import ray._private.utils as ray_utils
 
@@ -112,15 +147,17 @@ def be_patient() -> None:
         return start(*arguments, **named)
 
     services.start_raylet = start_raylet
-    ray_utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
+    if not takes_jobs:
+        ray_utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
 
 
 def main() -> None:
     """Do what is asked for, line by line; the cluster ends when nobody asks any more."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints is no answer
-    be_patient()
-    served = _Served()
+    takes_jobs = "--jobs" in sys.argv
+    be_patient(takes_jobs)
+    served = _Served(takes_jobs)
     try:
         for line in sys.stdin:
             what, argument = json.loads(line)

@@ -33,7 +33,8 @@ def main() -> None:
     be_host(folder)
     if program != "ray":
         os.execv(sys.executable, [sys.executable, "-m", program, *arguments])
-    import_module("ray_nodes").be_patient(takes_jobs=False)
+    sys.path.append(str(Path(__file__).parents[2]))
+    import_module("benchmarks.ray_nodes").be_patient(takes_jobs=False)
     # Ray looks at all processes of the machine for a cluster that is at work, and would find those of other hosts.
     services: Any = import_module("ray._private.services")
     services.find_gcs_addresses = set

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.ray_nodes import RayNodes
 from command import await_condition
 from quorate.api import detached
 from quorate.spec.load import load_job
 from schemas import validate
-from services.ray_nodes import RayNodes
 
 TASK = Path(__file__).parent / "ray_task.py"
 PATIENCE = 240.0

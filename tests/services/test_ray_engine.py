@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ray_nodes import RayNodes
 from command import await_condition
-from services.ray_nodes import RayNodes
 
 TASK = Path(__file__).parent / "ray_task.py"
 PATIENCE = 240.0

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.ray_nodes import RayNodes
 from command import await_condition
 from quorate.observe.events import EvaluationDone, StepCompleted
 from quorate.observe.jsonl import JsonlSink
-from services.ray_nodes import RayNodes
 from services.test_ray_engine import PATIENCE, TASK, Training
 
 # Each starts a job on a cluster, some of them twice.
