@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
+from quorate.training.cut_functions import AsInOneProcess
 from training import cut_models
 
 ROOT = Path(__file__).parents[2]
@@ -65,3 +72,16 @@ def test_every_other_model_too(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_four_processes_compute_what_one_does_also_with_shards(tmp_path: Path) -> None:
     check(run(4, ["gpt2", "llama", "split-dropout", "gated-by-hand", "gpt2+shard", "llama+shard"], tmp_path))
+
+
+def test_what_holds_several_maps_is_laid_open_however_its_shape_is_asked_for() -> None:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        content = torch.randn(3, 6, 8)
+        two = DTensor.from_local(content, mesh, [_StridedShard(2, split_factor=2)], run_check=False)
+        with AsInOneProcess(mesh):
+            opened = [torch.reshape(two, (3, 6, 2, 4)), torch.reshape(input=two, shape=(3, 6, 2, 4))]
+        assert all(torch.equal(each.to_local(), content.view(3, 6, 2, 4)) for each in opened)  # type: ignore[attr-defined]
+    finally:
+        dist.destroy_process_group()

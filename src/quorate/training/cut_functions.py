@@ -156,10 +156,10 @@ def _opened(tensor: DTensor) -> DTensor:
 
 def _laid_open(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
     """Where a model asks for a dimension of its maps, a tensor that has one: every torch can cut that further."""
-    tensor, *rest = arguments
-    placement: Any = tensor.placements[0]
     if named or function in (_T.unflatten, torch.unflatten):
         return arguments, named
+    tensor, *rest = arguments
+    placement: Any = tensor.placements[0]
     sizes = list(rest[0]) if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
     if not all(isinstance(size, int) for size in sizes):
         return arguments, named
