@@ -27,6 +27,7 @@ from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.submission import Submission, submission_of
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
 
@@ -55,6 +56,16 @@ def resume(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, refuse: Callab
 
     layer = [Override("steps", 16, "--steps")]
     session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.NoDisplay(), runner=train)
+
+
+def test_a_run_that_is_resumed_here_is_no_job_of_a_cluster_any_more(
+    used_workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(used_workplace.last)
+    Submission("tiny-0001-ab", "auto").write(run)
+    with pytest.raises(JobFailed, match="refusal"):
+        resume(used_workplace, monkeypatch, refuse_as_worker, steps=1)
+    assert submission_of(run) is None
 
 
 @pytest.mark.parametrize("refuse", [refuse_as_worker, refuse_as_engine])

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 import quorate
+from quorate.api.engines import node_code
 from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.engines.engine import Preparation
 from quorate.engines.node_code import NodeCode, code_of, moved, with_remedy, without_installed
 from quorate.spec.engine import RuntimeEnvSpec
+from quorate.spec.load import resolve_mapping
+from quorate.storage.project_files import files_of
 
 QUORATE = str(Path(quorate.__file__).parent)
 
@@ -37,8 +40,20 @@ def test_the_folder_of_the_task_and_quorate_travel(project: Path) -> None:
 def test_runs_storage_and_job_file_stay_where_they_are_below_the_folder(project: Path, tmp_path: Path) -> None:
     stays = [project / "runs", project / "jobs" / "job.yaml", tmp_path / "elsewhere"]
     code = code_of(f"{project}/task.py:Task", RuntimeEnvSpec(excludes=["data/"]), stays)
-    assert {"data/", "/runs", "/jobs/job.yaml", ".venv", ".git", ".env"} <= set(code.excludes)
+    assert {"data/", "/runs", "/jobs/job.yaml", ".venv", ".git", ".env", ".env.*"} <= set(code.excludes)
     assert not any("elsewhere" in exclude for exclude in code.excludes)
+
+
+@pytest.mark.parametrize("said", ["", " with --set params.width"])
+def test_the_job_file_stays_whatever_its_path_has_in_it(said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "jobs with data"
+    folder.mkdir()
+    for name in ("task.py", "job.yaml"):
+        (folder / name).write_text("")
+    keys = {"task": f"{folder}/task.py:Task", "batch_size": 8, "steps": 1, "engine": "ray"}
+    spec = resolve_mapping(keys, "a test", {}, []).spec
+    code = node_code(spec, spec.task, tmp_path / "runs", f"{folder}/job.yaml{said}")
+    assert "/job.yaml" in code.excludes
 
 
 def test_what_the_job_excludes_is_not_said_to_ray_which_would_exclude_it_from_modules(project: Path) -> None:
@@ -108,6 +123,18 @@ def test_a_missing_module_is_told_with_the_line_to_add(
     told = with_remedy(failure, "10.0.0.7 (node ab12)").message
     assert f"engine: {{runtime_env: {{{line}" in told and "10.0.0.7" in told
     assert with_remedy(Failure("UserCodeError", "importing task.py: NameError"), "x").message.endswith("NameError")
+
+
+def test_quorate_is_no_part_of_a_project_also_where_a_node_that_runs_a_copy_sees_the_original(
+    project: Path, tmp_path: Path
+) -> None:
+    original = tmp_path / "checkout" / "quorate"
+    original.mkdir(parents=True)
+    (original / "__init__.py").write_text("")
+    (project / "task.py").write_text("import mine\nimport quorate\n")
+    (project / "mine.py").write_text("")
+    files = files_of("task", project / "task.py", [str(project), str(original.parent)])
+    assert set(files) == {"task.py", "mine.py"}
 
 
 def test_nothing_travels_where_nothing_is_asked_for() -> None:

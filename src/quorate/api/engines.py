@@ -47,8 +47,15 @@ def node_code(spec: JobSpec, task: str, runs: Path, job_source: str) -> NodeCode
     asked = spec.engine.runtime_env
     if spec.engine.address == "local":  # the only node is this machine, where all is
         return NodeCode(modules=tuple(asked.py_modules), pip=tuple(asked.pip), variables=asked.env_vars)
-    stays = [runs, Path(job_source.partition(" with ")[0])]
+    stays = [runs, *_job_files(job_source)]
     return code_of(task, asked, [*stays, *([Path(spec.engine.storage)] if spec.engine.storage else [])])
+
+
+def _job_files(source: str) -> list[Path]:
+    """The job file by where a job was said, such as ``job.yaml with --set``: a path may have that word in it, too."""
+    words = source.split(" with ")
+    paths = [Path(" with ".join(words[:count])) for count in range(1, len(words) + 1)]
+    return [path for path in paths if path.is_file()]
 
 
 def _gang_cluster(

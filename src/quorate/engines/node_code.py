@@ -23,8 +23,8 @@ from quorate.spec.engine import RuntimeEnvSpec
 from quorate.spec.job import TaskReference
 from quorate.storage.project_files import import_root, is_own, locate
 
-STAYS = (".git", ".venv", "venv", "__pycache__", ".env")
-"""What no node needs; `.env` has secrets in it."""
+STAYS = (".git", ".venv", "venv", "__pycache__", ".env", ".env.*")
+"""What no node needs; `.env`, and `.env.production` and its like, have secrets in them."""
 _ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 

@@ -8,13 +8,14 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.exceptions
 from ray._private import state as ray_state
+from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE, create_package
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
@@ -22,7 +23,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import RequestError
-from quorate.core.gpus import VISIBLE
 from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node, NodeLost, Room, node_of
 from quorate.engines.host import Report
 from quorate.engines.node_code import NodeCode
@@ -70,13 +70,14 @@ class RayCluster:
             with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
                 runtime_env = self._code.runtime_env(packed(self._code, Path(scratch)))
                 try:
-                    ray.init(
-                        address=self._address,
-                        log_to_driver=False,
-                        logging_level=logging.ERROR,
-                        configure_logging=False,
-                        runtime_env=runtime_env or None,
-                    )
+                    with _known_as(f"quorate ({self._run_name})"):
+                        ray.init(
+                            address=self._address,
+                            log_to_driver=False,
+                            logging_level=logging.ERROR,
+                            configure_logging=False,
+                            runtime_env=runtime_env or None,
+                        )
                 except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                     raise RequestError(_not_connected(self._address, error)) from None
             self._sent = self._code.root
@@ -156,8 +157,8 @@ class RayRoom:
 
 
 def gpus_given() -> str:
-    """In a task: the GPUs that Ray has set aside for it."""
-    return os.environ.get(VISIBLE, "")
+    """In a task: the GPUs that Ray has set aside for it. Asked, since a cluster may be told to set no variable."""
+    return ",".join(ray.get_runtime_context().get_accelerator_ids()["GPU"])
 
 
 class RayHostLink:
@@ -285,6 +286,18 @@ def _lives(node: str) -> bool:
                 socket.create_connection((one["NodeManagerAddress"], one["NodeManagerPort"]), timeout=PROBE).close()
                 return True
     return False
+
+
+@contextlib.contextmanager
+def _known_as(name: str) -> Iterator[None]:
+    """Have Ray keep a name in the place of the command line, which may have secrets: it shows that to all who may look
+    at its jobs."""
+    told = ray_utils.get_entrypoint_name
+    ray_utils.get_entrypoint_name = lambda: name
+    try:
+        yield
+    finally:
+        ray_utils.get_entrypoint_name = told
 
 
 def _refuse_unreachable(address: str) -> None:

@@ -14,6 +14,9 @@ from types import ModuleType
 
 from quorate.core.user_code import is_installed
 
+OURS = __name__.partition(".")[0]
+"""By its name, wherever it is found: a node of a cluster that runs a copy may see the original as well."""
+
 
 def files_of(module: str, file: Path, search_path: Sequence[str]) -> dict[str, Path]:
     """A module's file and all that it imports from its project, by their names below an import root.
@@ -69,6 +72,8 @@ class _Finder:
 
     def add(self, module: str, files: dict[str, Path]) -> list[tuple[str, Path]]:
         """Add a module of the project, if it is one and is not there yet; what is to be looked into next."""
+        if module.partition(".")[0] == OURS:
+            return []
         file = _file_of(self.find(module))
         if file is None or file in files.values() or _name(module, file) in files or not is_own(file):
             return []
