@@ -4,8 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-ray = pytest.importorskip("ray")
+import ray
 
 
 def test_ray_is_told_the_name_of_a_run_and_not_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
