@@ -52,7 +52,7 @@ class RayHost:
         os.environ.update(environment or {})
         self._has_ended = threading.Event()
         self._sent = sent
-        self._copy = Path.cwd()
+        self._copy = _working_folder()
         network = Network(ray.util.get_node_ip_address(), host=ray.get_runtime_context().get_node_id())
         self._agent = HostAgent(run_name, network)
         self._lifeline = Lifeline(network.address)
@@ -68,7 +68,7 @@ class RayHost:
 
     @_commands
     def tell(self, command: str, *arguments: Any) -> None:
-        if command == "prepare" and self._sent is not None:
+        if command == "prepare" and self._sent is not None and self._copy is not None:
             arguments = (moved(arguments[0], self._sent, self._copy),)
         getattr(self._agent, command)(*arguments)
 
@@ -99,3 +99,13 @@ class Lifeline:
         while len(self._held) < self.MOST:
             self._held.append(self._server.accept()[0])
         self._server.close()
+
+
+def _working_folder() -> Path | None:
+    """Where this process stands; None where that folder is gone, as Ray may leave it when several nodes share a
+    machine and so its folder of copies. Those have the task where it was written, if anywhere."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        os.chdir("/")  # what it starts could not begin in a folder that is not there
+        return None
