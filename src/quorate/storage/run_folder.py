@@ -60,9 +60,9 @@ class RunFolder:
     def create(cls, runs: Path, name: str, beside: Path | None = None) -> "RunFolder":
         """Make the folder of a new run: ``name-0001``, or the number after the highest there is; also of those in the
         folder `beside`, where it is to be known by the same name."""
-        with _explaining(f"cannot make a run folder in {runs}", "Choose another folder with `runs`."):
+        with explaining(f"cannot make a run folder in {runs}", "Choose another folder with `runs`."):
             runs.mkdir(parents=True, exist_ok=True)
-            run = cls(_claim(runs, name, () if beside is None or not beside.is_dir() else beside.iterdir()))
+            run = cls(claim_folder(runs, name, () if beside is None or not beside.is_dir() else beside.iterdir()))
             try:
                 run.logs.mkdir()
                 run.checkpoints.mkdir()
@@ -109,12 +109,12 @@ class RunFolder:
 
     @property
     def created(self) -> datetime:
-        with _explaining(f"cannot look at run {self.name} in {self.path.parent}"):
+        with explaining(f"cannot look at run {self.name} in {self.path.parent}"):
             return _read_creation(self.path)
 
     def holder(self) -> Holder | None:
         """The launcher that is at work on this run, if there is one."""
-        with _explaining(f"cannot look at the lock of run {self.name} in {self.path.parent}"):
+        with explaining(f"cannot look at the lock of run {self.name} in {self.path.parent}"):
             return holder_of(self.lock_file)
 
     @contextlib.contextmanager
@@ -122,7 +122,7 @@ class RunFolder:
         """Keep every other launcher out of this run, for as long as this process lives at most."""
         with contextlib.ExitStack() as stack:
             try:
-                with _explaining(f"cannot lock run {self.name} in {self.path.parent}"):
+                with explaining(f"cannot lock run {self.name} in {self.path.parent}"):
                     stack.enter_context(hold(self.lock_file))
             except FolderInUse as in_use:
                 raise RunError(
@@ -133,7 +133,7 @@ class RunFolder:
     def next_incarnation(self, above: int = 0, launch: str = "") -> int:
         """A number higher than any coordinator of this run had before, and than `above`, which one may have had
         elsewhere; on the disk before it is returned."""
-        with _explaining(f"cannot number the coordinator of run {self.name} in {self.path}"):
+        with explaining(f"cannot number the coordinator of run {self.name} in {self.path}"):
             return self.incarnations.take(above, launch)
 
     def write_address(self, address: str, token: str, door: Mapping[str, str] | None = None) -> None:
@@ -168,13 +168,13 @@ class RunFolder:
         """Say no more where the coordinator listens; with an address, only if it is that one's."""
         if address is not None and self.read_address() != address:
             return
-        with _explaining(f"cannot remove {self.address_file}"):
+        with explaining(f"cannot remove {self.address_file}"):
             # What a link leads to, where hosts share the run: the token is in it.
             self.address_file.resolve().unlink(missing_ok=True)
 
     def write_job(self, text: str, *, is_private: bool = False) -> None:
         """Write down the job; for its owner only, if there is something secret in it."""
-        with _explaining(f"cannot write {self.job_file}"):
+        with explaining(f"cannot write {self.job_file}"):
             write_atomically(self.job_file, text, 0o600 if is_private else 0o644)
 
     def write_result(self, result: dict[str, Any]) -> None:
@@ -222,11 +222,11 @@ class RunFolder:
     def _write(self, file: Path, fields: dict[str, Any], mode: int = 0o644) -> None:
         # No NaN or Infinity, which Python would write and most readers of JSON refuse.
         text = json.dumps(finite(fields), indent=2, allow_nan=False)
-        with _explaining(f"cannot write {file}"):
+        with explaining(f"cannot write {file}"):
             write_atomically(file, f"{text}\n", mode)
 
     def _read(self, file: Path) -> dict[str, Any] | None:
-        with _explaining(f"cannot read {file}"):
+        with explaining(f"cannot read {file}"):
             try:
                 content = read_regular(file)
             except FileNotFoundError:
@@ -297,7 +297,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _claim(runs: Path, name: str, others: Iterable[Path]) -> Path:
+def claim_folder(runs: Path, name: str, others: Iterable[Path] = ()) -> Path:
     """Make the numbered folder. Making it is the claim: of two launchers only one can."""
     pattern = re.compile(re.escape(name) + r"-(\d{4,})")
     taken = [int(match[1]) for entry in (*runs.iterdir(), *others) if (match := pattern.fullmatch(entry.name))]
@@ -310,7 +310,7 @@ def _claim(runs: Path, name: str, others: Iterable[Path]) -> Path:
 
 
 @contextlib.contextmanager
-def _explaining(what: str, remedy: str = "") -> Iterator[None]:
+def explaining(what: str, remedy: str = "") -> Iterator[None]:
     """Turn an error of the operating system into one that names the folder, the reason and the remedy."""
     try:
         yield
