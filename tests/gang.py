@@ -35,6 +35,7 @@ from quorate.training.activity import Activity
 from quorate.training.device import CPU, digests
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.run_mode import RunMode
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
@@ -89,6 +90,7 @@ def train(
     stop_at: int | None = None,
     sabotage: Callable[[int, Any], None] | None = None,
     hosts: str = "",
+    mode: RunMode = TRAINING,
 ) -> Ended:
     """Train on forked workers, and on the servers of the strategy. With a checkpoint in `folder`, go on from it.
 
@@ -102,7 +104,7 @@ def train(
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _child(task, spec, workers, position, theirs, folder, stop_at, sabotage)
+            _child(task, spec, workers, position, theirs, folder, stop_at, sabotage, mode)
         theirs.close()
         pids.append(pid)
         conversations.append(ours.makefile("rw"))
@@ -143,6 +145,7 @@ def _child(
     folder: Path,
     stop_at: int | None,
     sabotage: Callable[[int, Any], None] | None,
+    mode: RunMode,
 ) -> None:
     activity = Activity(lambda *_: None)
     process_group.CONNECTING = timedelta(seconds=60)  # on a busy machine all of them come, but late
@@ -158,7 +161,7 @@ def _child(
         )
         generation = _learn_generation(parent, listeners, hosting)
         position = generation.members[position].worker
-        told = _work(task, spec, generation, position, listeners, folder, stop_at, sabotage, activity)
+        told = _work(task, spec, generation, position, listeners, folder, stop_at, sabotage, activity, mode)
     except BaseException as error:
         failure = Failure.of(error).at(worker=position, lane=activity.lane, step=activity.step)
         told = {"failure": failure.to_dict()}
@@ -211,6 +214,7 @@ def _work(
     stop_at: int | None,
     sabotage: Callable[[int, Any], None] | None,
     activity: Activity,
+    mode: RunMode,
 ) -> dict[str, Any]:
     CPU.pin(spec.threads, spec.deterministic)
     configured = configure(task, spec.params, "test", spec.seed)
@@ -244,11 +248,16 @@ def _work(
         activity=activity,
         requested=lambda: StepRequest("interrupted" if asks and stop_at == activity.step else None),
     )
-    checkpointer = checkpointer_of(
-        parts, TRAINING, publish=events.append, check_lease=no_trouble, check_commit=no_trouble
-    )
+    checkpointer = checkpointer_of(parts, mode, publish=events.append, check_lease=no_trouble, check_commit=no_trouble)
     loop = assemble(
-        parts, generation, worker, connection=connection, progress=progress, checkpointer=checkpointer, hooks=hooks
+        parts,
+        generation,
+        worker,
+        connection=connection,
+        progress=progress,
+        checkpointer=checkpointer,
+        hooks=hooks,
+        mode=mode,
     )
     if sabotage is not None:
         sabotage(worker, loop)

@@ -69,11 +69,18 @@ from quorate.storage.run_folder import RunFolder
 from quorate.storage.submission import forget_submission
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch, Supervisor
+from quorate.training.run_mode import PAUSED, RunMode
 from quorate.wire.certificates import refuse_without_library
 
 log = logging.getLogger(__name__)
 
-ENDINGS = {"complete": "complete", EARLY_STOP: "complete", "interrupted": "interrupted", "terminated": "terminated"}
+ENDINGS = {
+    "complete": "complete",
+    EARLY_STOP: "complete",
+    PAUSED: "interrupted",
+    "interrupted": "interrupted",
+    "terminated": "terminated",
+}
 STOPPED = {130: "interrupted", 143: "terminated"}
 
 
@@ -121,15 +128,20 @@ def run_on_engine(
         return Supervisor(engine, launch, show, accept, signals).run()
 
 
-def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_on_engine) -> Result:
-    """Train a job in a new run folder."""
+def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_on_engine, *, until: int | None = None) -> Result:
+    """Train a job in a new run folder.
+
+    `until`: only up to this step, of which there is a checkpoint then; the run is interrupted there ("paused"), and a
+    resume trains the rest, to the bits of one that was not. Where the job is no longer than that it is complete.
+    """
     refuse_in_worker()
+    _refuse_until(until, 0)
     place = TaskLocation(resolved.spec.task)
     if resolved.spec.batch_size == AUTO_BATCH:
         with listening_to_signals() as signals:
             resolved, notice = with_batch_found(resolved, place, partial(run_locally, signals=signals), signals)
-        return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place, (notice,))
-    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place)
+        return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place, until, (notice,))
+    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place, until)
 
 
 def resume(
@@ -142,8 +154,10 @@ def resume(
     branch: bool = False,
     trust_source: bool = False,
     runner: Runner = run_on_engine,
+    until: int | None = None,
 ) -> Result:
-    """Resume from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning.
+    """Resume from a run's newest whole checkpoint; as a branch, in a new run folder with changed meaning. `until` is
+    that of `start`.
 
     Where the reference is a copy of a run at another place, that is fetched first; `trust_source` says that the task's
     source there may be run.
@@ -162,7 +176,8 @@ def resume(
         folder = Path(resolved.spec.runs) if moved else run.path.parent
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
-        return _train_in_new_run(with_task_at(resolved, place), folder, watch, runner, checkpoint, place)
+        _refuse_until(until, checkpoint.cursor.step)
+        return _train_in_new_run(with_task_at(resolved, place), folder, watch, runner, checkpoint, place, until)
     refuse_other_meaning(run, recorded, resolved)
     with run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
@@ -170,6 +185,7 @@ def resume(
         _refuse_what_is_missing(resolved.spec)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         refuse_edited_job(run, checkpoint, resolved)
+        _refuse_until(until, checkpoint.cursor.step)
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         resolved = with_task_at(resolved, place)
 
@@ -178,7 +194,7 @@ def resume(
 
         # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
         with listening_to_signals() as signals, _restored_if_refused(run):
-            return _Part(run, resolved, adopt, checkpoint, runner, place, watch).train(signals)
+            return _Part(run, resolved, adopt, checkpoint, runner, place, watch, until).train(signals)
 
 
 def start_in(run: RunFolder, resolved: ResolvedJob, place: TaskLocation, watch: Watch, runner: Runner) -> Result:
@@ -215,6 +231,7 @@ def _train_in_new_run(
     runner: Runner,
     checkpoint: CheckpointInfo | None,
     place: TaskLocation,
+    until: int | None,
     notices: tuple[str, ...] = (),
 ) -> Result:
     if resolved.spec.batch_size == AUTO_BATCH:
@@ -231,12 +248,18 @@ def _train_in_new_run(
         with run.lock():
             try:
                 run.write_job(text, is_private=is_private(resolved.spec))
-                return _Part(run, resolved, record, checkpoint, runner, place, watch, notices).train(signals)
+                return _Part(run, resolved, record, checkpoint, runner, place, watch, until, notices).train(signals)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
                 if not CheckpointFolder(run.checkpoints).list():
                     shutil.rmtree(run.path, ignore_errors=True)
                 raise
+
+
+def _refuse_until(until: int | None, step: int) -> None:
+    """A part that is to end before it begins."""
+    if until is not None and until < max(step, 1):
+        raise RequestError(f"until {until}: there is no such step ahead of step {step}, where training begins.")
 
 
 def is_private(spec: JobSpec) -> bool:
@@ -318,6 +341,7 @@ class _Part:
     runner: Runner
     place: TaskLocation
     watch: Watch
+    until: int | None = None
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -392,6 +416,7 @@ class _Part:
             self._workers,
             _source_of_params(self.resolved),
             None if self.checkpoint is None else self.checkpoint.path,
+            RunMode(until=self.until),
             task=self.place.reference,
             search_path=self.place.search_path,
             events_from=events_from,

@@ -35,7 +35,7 @@ class Status(StrEnum):
     FAILED = "failed"  # it ended with a failure
     LOST = "lost"  # nobody is at work on it and nobody has written how it ended: killed with its launcher
     DAMAGED = "damaged"  # its files cannot be read
-    INTERRUPTED = "interrupted"  # stopped by Ctrl-C
+    INTERRUPTED = "interrupted"  # stopped by Ctrl-C, or at the step up to which this part was to train
     TERMINATED = "terminated"  # stopped by SIGTERM
     COMPLETE = "complete"
 

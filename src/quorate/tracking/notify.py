@@ -29,6 +29,7 @@ from quorate.observe.notices import EARLY_STOP
 from quorate.spec.tracking import NotifySpec
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder, finite
+from quorate.training.run_mode import PAUSED
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +103,9 @@ class Notifier:
         self._steps = result.get("steps", self._steps)
         self._metrics = result.get("final_metrics") or self._metrics
         ending = str(result.get("ending", "complete"))
-        status = "complete" if ending == EARLY_STOP else ending
-        early = " (early stop)" if ending == EARLY_STOP else ""
-        self._tell(FINISHED, status, f"{self._run.name} is {status}{early} after {self._steps:,} steps", moment)
+        status = {EARLY_STOP: "complete", PAUSED: "interrupted"}.get(ending, ending)
+        how = "" if status == ending else f" ({ending})"
+        self._tell(FINISHED, status, f"{self._run.name} is {status}{how} after {self._steps:,} steps", moment)
 
     def _tell(self, what: str, status: str, text: str, moment: float) -> None:
         if what in self._spec.on:

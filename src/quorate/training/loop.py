@@ -105,8 +105,8 @@ class Loop:
         return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease)
 
     def run(self) -> str | None:
-        """Do what it is here for; "complete", "early stop" or why it was asked to stop; None where the generation ends
-        at a step boundary and the job goes on in the next."""
+        """Do what it is here for; "complete", "early stop", "paused" or why it was asked to stop; None where the
+        generation ends at a step boundary and the job goes on in the next."""
         if self.mode.evaluates_only:
             self._evaluate_only()
             return "complete"
@@ -128,8 +128,7 @@ class Loop:
         self._publish_begin()
         self.checkpointer.enter(self.strategy, self.progress.cursor.step)
         evaluates = self.evaluation.samples > 0
-        last = min(self.sampler.total_steps, self.mode.replayed_step or self.sampler.total_steps)
-        self._last = last
+        last = self._last = self.mode.last_step(self.sampler.total_steps)
         self._lagging = self.strategy if isinstance(self.strategy, Lagging) else None
         self._evaluate_if_due()
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
@@ -153,7 +152,7 @@ class Loop:
             if request.leave:
                 return None
         self._save()
-        return "early stop" if self.progress.early_stopped else "complete"
+        return "early stop" if self.progress.early_stopped else self.mode.ending_after(last, self.sampler.total_steps)
 
     @property
     def is_saved(self) -> bool:

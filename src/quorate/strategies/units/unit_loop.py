@@ -103,7 +103,7 @@ class UnitLoop(Loop):
 
     def _next_boundary(self) -> int:
         step, every = self.progress.cursor.step, self.spec.checkpoint.every
-        last = min(self.sampler.total_steps, step + LONGEST)
+        last = min(self._last, step + LONGEST)
         for coming in range(step + 1, last):
             is_saved = self.sampler.ends_epoch(coming) if every == "epoch" else every and coming % every == 0
             if is_saved or self.evaluation.is_due(coming, self.sampler):
