@@ -17,7 +17,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL = re.compile(r"\w+://\S+")
 
 
-def _checked_address(address: str) -> str:
+def checked_address(address: str) -> str:
+    """The address of a cluster. Raises ValueError that says what to write instead."""
     if address in ("auto", "local"):
         return address
     if has_secret(address):
@@ -34,7 +35,8 @@ def _checked_address(address: str) -> str:
     return address
 
 
-def _checked_folder(folder: str | None) -> str | None:
+def checked_folder(folder: str | None) -> str | None:
+    """A folder that several hosts reach. Raises ValueError that says what to write instead."""
     if folder is None:
         return None
     if is_url(folder):
@@ -117,14 +119,14 @@ class RaySpec(Section):
     kind: Literal["ray"]
     address: Annotated[
         str,
-        AfterValidator(_checked_address),
+        AfterValidator(checked_address),
         Allowed("auto, local, the host:port of a cluster, or ray://host:port from outside of it"),
     ] = "auto"
     placement: Literal["pack", "spread", "strict_spread"] = "pack"
     per_worker: PerWorkerSpec = PerWorkerSpec()
     storage: Annotated[
         str | None,
-        AfterValidator(_checked_folder),
+        AfterValidator(checked_folder),
         Allowed("the absolute path of a folder that all hosts reach, or null: the run's own folder"),
     ] = None
     runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()

@@ -27,7 +27,8 @@ def _checked_reference(text: str) -> str:
     return text
 
 
-def _whole_number(value: Any) -> Any:
+def whole_number(value: Any) -> Any:
+    """A version. Raises ValueError that says what to write instead."""
     # Literal[1] alone takes true and 1.0 as well: Python holds them for equal.
     if type(value) is not int:
         raise ValueError("Write version: 1.")
@@ -178,7 +179,7 @@ class JobSpec(Section):
     version: Annotated[
         Literal[1],
         Mark.LABEL,
-        BeforeValidator(_whole_number),
+        BeforeValidator(whole_number),
         Allowed("1, the only version of the job file that this Quorate reads"),
     ] = 1
     name: Annotated[

@@ -26,9 +26,13 @@ def load_job(path: Path, environment: Mapping[str, str], overrides: Sequence[Ove
     """The job of a file, with the environment over it and the overrides over that."""
     document = read_job_file(path)
     origins = {key: f"{path.name} line {place.line}" for key, place in document.places.items()}
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:100] or "job"
-    layers = Layers({"name": name, **document.value}, origins)
-    return _resolve(layers, str(path), environment, overrides, document.problems, job_folder=path.parent)
+    layers = Layers({"name": name_from(path, "job"), **document.value}, origins)
+    return resolve_layers(layers, str(path), environment, overrides, document.problems, job_folder=path.parent)
+
+
+def name_from(path: Path, otherwise: str) -> str:
+    """What something is called whose file does not say it: as the file is."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")[:100] or otherwise
 
 
 def resolve_mapping(
@@ -36,7 +40,7 @@ def resolve_mapping(
 ) -> ResolvedJob:
     """The job that a mapping describes, as if it stood in a file; a task's file is relative to the working folder."""
     layers = Layers(plain_copy(mapping), {str(key): source for key in mapping})
-    return _resolve(layers, source, environment, overrides)
+    return resolve_layers(layers, source, environment, overrides)
 
 
 def load_recorded(path: Path, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
@@ -45,10 +49,10 @@ def load_recorded(path: Path, environment: Mapping[str, str], overrides: Sequenc
         raise job_gone(path)
     document = read_job_file(path, recorded=True)
     origins = {key: place.comment or RECORDED for key, place in document.places.items()}
-    return _resolve(Layers(document.value, origins), str(path), environment, overrides, document.problems)
+    return resolve_layers(Layers(document.value, origins), str(path), environment, overrides, document.problems)
 
 
-def _resolve(
+def resolve_layers(
     layers: Layers,
     source: str,
     environment: Mapping[str, str],
@@ -56,8 +60,11 @@ def _resolve(
     problems: Sequence[Problem] = (),
     job_folder: Path | None = None,
 ) -> ResolvedJob:
-    """The files of the task and of a key are relative to the folder of the job file, and the task's has to be there;
-    without a job file, to the working folder."""
+    """The job that layers describe, with the environment over them and the overrides over that.
+
+    The files of the task and of a key are relative to the folder of the job file, and the task's has to be there;
+    without a job file, to the working folder.
+    """
     from_environment, unreadable = environment_overrides(environment)
     layers = layers.under(from_environment).under(overrides)
     layers, task_problems = _with_task_placed(layers, job_folder)

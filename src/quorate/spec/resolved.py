@@ -35,15 +35,18 @@ class ResolvedJob:
 
 def dump_job(resolved: ResolvedJob) -> str:
     """YAML with every key, its origin behind it; `load_recorded` reads it back equal."""
-    return "\n".join([_HEADER, *_lines(resolved.spec.model_dump(), resolved.origins), ""])
+    return "\n".join([_HEADER, *dump_lines(resolved.spec.model_dump(), resolved.origins), ""])
 
 
-def _lines(values: Mapping[str, Any], origins: Mapping[str, str], path: str = "", indent: str = "") -> Iterator[str]:
+def dump_lines(
+    values: Mapping[str, Any], origins: Mapping[str, str], path: str = "", indent: str = ""
+) -> Iterator[str]:
+    """A line of YAML for each key, with its origin behind it."""
     for key, value in values.items():
         inner, written = f"{path}{key}", write_value(key)
         if isinstance(value, Mapping) and value:
             yield f"{indent}{written}:"
-            yield from _lines(value, origins, f"{inner}.", f"{indent}  ")
+            yield from dump_lines(value, origins, f"{inner}.", f"{indent}  ")
         else:
             # An origin may hold a file's name, and a file's name may hold a line end.
             origin = " ".join(origins.get(inner, "").split())

@@ -1,0 +1,315 @@
+"""From a search file or a call to a checked search with its job: read, layer, check, and tell every mistake at once."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from quorate.core.errors import JobFileError, Problem
+from quorate.spec.job import AUTO_BATCH
+from quorate.spec.load import (
+    load_job,
+    load_recorded,
+    name_from,
+    read_job_file,
+    resolve_layers,
+)
+from quorate.spec.override import Layers, Override, plain_copy
+from quorate.spec.problems import describe_errors, in_brackets, plain_problems
+from quorate.spec.resolved import ResolvedJob, dump_lines
+from quorate.spec.search import SearchSpec
+from quorate.spec.search_rules import broken_search_rules, space_problems
+from quorate.spec.space import DimensionSpec, dimension_problems
+
+SEARCH_FILE, JOB_FILE = "search.yaml", "job.yaml"
+USUAL_TRIALS = 16
+"""Of a search that is made from a job file alone."""
+_HEADER = "# The search as it was resolved: every key, with where its value came from. Its job is beside it."
+_SMALLER = re.compile(r"loss|error|perplexity|bleu_gap|mae|mse|rmse", re.IGNORECASE)
+_LARGER = re.compile(r"acc|accuracy|top_?\d+|f1|auc|recall|precision|iou|map|bleu|score|reward|r2", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ResolvedSearch:
+    """A valid search, the job that its trials have in common, the origin of each of its values, and where it was read.
+
+    The job has the workers of a trial, runs on the machine that the trial is on, and watches the metric of the search.
+    """
+
+    spec: SearchSpec
+    job: ResolvedJob
+    origins: dict[str, str]
+    source: str
+
+    def trial_job(self, params: Mapping[str, Any], trial: int, manner: Mapping[str, Any] | None = None) -> ResolvedJob:
+        """The job of a trial with these params; `manner` are keys that say where and how it runs."""
+        return trial_job(self.job, params, trial, self.source, manner)
+
+
+def trial_job(
+    base: ResolvedJob,
+    params: Mapping[str, Any],
+    trial: int,
+    source: str = SEARCH_FILE,
+    manner: Mapping[str, Any] | None = None,
+) -> ResolvedJob:
+    """A job with params (by dotted key) over it; refused where the values do not go together."""
+    name = Path(source).name
+    overrides = [Override(key, value, f"{name}: space.{key}, trial {trial}") for key, value in params.items()]
+    overrides += [Override(key, value, f"{name}: trial {trial}") for key, value in (manner or {}).items()]
+    return _over(base, overrides)
+
+
+def _over(base: ResolvedJob, overrides: Sequence[Override]) -> ResolvedJob:
+    return resolve_layers(Layers(base.spec.model_dump(), base.origins), base.source, {}, overrides)
+
+
+def load_search(path: Path, environment: Mapping[str, str], overrides: Sequence[Override] = ()) -> ResolvedSearch:
+    """The search of a file. A job file will do as well: then all but the job is left open, and its space is proposed.
+
+    Overrides are of keys of the search; those of `job.` go over the job, as variables of the environment do.
+    """
+    return read_search(path, environment, overrides).accepted()
+
+
+def resolve_search(
+    mapping: Mapping[str, Any], source: str, environment: Mapping[str, str], job: ResolvedJob | None = None
+) -> ResolvedSearch:
+    """The search that a mapping describes, as if it stood in a file of the working folder; `job` if it is at hand."""
+    layers = Layers({"name": "search", **plain_copy(mapping)}, {str(key): source for key in mapping})
+    return _Reading(layers, source, Path.cwd(), environment, job=job).accepted()
+
+
+def load_recorded_search(folder: Path) -> ResolvedSearch:
+    """The search in its own folder, as `dump_search` and `dump_job` wrote it."""
+    document = read_job_file(folder / SEARCH_FILE, recorded=True)
+    origins = {key: place.comment for key, place in document.places.items()}
+    job = load_recorded(folder / JOB_FILE, {}, [])
+    reading = _Reading(Layers(document.value, origins), str(folder / SEARCH_FILE), folder, {}, document.problems, job)
+    return replace(reading.accepted(), origins=origins)
+
+
+def dump_search(resolved: ResolvedSearch) -> str:
+    """YAML with every key, its origin behind it; `load_recorded_search` reads it back equal, beside the job."""
+    values = resolved.spec.model_dump() | {"job": JOB_FILE}
+    if resolved.spec.space is not None:
+        values["space"] = {key: _written(dimension) for key, dimension in resolved.spec.space.items()}
+    return "\n".join([_HEADER, *dump_lines(values, resolved.origins), ""])
+
+
+def _written(dimension: DimensionSpec) -> dict[str, Any]:
+    return dimension.model_dump(exclude_none=True)
+
+
+def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[Override] = ()) -> "_Reading":
+    """As `load_search`; what is found wrong is kept in it, for whoever has more to check."""
+    document = read_job_file(path)
+    values, origins = dict(document.value), {key: f"{path.name} line {p.line}" for key, p in document.places.items()}
+    if "task" in values and "job" not in values and "space" not in values:
+        origins = {"job": str(path), "budget.trials": "default", "name": "default"}
+        values = {"job": path.name, "budget": {"trials": USUAL_TRIALS}}
+    layers = Layers({"name": name_from(path, "search"), **values}, origins)
+    over_search = [override for override in overrides if not override.key.startswith("job.")]
+    over_job = [
+        replace(override, key=override.key.removeprefix("job."))
+        for override in overrides
+        if override not in over_search
+    ]
+    layers = replace(layers, values=_nested_space(layers.values)).under(over_search)
+    return _Reading(layers, str(path), path.parent, environment, document.problems, over_job=over_job)
+
+
+def _nested_space(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With dotted keys of the space as sections, so that one may be set over another."""
+    space = values.get("space")
+    if not isinstance(space, dict):
+        return dict(values)
+    layers = Layers({}, {})
+    return {**values, "space": layers.under([Override(key, value, "") for key, value in space.items()]).values}
+
+
+def _flat_space(space: Any, prefix: str = "") -> Any:
+    """By dotted key again: a mapping with a mapping in it is a section of the job, unless it says which values."""
+    if not isinstance(space, Mapping):
+        return space
+    flat = {}
+    for key, value in space.items():
+        is_section = isinstance(value, Mapping) and not value.keys() & DimensionSpec.model_fields.keys()
+        if is_section and any(isinstance(inner, Mapping) for inner in value.values()):
+            flat.update(_flat_space(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _in_order(layers: Layers) -> Any:
+    """The space by dotted key, as it was written: a grid goes through its last key first."""
+    space, written = _flat_space(layers.values.get("space")), list(layers.origins)
+    if not isinstance(space, dict):
+        return space
+    places = {key: written.index(f"space.{key}") for key in space if f"space.{key}" in written}
+    return dict(sorted(space.items(), key=lambda item: places.get(item[0], len(written))))
+
+
+class _Reading:
+    """A search while it is read: the parts that are right, and what is wrong with the others."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        source: str,
+        folder: Path,
+        environment: Mapping[str, str],
+        problems: Sequence[Problem] = (),
+        job: ResolvedJob | None = None,
+        over_job: Sequence[Override] = (),
+    ) -> None:
+        self.source = source
+        self.problems = list(problems)
+        self._layers = replace(layers, values={**layers.values, "space": _in_order(layers)})
+        self._job_problems: list[Problem] = []
+        self.job = job or self._read_job(folder, environment, over_job)
+        if self.job is not None:
+            self._fill_in(self.job)
+        self.spec, doubtful = self._check()
+        if self.job is not None:
+            self.job = self._common_job(self.job, doubtful)
+        self.problems += broken_search_rules(self.spec, self.job, doubtful, self._told)
+        if self.job is not None:
+            self.problems += space_problems(self.spec, self.job, doubtful, self._layers.origin)
+        self.problems += self._job_problems
+
+    def accepted(self) -> ResolvedSearch:
+        """Raises all that is wrong."""
+        if self.problems or self.job is None:
+            raise JobFileError(self.source, self.problems)
+        origins = self._layers.origins_of(self.spec.model_dump())
+        origins["job"] = self.job.source
+        for key in self.spec.space or {}:
+            origins[f"space.{key}"] = self._layers.origin(f"space.{key}")
+        return ResolvedSearch(self.spec, self.job, origins, self.source)
+
+    def _told(self, key: str) -> str:
+        return in_brackets(self._layers.origin(key))
+
+    def _read_job(
+        self, folder: Path, environment: Mapping[str, str], overrides: Sequence[Override]
+    ) -> ResolvedJob | None:
+        given = self._layers.values.get("job")
+        if given is None or not isinstance(given, str | dict) or not given:
+            hint = "Write job: job.yaml (the path of a job file), or the keys of the job under it."
+            if not isinstance(given, bool | int | float | list):
+                self.problems.append(Problem("job", "there is no job to search for", hint))
+                self._layers.values.pop("job", None)  # told once
+            return None
+        try:
+            if isinstance(given, str):
+                return load_job(folder / Path(given).expanduser(), environment, overrides)
+            origins = {key.removeprefix("job."): said for key, said in self._layers.origins.items()}
+            inline = Layers({"name": self._layers.values.get("name", "job"), **given}, origins)
+            return resolve_layers(inline, self.source, environment, overrides, job_folder=folder)
+        except JobFileError as error:
+            where = "job." if isinstance(given, dict) else f"{Path(given).name}: "
+            self._job_problems = [replace(problem, path=f"{where}{problem.path}") for problem in error.problems]
+            return None
+
+    def _fill_in(self, job: ResolvedJob) -> None:
+        """What the search does not say, and the job does: what is watched, and whether it is to be small or large."""
+        values, origins = self._layers.values, self._layers.origins
+        known: dict[Any, tuple[str, str]] = {"loss": ("min", "default")}
+        for section in ("early_stop", "evaluate"):
+            rule = getattr(job.spec, section)
+            if rule is not None and rule.metric is not None:
+                known[rule.metric] = (rule.mode, f"{section} of {Path(job.source).name}")
+        if "metric" not in values:
+            values["metric"], (_, origins["metric"]) = list(known.items())[-1]
+        if values.get("mode") is None:
+            names = values["metric"] if isinstance(values["metric"], list) else [values["metric"]]
+            told = [known.get(name) if isinstance(name, str) else None for name in names]
+            modes = [_usual_mode(name) if said is None else said[0] for name, said in zip(names, told, strict=True)]
+            if None not in modes:
+                values["mode"] = modes if isinstance(values["metric"], list) else modes[0]
+                origins["mode"] = told[0][1] if told[0] is not None else "default"
+
+    def _check(self) -> tuple[SearchSpec, set[str]]:
+        """The search, with defaults for what is wrong, and the names of that."""
+        values, origin = dict(self._layers.values), self._layers.origin
+        space = values.pop("space", None)
+        doubtful: set[str] = set()
+        has_wrong_keys = False
+        problems = list(plain_problems(values, "", origin))
+        if isinstance(space, Mapping):
+            right = self._dimensions(space)
+            values["space"] = right or None
+            has_wrong_keys = len(right) < len(space)
+            if not space:
+                hint = "Name keys of the job, or leave space out: one is proposed."
+                problems.append(Problem("space", f"it is empty{self._told('space')}", hint))
+        elif space is not None:
+            values["space"] = space
+        try:
+            spec = SearchSpec.model_validate(values)
+        except ValidationError as error:
+            told = describe_errors(error, SearchSpec, origin=origin)
+            doubtful |= {problem.path.partition(".")[0].partition("[")[0] for problem in told}
+            spec = SearchSpec.model_validate({key: values[key] for key in values if key not in doubtful})
+            problems = [*told, *(one for one in problems if one.path not in {problem.path for problem in told})]
+        self.problems += problems
+        return spec, doubtful | {"space"} if has_wrong_keys else doubtful
+
+    def _dimensions(self, space: Mapping[str, Any]) -> dict[str, DimensionSpec]:
+        """Those that are right by themselves."""
+        right = {}
+        for key, given in space.items():
+            found = list(self._wrong_dimension(f"space.{key}", given))
+            if found:
+                self.problems += found
+            else:
+                right[key] = DimensionSpec.model_validate(given)
+        return right
+
+    def _wrong_dimension(self, path: str, given: Any) -> Iterator[Problem]:
+        said = self._layers.origin(path)
+
+        def origin(_: str) -> str:
+            return said
+
+        if not isinstance(given, Mapping):
+            hint = "Write {choice: [1, 2]}, or {uniform: [0, 1]}; a fixed value belongs into the job."
+            yield Problem(path, f"it does not say which values there are{in_brackets(said)}", hint)
+            return
+        try:
+            dimension = DimensionSpec.model_validate(given)
+        except ValidationError as error:
+            yield from describe_errors(error, DimensionSpec, prefix=path, origin=origin)
+            return
+        odd = list(plain_problems(given, path, origin))
+        yield from odd or dimension_problems(path, dimension, said)
+
+    def _common_job(self, job: ResolvedJob, doubtful: set[str]) -> ResolvedJob:
+        """The job with what the search says for all trials."""
+        spec, name = self.spec, Path(self.source).name
+        workers = spec.trial.workers or (1 if job.spec.workers == "auto" else job.spec.workers)
+        said = job.origins["workers"] if spec.trial.workers is None else self._layers.origin("trial.workers")
+        overrides = [Override("workers", workers, said), Override("engine", "local", name)]
+        if "metric" not in doubtful and "mode" not in doubtful:
+            overrides.append(Override("evaluate.metric", spec.metrics[0], f"{name}: metric"))
+            overrides.append(Override("evaluate.mode", spec.modes[0], f"{name}: mode"))
+        if job.spec.batch_size == AUTO_BATCH:
+            text = f"every trial would look for a batch size of its own{in_brackets(job.origins['batch_size'])}"
+            self._job_problems.append(Problem("batch_size", text, "Write a number: `quorate plan` tells what fits."))
+        try:
+            return _over(job, overrides)
+        except JobFileError as error:
+            self._job_problems += [replace(one, path=f"trial.{one.path}") for one in error.problems]
+            return job
+
+
+def _usual_mode(metric: Any) -> str | None:
+    words = re.split(r"[\W_]+", str(metric))
+    if any(_SMALLER.fullmatch(word) for word in words):
+        return "min"
+    return "max" if any(_LARGER.fullmatch(word) for word in words) else None
