@@ -219,8 +219,10 @@ def _work(
     CPU.pin(spec.threads, spec.deterministic)
     configured = configure(task, spec.params, "test", spec.seed)
     checkpoints = CheckpointFolder(folder / "checkpoints")
-    samples, role = build_samples(configured, spec), Role.of(worker)
-    replica = Replica(configured, spec, CPU, _sharding(spec, samples, worker, len(generation.workers)))
+    role, is_sharded = Role.of(worker), mesh_of(spec.strategy, len(generation.workers)) is not None
+    cut = _sharding(spec, build_samples(configured, spec), worker, len(generation.workers)) if is_sharded else None
+    replica = Replica(configured, spec, CPU, cut)
+    samples = build_samples(configured, spec)
     parts = SessionParts(spec, configured, replica, samples, {}, checkpoints, role)
     if worker == generation.members[0].worker:  # of one: what it does to the samples is done to nobody's
         fingerprint_in_child(parts.samples)

@@ -7,6 +7,7 @@
     model = result.load_model()
 
 `Task` is what you write, `Job` one training run of it; `train`, `resume`, `evaluate` and `open_run` do and find runs;
+`launch` runs a training loop of your own on many workers;
 `Shards` reads data that do not fit into memory; `attention` repeats its bits on a GPU, fast; `RequestError` and
 `JobFailed` are what may go wrong, and `QuorateError` is both. `quorate.ray.trainer` is for programs that
 live in Ray. The names are imported when first used, so that the command line answers without waiting for torch.
@@ -29,6 +30,7 @@ _HOMES = {
     "TaskError": "quorate.core.errors",
     "attention": "quorate.training.attention",
     "evaluate": "quorate.api.evaluate",
+    "launch": "quorate.api.train",
     "open_run": "quorate.api.result",
     "resume": "quorate.api.train",
     "train": "quorate.api.train",
@@ -48,6 +50,7 @@ __all__ = [
     "TaskError",
     "attention",
     "evaluate",
+    "launch",
     "open_run",
     "resume",
     "train",

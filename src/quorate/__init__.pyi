@@ -4,6 +4,7 @@ from quorate.api.evaluate import evaluate as evaluate
 from quorate.api.job import Job as Job
 from quorate.api.result import Result as Result
 from quorate.api.result import open_run as open_run
+from quorate.api.train import launch as launch
 from quorate.api.train import resume as resume
 from quorate.api.train import train as train
 from quorate.core.errors import JobFileError as JobFileError
@@ -32,6 +33,7 @@ __all__ = [
     "TaskError",
     "attention",
     "evaluate",
+    "launch",
     "open_run",
     "resume",
     "train",

@@ -27,6 +27,7 @@ PROMISED = [
     "TaskError",
     "attention",
     "evaluate",
+    "launch",
     "open_run",
     "resume",
     "train",

@@ -81,7 +81,7 @@ def test_a_file_imports_what_stands_beside_it(tmp_path: Path) -> None:
         ("Digit", "has no class Digit. Did you mean Digits"),
         ("Unlike", "has no class Unlike. Its tasks: Digits, Half"),
         ("number", "number in .* is the int 3, not a class. Its tasks: Digits, Half"),
-        ("function", "function in .* is a function, not a class. Its tasks"),
+        ("function", r"function\(\) must take `run` first"),
         ("quorate", "quorate in .* is a module, not a class. Its tasks"),
         ("Points", "Points in .* is a class but not a task. Its tasks: Digits"),
         ("Task", "Task in .* is the class that tasks are made from. Its tasks"),

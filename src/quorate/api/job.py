@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Literal, TypedDict, Unpack
 
 from quorate.core.errors import RequestError, TaskError
@@ -17,6 +18,8 @@ from quorate.spec.resolved import ResolvedJob, dump_job
 REPLACED = "Job.replace"
 
 Section = Mapping[str, Any]
+Code = type | FunctionType
+"""What trains: a task, or a function that has a training loop of its own."""
 
 
 class JobKeys(TypedDict, total=False):
@@ -83,15 +86,16 @@ class Job:
         again = quorate.train(job.replace(seed=8))
 
     Keys are those of the job file, checked in the same way; a section is a mapping: ``checkpoint={"every": 50}``.
-    `task` is the class itself, or ``"file.py:Class"``, or ``"package.module:Class"``. Variables of the environment that
-    begin with ``QUORATE_`` go over the keys. A job is a value: two with equal keys are equal.
+    `task` is the class itself, or ``"file.py:Class"``, or ``"package.module:Class"``; or a function, in the same ways,
+    that has a training loop of its own (`quorate.launch`). Variables of the environment that begin with ``QUORATE_`` go
+    over the keys. A job is a value: two with equal keys are equal.
     """
 
     def __init__(self, task: Any, **keys: Unpack[JobKeys]) -> None:
         reference = reference_to(task)
         mapping = {"name": _name_from(reference), "task": reference, **keys}
         self.resolved: ResolvedJob = resolve_mapping(mapping, "Job(...)", os.environ, overrides=())
-        self.task_type: type[Any] | None = task if isinstance(task, type) else None
+        self.task_type: Code | None = task if isinstance(task, Code) else None
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Job":
@@ -100,7 +104,7 @@ class Job:
         return cls._of(load_job(Path(path), os.environ, layer), None)
 
     @classmethod
-    def _of(cls, resolved: ResolvedJob, task_type: type[Any] | None) -> "Job":
+    def _of(cls, resolved: ResolvedJob, task_type: Code | None) -> "Job":
         job = cls.__new__(cls)
         job.resolved, job.task_type = resolved, task_type
         return job
@@ -126,7 +130,7 @@ class Job:
         said = {key if "." in key else key.replace("__", "."): value for key, value in keys.items()}
         if "task" in said:
             task = said["task"]
-            task_type = task if isinstance(task, type) else None
+            task_type = task if isinstance(task, Code) else None
             said["task"] = reference_to(task)
             if self.spec.name == _name_from(self.spec.task):
                 said.setdefault("name", _name_from(said["task"]))
@@ -156,8 +160,10 @@ def reference_to(task: Any) -> str:
     """How another process finds a task: by its file or, inside a package, by its module; a text is taken as it is."""
     if isinstance(task, str):
         return task
-    if not isinstance(task, type):
+    if not isinstance(task, Code):
         raise TaskError(f"task: {task!r} is not a class. Give the class itself, such as task={type(task).__name__}.")
+    if task.__name__ == "<lambda>":
+        raise TaskError("task: a lambda has no name by which workers could find it. Write `def main(run):`.")
     if "<locals>" in task.__qualname__:
         raise TaskError(
             f"task: {task.__qualname__} is defined inside a function, where workers cannot find it. "

@@ -22,6 +22,7 @@ from quorate.spec.job import AUTO_BATCH, JobSpec
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.strategy import DdpSpec, ServersSpec, mesh_of, server_count
 from quorate.training.footprint import Footprint, ModuleSize, footprint
+from quorate.training.own_loop import OwnLoop
 from quorate.training.task import Task, configure
 from quorate.worker.assembly import build_samples
 
@@ -120,6 +121,11 @@ def plan_job(resolved: ResolvedJob, memory: int | None = None, gpus: Sequence[in
     device = "cuda" if is_gpu else kind_of(spec)
     with TaskLocation(spec.task).loaded(spec.seed) as task_type:
         task = configure(task_type, spec.params, resolved.source, spec.seed)
+        if isinstance(task, OwnLoop):
+            raise RequestError(
+                f"task: {task_type.__name__}() has a training loop of its own, of which nobody knows what it computes "
+                "before it runs. `quorate plan` takes a quorate.Task."
+            )
         planning = _Planning(spec, task, device)
         return planning.plan(_target(spec, device, memory, planning.workers), gpus)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quorate.api.job import Code
 from quorate.api.recorded_run import (
     chosen_checkpoint,
     recorded_environment,
@@ -56,7 +57,7 @@ class Result:
     samples_per_second: float
     wall_seconds: float
     fields: dict[str, Any] = field(default_factory=dict)
-    task_type: type[Any] | None = field(default=None, compare=False)
+    task_type: Code | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, run: RunFolder, fields: dict[str, Any]) -> "Result":
@@ -106,7 +107,7 @@ class Result:
         A task that is not where it was is looked for relative to the run, and otherwise built from the source that the
         run keeps; `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) names another.
         """
-        named = self.task_type if task is None else task
+        named: Any = self.task_type if task is None else task
         model = model_of(RunFolder(self.folder), checkpoint, named, averaged=averaged).model
         return model if map_location is None else model.to(map_location)
 
@@ -173,13 +174,14 @@ class LoadedModel:
 
 
 def model_of(
-    run: RunFolder, checkpoint: str | int, task: type[Any] | str | None = None, *, averaged: bool | None = None
+    run: RunFolder, checkpoint: str | int, task: Code | str | None = None, *, averaged: bool | None = None
 ) -> LoadedModel:
     """The model of the checkpoint that is meant, as the task builds it: that of the run, or another.
 
     `averaged`: with the averages of the parameters or the parameters themselves; None as the job evaluates.
     """
     from quorate.data.streams import preserved_generators
+    from quorate.training.own_loop import own_loop_of
     from quorate.training.replica import Replica
     from quorate.training.task import configure
 
@@ -189,8 +191,8 @@ def model_of(
     refuse_lost_checkpoints(run, spec, "load")
     folder, info = chosen_checkpoint(run, spec, checkpoint, spec.checkpoint)
     with preserved_generators(), contextlib.ExitStack() as stack:
-        if isinstance(task, type):
-            task_type = task
+        if isinstance(task, Code):
+            task_type = task if isinstance(task, type) else own_loop_of(task)
         else:
             asked = None if task is None else str(TaskReference.parse(task).within(Path.cwd()))
             place = find_task(run, spec.task, asked)

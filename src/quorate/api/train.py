@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from quorate.api import session
-from quorate.api.job import Job, overrides_from
+from quorate.api.job import Job, JobKeys, overrides_from
 from quorate.api.recorded_run import short_path
 from quorate.api.result import Result
 from quorate.api.session import NoDisplay, RunStart, Watch
@@ -41,6 +41,19 @@ def train(job: Job, progress: bool = True) -> Result:
     _refuse_what_is_no_job(job)
     result = shown(lambda watch: session.start(job.resolved, watch), progress)
     return replace(result, task_type=job.task_type)
+
+
+def launch(main: Callable[..., Any], *, progress: bool = True, **keys: Unpack[JobKeys]) -> Result:
+    """Run `main(run)` in every worker: a training loop of your own, to the same bits on any number of them.
+
+    ::
+
+        if __name__ == "__main__":
+            quorate.launch(main, lanes=4, workers=3, batch_size=64, epochs=3)
+
+    The keys are those of `Job`; what `main` takes besides `run` are its `params`. It ends as `train` does.
+    """
+    return train(Job(task=main, **keys), progress)
 
 
 def _refuse_what_is_no_job(job: object) -> None:

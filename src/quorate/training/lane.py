@@ -72,7 +72,7 @@ def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
 
 
 class LaneRunner:
-    """Runs lanes one after another on the worker's replica."""
+    """Runs lanes one after another on the worker's replica. `begun` is told of each, and its number of batches."""
 
     def __init__(
         self,
@@ -82,8 +82,10 @@ class LaneRunner:
         watch: StateWatch,
         seed: int,
         graphs: LaneGraphs | None = None,
+        begun: Callable[[int, int], None] | None = None,
     ) -> None:
         self._task = task
+        self._begun = begun
         self._replica = replica
         self._device = replica.device
         self._threads = replica.spec.threads
@@ -126,6 +128,8 @@ class LaneRunner:
         device.seed(self._seed_of(step, lane))
         self._gradients.begin(lane)
         self._has_begun = True
+        if self._begun is not None:
+            self._begun(lane, len(batches))
         result.unread = self._run_batches(batches, batch_samples, spans)
         result.present = self._gradients.finish()
         meanwhile()

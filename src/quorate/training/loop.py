@@ -18,7 +18,7 @@ from quorate.data.sampler import (
     Source,
 )
 from quorate.observe.event import Event
-from quorate.observe.events import EvaluationDone, RunBegan, TrainingBlocks
+from quorate.observe.events import EvaluationDone, RunBegan, StepCompleted, TrainingBlocks
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
@@ -86,6 +86,7 @@ class Loop:
     workers: int = 1
     tracer: Tracer | None = None
     mode: RunMode = field(default_factory=RunMode)
+    may_lag: bool = True
     _laps: Laps = field(default_factory=Laps)
     _is_warm: bool = False
     _bad_listed: tuple[int, ...] = ()
@@ -129,7 +130,7 @@ class Loop:
         self.checkpointer.enter(self.strategy, self.progress.cursor.step)
         evaluates = self.evaluation.samples > 0
         last = self._last = self.mode.last_step(self.sampler.total_steps)
-        self._lagging = self.strategy if isinstance(self.strategy, Lagging) else None
+        self._lagging = self.strategy if self.may_lag and isinstance(self.strategy, Lagging) else None
         self._evaluate_if_due()
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
         if self._save_is_due():
@@ -259,7 +260,7 @@ class Loop:
         norms: dict[str, float],
         timing: Timing | None = None,
         rates: dict[str, float] | None = None,
-    ) -> None:
+    ) -> StepCompleted:
         """A step is done: count it, and publish it."""
         self.progress = advanced(self.progress, agreed)
         if shrunk := [count for since, count in self.progress.micro_batches if since == step]:
@@ -276,6 +277,7 @@ class Loop:
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
             raise nothing_to_train_on(barren, agreed.why)
+        return event
 
     def _warnings(self, source: Source, found: Agreement | Evaluated) -> tuple[str, ...]:
         """What is wrong with bad samples, and what user code has assigned: each thing once in a run. And what else this

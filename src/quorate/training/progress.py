@@ -48,6 +48,8 @@ class Progress:
     micro_batches: MicroBatchChanges = ()
     # Steps that the optimizers have left out, since their gradients were too large for float16.
     overflows: int = 0
+    # What a training loop of one's own keeps in run.state, as JSON.
+    kept: str = ""
 
     def after_step(self, samples: int, tally: Tally = NOTHING, *, bad: int = 0, is_barren: bool = False) -> "Progress":
         """One more step of so many samples, which these are, and so many bad ones."""
@@ -66,6 +68,10 @@ class Progress:
     def with_micro_batches(self, step: int, count: int) -> "Progress":
         """From this step on, so many micro-batches in each lane, at least."""
         return replace(self, micro_batches=tuple(sorted({*self.micro_batches, (step, count)})))
+
+    def keeping(self, kept: str) -> "Progress":
+        """With what a loop of one's own keeps from this step on."""
+        return replace(self, kept=kept)
 
     def knowing(self, changes: MicroBatchChanges) -> "Progress":
         """With what the run has noted of steps that are still to come. Of those that are done this state knows itself;

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from quorate.core.digests import derive_seed
@@ -16,6 +16,7 @@ from quorate.core.user_code import building_code, given
 from quorate.data.streams import seed_generators
 from quorate.spec.keys import one_of
 from quorate.storage.project_files import files_of, import_root, loaded_below
+from quorate.training.own_loop import own_loop_of
 from quorate.training.task import Task
 
 METHODS = {
@@ -35,6 +36,8 @@ def load_task_type(reference: str, seed: int, builtins: dict[str, Any] | None = 
     place, _, name = reference.rpartition(":")
     module = _import_file(Path(place), builtins) if place.endswith(".py") else _import_module(place)
     found = getattr(module, name, None)
+    if isinstance(found, FunctionType):
+        return own_loop_of(found)
     if not isinstance(found, type) or not issubclass(found, Task) or found is Task:
         raise TaskError(f"task: {_not_a_task(module, place, name)}")
     _refuse_unfinished(found, place)

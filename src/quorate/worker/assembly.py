@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy
@@ -38,6 +38,7 @@ from quorate.training.gradient_check import GradientCheck
 from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
+from quorate.training.own_loop import OwnLoop, TurnsLoop
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
@@ -68,6 +69,12 @@ class SessionParts:
     lane_memory: int | None = None
 
     @cached_property
+    def updating(self) -> JobSpec:
+        """The job as its update sees it: a training loop of one's own may say how gradients are clipped."""
+        clip = self.task.clip_norm if isinstance(self.task, OwnLoop) else None
+        return self.spec if clip is None else self.spec.model_copy(update={"clip_norm": clip})
+
+    @cached_property
     def sampler(self) -> Sampler:
         """The order of the training samples: to make it anew in every generation would keep a recovery waiting."""
         return sampler_of(self.spec, self.task, self.samples.datasets[Source.TRAINING])
@@ -82,7 +89,11 @@ class SessionParts:
         """A lane's work as its device has captured it: another generation replays what this one has recorded."""
         capture = self.replica.device.capture
         waits = syncs_batch_norm(self.spec.strategy)  # for other workers, within a pass
-        return None if capture is None or waits else LaneGraphs(self.task, self.replica, capture)
+        return (
+            None
+            if capture is None or waits or isinstance(self.task, OwnLoop)
+            else LaneGraphs(self.task, self.replica, capture)
+        )
 
     @cached_property
     def memory(self) -> MemoryWatch:
@@ -92,7 +103,7 @@ class SessionParts:
     @cached_property
     def strategy(self) -> StrategyFactory:
         # What is evaluated or replayed comes to the same without servers.
-        spec = self.spec
+        spec = self.updating
         if not self.mode.is_training and not isinstance(spec.strategy, RingSpec):
             spec = spec.model_copy(update={"strategy": RingSpec()})
         return strategy_factory(spec, self.replica, Holdings(self.role, self.lane_memory, self.folder))
@@ -125,6 +136,8 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
     seed_generators(derive_seed(spec.seed, "datasets"))
     with building_code("datasets()"):
         given = task.datasets()
+    if isinstance(task, OwnLoop):
+        task.check(spec)
     # random_split gives a list; a list of anything but datasets is a dataset itself.
     of_sets = isinstance(given, list) and bool(given) and all(isinstance(d, TorchDataset) for d in given)
     pair = tuple(given) if isinstance(given, tuple) or of_sets else (given,)
@@ -208,7 +221,7 @@ def assemble(
             settle_save()
         hooks.check_lease()
 
-    update = Update(spec, replica, gradients, watch, sampler.total_steps, activity, before_change)
+    update = Update(parts.updating, replica, gradients, watch, sampler.total_steps, activity, before_change)
     if spec.check_gradients is not None and len(generation.workers) > 1:
         every, gather = spec.check_gradients.every, connection.links.gather
         update.check_gradients = GradientCheck(every, worker, replica.trainable, replica.device, gather, activity)
@@ -229,7 +242,10 @@ def assemble(
         is_planned=is_synchronous(spec.strategy) and not mode.batch_for,
         room=replica.device.room,
     )
-    kind = UnitLoop if isinstance(strategy, UnitStrategy) else Loop
+    own_loop = task if isinstance(task, OwnLoop) and hosted else None
+    kind: Callable[..., Loop] = UnitLoop if isinstance(strategy, UnitStrategy) else Loop
+    if own_loop is not None:
+        kind = partial(TurnsLoop, main=own_loop)
     spoken_for = generation.members[generation.position(worker)].lanes
     leads = strategy.leads if isinstance(strategy, UnitStrategy) else 0 in spoken_for
     return kind(
@@ -239,7 +255,9 @@ def assemble(
         replica=replica,
         feed=feed,
         watch=watch,
-        lanes=LaneRunner(task, replica, gradients, watch, spec.seed, parts.graphs),
+        lanes=LaneRunner(
+            task, replica, gradients, watch, spec.seed, parts.graphs, own_loop.begin_lane if own_loop else None
+        ),
         strategy=strategy,
         update=update,
         evaluator=Evaluator(task, replica, evaluation, feed, watch, spec.seed, activity.advance, averaged=averaged),

@@ -1,0 +1,274 @@
+"""What a training loop of one's own gets, `main(run)`: the side of `main`. That of Quorate's loop is `own_loop`."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from greenlet import getcurrent
+
+from quorate.core.errors import TaskError
+from quorate.core.user_code import given
+from quorate.data.datasets import check_dataset
+from quorate.observe.events import StepCompleted
+
+NOT_GIVEN = object()
+STOP = object()
+_STATE = "What run.state holds is saved with checkpoints: numbers, texts, lists, and dicts whose keys are texts."
+
+
+class StepResult(NamedTuple):
+    """What a step has come to, over all lanes. `loss` is None where the step was left out; of several optimizers it is
+    the sum of their losses, and rates and norms (before clipping) are by their names."""
+
+    step: int
+    epoch: int
+    loss: float | None
+    learning_rates: dict[str, float]
+    gradient_norms: dict[str, float]
+    log: dict[str, float]
+
+    @classmethod
+    def of(cls, told: StepCompleted) -> "StepResult":
+        """What is told of the step."""
+        losses = [loss for loss in told.losses.values() if loss is not None]
+        loss = sum(losses) if losses else None
+        assert told.step is not None and told.epoch is not None
+        return cls(told.step, told.epoch, loss, told.learning_rates, told.gradient_norms, told.log or {})
+
+
+class Place(Enum):
+    """Where `main` waits for its next turn."""
+
+    TOP = "before it has begun"
+    PREPARE = "in run.prepare()"
+    EPOCHS = "in run.epochs(), before the first epoch"
+    BATCH = "where it asks for a batch"
+    STEP = "in run.step(), for the result"
+    RETURNED = "nowhere: it has returned"
+
+
+class Turns:
+    """What `main` and the loop know of each other; one of the two runs at a time."""
+
+    def __init__(self) -> None:
+        self.prepared: tuple[Any, Any, Any] | None = None
+        self.data: Any = None
+        self.batch_size: int | None = None
+        self.collate: Callable[[Sequence[Any]], Any] | None = None
+        self.validation: Any = None
+        self.measure: Callable[[Any], Mapping[str, Any]] | None = None
+        self.clip: float | None = None
+        self.metrics: Mapping[str, float] = {}
+        self.leads = False
+        self.is_entered = False  # by the loop: before that nobody knows at which step the job stands
+        self.first_epoch = 0
+        self.restored: str | None = None
+        self.is_over = False
+        self.agreed = ""  # run.state as all workers have it, since they last had a result
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """`main` is about to run from its top."""
+        self.place = Place.TOP
+        self.state: dict[str, Any] = {}
+        self.epoch: int | None = None
+        self.is_read = True  # the epoch, or the job, to its end
+        self.in_pass = False
+        self.owes_step = False
+        self.loss: Any = NOT_GIVEN
+        self.is_last = False
+
+    def park(self, place: Place) -> Any:
+        """Called by `main`: it is the loop's turn, until this returns what that gives."""
+        self.place = place
+        return getcurrent().parent.switch()
+
+    def take_up_state(self) -> None:
+        """What was set before the loop are initial values: those that the run has kept go over them."""
+        if self.restored is not None:
+            self.state.clear()
+            self.state.update(json.loads(self.restored) if self.restored else {})
+            self.restored = None
+
+    def kept_state(self) -> str:
+        """What `main` keeps in run.state, as JSON; refused if it would come back as something else."""
+        if not self.state:
+            return ""
+        try:
+            text = json.dumps(self.state)
+        except (TypeError, ValueError) as error:
+            raise TaskError(f"run.state cannot be saved: {error}. {_STATE}") from None
+        if repr(json.loads(text)) != repr(self.state):
+            raise TaskError(f"run.state would come back from a checkpoint as {json.loads(text)!r}. {_STATE}")
+        return text
+
+
+class Batches:
+    """The batches that lanes of this worker read, one after the other; iterated once an epoch."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def __iter__(self) -> Iterator[Any]:
+        turns = self._turns
+        if turns.in_pass:
+            raise TaskError(
+                "The loop over run.batches() was left before its end, by `break` or by another loop inside it: every "
+                "worker must come to the same steps. `steps`, `epochs` and `early_stop` of the job say when it ends."
+            )
+        if turns.is_entered:
+            turns.take_up_state()
+        turns.in_pass, turns.is_read = True, False
+        while True:
+            if turns.owes_step:
+                raise TaskError(
+                    "run.step(loss) was not called for the last batch: every batch of run.batches() needs one call, "
+                    "also where it is of no use (give a loss that is multiplied by zero)."
+                )
+            batch = turns.park(Place.BATCH)
+            if batch is STOP:
+                turns.in_pass, turns.is_read = False, True
+                return
+            turns.owes_step = True
+            yield batch
+
+
+class Run:
+    """What `main` gets: prepares model and optimizer, gives batches, takes losses.
+
+    ::
+
+        def main(run, learning_rate: float = 0.1):
+            model = nn.Linear(64, 10)
+            optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+            model, optimizer = run.prepare(model, optimizer)
+            for epoch in run.epochs():
+                for images, labels in run.batches(training_set):
+                    loss = F.cross_entropy(model(images), labels)
+                    result = run.step(loss)
+
+    A worker that joins later runs `main` from its top and goes on at the step that the others are at, with their model,
+    optimizer, scheduler and `run.state`; nothing else of `main` is kept.
+    """
+
+    def __init__(self, turns: Turns, log: Callable[[str, Any], None]) -> None:
+        self._turns = turns
+        self._log = log
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What else survives: set it where run.step() has given a result, or after an epoch. Whatever is set before
+        the loop is its initial value."""
+        return self._turns.state
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of the newest evaluation; empty before the first."""
+        return self._turns.metrics
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this worker is the one that hosts lane 0, once training has begun: print and write files there."""
+        return self._turns.leads
+
+    def prepare(self, model: torch.nn.Module, optimizer: Any, scheduler: Any = None) -> tuple[Any, ...]:
+        """Hand over what is trained; the same two or three come back, and are to be used from here on."""
+        turns = self._turns
+        if turns.place is not Place.TOP:
+            raise TaskError("run.prepare() was called twice: a run trains one model. Several optimizers are a dict.")
+        if not isinstance(model, torch.nn.Module):
+            raise TaskError(
+                f"run.prepare() was given {given(model)} as the model: write run.prepare(model, optimizer)."
+            )
+        if turns.prepared is None:
+            turns.prepared = model, optimizer, scheduler
+            turns.park(Place.PREPARE)
+        else:  # on a second way through `main`: what was trained so far is in the first ones
+            turns.place = Place.PREPARE
+        return turns.prepared[: 2 if scheduler is None else 3]
+
+    def evaluate(self, dataset: Any, measure: Callable[[Any], Mapping[str, Any]]) -> None:
+        """Say, before the first batch, how the job evaluates: `measure(batch)` gives metrics by name, each a mean over
+        the samples or (sum, count). When it does is the job's `evaluate.every`; run.metrics are what it has found."""
+        turns = self._prepared("evaluate")
+        if turns.place is not Place.PREPARE:
+            raise TaskError(
+                "run.evaluate(dataset, measure) stands before the loop: it says how the job evaluates, and the job's "
+                "`evaluate.every` says when. What it has found is in run.metrics."
+            )
+        if not callable(measure):
+            raise TaskError(f"run.evaluate() was given {given(measure)}: it takes a dataset and a function of a batch.")
+        turns.validation, turns.measure = check_dataset(dataset, "validation", "run.evaluate()"), measure
+
+    def clip(self, norm: float) -> None:
+        """Clip the norm of the summed gradient, in every step; stands before the loop."""
+        turns = self._prepared("clip")
+        if turns.place is not Place.PREPARE and norm != turns.clip:
+            raise TaskError("run.clip(norm) stands before the loop: it holds for every step.")
+        if not isinstance(norm, int | float) or not norm > 0:
+            raise TaskError(f"run.clip() was given {given(norm)}: it takes a number above 0.")
+        turns.clip = float(norm)
+
+    def epochs(self) -> Iterator[int]:
+        """The epochs of the job that are still to be done, from 0."""
+        turns = self._prepared("epochs")
+        if turns.data is not None and not turns.is_entered:
+            turns.park(Place.EPOCHS)
+        if turns.is_entered:
+            turns.take_up_state()
+        # Without its data nobody knows where the job stands: then this is a guess, and `OwnLoop.enter` looks after it.
+        epoch = turns.first_epoch
+        while not turns.is_over:
+            turns.epoch, turns.is_read = epoch, False
+            yield epoch
+            if not turns.is_read:
+                raise TaskError(
+                    f"Epoch {epoch} was left before its batches were read, by `break` or without a loop over "
+                    "run.batches(): every worker must come to the same steps."
+                )
+            epoch += 1
+        turns.epoch = None
+
+    def batches(
+        self, dataset: Any, batch_size: int | None = None, collate: Callable[[Sequence[Any]], Any] | None = None
+    ) -> Batches:
+        """What the lanes of this worker read, a lane at a time; inside `run.epochs()` those of an epoch, elsewhere all.
+
+        The dataset has len() and [], and is shuffled by the job's seed. `batch_size` is the global batch of the job.
+        """
+        turns = self._prepared("batches")
+        if turns.data is None:
+            turns.data = check_dataset(dataset, "training", "run.batches()")
+            turns.batch_size, turns.collate = batch_size, collate
+        elif dataset is not turns.data and len(dataset) != len(turns.data):
+            raise TaskError(
+                f"run.batches() was given {len(turns.data):,} samples at first, and now {len(dataset):,}: a job trains "
+                "on one dataset. Put several together by torch.utils.data.ConcatDataset."
+            )
+        return Batches(turns)
+
+    def step(self, loss: Any) -> StepResult | None:
+        """Hand over the loss of a batch: a mean over its samples, or (sum, count). The last batch of a step gives what
+        that has come to, once all lanes are summed and the optimizer has stepped; others give None."""
+        turns = self._prepared("step")
+        if not turns.owes_step:
+            raise TaskError(
+                "run.step(loss) is called once for each batch of run.batches(), inside that loop: here is no batch, or "
+                "it has had its step."
+            )
+        turns.owes_step, turns.loss = False, loss
+        result: StepResult | None = turns.park(Place.STEP) if turns.is_last else None
+        return result
+
+    def log(self, name: str, value: float | torch.Tensor) -> None:
+        """Note a number of this batch; the step reports its mean over all samples."""
+        if not self._turns.owes_step:
+            raise TaskError("run.log(name, value) stands between a batch and its run.step(loss): it is of that batch.")
+        self._log(name, value)
+
+    def _prepared(self, called: str) -> Turns:
+        if self._turns.place is Place.TOP:
+            raise TaskError(f"run.{called}() was called before run.prepare(model, optimizer).")
+        return self._turns
