@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Literal, TypedDict, Unpack
@@ -41,6 +41,7 @@ class JobKeys(TypedDict, total=False):
     last_batch: Literal["drop", "keep"]
     evaluate: Section
     early_stop: Section | None
+    lineage: Sequence[Section]
     on_poison: Literal["fail", "skip"]
     on_out_of_memory: Literal["fail", "shrink"]
     on_bad_sample: Literal["fail", "skip"]

@@ -19,6 +19,7 @@ from quorate.api.copies import Copies
 from quorate.api.engines import engine_of, refuse_missing_engine
 from quorate.api.fetch import fetch_run, is_copy
 from quorate.api.job import job_text
+from quorate.api.lineage import has_trained_parts, is_on_the_way, train_lineage
 from quorate.api.observers import Observers, refuse_missing_libraries
 from quorate.api.recorded_run import (
     newest_checkpoint,
@@ -61,6 +62,7 @@ from quorate.observe.waiting import DataWaitLog
 from quorate.spec.device import idle_gpus, workers_here
 from quorate.spec.engine import LocalSpec
 from quorate.spec.job import AUTO_BATCH, JobSpec
+from quorate.spec.lineage import with_branch
 from quorate.spec.override import ENVIRONMENT, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.secrets import job_secrets
@@ -177,17 +179,22 @@ def resume(
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         _refuse_until(until, checkpoint.cursor.step)
-        return _train_in_new_run(with_task_at(resolved, place), folder, watch, runner, checkpoint, place, until)
+        resolved = with_branch(recorded.spec, with_task_at(resolved, place), checkpoint.cursor.step)
+        return _train_in_new_run(resolved, folder, watch, runner, checkpoint, place, until)
     refuse_other_meaning(run, recorded, resolved)
     with run.lock():
         refuse_complete(run, recorded.spec, resolved.spec)
         warn_of_stretched_schedule(recorded.spec, resolved.spec)
         _refuse_what_is_missing(resolved.spec)
+        place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
+        resolved = with_task_at(resolved, place)
+        if is_on_the_way(run, recorded.spec):
+            run.write_job(job_text(resolved), is_private=is_private(resolved.spec))
+            with listening_to_signals() as signals:
+                return _Beginning(run, resolved, resolved.spec.task, runner, place, watch, until).train(signals)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         refuse_edited_job(run, checkpoint, resolved)
         _refuse_until(until, checkpoint.cursor.step)
-        place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
-        resolved = with_task_at(resolved, place)
 
         def adopt(now: Prepared) -> None:
             _adopt(run, resolved, checkpoint, place, now)
@@ -202,12 +209,7 @@ def start_in(run: RunFolder, resolved: ResolvedJob, place: TaskLocation, watch: 
     with listening_to_signals() as signals, run.lock():
         try:
             _refuse_what_is_missing(resolved.spec)
-
-            def record(now: Prepared) -> None:
-                run.write_environment(now.facts)
-                keep_task(run, place.reference, now.source, place)
-
-            return _Part(run, resolved, record, None, runner, place, watch).train(signals)
+            return _Beginning(run, resolved, place.reference, runner, place, watch).train(signals)
         except RequestError as error:
             about = {"run": run.name, "folder": str(run.path), "recoveries": []}
             run.write_result({**about, "status": "failed", "failure": Failure.of(error).masked().to_dict()})
@@ -240,20 +242,61 @@ def _train_in_new_run(
     _refuse_what_is_missing(resolved.spec)
     with listening_to_signals() as signals:
         run = RunFolder.create(folder.absolute(), resolved.spec.name)
-
-        def record(now: Prepared) -> None:
-            run.write_environment(now.facts)
-            keep_task(run, resolved.spec.task, now.source, place)
-
         with run.lock():
             try:
                 run.write_job(text, is_private=is_private(resolved.spec))
-                return _Part(run, resolved, record, checkpoint, runner, place, watch, until, notices).train(signals)
+                beginning = _Beginning(run, resolved, resolved.spec.task, runner, place, watch, until, notices)
+                return beginning.train(signals, checkpoint)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
-                if not CheckpointFolder(run.checkpoints).list():
+                if not CheckpointFolder(run.checkpoints).list() and not has_trained_parts(run):
                     shutil.rmtree(run.path, ignore_errors=True)
                 raise
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """The first part of a run, after those of its lineage: what its job was before is trained first."""
+
+    run: RunFolder
+    resolved: ResolvedJob
+    task: str
+    runner: Runner
+    place: TaskLocation
+    watch: Watch
+    until: int | None = None
+    notices: tuple[str, ...] = ()
+
+    def train(self, signals: Signals, checkpoint: CheckpointInfo | None = None) -> Result:
+        """A branch, which begins from a checkpoint, has its lineage behind it."""
+        if self.resolved.spec.lineage and checkpoint is None:
+            _refuse_until(self.until, self.resolved.spec.lineage[-1].until)
+            train_part = partial(self._train, signals, notices=())
+            begin = train_lineage(self.run, self.resolved, train_part)
+            if isinstance(begin, Result):
+                return begin
+            checkpoint = begin
+        return self._train(signals, self.run, self.resolved, checkpoint, self.until, self.notices)
+
+    def _train(
+        self,
+        signals: Signals,
+        run: RunFolder,
+        resolved: ResolvedJob,
+        checkpoint: CheckpointInfo | None,
+        until: int | None,
+        notices: tuple[str, ...],
+    ) -> Result:
+        def record(now: Prepared) -> None:
+            if resolved.spec.lineage and checkpoint is not None and run.path != self.run.path:
+                then = checkpoint.manifest.environment
+                refuse_other_code(run, then, now, "Undo the change, or train the job anew.")
+            run.write_environment(now.facts)
+            keep_task(run, self.task, now.source, self.place)
+
+        return _Part(run, resolved, record, checkpoint, self.runner, self.place, self.watch, until, notices).train(
+            signals
+        )
 
 
 def _refuse_until(until: int | None, step: int) -> None:

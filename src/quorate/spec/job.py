@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from quorate.core.errors import JobFileError
 from quorate.spec.engine import EngineSpec, LocalSpec, RaySpec, engine_in_full
@@ -173,6 +181,24 @@ class CheckGradientsSpec(Section):
     every: Count
 
 
+class LineageSpec(Section):
+    """What the job was until a step, where that was something else: params of the task, and keys of the job."""
+
+    until: Count
+    params: Annotated[dict[str, Any], Allowed("a mapping of the task's own parameters")] = {}
+    clip_norm: OptionalPositive = None
+    schedule: ScheduleSpec | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Null is another value than that of the job, which is what is left out here.
+        return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
+
+
+CHANGEABLE = tuple(key for key in LineageSpec.model_fields if key != "until")
+"""The keys that may change while a model is trained: it stays of the same shape, and its data in the same order."""
+
+
 class JobSpec(Section):
     """A whole job. Keys marked meaning change the bits, keys marked manner do not."""
 
@@ -214,6 +240,11 @@ class JobSpec(Section):
     last_batch: Annotated[Literal["drop", "keep"], Mark.MEANING] = "drop"
     evaluate: Annotated[EvaluateSpec, Mark.MEANING] = EvaluateSpec()
     early_stop: Annotated[EarlyStopSpec | None, Mark.MEANING] = None
+    lineage: Annotated[
+        list[LineageSpec],
+        Mark.MEANING,
+        Allowed("a list of what the job was before, such as [{until: 100, params: {learning_rate: 0.1}}]"),
+    ] = []
     on_poison: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
     on_out_of_memory: Annotated[Literal["fail", "shrink"], Mark.MEANING] = "fail"
     on_bad_sample: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"

@@ -175,6 +175,20 @@ def _early_stop_sees_evaluations(job: Job, told: Told) -> Iterator[Problem]:
         )
 
 
+def _lineage_leads_here(job: Job, told: Told) -> Iterator[Problem]:
+    ends = [dict(part)["until"] for part in job["lineage"]]
+    said, steps = told("lineage"), job["steps"]
+    if ends != sorted(set(ends)):
+        text = f"its parts{said} end after steps {', '.join(map(str, ends))}"
+        yield Problem("lineage", text, "Each begins where the one before it ends: write them in order.")
+    elif ends and steps is not None and ends[-1] >= steps:
+        text = f"its last part{said} ends after step {ends[-1]}, and the job after {steps}{told('steps')}"
+        yield Problem("lineage", text, "Use more steps, or leave that part out.")
+    if ends and job["early_stop"] is not None:
+        text = f"a part of it{said} might end before its step by early_stop{told('early_stop')}"
+        yield Problem("lineage", text, "Leave early_stop out.")
+
+
 def _strategy_is_whole(job: Job, told: Told) -> Iterator[Problem]:
     strategy = job["strategy"]
     given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
@@ -429,6 +443,7 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _batch_feeds_lanes: frozenset({"batch_size", "lanes", "accumulate"}),
     _one_length: frozenset({"epochs", "steps"}),
     _early_stop_sees_evaluations: frozenset({"early_stop", "evaluate"}),
+    _lineage_leads_here: frozenset({"lineage", "steps", "early_stop"}),
     _strategy_is_whole: frozenset({"strategy"}),
     _units_have_no_steps: frozenset({"strategy", "average", "balance"}),
     _device_fits_strategy: frozenset({"strategy", "device"}),

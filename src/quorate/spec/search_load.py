@@ -17,7 +17,7 @@ from quorate.spec.load import (
     read_job_file,
     resolve_layers,
 )
-from quorate.spec.override import Layers, Override, plain_copy
+from quorate.spec.override import DEFAULT, Layers, Override, plain_copy
 from quorate.spec.problems import describe_errors, in_brackets, plain_problems
 from quorate.spec.resolved import ResolvedJob, dump_lines
 from quorate.spec.search import SearchSpec
@@ -138,7 +138,7 @@ def _flat_space(space: Any, prefix: str = "") -> Any:
     flat = {}
     for key, value in space.items():
         is_section = isinstance(value, Mapping) and not value.keys() & DimensionSpec.model_fields.keys()
-        if is_section and any(isinstance(inner, Mapping) for inner in value.values()):
+        if is_section and (key == "params" or any(isinstance(inner, Mapping) for inner in value.values())):
             flat.update(_flat_space(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
@@ -193,7 +193,8 @@ class _Reading:
         return ResolvedSearch(self.spec, self.job, origins, self.source)
 
     def _told(self, key: str) -> str:
-        return in_brackets(self._layers.origin(key))
+        origin = self._layers.origin(key)
+        return " (the default)" if origin == DEFAULT else in_brackets(origin)
 
     def _read_job(
         self, folder: Path, environment: Mapping[str, str], overrides: Sequence[Override]

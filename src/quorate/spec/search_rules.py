@@ -6,7 +6,7 @@ from typing import Any
 
 from quorate.core.addresses import has_secret
 from quorate.core.errors import JobFileError, Problem
-from quorate.spec.job import JobSpec, mark_of
+from quorate.spec.job import CHANGEABLE, JobSpec, mark_of
 from quorate.spec.keys import Mark
 from quorate.spec.load import resolve_layers
 from quorate.spec.override import Layers, Override
@@ -19,9 +19,6 @@ from quorate.spec.space import DimensionSpec, Space, grid_size
 _TRIED = 200
 """So many trials are put together before any of them begins, to see whether their values go together."""
 _LENGTHS = ("epochs", "steps")
-_CHANGEABLE = ("params", "clip_norm", "schedule")
-"""What a trial may change and go on from the same state: all else is of another shape, or another stream of data."""
-
 Job = ResolvedJob | None
 
 
@@ -89,7 +86,7 @@ def _search_ends(spec: SearchSpec, job: Job, told: Told) -> Iterator[Problem]:
     if spec.space is not None and spec.trials is None and budget.minutes is None and budget.steps is None:
         yield Problem(
             "budget",
-            f"nothing ends the search{told('budget')}",
+            "nothing ends the search",
             "Write budget: {trials: 20}, or minutes or steps of all trials together.",
         )
     if budget.steps is None or job is None:
@@ -164,7 +161,7 @@ def _population_is_one(spec: SearchSpec, job: Job, told: Told) -> Iterator[Probl
         path, told_key = f"space.{key}", told(f"space.{key}")
         if dimension.kind == "grid":
             yield Problem(path, f"pbt{said} goes through no grid{told_key}", "Write choice in the place of grid.")
-        if key.partition(".")[0] not in _CHANGEABLE and mark_of_space(key) is Mark.MEANING and key not in _LENGTHS:
+        if key.partition(".")[0] not in CHANGEABLE and mark_of_space(key) is Mark.MEANING and key not in _LENGTHS:
             text = f"it cannot change while a trial goes on from the checkpoint of another, as with pbt{said}{told_key}"
             yield Problem(path, text, "Search over params, clip_norm or schedule; or use another scheduler.")
 
@@ -239,8 +236,12 @@ def _refused_values(base: Layers, key: str, dimension: DimensionSpec, said: str,
         for problem in _refused(base, {key: value}, said):
             if any(other in space and other != key for other in (problem.path, *problem.keys)):
                 continue  # trials have another value there: they are tried as a whole
-            found = replace(problem, path=f"space.{key}{_inside(problem.path, key)}")
-            problems.setdefault(found.text, found)
+            text = problem.text
+            if (inside := _inside(problem.path, key)) is None and text.startswith("it "):
+                text = f"{problem.path} {text.removeprefix('it ')}"  # such as a section's kind, which the job has not
+            problems.setdefault(text, replace(problem, path=f"space.{key}{inside or ''}", text=text))
+    if unknown := [problem for problem in problems.values() if problem.text.startswith("there is no such key")]:
+        return unknown[:1]
     if problems and dimension.kind in ("uniform", "loguniform"):
         ends = [int(dimension.low), int(dimension.high)]
         if not any(_refused(base, {key: end}, said) for end in ends):
@@ -249,8 +250,10 @@ def _refused_values(base: Layers, key: str, dimension: DimensionSpec, said: str,
     return list(problems.values())
 
 
-def _inside(path: str, key: str) -> str:
-    return path.removeprefix(key) if path.startswith((f"{key}.", f"{key}[")) else ""
+def _inside(path: str, key: str) -> str | None:
+    """Which part of a key a path is; None where it is of another key."""
+    rest = path.removeprefix(key)
+    return rest if path.startswith(key) and rest[:1] in ("", ".", "[") else None
 
 
 def _refused(base: Layers, params: Mapping[str, Any], said: str | Mapping[str, str]) -> Sequence[Problem]:
