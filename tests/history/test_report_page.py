@@ -24,7 +24,7 @@ from quorate.storage.run_folder import RunFolder
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 EVIL = "<script>alert(1)</script><img src=x onerror=y>\"'&\x1b[31m"
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link", "br", "input"}
 
 
 class Checked(HTMLParser):

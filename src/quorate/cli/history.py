@@ -8,6 +8,7 @@ import typer
 from quorate.cli.options import RUNS, Address, Json, Run, Runs, choose, run_names
 from quorate.core.errors import RequestError, RunError
 from quorate.storage.run_folder import RunFolder, is_run
+from quorate.storage.search_folder import SearchFolder, is_search
 from quorate.storage.submission import waits_to_begin
 
 
@@ -27,9 +28,10 @@ def runs(
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs, the newest first, with status, progress and best metric.
+    """List runs, the newest first, with status, progress and best metric; and searches below them.
 
-    A run is lost if it was killed together with its launcher, and damaged if its files cannot be read.
+    A run is lost if it was killed together with its launcher, and damaged if its files cannot be read. The trials of a
+    search are runs in its own folder: --runs SEARCH/trials lists them.
 
     Examples:
 
@@ -56,6 +58,8 @@ def runs(
         raise RunError(f"cannot list the runs in {folder}: it is {what}. Give the folder of run folders with --runs.")
     if is_run(folder):
         raise RunError(f"{folder} is a run, not a folder of runs: look at it with quorate show {folder}")
+    if is_search(folder):
+        raise RunError(f"{folder} is a search: quorate show {folder} shows it; its runs are in {folder / 'trials'}")
     list_runs(folder, query, as_json)
 
 
@@ -73,11 +77,13 @@ def show(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Show everything about a run: status, curves, checkpoints, its job, and what to type next.
+    """Show everything about a run or a search: status, curves, checkpoints, its job, and what to type next.
 
     Every value of the job is shown with where it came from, and whether it changes the bits. With --ledger the samples
     that its steps have used are added up instead, epoch by epoch, and with --data it shows how far each lane is in the
     shards of the training set.
+
+    A search is named as a run is: then its trials are shown, and which is the best.
 
     Examples:
 
@@ -92,6 +98,15 @@ def show(
     from quorate.api.ray_jobs import find_run
     from quorate.cli.run_view import show_run
 
+    if (search := SearchFolder.meant(runs, run)) is not None:
+        from quorate.cli.search_view import show_search
+
+        if with_ledger or with_data:
+            raise RequestError(
+                f"{run} is a search; --ledger and --data are about a run: one of those in {search.trials}."
+            )
+        show_search(search, as_json)
+        return
     folder = find_run(runs, run, address)
     samples: dict[str, Any] = {}
     code = 0
@@ -151,16 +166,22 @@ def report(
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Write a run as one HTML page: curves, where the time goes, recoveries, its job.
+    """Write a run or a search as one HTML page: curves, where the time goes, recoveries, its job.
 
     The page needs nothing but itself: it can be opened from a disk, sent and printed. A run that is still running is
-    shown as it is now.
+    shown as it is now. A search is shown with all its trials; for a FILE that ends in .md, as Markdown.
 
     \b
     Examples:
       quorate report last
       quorate report digits-0001 -o digits.html
+      quorate report digits-search-0001 -o search.md
     """
+    if (search := SearchFolder.meant(runs, run)) is not None:
+        from quorate.cli.search_view import write_search_report
+
+        write_search_report(search, output, as_json)
+        return
     from quorate.cli.run_view import write_report
 
     write_report(RunFolder.find(runs, run), output, as_json)

@@ -14,6 +14,7 @@ from quorate.cli.output import print_document
 from quorate.history.documents import runs_document
 from quorate.history.run_record import Listing, RunQuery, RunRecord, Status
 from quorate.observe.quantities import measure, some_of
+from quorate.storage.search_folder import SearchFolder
 
 WORDS_SHOWN = 8
 STATUS_STYLES = {
@@ -31,10 +32,14 @@ _UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 def list_runs(folder: Path, query: RunQuery, as_json: bool) -> None:
     """Print the runs of a folder that fit a query."""
     listing, now = Listing.read(folder, query), datetime.now(UTC)
-    if as_json:
-        print_document(runs_document(listing, now))
-    else:
-        print_listing(Page(), listing, now)
+    found = SearchFolder.all_in(folder)
+    if not found:
+        print_document(runs_document(listing, now)) if as_json else print_listing(Page(), listing, now)
+        return
+    # Only here: few folders have one, and what reads them takes time to import.
+    from quorate.cli.search_view import list_searches
+
+    list_searches(found, listing, now, as_json)
 
 
 def print_listing(page: Page, listing: Listing, now: datetime) -> None:

@@ -4,6 +4,7 @@ Each is described by a schema in docs/json. Whoever writes one down writes null 
 of the ledger and of the progress in shards stand with their things: they need numpy, which takes long to import.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -28,13 +29,14 @@ from quorate.observe.staleness import Staleness
 from quorate.spec.override import Absent
 
 
-def runs_document(listing: Listing, now: datetime) -> dict[str, Any]:
-    """A list of runs: those shown, how many fit the query, and how many there are."""
+def runs_document(listing: Listing, now: datetime, searches: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """A list of runs: those shown, how many fit the query, and how many there are; and the searches beside them."""
     return {
         "folder": str(listing.folder.absolute()),
         "total": len(listing.records),
         "fitting": len(listing.fitting),
         "runs": [_record(record, now) for record in listing.shown],
+        "searches": list(searches),
     }
 
 

@@ -18,7 +18,7 @@ from quorate.observe.quantities import measure
 MOST_POINTS = 400
 """Of a line: a screen has hardly more, and a page with a dozen charts stays small."""
 STEEP = 30.0
-_SIDE = 1000
+SIDE = 1000
 """Of the square that lines are drawn in before it is stretched."""
 _LABEL_APART = 8.5
 """Per cent of a chart's height that one label needs."""
@@ -162,32 +162,32 @@ def line_chart(
         float(max(max(line.xs[-1] for line in lines), min(line.xs[0] for line in lines) + 1)),
     )
     ys = Axis.around(lines, may_be_log, [] if best is None else [best[1]])
-    drawn: list[Content] = [tag("path", class_="grid", d=f"M0 {_y(ys, tick):.1f}H{_SIDE}") for tick in ys.ticks()]
+    drawn: list[Content] = [tag("path", class_="grid", d=f"M0 {y_on(ys, tick):.1f}H{SIDE}") for tick in ys.ticks()]
     drawn += [
-        tag("path", class_="mark", d=f"M{_x(xs, step):.1f} 0V{_SIDE}")
+        tag("path", class_="mark", d=f"M{x_on(xs, step):.1f} 0V{SIDE}")
         for step in _some(marks.losses)
         if xs.least <= step <= xs.greatest
     ]
-    drawn += [tag("path", class_="gap", d=f"M{_x(xs, step):.1f} 0v45") for step in _some(marks.gaps)]
+    drawn += [tag("path", class_="gap", d=f"M{x_on(xs, step):.1f} 0v45") for step in _some(marks.gaps)]
     for number, line in enumerate(lines):
         style = f"line-{number % 6}"
         if line.is_thinned:
             drawn.append(tag("path", class_=f"band {style}", d=_band(xs, ys, line)))
-        drawn.append(tag("path", class_=f"line {style}", d=_path(xs, ys, line)))
+        drawn.append(tag("path", class_=f"line {style}", d=path_of(xs, ys, line)))
     plot: list[Content] = [
-        tag("svg", drawn, viewBox=f"0 0 {_SIDE} {_SIDE}", preserveAspectRatio="none", aria_hidden="true")
+        tag("svg", drawn, viewBox=f"0 0 {SIDE} {SIDE}", preserveAspectRatio="none", aria_hidden="true")
     ]
     for number, line in enumerate(lines):
         if len(line.xs) <= _MARKED:
             plot += [
-                tag("i", class_=f"point line-{number % 6}", style=_at(xs, ys, x, y))
+                tag("i", class_=f"point line-{number % 6}", style=placed(xs, ys, x, y))
                 for x, y in zip(line.xs.tolist(), line.ys.tolist(), strict=True)
             ]
     if best is not None:
-        plot.append(tag("i", class_="best", style=_at(xs, ys, *best), title=f"best: {tell(best[1])}"))
-    plot += [tag("span", short(tick), class_="tick y", style=f"top:{_y(ys, tick) / 10:.1f}%") for tick in ys.ticks()]
+        plot.append(tag("i", class_="best", style=placed(xs, ys, *best), title=f"best: {tell(best[1])}"))
+    plot += [tag("span", short(tick), class_="tick y", style=f"top:{y_on(ys, tick) / 10:.1f}%") for tick in ys.ticks()]
     plot += [
-        tag("span", short(tick), class_="tick x", style=f"left:{_x(xs, tick) / 10:.1f}%")
+        tag("span", short(tick), class_="tick x", style=f"left:{x_on(xs, tick) / 10:.1f}%")
         for tick in round_numbers(xs.least, xs.greatest, 5)
         if tick == int(tick)
     ]
@@ -209,7 +209,7 @@ def area_chart(title: str, names: Sequence[str], xs: Numbers, shares: Sequence[N
     """Shares of a whole over the steps, one on the other, each with its name and its mean beside it, but for those that
     are next to nothing."""
     axis = Axis(float(xs[0]), float(max(xs[-1], xs[0] + 1)))
-    left = [_x(axis, float(x)) for x in xs]
+    left = [x_on(axis, float(x)) for x in xs]
     below = np.zeros(len(xs))
     drawn: list[Content] = []
     labels: list[tuple[int, float, str]] = []
@@ -217,19 +217,19 @@ def area_chart(title: str, names: Sequence[str], xs: Numbers, shares: Sequence[N
         if share.mean() < _SMALLEST_SHARE:
             continue
         above = below + share
-        edge = [f"{x:.1f} {_SIDE * (1 - y):.1f}" for x, y in zip(left, above, strict=True)]
-        back = [f"{x:.1f} {_SIDE * (1 - y):.1f}" for x, y in zip(reversed(left), below[::-1], strict=True)]
+        edge = [f"{x:.1f} {SIDE * (1 - y):.1f}" for x, y in zip(left, above, strict=True)]
+        back = [f"{x:.1f} {SIDE * (1 - y):.1f}" for x, y in zip(reversed(left), below[::-1], strict=True)]
         drawn.append(tag("path", class_=f"area area-{number}", d=f"M{'L'.join(edge + back)}Z"))
         end = float((below[-1] + above[-1]) / 2)
         labels.append((number, end, f"{name} {share.mean():.0%}"))
         below = above
-    drawn += [tag("path", class_="grid over", d=f"M0 {_SIDE * (1 - tick):.0f}H{_SIDE}") for tick in (0.25, 0.5, 0.75)]
+    drawn += [tag("path", class_="grid over", d=f"M0 {SIDE * (1 - tick):.0f}H{SIDE}") for tick in (0.25, 0.5, 0.75)]
     places = spread([100 * (1 - end) for _, end, _ in labels])
     plot: list[Content] = [
-        tag("svg", drawn, viewBox=f"0 0 {_SIDE} {_SIDE}", preserveAspectRatio="none", aria_hidden="true"),
+        tag("svg", drawn, viewBox=f"0 0 {SIDE} {SIDE}", preserveAspectRatio="none", aria_hidden="true"),
         [tag("span", f"{tick:.0%}", class_="tick y", style=f"top:{100 * (1 - tick):.0f}%") for tick in (0, 0.5, 1)],
         [
-            tag("span", short(tick), class_="tick x", style=f"left:{_x(axis, tick) / 10:.1f}%")
+            tag("span", short(tick), class_="tick x", style=f"left:{x_on(axis, tick) / 10:.1f}%")
             for tick in round_numbers(axis.least, axis.greatest, 5)
             if tick == int(tick)
         ],
@@ -261,7 +261,7 @@ def spread(places: Sequence[float], apart: float = _LABEL_APART) -> list[float]:
 
 def _labels(ys: Axis, lines: Sequence[Line], tell: Callable[[float], str]) -> list[Html]:
     apart = _LABEL_APART * (2 if len(lines) > 1 else 1)
-    places = spread([min(100.0, max(0.0, _y(ys, float(line.ys[-1])) / 10)) for line in lines], apart)
+    places = spread([min(100.0, max(0.0, y_on(ys, float(line.ys[-1])) / 10)) for line in lines], apart)
     return [
         tag(
             "span",
@@ -277,24 +277,28 @@ def _labels(ys: Axis, lines: Sequence[Line], tell: Callable[[float], str]) -> li
     ]
 
 
-def _x(axis: Axis, value: float) -> float:
-    return float(axis.place(np.array([value]))[0]) * _SIDE
+def x_on(axis: Axis, value: float) -> float:
+    """How far to the right of the square a value stands."""
+    return float(axis.place(np.array([value]))[0]) * SIDE
 
 
-def _y(axis: Axis, value: float) -> float:
-    return (1 - float(axis.place(np.array([value]))[0])) * _SIDE
+def y_on(axis: Axis, value: float) -> float:
+    """How far down a value stands."""
+    return (1 - float(axis.place(np.array([value]))[0])) * SIDE
 
 
-def _at(xs: Axis, ys: Axis, x: float, y: float) -> str:
-    return f"left:{_x(xs, x) / 10:.2f}%;top:{_y(ys, y) / 10:.2f}%"
+def placed(xs: Axis, ys: Axis, x: float, y: float) -> str:
+    """The style of an element that stands at a point, also when the square is stretched."""
+    return f"left:{x_on(xs, x) / 10:.2f}%;top:{y_on(ys, y) / 10:.2f}%"
 
 
 def _points(xs: Axis, ys: Axis, at: Numbers, values: Numbers) -> list[str]:
-    left, top = xs.place(at) * _SIDE, np.clip((1 - ys.place(values)) * _SIDE, -_SIDE, 2 * _SIDE)
+    left, top = xs.place(at) * SIDE, np.clip((1 - ys.place(values)) * SIDE, -SIDE, 2 * SIDE)
     return [f"{x:.1f} {y:.1f}" for x, y in zip(left.tolist(), top.tolist(), strict=True)]
 
 
-def _path(xs: Axis, ys: Axis, line: Line) -> str:
+def path_of(xs: Axis, ys: Axis, line: Line) -> str:
+    """A line as SVG draws it."""
     points = _points(xs, ys, line.xs, line.ys)
     return "M" + "L".join(points) + ("h0.1" if len(points) == 1 else "")
 

@@ -3,9 +3,13 @@
 import html
 import re
 from collections.abc import Iterable
+from importlib.resources import files
 
 # What no document may hold, and what a terminal would take for a colour.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""Nothing is fetched and nothing runs, whatever a name or a message would like to be."""
 
 
 class Html(str):
@@ -44,3 +48,28 @@ def _markup(child: Content) -> str:
     if isinstance(child, Html):
         return child
     return text(child) if isinstance(child, str) else joined(child)
+
+
+def document(title: str, content: Iterable[Content], footer: str, styles: Iterable[str] = ("style.css",)) -> str:
+    """A whole page in one file that needs nothing else."""
+    package = files("quorate.history.report")
+    return "<!doctype html>\n" + tag(
+        "html",
+        tag(
+            "head",
+            Html('<meta charset="utf-8">'),
+            Html(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+            Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+            Html('<meta name="color-scheme" content="light dark">'),
+            Html('<link rel="icon" href="data:,">'),
+            tag("title", title),
+            tag("style", [Html(package.joinpath(name).read_text()) for name in styles]),
+        ),
+        tag("body", tag("main", content), tag("footer", footer)),
+        lang="en",
+    )
+
+
+def section(title: str, content: Content) -> Html:
+    """A part of a page with its heading."""
+    return tag("section", tag("h2", title), content, id=title.lower().replace(" ", "-"))

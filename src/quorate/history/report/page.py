@@ -4,14 +4,13 @@ import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from importlib.metadata import version
-from importlib.resources import files
 
 import numpy as np
 
 from quorate.history.report import tables
 from quorate.history.report.charts import Line, Marks, area_chart, bucket_starts, line_chart
 from quorate.history.report.history_lines import lane_lines
-from quorate.history.report.markup import Content, Html, tag
+from quorate.history.report.markup import Content, Html, document, section, tag
 from quorate.history.run_detail import Advice, RunDetail
 from quorate.history.run_record import Status
 from quorate.history.step_rows import LOGGED, PHASES, SAMPLES, SPEED
@@ -20,8 +19,6 @@ from quorate.observe.events import RunBegan, WorkerLost
 from quorate.observe.quantities import count, duration, measure, plural
 
 MOST_LOGGED = 12
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""Nothing is fetched and nothing runs, whatever a name or a message would like to be."""
 _AREAS = 200
 _FOLDED_FROM = 12
 
@@ -31,7 +28,7 @@ def report_page(detail: RunDetail, advice: Advice | None, now: datetime) -> str:
     record = detail.record
     sections: list[Content] = [_head(detail, advice, now), _failure(detail)]
     sections += [
-        _section(title, content)
+        section(title, content)
         for title, content in (
             ("Warnings", _warnings(detail)),
             ("Curves", tag("div", list(_curves(detail)), class_="charts") if detail.timeline.counts else None),
@@ -46,25 +43,7 @@ def report_page(detail: RunDetail, advice: Advice | None, now: datetime) -> str:
         if content
     ]
     made = f"Made by quorate {version('quorate')} on {tables.at_minute(now)} from {record.path.absolute()}"
-    return "<!doctype html>\n" + tag(
-        "html",
-        tag(
-            "head",
-            Html('<meta charset="utf-8">'),
-            Html(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
-            Html('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-            Html('<meta name="color-scheme" content="light dark">'),
-            Html('<link rel="icon" href="data:,">'),
-            tag("title", f"{record.name} – {record.status.value}"),
-            tag("style", Html(files(__package__).joinpath("style.css").read_text())),
-        ),
-        tag("body", tag("main", sections), tag("footer", made)),
-        lang="en",
-    )
-
-
-def _section(title: str, content: Content) -> Html:
-    return tag("section", tag("h2", title), content, id=title.lower().replace(" ", "-"))
+    return document(f"{record.name} – {record.status.value}", sections, made)
 
 
 def _head(detail: RunDetail, advice: Advice | None, now: datetime) -> Html:
