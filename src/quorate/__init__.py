@@ -25,6 +25,7 @@ _HOMES = {
     "RequestError": "quorate.core.errors",
     "Result": "quorate.api.result",
     "RunError": "quorate.core.errors",
+    "Search": "quorate.tune.search",
     "Shards": "quorate.data.shards.dataset",
     "Task": "quorate.training.task",
     "TaskError": "quorate.core.errors",
@@ -45,6 +46,7 @@ __all__ = [
     "RequestError",
     "Result",
     "RunError",
+    "Search",
     "Shards",
     "Task",
     "TaskError",
@@ -54,14 +56,15 @@ __all__ = [
     "open_run",
     "resume",
     "train",
+    "tune",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    if name == "ray":
-        return import_module("quorate.ray")
+    if name in ("ray", "tune"):
+        return import_module(f"quorate.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'quorate' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

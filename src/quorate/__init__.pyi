@@ -16,6 +16,8 @@ from quorate.core.failure import JobFailed as JobFailed
 from quorate.data.shards.dataset import Shards as Shards
 from quorate.training.attention import attention as attention
 from quorate.training.task import Task as Task
+from quorate.tune.search import Search as Search
+from quorate.tune.search import tune as tune
 
 __version__: str
 
@@ -28,6 +30,7 @@ __all__ = [
     "RequestError",
     "Result",
     "RunError",
+    "Search",
     "Shards",
     "Task",
     "TaskError",
@@ -37,4 +40,5 @@ __all__ = [
     "open_run",
     "resume",
     "train",
+    "tune",
 ]

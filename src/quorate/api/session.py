@@ -204,12 +204,22 @@ def resume(
             return _Part(run, resolved, adopt, checkpoint, runner, place, watch, until).train(signals)
 
 
-def start_in(run: RunFolder, resolved: ResolvedJob, place: TaskLocation, watch: Watch, runner: Runner) -> Result:
-    """Train a job in a folder that was made for it elsewhere. A refusal is written there: nobody may see it here."""
+def start_in(
+    run: RunFolder,
+    resolved: ResolvedJob,
+    place: TaskLocation,
+    watch: Watch,
+    runner: Runner,
+    checkpoint: CheckpointInfo | None = None,
+    until: int | None = None,
+) -> Result:
+    """Train a job in a folder that was made for it elsewhere; from a `checkpoint`, as a branch of that one's run. A
+    refusal is written there: nobody may see it here."""
     with listening_to_signals() as signals, run.lock():
         try:
             _refuse_what_is_missing(resolved.spec)
-            return _Beginning(run, resolved, place.reference, runner, place, watch).train(signals)
+            beginning = _Beginning(run, resolved, place.reference, runner, place, watch, until)
+            return beginning.train(signals, checkpoint)
         except RequestError as error:
             about = {"run": run.name, "folder": str(run.path), "recoveries": []}
             run.write_result({**about, "status": "failed", "failure": Failure.of(error).masked().to_dict()})

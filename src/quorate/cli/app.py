@@ -18,6 +18,7 @@ from quorate.cli.output import print_document
 from quorate.cli.plan import plan
 from quorate.cli.top import top
 from quorate.cli.tracking import track
+from quorate.cli.tune import tune
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import RunFolder
 
@@ -99,7 +100,7 @@ def doctor(
 
 app = group_of_verbs("quorate", add_completion=True)
 VERBS: list[Callable[..., None]] = [
-    *(init, plan, train, resume, evaluate),
+    *(init, plan, train, resume, tune, evaluate),
     *(runs, show, logs, report, top, diff, trace),
     *(resize, checkpoint, stop, chaos, track, doctor),
 ]

@@ -1,0 +1,262 @@
+"""Schedulers of Ray Tune, each with the reason for what it decides: none, ASHA, HyperBand, and populations.
+
+A trial is judged by its evaluations, at the steps that they are of.
+"""
+
+import math
+from typing import Any, Protocol
+
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, HyperBandScheduler, TrialScheduler
+from ray.tune.schedulers.async_hyperband import _Bracket
+
+from quorate.spec.search import AshaSpec, HyperbandSpec, PbtSpec, SearchSpec
+from quorate.tune.journal import Journal
+from quorate.tune.population import decide
+from quorate.tune.ray_searcher import TrialSource
+from quorate.tune.ray_trial import METRIC, run_name
+
+ENDLESS = 2**40
+"""More steps than any trial has: how long they are is known only when the first has begun."""
+
+
+class Explained(Protocol):
+    """A scheduler of Tune's that says why: `reasons` has a sentence for each trial that it has stopped, by Tune's name
+    for the trial."""
+
+    reasons: dict[str, str]
+
+
+class NoScheduler(FIFOScheduler):  # type: ignore[misc] # Ray has no types here
+    """Every trial trains to its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: dict[str, str] = {}
+
+
+class Asha(AsyncHyperBandScheduler):  # type: ignore[misc]
+    """Asynchronous successive halving. Without `grace` the first evaluation of the first trial is the first rung.
+
+    A trial at its last step is let be: there is nothing to save. What trials of an earlier part of the search have come
+    to counts as if they had told it now.
+    """
+
+    def __init__(self, spec: SearchSpec, journal: Journal) -> None:
+        rule = spec.scheduler
+        assert isinstance(rule, AshaSpec)
+        self._rule = rule
+        self._name = spec.metrics[0]
+        self._earlier = [trial for trial in journal.trials.values() if trial.ending]
+        self.reasons: dict[str, str] = {}
+        self._trial_info: dict[str, Any] = {}
+        super().__init__(
+            time_attr="step",
+            metric=f"{METRIC}{self._name}",
+            mode=spec.modes[0],
+            max_t=ENDLESS,
+            grace_period=rule.grace or 1,
+            reduction_factor=rule.reduction,
+            stop_last_trials=False,
+        )
+        self._has_rungs = rule.grace is not None
+        if self._has_rungs:
+            self._recall()
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        step, value = result["step"], result.get(self._metric)
+        if not self._has_rungs:
+            first = min([step, *(report for old in self._earlier for report in old.reports)])
+            bracket = _Bracket(first, ENDLESS, self._rule.reduction, 0, stop_last_trials=False)
+            self._brackets = [bracket]
+            self._trial_info = dict.fromkeys(self._trial_info, bracket)
+            self._has_rungs = True
+            self._recall()
+        if step >= (result.get("total_steps") or ENDLESS):
+            return str(TrialScheduler.CONTINUE)
+        if value is None or math.isnan(value):
+            self.reasons[trial.trial_id] = f"asha: {self._name} is not a number at step {step}"
+            return str(TrialScheduler.STOP)
+        cut = self._cut(trial, step)
+        decision = str(super().on_trial_result(tune_controller, trial, result))
+        if decision == TrialScheduler.STOP:
+            self.reasons[trial.trial_id] = (
+                f"asha: {value:.4g} at step {step} is not among the best 1/{self._rule.reduction} there "
+                f"(cut {self._metric_op * (cut or 0.0):.4g})"
+            )
+        return decision
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        value = result.get(self._metric)
+        if value is not None and not math.isnan(value):
+            super().on_trial_complete(tune_controller, trial, result)
+
+    def _cut(self, trial: Any, step: int) -> float | None:
+        """What a trial has to reach at this step."""
+        for milestone, recorded in self._trial_info[trial.trial_id]._rungs:
+            if step >= milestone and trial.trial_id not in recorded:
+                return None if not recorded else float(self._brackets[0].cutoff(recorded))
+        return None
+
+    def _recall(self) -> None:
+        for trial in self._earlier:
+            for milestone, recorded in self._brackets[0]._rungs:
+                told = [step for step in sorted(trial.reports) if step >= milestone]
+                value = trial.reports[told[0]].get(self._name) if told else None
+                if value is not None:
+                    recorded[f"earlier-{trial.number}"] = self._metric_op * value
+
+
+class Hyperband(FIFOScheduler):  # type: ignore[misc]
+    """HyperBand's brackets, counted in evaluations. It is made when the first evaluation has told how many there are;
+    until then trials only wait."""
+
+    def __init__(self, spec: SearchSpec) -> None:
+        super().__init__()
+        assert isinstance(spec.scheduler, HyperbandSpec)
+        self._reduction = spec.scheduler.reduction
+        self._spec = spec
+        self._unit = 1
+        self._waiting: list[Any] = []
+        self._bands: Any = None
+        self.reasons: dict[str, str] = {}
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        if self._bands is None:
+            self._waiting.append(trial)
+        else:
+            self._bands.on_trial_add(tune_controller, trial)
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        step, total = result["step"], result.get("total_steps") or result["step"]
+        if self._bands is None:
+            self._unit = step
+            self._bands = HyperBandScheduler(
+                time_attr="evaluations",
+                metric=f"{METRIC}{self._spec.metrics[0]}",
+                mode=self._spec.modes[0],
+                max_t=max(1, math.ceil(total / step)),
+                reduction_factor=self._reduction,
+                stop_last_trials=False,
+            )
+            for waiting in self._waiting:
+                self._bands.on_trial_add(tune_controller, waiting)
+        if step >= total:
+            return str(TrialScheduler.CONTINUE)
+        stopped = _Stopping(tune_controller)
+        decision = str(self._bands.on_trial_result(stopped, trial, {**result, "evaluations": step // self._unit}))
+        name, value = self._spec.metrics[0], result.get(f"{METRIC}{self._spec.metrics[0]}")
+        if decision == TrialScheduler.STOP:
+            told = f"{name} {value} at step {step} is not among the best of its bracket"
+            self.reasons[trial.trial_id] = f"hyperband: {told}"
+        for other in stopped.trials:
+            self.reasons[other.trial_id] = (
+                f"hyperband: {name} {other.last_result.get('metrics', {}).get(name)} at step "
+                f"{other.last_result.get('step')} is not among the best of its bracket"
+            )
+            tune_controller.stop_trial(other)
+        return decision
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        self._remove(tune_controller, trial, lambda: self._bands.on_trial_complete(tune_controller, trial, result))
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+        self._remove(tune_controller, trial, lambda: self._bands.on_trial_remove(tune_controller, trial))
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        self._remove(tune_controller, trial, lambda: self._bands.on_trial_error(tune_controller, trial))
+
+    def _remove(self, _: Any, trial: Any, act: Any) -> None:
+        if self._bands is not None:
+            act()
+        elif trial in self._waiting:
+            self._waiting.remove(trial)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        if self._bands is None:
+            return super().choose_trial_to_run(tune_controller)
+        return self._bands.choose_trial_to_run(tune_controller)
+
+
+class Population(FIFOScheduler):  # type: ignore[misc]
+    """Pauses each trial at the end of an interval, and lets all go on once the last has come as far."""
+
+    def __init__(self, spec: SearchSpec, interval: int, journal: Journal, source: TrialSource) -> None:
+        super().__init__()
+        assert isinstance(spec.scheduler, PbtSpec)
+        self._spec = spec
+        self._rule = spec.scheduler
+        self._interval = interval
+        self._journal = journal
+        self._source = source
+        self._members: dict[int, Any] = {}
+        self._reached: dict[int, tuple[int, Any]] = {}
+        self.reasons: dict[str, str] = {}
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:  # noqa: ARG002
+        self._members[trial.config["trial"]] = trial
+        trial.config.setdefault("until", self._interval)
+        trial.config["interval"] = self._interval
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:  # noqa: ARG002
+        step, until = result["step"], trial.config["until"]
+        if step < until or step >= (result.get("total_steps") or math.inf):
+            return str(TrialScheduler.CONTINUE)
+        self._reached[trial.config["trial"]] = step, result.get(f"{METRIC}{self._spec.metrics[0]}")
+        self._source.pause(trial.trial_id)
+        return str(TrialScheduler.PAUSE)
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:  # noqa: ARG002
+        self._members.pop(trial.config["trial"], None)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:  # noqa: ARG002
+        self._members.pop(trial.config["trial"], None)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:  # noqa: ARG002
+        self._go_on_if_all_wait()
+        for number, trial in sorted(self._members.items()):
+            waits = number in self._reached
+            if trial.status == "PAUSED" and not waits and self._source.has_room:
+                self._source.pause(trial.trial_id, False)
+                return trial
+        return None
+
+    def _go_on_if_all_wait(self) -> None:
+        members = self._members
+        if not members or self._source.has_more or self._source.is_over:
+            return
+        if members.keys() != self._reached.keys() or any(trial.status != "PAUSED" for trial in members.values()):
+            return
+        step = max(step for step, _ in self._reached.values())
+        values = {number: value for number, (_, value) in sorted(self._reached.items())}
+        params = {number: dict(members[number].config["params"]) for number in values}
+        runs = {number: run_name(number, members[number].config.get("branches", 0)) for number in values}
+        for number in values:
+            members[number].config |= {"after": step, "until": step + self._interval, "branch": None}
+        for exploit in decide(self._spec, self._rule, step, values, params):
+            config = members[exploit.trial].config
+            branches = config.get("branches", 0) + 1
+            config |= {"params": exploit.params, "branches": branches, "branch": [runs[exploit.donor], step]}
+            self._journal.tell(
+                "exploited",
+                exploit.trial,
+                step=step,
+                **{"from": exploit.donor},
+                run=run_name(exploit.trial, branches),
+                params=exploit.params,
+                reason=exploit.reason,
+            )
+        self._reached.clear()
+
+
+class _Stopping:
+    """Stands for Tune's controller, and notes which trials are to be stopped: that is told first."""
+
+    def __init__(self, controller: Any) -> None:
+        self._controller = controller
+        self.trials: list[Any] = []
+
+    def stop_trial(self, trial: Any) -> None:
+        self.trials.append(trial)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._controller, name)

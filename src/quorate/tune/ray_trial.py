@@ -1,0 +1,89 @@
+"""A trial inside of Ray Tune: an actor that trains one run after the other, in its own share of the cluster."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from quorate.spec.search_load import ResolvedSearch
+from quorate.tune.trial_run import Plan, Report, TrialRun
+
+METRIC = "metrics/"
+"""What Tune calls a metric begins with this: a task's own name may be one of Tune's."""
+
+
+def run_name(trial: int, branch: int = 0) -> str:
+    """The run of a trial; of a population, after how many branches."""
+    return f"trial-{trial:04d}" + (f"-b{branch}" if branch else "")
+
+
+class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
+    """Trains the trial of its configuration; `step` is an evaluation of it.
+
+    It is told all that it needs each time, and knows nothing by itself: whichever actor gets a trial goes on with what
+    is in the trial's run folder.
+    """
+
+    def setup(self, config: dict[str, Any], search: ResolvedSearch, trials: str) -> None:
+        self._search = search
+        self._trials = Path(trials)
+        self._run = TrialRun()
+        self._has_begun = False
+        self._config = config
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """The next trial in the same process, in which all is imported already."""
+        self._run.stop()
+        self._has_begun = False
+        self._config = new_config
+        return True
+
+    def step(self) -> dict[str, Any]:
+        if "failed" in self._config:
+            return result_of(Report(self._config.get("after", 0), ending="failed", message=self._config["failed"]))
+        if not self._has_begun:
+            self._has_begun = True
+            self._run.begin(self._plan())
+        return result_of(self._run.next())
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:  # noqa: ARG002 (Tune's own; the run folder has it all)
+        """Before a pause: the run ends in order, with a checkpoint of its own."""
+        self._run.stop()
+
+    def load_checkpoint(self, checkpoint: Any) -> None: ...
+
+    def cleanup(self) -> None:
+        self._run.close()
+
+    def host(self) -> str:
+        """Where it is."""
+        return socket.gethostname()
+
+    def _plan(self) -> Plan:
+        config, trial = self._config, self._config["trial"]
+        manner: dict[str, Any] = {"name": "trial", "runs": str(self._trials)}
+        if "until" in config:
+            manner["checkpoint.keep_every"] = config["interval"]  # others go on from them, and later
+        return Plan(
+            trials=self._trials,
+            run=run_name(trial, config.get("branches", 0)),
+            job=self._search.trial_job(config["params"], trial, manner),
+            branch=tuple(config["branch"]) if config.get("branch") else None,
+            after=config.get("after", 0),
+            until=config.get("until"),
+        )
+
+
+def result_of(report: Report) -> dict[str, Any]:
+    """A report as Tune passes it on."""
+    return {
+        "step": report.step,
+        "metrics": report.metrics,
+        "total_steps": report.total_steps,
+        "ending": report.ending,
+        "message": report.message,
+        "digest": report.digest,
+        "seconds": report.seconds,
+        "done": bool(report.ending),
+    }

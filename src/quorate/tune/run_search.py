@@ -1,0 +1,204 @@
+"""From a search to its end: connect to Ray, give Tune the trials, and go on where an earlier part was killed."""
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from quorate.core.errors import RequestError, RunError
+from quorate.core.machine import usable_cores
+from quorate.spec.search import HyperbandSpec, PbtSpec, SearchSpec
+from quorate.spec.search_load import ResolvedSearch
+from quorate.storage.search_folder import SearchFolder
+from quorate.supervisor.signals import listening_to_signals
+from quorate.tune.journal import Journal, Listener
+
+log = logging.getLogger(__name__)
+
+INSTALL = "pip install 'quorate[tune]'"
+OBJECT_STORE = 100 * 2**20
+"""Bytes for what Ray shares: configurations and numbers."""
+_TUNE = {
+    # What a trial computes is in its run folder, and what is decided in the journal.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+
+def run_search(
+    search: ResolvedSearch, folder: SearchFolder, listener: Listener | None, tick: Callable[[], None]
+) -> str:
+    """Run a search, or what is left of it; returns why it has ended: complete, interrupted, terminated, or a budget.
+
+    The listener hears each line of the journal, and `tick` is called several times a second.
+    """
+    if find_spec("ray") is None:
+        raise RequestError(f"quorate tune needs the library ray, which is not installed here: {INSTALL}.")
+    if search.spec.space is None:
+        raise RequestError("space: the search does not say which keys of the job to change, and to what.")
+    with folder.lock():
+        journal = Journal(folder, listener)
+        has_begun = folder.log_file.exists()
+        _share(folder, search.spec.storage)
+        with _settings(search.spec), _connected(search), listening_to_signals() as signals:
+            from quorate.tune.ray_driver import COMPLETE, Driver
+
+            journal.tell("search-resumed" if has_begun else "search-began", reason=search.source)
+            source, scheduler = _parts(search, journal)
+            driver = Driver(search.spec, journal, source, scheduler, signals, tick)
+            try:
+                _tuner(search, folder, source, scheduler, driver).fit()
+                reason = driver.reason or COMPLETE
+            except BaseException as error:
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise
+            finally:
+                journal.tell("search-ended", reason=reason)
+        if driver.refusal is not None:
+            raise driver.refusal
+        return reason
+
+
+def demand_of(search: ResolvedSearch) -> dict[str, float]:
+    """What a trial takes of the cluster: all of its workers, on one node."""
+    spec, job = search.spec.trial, search.job.spec
+    assert isinstance(job.workers, int)
+    cpu = spec.cpu if spec.cpu is not None else float(job.threads)
+    gpu = spec.gpu if spec.gpu is not None else float(job.device == "cuda")
+    demand = {"CPU": job.workers * cpu, "GPU": job.workers * gpu}
+    return {name: amount for name, amount in demand.items() if amount}
+
+
+def _parts(search: ResolvedSearch, journal: Journal) -> tuple[Any, Any]:
+    from quorate.tune.ray_schedulers import Asha, Hyperband, NoScheduler, Population
+    from quorate.tune.ray_searcher import TrialSource
+
+    spec = search.spec
+    waits = isinstance(spec.scheduler, HyperbandSpec)
+    # In brackets and in populations trials wait for each other: all are told anew, from what they have recorded.
+    replays = isinstance(spec.scheduler, HyperbandSpec | PbtSpec)
+    source = TrialSource(spec, journal, None if waits else spec.concurrent, replays)
+    if isinstance(spec.scheduler, PbtSpec):
+        return source, Population(spec, interval_of(search), journal, source)
+    if isinstance(spec.scheduler, HyperbandSpec):
+        return source, Hyperband(spec)
+    return source, Asha(spec, journal) if spec.scheduler.kind == "asha" else NoScheduler()
+
+
+def interval_of(search: ResolvedSearch) -> int:
+    """After how many steps a population looks at itself."""
+    assert isinstance(search.spec.scheduler, PbtSpec)
+    interval = search.spec.scheduler.interval or search.job.spec.evaluate.every
+    if not isinstance(interval, int):
+        raise RequestError(
+            f"scheduler: pbt needs to know after how many steps it compares trials, and evaluate.every is {interval}. "
+            "Write a number of steps for it in the job, or scheduler: {kind: pbt, interval: N}."
+        )
+    return interval
+
+
+def _tuner(search: ResolvedSearch, folder: SearchFolder, source: Any, scheduler: Any, driver: Any) -> Any:
+    from ray import tune
+
+    from quorate.tune.ray_trial import TrialActor, run_name
+
+    trials = folder.trials.resolve()
+    actor = tune.with_parameters(TrialActor, search=search, trials=str(trials))
+    return tune.Tuner(
+        tune.with_resources(actor, tune.PlacementGroupFactory([demand_of(search)])),
+        tune_config=tune.TuneConfig(
+            num_samples=-1,
+            search_alg=source,
+            scheduler=scheduler,
+            reuse_actors=True,
+            trial_name_creator=lambda trial: run_name(trial.config["trial"]),
+            trial_dirname_creator=lambda trial: run_name(trial.config["trial"]),
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(trials.parent),
+            stop=driver,
+            callbacks=[driver],
+            # An actor that dies has lost its node: a job that fails says so itself.
+            failure_config=tune.FailureConfig(max_failures=-1),
+            verbose=0,
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _settings(spec: SearchSpec) -> Iterator[None]:
+    """Tune is told by variables how to behave. In brackets all trials have to be known from the beginning."""
+    waits = {"TUNE_MAX_PENDING_TRIALS_PG": str(spec.trials or 1)} if spec.scheduler.kind in ("hyperband", "pbt") else {}
+    before = {name: os.environ.get(name) for name in {**_TUNE, **waits}}
+    os.environ.update({**_TUNE, **waits})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _connected(search: ResolvedSearch) -> Iterator[None]:
+    """A cluster of its own on this machine, with room for as many trials as are asked for at once; or one that is."""
+    import ray
+
+    if ray.is_initialized():
+        _refuse_without_room(demand_of(search))
+        yield
+        return
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    if search.spec.address == "local":
+        cpus = demand_of(search).get("CPU", 1.0)
+        wanted = math.ceil((search.spec.concurrent or 1) * cpus)
+        cores = wanted if search.spec.concurrent else max(wanted, usable_cores())
+        ray.init(address="local", num_cpus=cores, include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
+    else:
+        try:
+            ray.init(address=search.spec.address, **quiet)
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise RequestError(f"address: cannot connect to Ray at {search.spec.address}: {error}") from None
+    try:
+        _refuse_without_room(demand_of(search))
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _refuse_without_room(demand: dict[str, float]) -> None:
+    """A trial that fits on no node would wait for ever."""
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for name, amount in demand.items():
+        most = max((node.get(name, 0.0) for node in nodes), default=0.0)
+        if amount > most:
+            raise RequestError(
+                f"trial: a trial takes {amount:g} {name} on one node (workers × {name.lower()}), and the largest node "
+                f"of the cluster has {most:g}. Use fewer workers, or less for each."
+            )
+
+
+def _share(folder: SearchFolder, storage: str | None) -> None:
+    """Have the runs of the trials in a folder that all nodes reach."""
+    if storage is None or folder.trials.is_symlink():
+        return
+    shared = Path(storage) / folder.name / "trials"
+    try:
+        shared.mkdir(parents=True, exist_ok=True)
+        folder.trials.rmdir()
+        folder.trials.symlink_to(shared, target_is_directory=True)
+    except OSError as error:
+        raise RunError(f"storage: {shared} cannot be used ({error.strerror or error}).") from error

@@ -1,0 +1,113 @@
+"""`quorate.Search` and `quorate.tune`: a search in Python, and how it is run, resumed and shown."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.api.job import Job
+from quorate.api.train import pass_on_signal
+from quorate.core.errors import RequestError
+from quorate.core.user_code import given
+from quorate.spec.override import Override
+from quorate.spec.resolved import dump_job
+from quorate.spec.search_load import (
+    ResolvedSearch,
+    dump_search,
+    load_recorded_search,
+    load_search,
+    resolve_search,
+)
+from quorate.storage.run_folder import runs_folder
+from quorate.storage.search_folder import SearchFolder
+from quorate.tune.journal import Listener
+from quorate.tune.run_search import run_search
+
+EXIT_CODES = {"interrupted": 130, "terminated": 143}
+
+
+class Search:
+    """A hyperparameter search.
+
+    ::
+
+        search = quorate.Search(
+            job=quorate.Job(task=Digits, batch_size=64, epochs=3),
+            metric="accuracy",
+            space={"params.learning_rate": {"loguniform": [1e-4, 1e-1]}},
+            budget={"trials": 10},
+        )
+        result = quorate.tune(search)
+
+    Keys are those of the search file, checked in the same way. `job` is a `quorate.Job`, the path of a job file, or a
+    mapping.
+    """
+
+    def __init__(self, job: Any, **keys: Any) -> None:
+        resolved = job.resolved if isinstance(job, Job) else None
+        mapping = {"name": resolved.spec.name, **keys} if resolved else {"job": job, **keys}
+        self.resolved: ResolvedSearch = resolve_search(mapping, "Search(...)", os.environ, resolved)
+
+    @classmethod
+    def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Search":
+        """The search of a file; `overrides` (dotted keys, such as ``"budget.trials"``) go over it."""
+        layer = [Override(key, value, "Search.from_file") for key, value in (overrides or {}).items()]
+        search = cls.__new__(cls)
+        search.resolved = load_search(Path(path), os.environ, layer)
+        return search
+
+    def __repr__(self) -> str:
+        spec = self.resolved.spec
+        return f"<Search {spec.name}: {', '.join(spec.metrics)} over {', '.join(spec.space or {})}>"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A search that has ended: its folder, and why it did."""
+
+    folder: SearchFolder
+    reason: str
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES.get(self.reason, 0)
+
+
+def begin(search: ResolvedSearch) -> SearchFolder:
+    """Make the folder of a search."""
+    runs = Path(search.spec.runs).absolute()
+    return SearchFolder.create(runs, search.spec.name, dump_search(search), dump_job(search.job))
+
+
+def recorded(runs: Path, reference: str) -> tuple[ResolvedSearch, SearchFolder]:
+    """A search that was begun before."""
+    folder = SearchFolder(SearchFolder.find(runs, reference).path.absolute())
+    return load_recorded_search(folder.path), folder
+
+
+def run(
+    search: ResolvedSearch,
+    folder: SearchFolder,
+    listener: Listener | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Ended:
+    """Run a search to its end in its folder."""
+    return Ended(folder, run_search(search, folder, listener, tick))
+
+
+def tune(search: Search) -> Ended:
+    """Run a search to its end."""
+    if not isinstance(search, Search):
+        raise RequestError(f"quorate.tune takes a quorate.Search and was given {given(search)}.")
+    return _concluded(run(search.resolved, begin(search.resolved)))
+
+
+def resume_search(search: str | Path, *, runs: str | Path | None = None) -> Ended:
+    """Go on with a search that was stopped or killed: a name, a unique prefix of one, a path, or ``"last"``."""
+    return _concluded(run(*recorded(runs_folder(runs), str(search))))
+
+
+def _concluded(ended: Ended) -> Ended:
+    pass_on_signal(ended.exit_code, f"the search {ended.folder.name} was {ended.reason}")
+    return ended
