@@ -136,7 +136,7 @@ def step(
     """Train a tiny MLP and a small CNN, and compare the loops.
 
     One process, one thread, the same data and optimizer; the time of a step in steady state. Systems: quorate,
-    hand-written, fabric, accelerate, lightning.
+    quorate-own-loop, hand-written, fabric, accelerate, lightning.
 
     \b
     Examples:

@@ -8,11 +8,12 @@ from benchmarks.row import Row
 from benchmarks.system import Needs, System, Turn
 
 QUORATE = System("quorate", "benchmarks.own.step", is_ours=True)
+OWN_LOOP = System("quorate-own-loop", "benchmarks.own.step", is_ours=True)
 HAND_WRITTEN = System("hand-written", "benchmarks.peers.hand_written_step")
 FABRIC = System("fabric", "benchmarks.peers.fabric_step", needs=Needs(("lightning", "torch")))
 ACCELERATE = System("accelerate", "benchmarks.peers.accelerate_step", needs=Needs(("accelerate", "torch")))
 LIGHTNING = System("lightning", "benchmarks.peers.lightning_step", needs=Needs(("lightning", "torch")))
-SYSTEMS = (QUORATE, HAND_WRITTEN, FABRIC, ACCELERATE, LIGHTNING)
+SYSTEMS = (QUORATE, OWN_LOOP, HAND_WRITTEN, FABRIC, ACCELERATE, LIGHTNING)
 
 
 LENGTHS = {"tiny-mlp": Blocks(200, 2000), "cnn": Blocks(10, 100)}
@@ -30,7 +31,7 @@ class Step:
     def turns(self) -> list[Turn]:
         """Each system with each case."""
         return [
-            Turn(system, case, {"case": case, "warm_up": length.warm_up, "steps": length.steps})
+            Turn(system, case, {"system": system.name, "case": case, "warm_up": length.warm_up, "steps": length.steps})
             for case, length in self.lengths.items()
             for system in self.systems
         ]
@@ -40,18 +41,29 @@ class Step:
         return row.case
 
     def explained(self, rows: Sequence[Row]) -> list[Row]:
-        """With the overhead over the hand-written loop, where that was measured."""
+        """With the overhead over the hand-written loop, and that of a loop of one's own over a task, where measured."""
         by_hand = {row.case: row.ms for row in rows if row.system == HAND_WRITTEN.name}
-        return [_with_overhead(row, by_hand.get(row.case)) for row in rows]
+        by_task = {row.case: row.ms for row in rows if row.system == QUORATE.name}
+        return [_with_turns(_with_overhead(row, by_hand.get(row.case)), by_task.get(row.case)) for row in rows]
 
     def remarks(self, row: Row) -> dict[str, str]:
         """The overhead."""
-        if "overhead_us" not in row.details:
-            return {}
-        return {
-            "overhead": f"{row.details['overhead_us']:+,.0f} µs",
-            "relative": f"{row.details['overhead_percent']:+.1f} %",
-        }
+        details = row.details
+        remarks: dict[str, str] = {}
+        if "overhead_us" in details:
+            remarks |= {
+                "overhead": f"{details['overhead_us']:+,.0f} µs",
+                "relative": f"{details['overhead_percent']:+.1f} %",
+            }
+        if "over_task_us" in details:
+            remarks["over a task"] = f"{details['over_task_us']:+,.0f} µs"
+        return remarks
+
+
+def _with_turns(row: Row, by_task: float | None) -> Row:
+    if not by_task or row.system != OWN_LOOP.name:
+        return row
+    return row.with_details(over_task_us=(row.ms - by_task) * 1000)
 
 
 def _with_overhead(row: Row, base: float | None) -> Row:

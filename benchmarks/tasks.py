@@ -9,6 +9,7 @@ from torch import nn, optim
 from torch.utils.data import Dataset, TensorDataset
 
 from benchmarks.cases import CASES, Batch, data_of, loss_of, optimizer_of, sized_case
+from quorate.training.own_run import Run
 from quorate.training.task import Task
 
 
@@ -33,6 +34,17 @@ class CaseTask(Task):
     def optimizer(self, model: nn.Module) -> optim.Optimizer:
         """The same as everywhere."""
         return optimizer_of(model)
+
+
+def case_loop(run: Run, case: str, samples: int) -> None:
+    """The same with a training loop of one's own, which reads the loss at every step as others do."""
+    model = CASES[case].build()
+    model, _ = run.prepare(model, optimizer_of(model))
+    losses = []
+    for batch in run.batches(data_of(CASES[case], samples)):
+        result = run.step(loss_of(model, batch))
+        if result is not None:
+            losses.append(result.loss)
 
 
 class OneByOne(Dataset[Any]):

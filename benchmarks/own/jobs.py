@@ -9,12 +9,13 @@ from quorate.api.job import Job
 from quorate.api.train import train
 
 TASK = "benchmarks.tasks:CaseTask"
+LOOP = "benchmarks.tasks:case_loop"
 
 
 def train_case(folder: str, case: str, samples: int, blocks: Blocks, **keys: Any) -> StepTimes:
     """Train a case as `quorate train` does, and read the run's own events."""
     job = Job(
-        task=TASK,
+        task=keys.pop("task", TASK),
         name=f"bench-{case}",
         params={"case": case, "samples": samples},
         runs=str(Path(folder) / "runs"),

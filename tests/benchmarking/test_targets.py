@@ -64,6 +64,12 @@ def test_the_overhead_of_a_step_is_over_the_hand_written_loop(ms: float, verdict
     assert rows[1].details == {}
 
 
+@pytest.mark.parametrize(("ms", "verdict"), [(1.065, "met"), (1.075, "missed")])
+def test_a_loop_of_ones_own_is_held_against_a_task(ms: float, verdict: str) -> None:
+    rows = Step().explained([row("quorate", 1.05, case="tiny-mlp"), row("quorate-own-loop", ms, case="tiny-mlp")])
+    assert verdicts("step", rows)["tiny MLP: µs of a training loop of one's own over the same as a task"] == verdict
+
+
 @pytest.mark.parametrize(("ms", "verdict"), [(50.4, "met"), (50.6, "missed")])
 def test_tracking_is_held_against_nothing(ms: float, verdict: str) -> None:
     rows = Tracking().explained([row("tracked", ms, case="cnn"), row("untracked", 50.0, case="cnn")])

@@ -22,6 +22,26 @@ class Noisy(bit_tasks.BatchNormAndDropout):
         return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
 
+def clipped(run: Run) -> None:
+    """Keeps what decides how it trains, clips by itself, draws where no lane's stream is, and does no epochs."""
+    task = bit_tasks.Momentum()
+    model = task.model()
+    model, _ = run.prepare(model, task.optimizer(model))
+    run.clip(0.5)
+    run.state["scale"] = 1.0
+    for inputs, targets in run.batches(task.datasets()[0]):
+        result = run.step(run.state["scale"] * F.mse_loss(model(inputs).squeeze(-1), targets))
+        torch.rand(3)
+        if result is not None and result.loss is not None:
+            run.state["scale"] = 1 / (1 + result.loss)
+
+
+def unclipped(run: Run) -> None:
+    """The same, where the job clips."""
+    run.clip = lambda norm: None  # type: ignore[method-assign]
+    clipped(run)
+
+
 def noisy(run: Run, learning_rate: float = 1e-3) -> None:
     task = bit_tasks.BatchNormAndDropout()
     task.learning_rate = learning_rate

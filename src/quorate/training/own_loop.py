@@ -136,7 +136,7 @@ class OwnLoop(Task):
             if turns.place is Place.STEP:
                 self._resume(None)  # it is done again, or others have done it
             if not self._goes_on(step, is_first, is_anothers):
-                turns.restored = progress.kept
+                turns.restored = progress.kept if step else None
                 self._restart()
         turns.take_up_state()
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from greenlet import getcurrent
 
-from quorate.core.errors import TaskError
+from quorate.core.errors import TaskError, UnsupportedModelError
 from quorate.core.user_code import given
 from quorate.data.datasets import check_dataset
 from quorate.observe.events import StepCompleted
@@ -99,9 +99,11 @@ class Turns:
         try:
             text = json.dumps(self.state)
         except (TypeError, ValueError) as error:
-            raise TaskError(f"run.state cannot be saved: {error}. {_STATE}") from None
+            raise UnsupportedModelError(f"run.state cannot be saved: {error}. {_STATE}") from None
         if repr(json.loads(text)) != repr(self.state):
-            raise TaskError(f"run.state would come back from a checkpoint as {json.loads(text)!r}. {_STATE}")
+            raise UnsupportedModelError(
+                f"run.state would come back from a checkpoint as {json.loads(text)!r}. {_STATE}"
+            )
         return text
 
 

@@ -53,6 +53,7 @@ from quorate.training.compile_trial import first_micro_batch, why_not_compiled
 from quorate.training.device import Device, canary, digests
 from quorate.training.devices import device_for
 from quorate.training.evaluation import sanity_check_evaluation
+from quorate.training.own_loop import OwnLoop
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import task_source
@@ -354,6 +355,8 @@ class Worker:
             spec, task, replica, samples, environment, folder, role, mode, self._assignment.lane_memory
         )
         _ = parts.strategy  # what it refuses of the task is told before anybody waits for this worker
+        if isinstance(task, OwnLoop) and device.compiles:
+            device.uncompile(replica.model)  # a compiler cannot follow two that take turns
         if device.compiles:
             self._page.write_setup("compile")
             self._try_compiled(parts)
