@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import example_job
-from benchmarks.row import Row
+from benchmarks.row import Row, details_in_words
 from benchmarks.script import LIMIT
 from benchmarks.system import Needs, System, Turn
 
@@ -129,11 +129,7 @@ class Gpu:
 
     def remarks(self, row: Row) -> dict[str, str]:
         """What the targets are about."""
-        return {
-            name: f"{row.details[detail]:,.{digits}f}{unit}"
-            for detail, (name, digits, unit) in REMARKS.items()
-            if detail in row.details
-        }
+        return details_in_words(row, REMARKS)
 
     # --- the rows
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.blocks import Blocks
-from benchmarks.row import Row, ratios_in_words
+from benchmarks.row import Row, details_in_words, ratios_in_words
 from benchmarks.system import System, Turn
 
 RAY = System("quorate-ray", "benchmarks.own.on_ray", is_ours=True)
@@ -49,12 +49,7 @@ class OnRay:
 
     def remarks(self, row: Row) -> dict[str, str]:
         """What the targets are about."""
-        told = {
-            name: f"{row.details[detail]:,.{digits}f}{unit}"
-            for detail, (name, digits, unit) in REMARKS.items()
-            if detail in row.details
-        }
-        return told | ratios_in_words(row)
+        return details_in_words(row, REMARKS) | ratios_in_words(row)
 
     # --- the rows
 

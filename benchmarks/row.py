@@ -78,6 +78,15 @@ def compared(rows: Sequence[Row], ours: frozenset[str], label: Callable[[Row], s
     return [_against(row, group, ours) for group in grouped for row in group]
 
 
+def details_in_words(row: Row, columns: Mapping[str, tuple[str, int, str]]) -> dict[str, str]:
+    """Those details that have a column: its name, digits and unit."""
+    return {
+        name: f"{row.details[detail]:,.{digits}f}{unit}"
+        for detail, (name, digits, unit) in columns.items()
+        if detail in row.details
+    }
+
+
 def ratios_in_words(row: Row) -> dict[str, str]:
     """By peer: 4.20×."""
     return {peer: f"{ratio:.2f}×" for peer, ratio in row.ratio_to.items()}

@@ -173,6 +173,25 @@ def test_weights_that_travel_in_16_bits_need_no_change_of_the_task(tmp_path: Pat
     assert 0 < far(alone.losses, sharded.losses) < 0.02
 
 
+class OfOneType(nn.BatchNorm1d):
+    """As cuDNN takes it."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert self.weight.dtype == self.running_mean.dtype  # type: ignore[union-attr]
+        return super().forward(inputs)
+
+
+class Normed(tasks.Momentum):
+    def model(self) -> nn.Module:
+        normed = [nn.Unflatten(1, (2, 4)), OfOneType(2), nn.Flatten()]
+        return nn.Sequential(nn.Linear(tasks.FEATURES, 8), *normed, nn.ReLU(), nn.Linear(8, 1))
+
+
+def test_a_batch_norm_is_gathered_in_the_type_of_its_statistics(tmp_path: Path) -> None:
+    sharded = train(Normed, SHARD_2 | {"gather": "bf16", "reduce": "fp32"}, tmp_path / "sharded", **FEW)
+    assert len(sharded.losses) == FEW["steps"]
+
+
 @pytest.mark.parametrize(
     ("task", "where", "found"),
     [

@@ -32,6 +32,15 @@ def units_of(model: torch.nn.Module, spec: FsdpSpec) -> tuple[str, ...]:
     return units
 
 
+def batch_norms(model: torch.nn.Module) -> tuple[str, ...]:
+    """Modules that are gathered as they are: cuDNN takes the weights of a batch norm in the type of its statistics."""
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.affine
+    )
+
+
 def check_units(model: torch.nn.Module, units: Sequence[str]) -> None:
     """Refuse what FSDP2 cannot gather. `units` end with the model itself, which has what is in no other."""
     inside: set[torch.nn.Parameter] = set()

@@ -17,7 +17,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.strategy import FsdpSpec
 from quorate.training.activation_checkpointing import checkpoint_activations
 from quorate.training.deferred_init import CannotDefer, deferred
-from quorate.training.shard_units import check_units, units_of
+from quorate.training.shard_units import batch_norms, check_units, units_of
 from quorate.training.sharded_passes import Passes, param_groups
 from quorate.training.sharded_tensors import local
 from quorate.training.task import Task
@@ -102,12 +102,14 @@ class Sharding:
         offload = CPUOffloadPolicy(pin_memory=self._device.type != "cpu") if strategy.offload else OffloadPolicy()
         units = (*units_of(model, strategy), "")
         check_units(model, units)
-        for name in units:
+        norms = () if policy.param_dtype is None else batch_norms(model)
+        in_full = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype, cast_forward_inputs=False)
+        for name in dict.fromkeys((*norms, *units)):
             fully_shard(
                 model.get_submodule(name),
                 mesh=world.data_mesh,
                 reshard_after_forward=strategy.reshard,
-                mp_policy=policy if name else whole,
+                mp_policy=in_full if name in norms else policy if name else whole,
                 offload_policy=offload,
             )
         for module in shards_of(model):
