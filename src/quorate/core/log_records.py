@@ -70,6 +70,25 @@ class RecordHandler(logging.Handler):
         return mask_all(fields)  # type: ignore[no-any-return]
 
 
+class _StderrHandler(RecordHandler):
+    """Writes to what is standard error now, whatever becomes of that, until it is closed."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place, self._write_whole)
+        self._descriptor = os.dup(2)
+
+    def _write_whole(self, record: str) -> None:
+        data = f"{RECORD}{record}\n".encode()
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+    def close(self) -> None:
+        super().close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
 def encoded(fields: Mapping[str, Any]) -> str:
     """A record as a line of JSON, without the line's end. What is no text is written as one."""
     return json.dumps(fields, ensure_ascii=False, default=str).encode(errors="backslashreplace").decode()
@@ -81,14 +100,7 @@ def log_by_stderr(place: Place, level: str) -> None:
     By a descriptor of its own: code of the task may close or redirect standard error.
     """
     _show_prints_at_once()
-    descriptor = os.dup(2)
-
-    def write(record: str) -> None:
-        data = f"{RECORD}{record}\n".encode()
-        while data:
-            data = data[os.write(descriptor, data) :]
-
-    logging.basicConfig(level=level.upper(), handlers=[RecordHandler(place, write)], force=True)
+    logging.basicConfig(level=level.upper(), handlers=[_StderrHandler(place)], force=True)
 
 
 @contextmanager

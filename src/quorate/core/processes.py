@@ -35,6 +35,11 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def outlive_parent() -> None:
+    """Take back `die_with_parent`."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, in place of the first process of the machine."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -47,6 +52,11 @@ def close_in_children(sock: socket.socket) -> None:
     the worker's connections open, and its peers learn of its death seconds late.
     """
     _sockets.add(sock)
+
+
+def keep_in_children(sock: socket.socket) -> None:
+    """Take back `close_in_children`."""
+    _sockets.discard(sock)
 
 
 def _close_copies() -> None:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import select
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,19 @@ from quorate.core.errors import JobError
 from quorate.core.failure import Failure
 from quorate.core.networks import Network
 from quorate.core.processes import describe_departure
+from quorate.engines.interpreters import FRESH, Interpreters
 from quorate.storage.run_folder import RunFolder
 
 
 class CoordinatorChildProcess:
     """It ends with whoever has started it, whose end of the pipe closes. Fulfils `CoordinatorChild`."""
 
-    def __init__(self, appointment: Mapping[str, Any], network: Network) -> None:
+    def __init__(self, appointment: Mapping[str, Any], network: Network, interpreters: Interpreters = FRESH) -> None:
         self._log_file = RunFolder(Path(appointment["run"])).logs / "coordinator.log"
         placed = {**appointment, "host": network.address, "network": network.namespace}
         with self._log_file.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "quorate.coordinator"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                start_new_session=True,  # Ctrl-C is for the launcher alone, which stops the job in order
+            self._process = interpreters.start(
+                "quorate.coordinator", [], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file.fileno()
             )
         self.pid = self._process.pid
         assert self._process.stdin is not None
@@ -55,7 +51,7 @@ class CoordinatorChildProcess:
 
     @property
     def departure(self) -> str:
-        return f"the coordinator (pid {self.pid}) {describe_departure(self._process.returncode)}"
+        return f"the coordinator (pid {self.pid}) {describe_departure(self._process.wait())}"
 
     def kill(self) -> None:
         self._process.kill()

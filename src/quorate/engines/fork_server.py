@@ -20,20 +20,28 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
 from quorate.core.log_records import Place, log_by_stderr
 from quorate.core.networks import enter_network
-from quorate.core.processes import adopt_orphans, children_of, close_in_children, die_with_parent
+from quorate.core.processes import (
+    adopt_orphans,
+    children_of,
+    close_in_children,
+    die_with_parent,
+    keep_in_children,
+    outlive_parent,
+)
+from quorate.core.task_source import TaskSource
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE
 from quorate.engines.output_pump import OutputPipes, Speaker
+from quorate.engines.warm_process import WarmProcess, thread_count
 from quorate.worker.assignment import Assignment
 
 log = logging.getLogger("quorate.engines.fork_server")  # it is __main__ to itself
@@ -50,24 +58,24 @@ class Messages:
     """One end of the conversation of launcher and fork server: JSON lines over a socket pair that only they hold."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self.connection = connection
         self._partial = b""
         self.closed = False
 
     def fileno(self) -> int:
-        return self._connection.fileno()
+        return self.connection.fileno()
 
     def send(self, what: str, **fields: Any) -> None:
         """Say something; the other side may be gone, which is learnt by reading."""
         try:
-            self._connection.sendall(json.dumps({"what": what, **fields}).encode() + b"\n")
+            self.connection.sendall(json.dumps({"what": what, **fields}).encode() + b"\n")
         except OSError:
             self.closed = True
 
     def read(self) -> Iterator[dict[str, Any]]:
         """What has arrived. `closed` is set at the end of the conversation."""
         try:
-            received = self._connection.recv(1 << 16)
+            received = self.connection.recv(1 << 16)
         except OSError:
             received = b""
         if not received:
@@ -78,10 +86,10 @@ class Messages:
     def end(self) -> None:
         """Say nothing more, which the other side takes for the end; what it still says can be read."""
         with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_WR)
+            self.connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
 
 @dataclass(frozen=True)
@@ -94,10 +102,60 @@ class _Child:
     speaker: Speaker | None = None
 
 
+class _Task:
+    """The task, imported as a preparation says, with everything else that a worker will import."""
+
+    def __init__(self, message: dict[str, Any]) -> None:
+        from quorate.training.device import CPU
+        from quorate.training.source import load_task_type
+        from quorate.worker import process  # noqa: F401
+
+        self.search_path: list[str] = message["search_path"]
+        sys.path[:] = [*self.search_path, *(entry for entry in sys.path if entry not in self.search_path)]
+        CPU.pin(1, message["deterministic"])
+        self.type = load_task_type(message["task"], message["seed"])
+
+    def finish_imports(self) -> None:
+        """What takes long, and so comes last: a mistake in the task is told without this wait."""
+        import torch._dynamo  # noqa: F401 (the first optimizer step imports it, which takes as long as torch itself)
+
+    def source(self) -> TaskSource:
+        from quorate.training.source import task_source
+
+        return task_source(self.type)
+
+    def why_stale(self) -> str:
+        """Why a new process would have another task, if it would."""
+        from quorate.training.source import changed_file
+
+        changed = changed_file(self.type)
+        return "" if changed is None else f"{changed} has changed"
+
+
+@dataclass(frozen=True)
+class Stay:
+    """What a fork server is told that stays for later runs: by which socket it is asked for them, and by whom."""
+
+    control: socket.socket
+    owner: int
+
+    def serve(self, task: _Task) -> NoReturn:
+        """Be nobody's process until the next run, and let go of all that is this one's."""
+        outlive_parent()  # it is a thread, which may end with the run
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (1, 2):
+            os.dup2(null, number)
+        os.close(null)
+        log_by_stderr(Place("fork server", ""), "info")  # no more to the log of this run
+        WarmProcess(self.control, self.owner, lambda _, words: serve_run(words, task), task.why_stale).serve()
+
+
 class ForkServer:
     """Serves the launcher until the launcher closes the conversation or dies, which is the same to the fork server."""
 
-    def __init__(self, messages: Messages, pump: socket.socket) -> None:
+    def __init__(
+        self, messages: Messages, pump: socket.socket, task: _Task | None = None, stay: Stay | None = None
+    ) -> None:
         self._messages = messages
         self._pump = pump
         self._selector = selectors.DefaultSelector()
@@ -105,8 +163,8 @@ class ForkServer:
         # What importing the task has started is its own business, and ends as it likes.
         self._own: frozenset[int] = frozenset()
         self._gone: set[int] = set()
-        self._task_type: Any = None
-        self._search_path: list[str] = []
+        self._task = task
+        self._stay = stay
         # What lanes keep from step to step outlives their workers here. It takes no room until one of them needs it.
         self._lane_memory = os.memfd_create("quorate-lanes", os.MFD_CLOEXEC)
 
@@ -122,7 +180,7 @@ class ForkServer:
                         continue
                     for message in self._messages.read():
                         if message["what"] == PREPARE:
-                            self._prepare(message)
+                            self.prepare(message)
                         elif message["what"] == START:
                             self._start(Assignment.from_json(message["assignment"]))
                         elif message["what"] == RESEND:
@@ -133,30 +191,25 @@ class ForkServer:
         finally:
             self._kill()
 
-    def _prepare(self, message: dict[str, Any]) -> None:
+    def prepare(self, message: dict[str, Any]) -> None:
+        """Have all imported that workers need, and say what was found."""
         try:
-            # Everything that a worker will import, so that no worker has to.
+            if self._task is None:
+                self._task = _Task(message)
+                self._remain(self._task)
             from quorate.training.device import CPU
-            from quorate.training.source import load_task_type, task_source
             from quorate.training.task import configure
-            from quorate.worker import process  # noqa: F401
 
-            self._search_path = message["search_path"]
-            sys.path[:] = [*self._search_path, *(entry for entry in sys.path if entry not in self._search_path)]
-            CPU.pin(1, message["deterministic"])
-            self._task_type = load_task_type(message["task"], message["seed"])
-            configure(self._task_type, message["params"], message["job_source"], message["seed"])
-            # The first optimizer step imports it, which takes as long as torch itself. After the task, so that a
-            # mistake in it is told without this wait.
-            import torch._dynamo  # noqa: F401
-
+            configure(self._task.type, message["params"], message["job_source"], message["seed"])
+            self._task.finish_imports()
             facts = CPU.facts(message["threads"], message["deterministic"])
             if message["device"] != CPU.name:
                 # Workers tell of it: who forks must not have spoken to its driver.
                 facts |= {"device": message["device"]}
             del facts["precision"]  # the job's own, and with `auto` that of the chip
-            source = task_source(self._task_type)
-            self._messages.send(READY, facts=facts | {SOURCE: source.digest}, source=source.to_page())
+            source = self._task.source()
+            found = {"facts": facts | {SOURCE: source.digest}, "source": source.to_page()}
+            self._messages.send(READY, **found, pid=os.getpid())
         except QuorateError as error:
             self._messages.send(FAILED, failure=Failure.of(error).to_dict())
         except Exception as error:
@@ -164,11 +217,39 @@ class ForkServer:
             failure = Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
             self._messages.send(FAILED, failure=failure.to_dict())
 
+    def _remain(self, task: _Task) -> None:
+        """Where that is asked for, stay as a process that has imported the task and nothing else, while a fork of it
+        goes on here. A task that has started threads, which a fork would lose, is for this run alone."""
+        stay, self._stay = self._stay, None
+        if stay is None:
+            return
+        task.finish_imports()
+        task.source()
+        if thread_count() > 1:
+            stay.control.close()
+            return
+        parent, kept = os.getpid(), (self._messages.connection, self._pump)
+        for sock in kept:
+            keep_in_children(sock)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if os.fork():
+            for sock in kept:
+                sock.close()
+            self._selector.close()
+            os.close(self._lane_memory)
+            stay.serve(task)
+        for sock in kept:
+            close_in_children(sock)
+        os.setsid()
+        die_with_parent(parent)
+        adopt_orphans()
+
     def _start(self, assignment: Assignment) -> None:
         if not self._children and not self._gone:
             self._own = frozenset(children_of(os.getpid()))
         assignment = replace(assignment, lane_memory=self._lane_memory)
-        threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+        threads = thread_count()
         pipes = OutputPipes()
         if threads == 1:
             pid, how, reason = self._fork(assignment, pipes), "forked", ""
@@ -213,7 +294,8 @@ class ForkServer:
                     child.pipes.close()
             die_with_parent(fork_server)
             os.setpgid(0, 0)  # by which the fork server knows whatever this worker leaves
-            code = become_worker(assignment, self._task_type)
+            assert self._task is not None, "whoever starts workers is prepared"
+            code = become_worker(assignment, self._task.type)
         except BaseException:
             traceback.print_exc()  # nobody above is left to do it: this frame ends the process
         finally:
@@ -224,7 +306,7 @@ class ForkServer:
     def _spawn(self, assignment: Assignment, pipes: OutputPipes) -> int:
         # With -P and this path, imports are found where a forked worker finds them: the working directory does not
         # come first.
-        path = os.pathsep.join(self._search_path)
+        path = os.pathsep.join([] if self._task is None else self._task.search_path)
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "quorate.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -300,19 +382,29 @@ def become_worker(assignment: Assignment, task_type: Any) -> int:
     return Worker(assignment, task_type).live()
 
 
+def serve_run(arguments: Sequence[str], task: _Task | None = None) -> None:
+    """Serve the launcher of one run to its end."""
+    messages, parent, pump, run, *control = arguments
+    die_with_parent(int(parent))
+    adopt_orphans()
+    log_by_stderr(Place("fork server", run), "info")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stay = Stay(_own(control[0]), int(parent)) if control else None
+    ForkServer(Messages(_own(messages)), _own(pump), task, stay).serve()
+
+
+def _own(number: str) -> socket.socket:
+    sock = socket.socket(fileno=int(number))
+    # Whoever waits for the end of the fork server must not wait for what importing the task has started.
+    sock.set_inheritable(False)
+    close_in_children(sock)
+    return sock
+
+
 def main() -> None:
     """Serve the launcher: the arguments are the number of the socket to it, its pid, the number of the socket to the
-    output pump, and the name of the run."""
-    die_with_parent(int(sys.argv[2]))
-    adopt_orphans()
-    log_by_stderr(Place("fork server", sys.argv[4]), "info")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    messages, pump = (socket.socket(fileno=int(number)) for number in (sys.argv[1], sys.argv[3]))
-    for sock in (messages, pump):
-        # Whoever waits for the end of the fork server must not wait for what importing the task has started.
-        sock.set_inheritable(False)
-        close_in_children(sock)
-    ForkServer(Messages(messages), pump).serve()
+    output pump, and the name of the run; and where it is to stay, that of the socket by which it is asked for more."""
+    serve_run(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
     # Python would take torch apart, module by module, for a second or two, while the launcher waits.

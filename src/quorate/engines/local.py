@@ -7,7 +7,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -32,7 +31,9 @@ from quorate.engines.engine import (
     Unprepared,
 )
 from quorate.engines.fork_server import EXITED, FAILED, PREPARE, READY, RESEND, START, STARTED, Messages
+from quorate.engines.interpreters import FRESH, PARENT, Child, Interpreters
 from quorate.engines.output_pump import OutputPipes, OutputPump, Speaker
+from quorate.engines.warm_interpreters import WarmParent
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import read_status, status_file
@@ -78,10 +79,12 @@ class LocalEngine:
         run: RunFolder,
         preparation: Preparation,
         network_of: Callable[[int], Network] = lambda _place: LOOPBACK,
+        interpreters: Interpreters = FRESH,
     ) -> None:
         self._run = run
         self._preparation = preparation
         self._network_of = network_of
+        self._interpreters = interpreters
         if not network_of(COORDINATOR).namespace:
             # Without it a job would lose one coordinator after the other, and never say why.
             refuse_unreachable(network_of(COORDINATOR).address)
@@ -90,14 +93,14 @@ class LocalEngine:
         self._running: dict[int, int] = {}
         self._set_up: set[int] = set()
         self._is_closed = False
-        self._pump = OutputPump(run)
-        self._fork_server = ForkServerProcess(run, preparation, self._pump)
+        self._pump = OutputPump(run, interpreters)
+        self._fork_server = ForkServerProcess(run, preparation, self._pump, interpreters)
 
     def capacity(self) -> Capacity:
         return Capacity(usable_cores())
 
     def start_coordinator(self, appointment: Mapping[str, Any]) -> CoordinatorChildProcess:
-        return CoordinatorChildProcess(appointment, self._network_of(COORDINATOR))
+        return CoordinatorChildProcess(appointment, self._network_of(COORDINATOR), self._interpreters)
 
     def start(self, assignment: Assignment) -> None:
         placed = replace(assignment, network=self._network_of(assignment.slot))
@@ -163,7 +166,7 @@ class LocalEngine:
             return [Interrupted(f"{departure} while it imported the task; its log is {log_file}.")]
         self._fork_server.close()
         exits = [self._gone(slot, pid, -signal.SIGKILL) for slot, pid in list(self._running.items())]
-        self._fork_server = ForkServerProcess(self._run, self._preparation, self._pump)
+        self._fork_server = ForkServerProcess(self._run, self._preparation, self._pump, self._interpreters)
         for assignment in self._starting.values():
             self._fork_server.messages.send(START, assignment=assignment.to_json())
         return [Interrupted(f"{departure}, and the workers with it"), *exits]
@@ -172,24 +175,24 @@ class LocalEngine:
 class ForkServerProcess:
     """The fork server's process, as the launcher holds it. Ends with the launcher, and all workers with it."""
 
-    def __init__(self, run: RunFolder, preparation: Preparation, pump: OutputPump) -> None:
+    def __init__(
+        self, run: RunFolder, preparation: Preparation, pump: OutputPump, interpreters: Interpreters = FRESH
+    ) -> None:
         self._is_ready = False
         self._pump = pump
         self._pipes = OutputPipes()
         self.workers = Pidfds()
         ours, theirs = socket.socketpair()
         inherited = {key: value for key, value in os.environ.items() if key != "OMP_THREAD_LIMIT"}
-        sockets = [theirs.fileno(), pump.control.fileno()]
-        arguments = [str(sockets[0]), str(os.getpid()), str(sockets[1]), run.name]
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "quorate.engines.fork_server", *arguments],
+            self._process: Child = interpreters.start(
+                "quorate.engines.fork_server",
+                [theirs, PARENT, pump.control, run.name],
                 stdin=subprocess.DEVNULL,
                 stdout=self._pipes.write_ends[0],
                 stderr=self._pipes.write_ends[1],
-                pass_fds=sockets,
-                env=ALLOCATOR | inherited | ENVIRONMENT,
-                start_new_session=True,
+                environment=ALLOCATOR | inherited | ENVIRONMENT,
+                preparation=preparation,
             )
         self._pipes.close_write_ends()
         self._send_pipes()
@@ -220,7 +223,15 @@ class ForkServerProcess:
                 self.workers.discard(message["pid"])
             elif message["what"] == READY:
                 self._is_ready = True
+                self._follow(message.get("pid", self._process.pid))
         return messages
+
+    def _follow(self, pid: int) -> None:
+        """One that stays for later runs has forked another for this one: that is the fork server from now on."""
+        if isinstance(self._process, WarmParent) and pid != self._process.pid:
+            self._process = self._process.forked(pid)
+            os.close(self._end)
+            self._end = os.pidfd_open(pid)
 
     def departure(self) -> str:
         """How it has ended; waits until it has."""

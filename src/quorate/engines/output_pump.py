@@ -30,6 +30,7 @@ import orjson
 from quorate.core.generation import file_name_of, name_of
 from quorate.core.log_records import RECORD, STDERR, STDOUT, encoded
 from quorate.core.masking import LineMasker, known_secrets, register_secrets
+from quorate.engines.interpreters import FRESH, Interpreters
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.status import read_status, status_file
@@ -99,7 +100,8 @@ class OutputPipes:
 class OutputPump:
     """The pump's process, as the launcher holds it. By `control` whoever starts a process sends its pipes."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, interpreters: Interpreters = FRESH) -> None:
+        self._interpreters = interpreters
         self._appointment = {"run": str(run.path), "launcher": os.getpid(), "secrets": known_secrets()}
         self.control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._start()
@@ -130,13 +132,12 @@ class OutputPump:
 
     def _start(self) -> None:
         self._began = time.monotonic()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "quorate.engines.output_pump", str(self._theirs.fileno())],
+        self._process = self._interpreters.start(
+            "quorate.engines.output_pump",
+            [self._theirs],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            pass_fds=[self._theirs.fileno()],
-            start_new_session=True,  # Ctrl-C is for the launcher alone
         )
         assert self._process.stdin is not None
         with contextlib.suppress(OSError), self._process.stdin as appointment:

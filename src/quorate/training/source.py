@@ -76,6 +76,7 @@ def _refuse_unfinished(task_type: type[Task], place: str) -> None:
 
 
 _sources: dict[type[Task], TaskSource] = {}
+_files: dict[type[Task], dict[str, Path]] = {}
 
 
 def task_source(task_type: type[Task]) -> TaskSource:
@@ -84,23 +85,33 @@ def task_source(task_type: type[Task]) -> TaskSource:
     Read once: a forked worker runs the code that was imported, whatever stands in the files by then.
     """
     if task_type not in _sources:
-        _sources[task_type] = _read_source(task_type)
+        files = _files[task_type] = _find_files(task_type)
+        _sources[task_type] = TaskSource(next(iter(files)), {name: path.read_bytes() for name, path in files.items()})
     return _sources[task_type]
 
 
-def _read_source(task_type: type[Task]) -> TaskSource:
+def changed_file(task_type: type[Task]) -> Path | None:
+    """A file of the task's source that is not what it was when that was read; None where all are."""
+    read = task_source(task_type).files
+    for name, path in _files[task_type].items():
+        if not path.is_file() or path.read_bytes() != read[name]:
+            return path
+    return None
+
+
+def _find_files(task_type: type[Task]) -> dict[str, Path]:
+    """By name; the task's own is the first."""
     module = sys.modules[task_type.__module__]
     place = getattr(module, "__file__", None)
     if place is None:
         raise TaskError(f"task: {module.__name__} has no file, so its source cannot be recorded.")
     file = Path(os.path.realpath(place))
     files = files_of(module.__name__, file, sys.path)
-    main = next(iter(files))
     # Modules that are imported by a name that is computed stand in no text.
     loaded = loaded_below(import_root(module.__name__, file), sys.modules)
     known = set(files.values())
     files |= {name: path for name, path in loaded.items() if path not in known and name not in files}
-    return TaskSource(main, {name: path.read_bytes() for name, path in files.items()})
+    return files
 
 
 def _import_file(path: Path, builtins: dict[str, Any] | None) -> ModuleType:
