@@ -88,6 +88,16 @@ def test_a_branch_that_means_the_same_changes_nothing() -> None:
     assert with_branch(before.spec, after, 250) is after
 
 
+def test_a_branch_that_is_given_no_lineage_has_that_of_its_origin() -> None:
+    before = job(lineage=LINEAGE)
+    assert with_branch(before.spec, job(), 250).spec.lineage == before.spec.lineage
+    assert [part["until"] for part in _dumped(with_branch(before.spec, job(params={"rate": 1}), 250))] == [
+        100,
+        200,
+        250,
+    ]
+
+
 MISTAKES = {
     "out of order": (
         {"lineage": [LINEAGE[1], LINEAGE[0]]},

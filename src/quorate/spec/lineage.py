@@ -43,14 +43,18 @@ def with_branch(recorded: JobSpec, resolved: ResolvedJob, step: int) -> Resolved
     Only where that can be said, by keys that may change on the way; else it has no lineage.
     """
     spec = resolved.spec
-    if spec.lineage != recorded.lineage:  # whoever gives it knows better
+    if spec.lineage not in ([], recorded.lineage):  # whoever gives another knows better
         return resolved
     changed = {change.key.partition(".")[0] for change in changes(recorded, spec) if change.mark is Mark.MEANING}
-    changed.discard("task")
+    changed -= {"task", "lineage"}
     if not changed or not step:
+        lineage = recorded.lineage
+    elif changed <= set(CHANGEABLE) and spec.early_stop is None and step < (spec.steps or step + 1):
+        lineage = _extended(recorded, changed, step)
+    else:
+        lineage = []
+    if lineage == spec.lineage:
         return resolved
-    can_be_said = changed <= set(CHANGEABLE) and spec.early_stop is None and step < (spec.steps or step + 1)
-    lineage = _extended(recorded, changed, step) if can_be_said else []
     origins = {**resolved.origins, "lineage": f"branch at step {step}"}
     return replace(resolved, spec=spec.model_copy(update={"lineage": lineage}), origins=origins)
 

@@ -80,7 +80,7 @@ def resolve_search(
 ) -> ResolvedSearch:
     """The search that a mapping describes, as if it stood in a file of the working folder; `job` if it is at hand."""
     layers = Layers({"name": "search", **plain_copy(mapping)}, {str(key): source for key in mapping})
-    return _Reading(layers, source, Path.cwd(), environment, job=job).accepted()
+    return SearchReading(layers, source, Path.cwd(), environment, job=job).accepted()
 
 
 def load_recorded_search(folder: Path) -> ResolvedSearch:
@@ -88,23 +88,24 @@ def load_recorded_search(folder: Path) -> ResolvedSearch:
     document = read_job_file(folder / SEARCH_FILE, recorded=True)
     origins = {key: place.comment for key, place in document.places.items()}
     job = load_recorded(folder / JOB_FILE, {}, [])
-    reading = _Reading(Layers(document.value, origins), str(folder / SEARCH_FILE), folder, {}, document.problems, job)
+    reading = SearchReading(
+        Layers(document.value, origins), str(folder / SEARCH_FILE), folder, {}, document.problems, job
+    )
     return replace(reading.accepted(), origins=origins)
 
 
 def dump_search(resolved: ResolvedSearch) -> str:
     """YAML with every key, its origin behind it; `load_recorded_search` reads it back equal, beside the job."""
-    values = resolved.spec.model_dump() | {"job": JOB_FILE}
+    values, origins = resolved.spec.model_dump() | {"job": JOB_FILE}, dict(resolved.origins)
     if resolved.spec.space is not None:
-        values["space"] = {key: _written(dimension) for key, dimension in resolved.spec.space.items()}
-    return "\n".join([_HEADER, *dump_lines(values, resolved.origins), ""])
+        values["space"] = {key: each.model_dump(exclude_none=True) for key, each in resolved.spec.space.items()}
+        for key, written in values["space"].items():
+            for inner in written:
+                origins.setdefault(f"space.{key}.{inner}", resolved.origins.get(f"space.{key}", ""))
+    return "\n".join([_HEADER, *dump_lines(values, origins), ""])
 
 
-def _written(dimension: DimensionSpec) -> dict[str, Any]:
-    return dimension.model_dump(exclude_none=True)
-
-
-def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[Override] = ()) -> "_Reading":
+def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[Override] = ()) -> "SearchReading":
     """As `load_search`; what is found wrong is kept in it, for whoever has more to check."""
     document = read_job_file(path)
     values, origins = dict(document.value), {key: f"{path.name} line {p.line}" for key, p in document.places.items()}
@@ -119,7 +120,7 @@ def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[
         if override not in over_search
     ]
     layers = replace(layers, values=_nested_space(layers.values)).under(over_search)
-    return _Reading(layers, str(path), path.parent, environment, document.problems, over_job=over_job)
+    return SearchReading(layers, str(path), path.parent, environment, document.problems, over_job=over_job)
 
 
 def _nested_space(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def _in_order(layers: Layers) -> Any:
     return dict(sorted(space.items(), key=lambda item: places.get(item[0], len(written))))
 
 
-class _Reading:
+class SearchReading:
     """A search while it is read: the parts that are right, and what is wrong with the others."""
 
     def __init__(
@@ -191,6 +192,10 @@ class _Reading:
         for key in self.spec.space or {}:
             origins[f"space.{key}"] = self._layers.origin(f"space.{key}")
         return ResolvedSearch(self.spec, self.job, origins, self.source)
+
+    def origin(self, key: str) -> str:
+        """Where a key of the search was written."""
+        return self._layers.origin(key)
 
     def _told(self, key: str) -> str:
         origin = self._layers.origin(key)

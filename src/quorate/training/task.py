@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 import torch
-from pydantic import ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobFileError, Problem
@@ -118,6 +118,24 @@ def take_log(task: Task) -> dict[str, list[Any]]:
 
 def configure(task_type: type[Task], params: dict[str, Any], source: str, seed: int) -> Task:
     """An instance of the task with its parameters set; every mistake is told at once."""
+    checked = _checked_params(task_type, params)
+    if isinstance(checked, list):
+        raise JobFileError(source, checked)
+    seed_generators(derive_seed(seed, "task"))
+    with building_code(f"{task_type.__name__}()"):
+        task = task_type()
+    for name in parameters_of(task_type):
+        setattr(task, name, getattr(checked, name))
+    return task
+
+
+def params_problems(task_type: type[Task], params: dict[str, Any]) -> list[Problem]:
+    """What the task would refuse of its parameters."""
+    checked = _checked_params(task_type, params)
+    return checked if isinstance(checked, list) else []
+
+
+def _checked_params(task_type: type[Task], params: dict[str, Any]) -> BaseModel | list[Problem]:
     fields = parameters_of(task_type)
     with warnings.catch_warnings():
         # A parameter may be called `schema` or `copy`, as methods of a pydantic model are: here nobody calls those.
@@ -127,15 +145,10 @@ def configure(task_type: type[Task], params: dict[str, Any], source: str, seed: 
         )
     try:
         # As JSON: a list may then be given for a tuple and a text for a path, but never a text for a number.
-        checked = model.model_validate_json(json.dumps(params))
+        checked: BaseModel = model.model_validate_json(json.dumps(params))
     except ValidationError as error:
-        raise JobFileError(source, describe_errors(error, model, prefix="params")) from None
-    seed_generators(derive_seed(seed, "task"))
-    with building_code(f"{task_type.__name__}()"):
-        task = task_type()
-    for name in fields:
-        setattr(task, name, getattr(checked, name))
-    return task
+        return describe_errors(error, model, prefix="params")
+    return checked
 
 
 def parameters_of(task_type: type[Task]) -> dict[str, Any]:
