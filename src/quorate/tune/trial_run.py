@@ -27,6 +27,7 @@ from quorate.core.errors import QuorateError, RunError
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, RunBegan
+from quorate.spec.lineage import with_branch
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder, is_run, write_creation
@@ -176,14 +177,15 @@ class TrialRun:
             )
         # Without a checkpoint there is nothing to go on from, and nothing to lose.
         shutil.rmtree(run.path, ignore_errors=True)
-        _make(run, plan.job)
-        checkpoint = None
+        job, checkpoint = plan.job, None
         if plan.branch is not None:
             donor = RunFolder(plan.trials / plan.branch[0])
-            rules = plan.job.spec.checkpoint
-            checkpoint = chosen_checkpoint(donor, recorded_job(donor).spec, plan.branch[1], rules)[1]
-        place = TaskLocation(plan.job.spec.task)
-        return session.start_in(run, plan.job, place, watch, self._runner, checkpoint, plan.until)
+            recorded = recorded_job(donor).spec
+            checkpoint = chosen_checkpoint(donor, recorded, plan.branch[1], job.spec.checkpoint)[1]
+            job = with_branch(recorded, job, checkpoint.cursor.step)
+        _make(run, job)
+        place = TaskLocation(job.spec.task)
+        return session.start_in(run, job, place, watch, self._runner, checkpoint, plan.until)
 
 
 class _Evaluations:
