@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import JobFileError
-from quorate.spec.lineage import parts_of, with_branch
+from quorate.spec.lineage import chained, parts_of, with_branch
 from quorate.spec.load import resolve_mapping
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.yaml_document import read_yaml
@@ -86,6 +86,15 @@ def test_a_branch_that_means_the_same_changes_nothing() -> None:
     before = job(lineage=LINEAGE)
     after = job(lineage=LINEAGE, workers=2, name="other")
     assert with_branch(before.spec, after, 250) is after
+
+
+def test_jobs_that_led_to_each_other_become_one() -> None:
+    rates = [0.1, 0.1, 0.2, 0.3]
+    whole = chained([job(params={"rate": rate}) for rate in rates], [50, 100, 200])
+    # What branches off without a change goes on as it was.
+    assert [(part["until"], part["params"]["rate"]) for part in _dumped(whole)] == [(100, 0.1), (200, 0.2)]
+    assert whole.spec.params == {"rate": 0.3}
+    assert chained([job()], []).spec == job().spec
 
 
 def test_a_branch_that_is_given_no_lineage_has_that_of_its_origin() -> None:

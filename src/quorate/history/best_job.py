@@ -5,6 +5,7 @@ from quorate.history.run_detail import Advice
 from quorate.history.run_record import Status
 from quorate.history.search_record import SearchRecord
 from quorate.observe.quantities import measure, plural
+from quorate.spec.lineage import chained
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.search_load import trial_job
@@ -12,12 +13,16 @@ from quorate.storage.atomic import write_atomically
 
 
 def best_job(record: SearchRecord) -> ResolvedJob | None:
-    """The base job with the params of the best trial; None where there is no best yet, or the base cannot be read."""
+    """The base job with the params of the best trial, and what that was before as its lineage; None where there is no
+    best yet, or the base cannot be read."""
     best = record.best
     if best is None:
         return None
     try:
-        return trial_job(load_recorded(record.folder.job_file, {}, []), best.params, best.number)
+        base = load_recorded(record.folder.job_file, {}, [])
+        params = [*(ancestor.params for ancestor in best.lineage), best.params]
+        jobs = [trial_job(base, each, best.number) for each in params]
+        return chained(jobs, [ancestor.until for ancestor in best.lineage])
     except QuorateError:
         return None
 

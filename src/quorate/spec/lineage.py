@@ -1,5 +1,6 @@
 """The lineage of a job: what it was until certain steps, as jobs of their own; and what a branch adds to it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,15 @@ def parts_of(resolved: ResolvedJob) -> list[ResolvedJob]:
             problems = [replace(problem, path=f"{origin}.{problem.path}") for problem in error.problems]
             raise JobFileError(resolved.source, problems) from None
     return parts
+
+
+def chained(jobs: Sequence[ResolvedJob], ends: Sequence[int]) -> ResolvedJob:
+    """The last of some jobs, with those before it as its lineage: each trained until the step at which the next
+    branches off."""
+    job = jobs[0]
+    for branch, step in zip(jobs[1:], ends, strict=True):
+        job = with_branch(job.spec, branch, step)
+    return job
 
 
 def with_branch(recorded: JobSpec, resolved: ResolvedJob, step: int) -> ResolvedJob:
