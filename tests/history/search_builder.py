@@ -93,7 +93,7 @@ def exploited_search(runs: Path) -> Teller:
     teller.report(1, 0.37, first=5).report(2, 0.15, first=5).report(3, 0.1, first=5)
     for trial, loss in ((1, 0.37), (2, 0.15), (3, 0.1)):
         teller.finish(trial, loss)
-    return teller.tell("search-ended", reason="all 3 trials are done")
+    return teller.tell("search-ended", reason="complete")
 
 
 def decided_by_rate(teller: Teller, last: int, first: int = 1) -> None:

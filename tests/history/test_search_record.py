@@ -85,9 +85,12 @@ def test_how_a_search_stands(tmp_path: Path) -> None:
         assert advise_on_search(record, "find-0001") is None
     teller.tell("search-ended", reason="interrupted")
     assert record_of(teller).status is Status.INTERRUPTED
-    teller.tell("search-resumed", reason="").tell("search-ended", reason="all 6 trials are done")
+    teller.tell("search-resumed", reason="").tell("search-ended", reason="complete")
     record = record_of(teller)
-    assert (record.status, record.reason, record.resumed) == (Status.COMPLETE, "all 6 trials are done", 1)
+    assert (record.status, record.reason, record.resumed) == (Status.COMPLETE, "", 1)
+    for reason, status in (("budget: 5 minutes are over", Status.COMPLETE), ("OSError: full", Status.FAILED)):
+        record = record_of(teller.tell("search-ended", reason=reason))
+        assert (record.status, record.reason) == (status, reason)
 
 
 def test_time_in_which_nobody_worked_on_it_does_not_count(tmp_path: Path) -> None:
@@ -179,6 +182,12 @@ def test_population_based_training_has_a_lineage_and_counts_only_what_was_kept(t
     assert [step for step, _ in best.curve] == [20, 40, 60, 80, 100]
     assert best.steps == 100
     assert record.has_exploited
+    job = best_job(record)
+    assert job is not None
+    assert [part.model_dump() for part in job.spec.lineage] == [
+        {"until": 40, "params": {"learning_rate": 0.1}},
+        {"until": 80, "params": {"learning_rate": 0.08}},
+    ]
     # The values before its branch are given up with what had them.
     assert trial_of(record, 2).best is not None
     assert trial_of(record, 2).parts[0].reports == {20: {"loss": 1.5}, 40: {"loss": 1.4}}

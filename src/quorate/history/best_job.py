@@ -3,7 +3,7 @@
 from quorate.core.errors import QuorateError
 from quorate.history.run_detail import Advice
 from quorate.history.run_record import Status
-from quorate.history.search_record import SearchRecord
+from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.quantities import measure, plural
 from quorate.spec.lineage import chained
 from quorate.spec.load import load_recorded
@@ -12,17 +12,20 @@ from quorate.spec.search_load import trial_job
 from quorate.storage.atomic import write_atomically
 
 
+def job_of(record: SearchRecord, trial: TrialRecord) -> ResolvedJob:
+    """The base job with the params of a trial, and what that was before as its lineage."""
+    base = load_recorded(record.folder.job_file, {}, [])
+    params = [*(ancestor.params for ancestor in trial.lineage), trial.params]
+    jobs = [trial_job(base, each, trial.number) for each in params]
+    return chained(jobs, [ancestor.until for ancestor in trial.lineage])
+
+
 def best_job(record: SearchRecord) -> ResolvedJob | None:
-    """The base job with the params of the best trial, and what that was before as its lineage; None where there is no
-    best yet, or the base cannot be read."""
-    best = record.best
-    if best is None:
+    """That of the best trial; None where there is none yet, or the base cannot be read."""
+    if record.best is None:
         return None
     try:
-        base = load_recorded(record.folder.job_file, {}, [])
-        params = [*(ancestor.params for ancestor in best.lineage), best.params]
-        jobs = [trial_job(base, each, best.number) for each in params]
-        return chained(jobs, [ancestor.until for ancestor in best.lineage])
+        return job_of(record, record.best)
     except QuorateError:
         return None
 
@@ -46,7 +49,7 @@ def write_best_job(record: SearchRecord) -> ResolvedJob | None:
 
 def advise_on_search(record: SearchRecord, reference: str) -> Advice | None:
     """What to type next; `reference` names the search on a command line."""
-    if record.status in (Status.LOST, Status.INTERRUPTED, Status.TERMINATED):
+    if record.status in (Status.LOST, Status.FAILED, Status.INTERRUPTED, Status.TERMINATED):
         ended = plural(sum(trial.has_ended for trial in record.trials), "trial")
         return Advice(
             f"quorate tune --resume {reference}",

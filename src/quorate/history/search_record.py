@@ -20,6 +20,13 @@ from quorate.spec.search import SearchSpec
 from quorate.spec.space import DimensionSpec
 from quorate.storage.search_folder import SearchFolder
 
+ENDINGS = {
+    "complete": Status.COMPLETE,
+    "budget": Status.COMPLETE,
+    "interrupted": Status.INTERRUPTED,
+    "terminated": Status.TERMINATED,
+}
+"""By the first word of why a search has ended. Whatever else it says was a failure."""
 Read = TypeVar("Read")
 
 
@@ -240,9 +247,10 @@ def _status(is_held: bool, log: SearchLog, is_damaged: bool) -> tuple[Status, st
         return Status.DAMAGED, "what was searched for is not known"
     if log.ending is None:
         return Status.LOST, "its driver was killed before it could write how it ended"
-    # By a signal: then its reason begins with the word for it.
-    stopped = (status for status in (Status.INTERRUPTED, Status.TERMINATED) if log.ending.startswith(status))
-    return next(stopped, Status.COMPLETE), log.ending
+    word = log.ending.partition(":")[0]
+    if word in ENDINGS:
+        return ENDINGS[word], "" if word == log.ending == Status.COMPLETE else log.ending
+    return Status.FAILED, log.ending
 
 
 def _trial(

@@ -34,6 +34,8 @@ _ROW = 26
 """Pixels of a trial's row."""
 _CLOSE = 0.4
 """Of a chart's height: what is closer together is drawn again, enlarged."""
+_MOST = 0.7
+"""Of the evaluations that are drawn again: without those from when the trials had just begun."""
 _NEAR = 0.08
 """Of an axis: what is nearer to its end has no room for its number."""
 
@@ -54,15 +56,23 @@ def curve_charts(record: SearchRecord) -> Html | None:
     ys = Axis.around(list(lines.values()), may_be_log)
     note = "bold and circled: the best; grey and dashed: stopped early" + ("; logarithmic scale" if ys.is_log else "")
     charts = [_curves(f"{metric} by step", note, record, shown, lines, ys)]
-    better = [trial.values[0] for trial in record.ranked[: (len(record.ranked) + 1) // 2]]
-    if len(better) > 1 and ys.least < ys.greatest:
-        near = Axis(min(better), max(better), ys.is_log and min(better) > 0)
-        close = abs(_place(ys, near.greatest) - _place(ys, near.least))
-        if 0 < close < _CLOSE:
-            margin = 0.1 * (near.greatest - near.least)
-            near = Axis(near.least - margin, near.greatest + margin)
-            charts.append(_curves(f"{metric}, the better half", "the same, enlarged", record, shown, lines, near))
+    if near := _enlarged(record, ys):
+        charts.append(_curves(f"{metric}, the better half", "the same, enlarged", record, shown, lines, near))
     return tag("div", charts, class_="charts")
+
+
+def _enlarged(record: SearchRecord, whole: Axis) -> Axis | None:
+    """Where the better half of the trials spend most of their steps, if that is a small part of the chart."""
+    better = record.ranked[: (len(record.ranked) + 1) // 2]
+    values = np.array([value for trial in better for _, value in trial.curve])
+    if len(better) < 2 or not len(values):
+        return None
+    is_min = record.objectives[0].mode == "min"
+    least, greatest = np.quantile(values, (0.0, _MOST) if is_min else (1 - _MOST, 1.0)).tolist()
+    if not 0 < _place(whole, greatest) - _place(whole, least) < _CLOSE:
+        return None
+    margin = 0.08 * (greatest - least)
+    return Axis(least - margin, greatest + margin)
 
 
 def _curves(
@@ -271,6 +281,17 @@ def lineage_chart(record: SearchRecord) -> Html | None:
     plot += [
         tag("span", short(tick), class_="tick x", style=f"left:{x_on(xs, tick) / 10:.1f}%")
         for tick in round_numbers(0.0, float(last), 5)
+    ]
+    plot += [
+        tag(
+            "i",
+            class_="end",
+            style=f"left:{x_on(xs, part.from_step) / 10:.2f}%;top:{rows[trial.number] / 10:.2f}%",
+            title=f"trial {trial.number} goes on from trial {part.donor} at step {part.from_step:,}",
+        )
+        for trial in trials
+        for part in trial.parts
+        if part.donor is not None
     ]
     ended = {trial.number: trial.best for trial in trials}
     plot += [
