@@ -16,6 +16,8 @@ from quorate.core.failure import JobFailed as JobFailed
 from quorate.data.shards.dataset import Shards as Shards
 from quorate.training.attention import attention as attention
 from quorate.training.task import Task as Task
+from quorate.tune.result import SearchResult as SearchResult
+from quorate.tune.result import open_search as open_search
 from quorate.tune.search import Search as Search
 from quorate.tune.search import tune as tune
 
@@ -31,6 +33,7 @@ __all__ = [
     "Result",
     "RunError",
     "Search",
+    "SearchResult",
     "Shards",
     "Task",
     "TaskError",
@@ -38,6 +41,7 @@ __all__ = [
     "evaluate",
     "launch",
     "open_run",
+    "open_search",
     "resume",
     "train",
     "tune",

@@ -102,10 +102,11 @@ class Job:
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Job":
         """The job of a file; `overrides` (dotted keys, such as ``"checkpoint.every"``) go over it."""
         layer = [Override(key, value, "Job.from_file") for key, value in (overrides or {}).items()]
-        return cls._of(load_job(Path(path), os.environ, layer), None)
+        return cls.of(load_job(Path(path), os.environ, layer), None)
 
     @classmethod
-    def _of(cls, resolved: ResolvedJob, task_type: Code | None) -> "Job":
+    def of(cls, resolved: ResolvedJob, task_type: Code | None = None) -> "Job":
+        """A job that was resolved already."""
         job = cls.__new__(cls)
         job.resolved, job.task_type = resolved, task_type
         return job
@@ -139,7 +140,7 @@ class Job:
         # Not under the environment once more: what is replaced in Python is said later than that.
         spec = resolve_mapping(before, f"{REPLACED}(...)", {}, overrides).spec
         origins = Layers(before, self.resolved.origins).under(overrides).origins_of(spec.model_dump())
-        return self._of(ResolvedJob(spec, origins, f"{REPLACED}(...)"), task_type)
+        return self.of(ResolvedJob(spec, origins, f"{REPLACED}(...)"), task_type)
 
     def _spelled(self) -> str:
         # As text: Python holds 1, 1.0 and True for equal; a task may not.

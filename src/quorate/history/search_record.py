@@ -76,6 +76,34 @@ class TrialRecord:
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """What a search was asked to do, as its folder has it: its spec, its job's keys, and what cannot be read."""
+
+    spec: SearchSpec | None
+    job: dict[str, Any]
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, folder: SearchFolder) -> "Recorded":
+        """It does not change while a search runs."""
+        problems: list[str] = []
+        job: dict[str, Any] = {}
+        spec = None
+        try:
+            job = glance_at_recorded(folder.job_file)
+        except QuorateError as error:
+            problems.append(error.message)
+        try:
+            spec = SearchSpec.model_validate(glance_at_recorded(folder.search_file))
+        except QuorateError as error:
+            problems.append(error.message)
+        except ValidationError as error:
+            places = ", ".join(".".join(map(str, each["loc"])) for each in error.errors()[:3])
+            problems.append(f"{folder.search_file} was edited, or is of another version: {places} cannot be read")
+        return cls(spec, job, tuple(problems))
+
+
+@dataclass(frozen=True)
 class SearchRecord:
     """What is known of a search. `spec` is None, and `problems` say why, where its file cannot be read."""
 
@@ -109,11 +137,18 @@ class SearchRecord:
 
     @classmethod
     def of(
-        cls, folder: SearchFolder, log: SearchLog, is_held: bool, with_runs: bool, problems: Sequence[str] = ()
+        cls,
+        folder: SearchFolder,
+        log: SearchLog,
+        is_held: bool,
+        with_runs: bool,
+        problems: Sequence[str] = (),
+        recorded: Recorded | None = None,
     ) -> "SearchRecord":
-        """From a log that was read already; `is_held`: whether a driver is at work on it."""
-        found = list(problems)
-        spec, job = _recorded(folder, found)
+        """From a log that was read already; `is_held`: whether a driver is at work on it. Who asks often gives what is
+        `recorded`, too."""
+        known = recorded or Recorded.read(folder)
+        spec, job = known.spec, known.job
         status, reason = _status(is_held, log, spec is None)
         objectives = objectives_of(spec)
         trials = [_trial(folder, each, objectives, job, is_held, with_runs) for each in log.trials.values()]
@@ -127,7 +162,7 @@ class SearchRecord:
             trials=tuple(sorted(trials, key=lambda trial: trial.number)),
             active_seconds=log.active_seconds,
             resumed=log.resumed,
-            problems=tuple(found),
+            problems=(*problems, *known.problems),
         )
 
     @property
@@ -224,22 +259,6 @@ def objectives_of(spec: SearchSpec | None) -> tuple[Watched, ...]:
     return tuple(Watched(metric, mode) for metric, mode in zip(spec.metrics, spec.modes, strict=True))
 
 
-def _recorded(folder: SearchFolder, problems: list[str]) -> tuple[SearchSpec | None, dict[str, Any]]:
-    job: dict[str, Any] = {}
-    try:
-        job = glance_at_recorded(folder.job_file)
-    except QuorateError as error:
-        problems.append(error.message)
-    try:
-        return SearchSpec.model_validate(glance_at_recorded(folder.search_file)), job
-    except QuorateError as error:
-        problems.append(error.message)
-    except ValidationError as error:
-        places = ", ".join(".".join(map(str, each["loc"])) for each in error.errors()[:3])
-        problems.append(f"{folder.search_file} was edited, or is of another version: {places} cannot be read")
-    return None, job
-
-
 def _status(is_held: bool, log: SearchLog, is_damaged: bool) -> tuple[Status, str]:
     if is_held:
         return Status.RUNNING, ""
@@ -266,11 +285,11 @@ def _trial(
     status, now = told.status, parts[-1]
     if not is_held and status is TrialStatus.RUNNING:
         status = TrialStatus.UNFINISHED
-    run = folder.run(now.run) if now.run else None
-    has_run = run is not None and run.path.is_dir()
+    # A driver that asks every second does not look at the disk for each of its trials.
+    has_run = bool(now.run) and (not with_runs or (folder.trials / now.run).is_dir())
     record, seconds = None, told.seconds
-    if run is not None and has_run and with_runs:
-        record, evaluations, active = _look_into(run)
+    if has_run and with_runs:
+        record, evaluations, active = _look_into(folder.run(now.run))
         seconds = active if seconds is None else seconds
         _complete(now, evaluations, None if told.status is not TrialStatus.STOPPED else now.step)
     best = best_of(now.reports, objectives[0])

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from quorate.spec.search_load import (
 from quorate.storage.run_folder import runs_folder
 from quorate.storage.search_folder import SearchFolder
 from quorate.tune.journal import Listener
+from quorate.tune.result import SearchResult, conclude
 from quorate.tune.run_search import run_search
-
-EXIT_CODES = {"interrupted": 130, "terminated": 143}
 
 
 class Search:
@@ -62,18 +60,6 @@ class Search:
         return f"<Search {spec.name}: {', '.join(spec.metrics)} over {', '.join(spec.space or {})}>"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A search that has ended: its folder, and why it did."""
-
-    folder: SearchFolder
-    reason: str
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_CODES.get(self.reason, 0)
-
-
 def begin(search: ResolvedSearch) -> SearchFolder:
     """Make the folder of a search."""
     runs = Path(search.spec.runs).absolute()
@@ -91,23 +77,24 @@ def run(
     folder: SearchFolder,
     listener: Listener | None = None,
     tick: Callable[[], None] = lambda: None,
-) -> Ended:
-    """Run a search to its end in its folder."""
-    return Ended(folder, run_search(search, folder, listener, tick))
+) -> SearchResult:
+    """Run a search to its end in its folder, which then has its best job and its report."""
+    run_search(search, folder, listener, tick)
+    return conclude(folder)
 
 
-def tune(search: Search) -> Ended:
+def tune(search: Search) -> SearchResult:
     """Run a search to its end."""
     if not isinstance(search, Search):
         raise RequestError(f"quorate.tune takes a quorate.Search and was given {given(search)}.")
     return _concluded(run(search.resolved, begin(search.resolved)))
 
 
-def resume_search(search: str | Path, *, runs: str | Path | None = None) -> Ended:
+def resume_search(search: str | Path, *, runs: str | Path | None = None) -> SearchResult:
     """Go on with a search that was stopped or killed: a name, a unique prefix of one, a path, or ``"last"``."""
     return _concluded(run(*recorded(runs_folder(runs), str(search))))
 
 
-def _concluded(ended: Ended) -> Ended:
-    pass_on_signal(ended.exit_code, f"the search {ended.folder.name} was {ended.reason}")
-    return ended
+def _concluded(result: SearchResult) -> SearchResult:
+    pass_on_signal(result.exit_code, f"the search {result.search} was {result.status}")
+    return result
