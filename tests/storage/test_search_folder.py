@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from quorate.core.errors import RunError
-from quorate.storage.run_folder import RunFolder
-from quorate.storage.search_folder import SearchFolder, is_search
+from quorate.storage.run_folder import RunFolder, is_search
+from quorate.storage.search_folder import SearchFolder
 
 
 def made(runs: Path, name: str = "find") -> SearchFolder:
@@ -54,6 +54,13 @@ def test_where_a_run_may_be_meant_as_well(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "fish")
     assert SearchFolder.meant(tmp_path, "last") is None
     assert SearchFolder.meant(tmp_path, "nothing") is None
+
+
+def test_whoever_needs_a_run_is_told_where_those_of_a_search_are(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    for reference in ("find-0001", str(folder.path)):
+        with pytest.raises(RunError, match=r"is a search, and no run: its trials are runs in .*/find-0001/trials"):
+            RunFolder.find(tmp_path, reference)
 
 
 def test_one_driver_at_a_time(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import typer
 
 from quorate.cli.options import RUNS, Address, Json, Run, Runs, choose, run_names
 from quorate.core.errors import RequestError, RunError
-from quorate.storage.run_folder import RunFolder, is_run
-from quorate.storage.search_folder import SearchFolder, is_search
+from quorate.storage.run_folder import RunFolder, is_run, is_search
+from quorate.storage.search_folder import SearchFolder
 from quorate.storage.submission import waits_to_begin
 
 

@@ -258,6 +258,11 @@ def is_run(folder: Path) -> bool:
     return (folder / _CREATED).is_file() or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
 
 
+def is_search(folder: Path) -> bool:
+    """Whether a folder is that of a hyperparameter search, whose trials are runs inside it."""
+    return (folder / "search.yaml").is_file() and (folder / "trials").is_dir()
+
+
 def write_creation(folder: Path, moment: datetime | None = None) -> None:
     """Say that a run is created now; or that it was, at another place."""
     write_atomically(folder / _CREATED, f"{(moment or datetime.now(UTC)).isoformat()}\n")
@@ -283,6 +288,10 @@ def _created(folder: Path) -> datetime | None:
 
 
 def _not_found(runs: Path, reference: str, names: list[str]) -> str:
+    for folder in (Path(reference).expanduser(), runs / reference):
+        if reference and is_search(folder):
+            trials = folder / "trials"
+            return f"{reference} is a search, and no run: its trials are runs in {trials}; `runs` says where to look"
     if os.sep in reference:
         return f"{reference} is not a run folder: it has no file `created`, which every run has"
     if not names:

@@ -16,7 +16,7 @@ from quorate.core.errors import RunError
 from quorate.core.regular_file import open_regular, opened_regular
 from quorate.storage.atomic import write_atomically, write_fully
 from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
-from quorate.storage.run_folder import LAST, RunFolder, claim_folder, explaining, finite
+from quorate.storage.run_folder import LAST, RunFolder, claim_folder, explaining, finite, is_search
 
 
 class SearchFolder:
@@ -142,8 +142,3 @@ class SearchFolder:
             finally:
                 os.close(descriptor)
         return line
-
-
-def is_search(folder: Path) -> bool:
-    """Whether a folder is a search's."""
-    return (folder / "search.yaml").is_file() and (folder / "trials").is_dir()
