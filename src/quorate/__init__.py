@@ -7,7 +7,7 @@
     model = result.load_model()
 
 `Task` is what you write, `Job` one training run of it; `train`, `resume`, `evaluate` and `open_run` do and find runs;
-`launch` runs a training loop of your own on many workers;
+`launch` runs a training loop of your own on many workers; `tune` runs a `Search` for the best values of a job's keys;
 `Shards` reads data that do not fit into memory; `attention` repeats its bits on a GPU, fast; `RequestError` and
 `JobFailed` are what may go wrong, and `QuorateError` is both. `quorate.ray.trainer` is for programs that
 live in Ray. The names are imported when first used, so that the command line answers without waiting for torch.
