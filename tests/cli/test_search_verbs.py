@@ -14,6 +14,7 @@ from quorate.cli.app import app
 from quorate.cli.search_view import live_view, told_in_words
 from quorate.history.search_record import SearchRecord
 from quorate.observe.screen import Screen
+from quorate.tune.result import conclude
 from schemas import validate
 
 
@@ -37,10 +38,19 @@ def test_a_search_is_shown_by_name_prefix_path_and_last(tmp_path: Path) -> None:
         text = invoked("show", reference, "--runs", tmp_path).stdout
         assert text.startswith("find-0001  lost  4 of 6 trials"), reference
     assert "quorate tune --resume" in text
+    assert "report" not in text
     assert "asha: 1.9000" in text
     assert "\nbest\n  trial 2      loss 0.3000 at step 60\n" in text
     # A run of that folder is still a run.
     assert invoked("show", "tiny", "--runs", tmp_path).stdout.startswith("tiny-0001  complete")
+
+
+def test_a_search_that_has_ended_says_where_its_report_and_its_best_job_are(tmp_path: Path) -> None:
+    folder = told_search(tmp_path).tell("search-ended", reason="complete").folder
+    conclude(folder)
+    lines = [line.split() for line in invoked("show", folder.path).stdout.splitlines()]
+    assert ["next", "quorate", "train", str(folder.best_job_file)] in lines
+    assert ["report", str(folder.report_page)] in lines
 
 
 def test_its_document(tmp_path: Path) -> None:

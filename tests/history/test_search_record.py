@@ -93,6 +93,14 @@ def test_how_a_search_stands(tmp_path: Path) -> None:
         assert (record.status, record.reason) == (status, reason)
 
 
+def test_a_search_that_never_began(tmp_path: Path) -> None:
+    folder = search_folder(tmp_path).folder
+    folder.log_file.unlink()
+    record = SearchRecord.read(folder)
+    assert (record.status, record.trials) == (Status.LOST, ())
+    assert "before its first trial" in record.reason
+
+
 def test_time_in_which_nobody_worked_on_it_does_not_count(tmp_path: Path) -> None:
     teller = search_folder(tmp_path).begin(1)
     teller.time += 1000

@@ -153,6 +153,8 @@ def print_search(page: Page, record: SearchRecord, importance: Importance, advic
     if advice is not None:
         page.whole("next", Text(advice.command or "", style="bold"))
         page.row("", Text(advice.purpose, style="dim"))
+    if record.folder.report_page.is_file():
+        page.whole("report", str(record.folder.report_page))
     _print_best(page, record)
     if importance.shares:
         page.section("importance")

@@ -264,6 +264,8 @@ def _status(is_held: bool, log: SearchLog, is_damaged: bool) -> tuple[Status, st
         return Status.RUNNING, ""
     if is_damaged:
         return Status.DAMAGED, "what was searched for is not known"
+    if log.began is None:
+        return Status.LOST, "it was ended before its first trial, or could not reach Ray"
     if log.ending is None:
         return Status.LOST, "its driver was killed before it could write how it ended"
     word = log.ending.partition(":")[0]
