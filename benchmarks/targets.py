@@ -206,6 +206,13 @@ TARGETS = (
         1.4,
         is_lowest=False,
     ),
+    Target(
+        "startup",
+        "a run after another: ms beside its 20 steps",
+        _detail("beyond_ms", system="quorate-warm"),
+        600.0,
+        is_lowest=False,
+    ),
     *(
         Target(
             "recovery",

@@ -8,6 +8,7 @@
 
 `Task` is what you write, `Job` one training run of it; `train`, `resume`, `evaluate` and `open_run` do and find runs;
 `launch` runs a training loop of your own on many workers; `tune` runs a `Search` for the best values of a job's keys;
+`warm` makes many short runs begin fast;
 `Shards` reads data that do not fit into memory; `attention` repeats its bits on a GPU, fast; `RequestError` and
 `JobFailed` are what may go wrong, and `QuorateError` is both. `quorate.ray.trainer` is for programs that
 live in Ray. The names are imported when first used, so that the command line answers without waiting for torch.
@@ -37,6 +38,7 @@ _HOMES = {
     "open_search": "quorate.tune.result",
     "resume": "quorate.api.train",
     "train": "quorate.api.train",
+    "warm": "quorate.api.warm",
 }
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "resume",
     "train",
     "tune",
+    "warm",
 ]
 
 

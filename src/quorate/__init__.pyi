@@ -7,6 +7,7 @@ from quorate.api.result import open_run as open_run
 from quorate.api.train import launch as launch
 from quorate.api.train import resume as resume
 from quorate.api.train import train as train
+from quorate.api.warm import warm as warm
 from quorate.core.errors import JobFileError as JobFileError
 from quorate.core.errors import QuorateError as QuorateError
 from quorate.core.errors import RequestError as RequestError
@@ -45,4 +46,5 @@ __all__ = [
     "resume",
     "train",
     "tune",
+    "warm",
 ]

@@ -271,3 +271,23 @@ def test_all_that_stays_ends_with_its_owner(workplace: Workplace) -> None:
     process.kill()
     process.wait()
     workplace.assert_nobody_left()
+
+
+@pytest.mark.long
+def test_train_and_resume_in_a_warm_block_are_warm_and_the_block_leaves_nothing(
+    workplace: Workplace, undisturbed: str
+) -> None:
+    workplace.write_job(workers=2)
+    body = """
+import quorate
+
+job = quorate.Job.from_file("job.yaml")
+with quorate.warm():
+    first = quorate.train(job.replace(steps=4), progress=False)
+    inside = family()
+    second = quorate.resume(first.run, {"steps": 8}, progress=False)
+print(json.dumps([second.weights_digest, len(inside), family(), told(second.fields)]))
+"""
+    digest, inside, after, log = outcome(workplace, body)
+    assert (digest, inside, after) == (undisturbed, 2, [])
+    assert any("is imported already" in message for message in log)

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from benchmarks.row import Row, compared
 from benchmarks.scaling import Scaling
 from benchmarks.selection import Crowd
 from benchmarks.servers import SERVER_KILLED, SLOWED, TABLE, Servers
+from benchmarks.startup import Startup
 from benchmarks.step import Step
 from benchmarks.target import Judgement, Target, judge
 from benchmarks.targets import TARGETS
@@ -80,9 +82,16 @@ def test_tracking_is_held_against_nothing(ms: float, verdict: str) -> None:
 
 def test_startup_is_held_against_plain_python() -> None:
     rows = compared([row("quorate", 1.3), row("plain-python", 1.0)], frozenset({"quorate"}), lambda each: each.case)
-    (judgement,) = judge(TARGETS, "startup", rows, 2)
+    judgement, warm = judge(TARGETS, "startup", rows, 2)
     assert judgement.value == pytest.approx(1.3)
-    assert judgement.verdict == "met"
+    assert (judgement.verdict, warm.verdict) == ("met", "not measured")
+
+
+@pytest.mark.parametrize(("ms", "verdict"), [(480.0, "met"), (620.0, "missed")])
+def test_a_run_after_another_is_held_to_what_it_costs_beside_its_steps(ms: float, verdict: str) -> None:
+    rows = [row("quorate", 4000.0), replace(row("quorate-warm", 300.0), details={"beyond_ms": ms, "cpu_ms": 700.0})]
+    assert verdicts("startup", rows)["a run after another: ms beside its 20 steps"] == verdict
+    assert Startup().remarks(rows[1])["beyond"] == f"{ms:.0f} ms"
 
 
 def test_a_crowd_is_held_against_one_that_fits_the_cores() -> None:

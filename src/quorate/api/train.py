@@ -15,6 +15,7 @@ from quorate.api.job import Job, JobKeys, overrides_from
 from quorate.api.recorded_run import short_path
 from quorate.api.result import Result
 from quorate.api.session import NoDisplay, RunStart, Watch
+from quorate.api.warm import runner_here
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import JobFailed
 from quorate.core.user_code import given
@@ -39,7 +40,7 @@ def train(job: Job, progress: bool = True) -> Result:
     main one `train` hears no signals.
     """
     _refuse_what_is_no_job(job)
-    result = shown(lambda watch: session.start(job.resolved, watch), progress)
+    result = shown(lambda watch: session.start(job.resolved, watch, runner_here()), progress)
     return replace(result, task_type=job.task_type)
 
 
@@ -86,7 +87,7 @@ def resume(
     `trust_source`: run the task's source that lies beside a copy of a run, also where no key vouches for it.
     """
     layer = overrides_from("quorate.resume", overrides, task)
-    resume_run = partial(session.resume, runs_folder(runs), str(run), os.environ, layer)
+    resume_run = partial(session.resume, runs_folder(runs), str(run), os.environ, layer, runner=runner_here())
     return shown(lambda watch: resume_run(watch=watch, branch=branch, trust_source=trust_source), progress)
 
 

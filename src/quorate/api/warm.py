@@ -1,9 +1,11 @@
 """Runs one after another in one program, which find imported what the run before them has."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import TracebackType
 
-from quorate.api.session import run_on_engine
+from quorate.api.session import Runner, run_on_engine
 from quorate.coordinator.news import Outcome
 from quorate.engines.engine import Prepared
 from quorate.engines.local import LocalEngine
@@ -52,3 +54,32 @@ class WarmRunner:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+_runner: ContextVar[Runner] = ContextVar("_runner", default=run_on_engine)
+
+
+def runner_here() -> Runner:
+    """What runs the jobs of this block."""
+    return _runner.get()
+
+
+@contextlib.contextmanager
+def warm() -> Iterator[None]:
+    """Within this block, runs find imported what the run before them has, and begin in a fraction of a second.
+
+    ::
+
+        with quorate.warm():
+            for rate in (0.1, 0.03, 0.01):
+                quorate.train(job.replace(params={"learning_rate": rate}))
+
+    The task is imported again after a change of its source, its seed or the environment; but what its module reads from
+    other files when it is imported is read once.
+    """
+    with WarmRunner() as runner:
+        before = _runner.set(runner)
+        try:
+            yield
+        finally:
+            _runner.reset(before)

@@ -94,7 +94,8 @@ class WarmParent:
         """The exit code of a process that it has forked, and that has ended: until then its number is its own."""
         answer = self._ask([], what=REAP, pid=pid)
         self._children -= 1
-        return int(answer.get("code", -signal.SIGKILL))  # with whoever has forked it, if that is gone
+        # Killed with whoever has forked it, if that does not answer.
+        return int(answer.get("code", -signal.SIGKILL))
 
     def _ask(self, descriptors: Sequence[int], **request: Any) -> dict[str, Any]:
         with self._turn:
@@ -180,8 +181,10 @@ class WarmInterpreters:
         preparation: Preparation | None = None,
     ) -> Child:
         with _Streams(stdin, stdout, stderr) as streams, self._turn:
-            if preparation is None:
-                child: Child = self._program(module, arguments, streams.numbers)
+            if os.getpid() != self._owner:  # what stays is not that of a fork
+                child: Child = _fresh(module, arguments, streams.numbers, environment)
+            elif preparation is None:
+                child = self._program(module, arguments, streams.numbers)
             else:
                 child = self._fork_server(module, arguments, streams.numbers, dict(environment or {}), preparation)
             return streams.given_to(child)

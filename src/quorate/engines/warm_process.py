@@ -51,6 +51,13 @@ class WarmProcess:
         self._owner = os.pidfd_open(owner)
 
     def serve(self) -> NoReturn:
+        """To its end: what called this is that of one run, and does not go on here."""
+        try:
+            self._serve()
+        finally:
+            os._exit(0)
+
+    def _serve(self) -> None:
         gc.collect()
         gc.freeze()  # what is here stays as it is: children need no copy of it for the sake of their collectors
         with selectors.DefaultSelector() as selector:
@@ -62,11 +69,9 @@ class WarmProcess:
                     break
                 request = json.loads(message)
                 if request["what"] == REAP:
-                    _, status = os.waitpid(request["pid"], 0)
-                    self._answer(code=os.waitstatus_to_exitcode(status))
+                    self._reap(request["pid"])
                 elif not self._fork(request, descriptors):
                     break
-        os._exit(0)
 
     def _receive(self) -> tuple[bytes, list[int]]:
         try:
@@ -78,6 +83,13 @@ class WarmProcess:
     def _answer(self, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # the owner is gone, which the next round sees
             self._control.send(json.dumps(fields).encode())
+
+    def _reap(self, pid: int) -> None:
+        try:
+            _, status = os.waitpid(pid, 0)
+            self._answer(code=os.waitstatus_to_exitcode(status))
+        except ChildProcessError:  # the kernel has, where the owner ignores the ends of its children
+            self._answer()
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> bool:
         """Whether it may be asked again."""
