@@ -135,7 +135,7 @@ def test_filters_and_order_are_passed_on(runs: Path, capsys: pytest.CaptureFixtu
         (["--status", "runing"], "--status: 'runing' is not one of running, submitted, .* Did you mean running?"),
         (["--status", "COMPLETE"], "Did you mean complete?"),
         (["--sort", "colour"], "--sort: 'colour' is not one of age, name, status, steps or metric.$"),
-        (["--runs", "elsewhere"], "cannot list the runs in elsewhere: it is not there. .* --runs"),
+        (["--runs", "elsewhere"], "cannot list the runs in .*/elsewhere: it is not there. .* --runs"),
         (["--runs", "runs/tiny-0001/job.yaml"], "it is a file, not a folder"),
         (["--runs", "runs/tiny-0001"], "is a run, not a folder of runs: look at it with quorate show runs/tiny-0001"),
     ],
@@ -150,11 +150,11 @@ def test_mistakes_are_told_with_what_to_write(runs: Path, arguments: list[str], 
 def test_where_there_are_no_runs_it_says_what_to_do(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quorate()
     out, err = capsys.readouterr()
-    assert out.startswith("There are no runs in the folder runs yet. `quorate train JOB.yaml` makes one")
+    assert out.startswith(f"There are no runs in {here}/runs or a folder runs above it yet. `quorate train JOB.yaml`")
     assert err == ""
     (here / "empty").mkdir()
     quorate("--runs", "empty")
-    assert "no runs in the folder empty" in capsys.readouterr().out
+    assert f"There are no runs in {here}/empty yet" in capsys.readouterr().out
     quorate("--json")
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     validate("runs", document)
@@ -166,16 +166,33 @@ def test_the_folder_of_the_variable_is_listed_and_may_be_made_later(
 ) -> None:
     monkeypatch.setenv("QUORATE_RUNS", "elsewhere")
     quorate()
-    assert "no runs in the folder elsewhere yet" in capsys.readouterr().out
+    assert f"There are no runs in {here}/elsewhere yet" in capsys.readouterr().out
     complete_run(here / "elsewhere")
     quorate()
     assert "tiny-0001  complete" in capsys.readouterr().out
 
 
+def test_runs_are_found_from_a_folder_below_the_project(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    below = runs.parent / "package" / "models"
+    (below / "runs" / "events-of-another-tool").mkdir(parents=True)
+    for place in (below, runs / "tiny-0001"):
+        monkeypatch.chdir(place)
+        app(["show", "tiny-0001"], standalone_mode=False)
+        assert str(runs / "tiny-0001") in capsys.readouterr().out
+    # The nearest ones count.
+    complete_run(below / "runs")
+    monkeypatch.chdir(below)
+    quorate("--json")
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (document["folder"], document["total"]) == (str(below / "runs"), 1)
+
+
 def test_where_none_fits_it_says_what_there_is(runs: Path) -> None:
     text = " ".join(listed(runs, 80, RunQuery(task="Tinny", name="x y")))
     assert text == (
-        f"None of the 3 runs in the folder {runs} fits --task Tinny --name 'x y'. There are: status complete, damaged, "
+        f"None of the 3 runs in {runs} fits --task Tinny --name 'x y'. There are: status complete, damaged, "
         "lost; task task.py:Tiny; name tiny-0001, tiny-0002, tiny-0003."
     )
 

@@ -141,7 +141,7 @@ class TestFind:
 
     def test_runs_is_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "runs").write_text("")
-        with pytest.raises(RunError, match=r"cannot look for runs .*`runs`"):
+        with pytest.raises(RunError, match=r"cannot look for runs .*--runs FOLDER"):
             RunFolder.find(tmp_path / "runs", "last")
 
 

@@ -55,7 +55,9 @@ def runs(
     is_named = source is not None and source.name == "COMMANDLINE"
     if not folder.is_dir() and (is_named or folder.exists()):
         what = "a file, not a folder" if folder.exists() else "not there"
-        raise RunError(f"cannot list the runs in {folder}: it is {what}. Give the folder of run folders with --runs.")
+        raise RunError(
+            f"cannot list the runs in {folder.absolute()}: it is {what}. Give the folder of run folders with --runs."
+        )
     if is_run(folder):
         raise RunError(f"{folder} is a run, not a folder of runs: look at it with quorate show {folder}")
     if is_search(folder):

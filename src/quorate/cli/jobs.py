@@ -15,6 +15,7 @@ from quorate.cli.options import (
     JobFile,
     Json,
     Lanes,
+    NewRuns,
     Quiet,
     Run,
     Runs,
@@ -65,6 +66,7 @@ def train(
     epochs: Epochs = None,
     seed: Seed = None,
     settings: Set = None,
+    runs: NewRuns = None,
     detach: Annotated[
         bool,
         typer.Option("--detach", help="Submit it to the job's Ray cluster, and end at once; the job goes on there."),
@@ -92,7 +94,7 @@ def train(
     from quorate.api.train import show_on_stderr, show_quietly
     from quorate.spec.load import load_job
 
-    layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed)
+    layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed, runs=runs)
     if detach:
         _submit(load_job(job_file, os.environ, layer), as_json)
         return
@@ -316,6 +318,7 @@ def chaos(
     steps: Steps = None,
     epochs: Epochs = None,
     settings: Set = None,
+    runs: NewRuns = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -350,7 +353,7 @@ def chaos(
     from quorate.spec.load import load_job
 
     request = FaultRequest.of(fault, script, at_random, mtbf, seed)
-    layer = overrides(settings, workers=workers, steps=steps, epochs=epochs)
+    layer = overrides(settings, workers=workers, steps=steps, epochs=epochs, runs=runs)
     resolved = load_job(job_file, os.environ, layer)
     trial = try_under(request, resolved, against, show_quietly if quiet else show_on_stderr)
     if not isinstance(trial, Trial):

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from quorate.core.errors import RequestError
-from quorate.storage.run_folder import RUNS_ENV, USUAL_RUNS
+from quorate.storage.run_folder import RUNS_ENV, USUAL_RUNS, runs_folder
 
 JOB_FILE_ENDINGS = {".yaml", ".yml"}
 _NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
@@ -62,7 +62,7 @@ def run_names(context: typer.Context, incomplete: str) -> list[str]:
 
     A completion is silent: where nothing can be offered, for whatever reason, the shell goes on to offer files.
     """
-    from quorate.storage.run_folder import LAST, is_run, runs_folder
+    from quorate.storage.run_folder import LAST, is_run
 
     try:
         runs = runs_folder(context.params.get("runs"))
@@ -88,6 +88,13 @@ def job_files(incomplete: str) -> list[str]:
 
 RUNS = USUAL_RUNS
 
+
+def _project_runs(context: typer.Context, parameter: typer.CallbackParam, value: Path) -> Path:
+    """The folder that was named; otherwise that of the working folder, or of the nearest one above it."""
+    source = context.get_parameter_source(str(parameter.name))
+    return value if source is not None and source.name != "DEFAULT" else runs_folder()
+
+
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", autocompletion=job_files)]
 Run = Annotated[
     str,
@@ -95,8 +102,22 @@ Run = Annotated[
         metavar="RUN", help="A run's name, a unique prefix of it, a path, or last.", autocompletion=run_names
     ),
 ]
-Runs = Annotated[Path, typer.Option("--runs", metavar="FOLDER", envvar=RUNS_ENV, help="The folder of run folders.")]
+Runs = Annotated[
+    Path,
+    typer.Option(
+        "--runs",
+        metavar="FOLDER",
+        envvar=RUNS_ENV,
+        help="The folder of run folders. By default runs, here or in a folder above.",
+        show_default=False,
+        callback=_project_runs,
+    ),
+]
 """Give it the default `RUNS`."""
+NewRuns = Annotated[
+    str | None,
+    typer.Option("--runs", metavar="FOLDER", help="The folder in which the run's folder is made.", show_default="runs"),
+]
 Address = Annotated[
     str | None,
     typer.Option(
@@ -155,7 +176,8 @@ def overrides(settings: list[str] | None, **flags: str | int | None) -> list[Any
     layer = [parse_set(text) for text in settings or ()]
     for key, value in flags.items():
         if value is not None:
-            with contextlib.suppress(ValueError):  # text, such as auto
-                value = int(value)
+            if key != "runs":  # a folder may be called by a number
+                with contextlib.suppress(ValueError):  # text, such as auto
+                    value = int(value)
             layer.append(Override(key, value, f"--{key}"))
     return layer

@@ -14,6 +14,7 @@ from quorate.cli.output import print_document
 from quorate.history.documents import runs_document
 from quorate.history.run_record import Listing, RunQuery, RunRecord, Status
 from quorate.observe.quantities import measure, some_of
+from quorate.storage.run_folder import where_looked
 from quorate.storage.search_folder import SearchFolder
 
 WORDS_SHOWN = 8
@@ -46,8 +47,8 @@ def print_listing(page: Page, listing: Listing, now: datetime) -> None:
     """Print the runs that fit, and what to do where there are none."""
     if not listing.records:
         page.line(
-            f"There are no runs in the folder {listing.folder} yet. `quorate train JOB.yaml` makes one; "
-            "--runs looks elsewhere."
+            f"There are no runs in {where_looked(listing.folder)} yet. `quorate train JOB.yaml` makes one; "
+            "--runs FOLDER looks elsewhere."
         )
         return
     if not listing.fitting:
@@ -56,7 +57,7 @@ def print_listing(page: Page, listing: Listing, now: datetime) -> None:
         asked += [f"--task {shlex.quote(query.task)}"] if query.task else []
         asked += [f"--name {shlex.quote(query.name)}"] if query.name else []
         page.line(
-            f"None of the {len(listing.records):,} runs in the folder {listing.folder} fits {' '.join(asked)}. "
+            f"None of the {len(listing.records):,} runs in {listing.folder.absolute()} fits {' '.join(asked)}. "
             f"There are: {_there_are(listing)}."
         )
         return

@@ -11,13 +11,14 @@ from quorate.cli.options import RUNS, Json, Runs, Set, job_files, overrides
 from quorate.cli.output import print_document
 from quorate.core.errors import RequestError
 from quorate.observe.quantities import measure
+from quorate.storage.run_folder import runs_folder
 from quorate.storage.search_folder import SearchFolder
 
 
 def search_names(context: typer.Context, incomplete: str) -> list[str]:
     """Names of searches that begin like this, for the shell."""
-    runs = context.params.get("runs") or RUNS
-    return [folder.name for folder in SearchFolder.all_in(Path(runs)) if folder.name.startswith(incomplete)]
+    runs = runs_folder(context.params.get("runs"))
+    return [folder.name for folder in SearchFolder.all_in(runs) if folder.name.startswith(incomplete)]
 
 
 def tune(

@@ -79,7 +79,8 @@ class RunFolder:
         if reference == LAST:
             if not names:
                 raise RunError(
-                    f"there are no runs in {runs} yet; `quorate train job.yaml` makes one, `runs` says where"
+                    f"there are no runs in {where_looked(runs)} yet; `quorate train job.yaml` makes one, "
+                    "and --runs FOLDER looks elsewhere"
                 )
             return cls(runs / names[-1])
         if reference in names:
@@ -103,7 +104,8 @@ class RunFolder:
             return ()
         except OSError as error:
             raise RunError(
-                f"cannot look for runs in {runs}: {error.strerror}. Say where they are with `runs`, or give a path."
+                f"cannot look for runs in {runs.absolute()}: {error.strerror}. Say where they are with --runs FOLDER, "
+                "or give a path."
             ) from error
         return tuple(cls(folder) for _, folder in sorted(dated))
 
@@ -249,8 +251,31 @@ class RunFolder:
 
 
 def runs_folder(given: str | Path | None = None) -> Path:
-    """The folder of runs: the one that is given, that of the variable, or the usual one in the working folder."""
-    return USUAL_RUNS if not (said := given or os.environ.get(RUNS_ENV)) else Path(said)
+    """The folder of runs: the one that is given, that of the variable, or the usual one of the working folder; where
+    that has no runs, that of the nearest folder above which has some, as a project's has."""
+    if said := given or os.environ.get(RUNS_ENV):
+        return Path(said)
+    if not _holds_runs(USUAL_RUNS):
+        for above in Path.cwd().parents:
+            folder = above / USUAL_RUNS
+            # Another's runs, in a folder that all may write to, are not those of the project: to resume one runs code.
+            if _holds_runs(folder) and folder.stat().st_uid == os.getuid():
+                return folder
+    return USUAL_RUNS
+
+
+def where_looked(runs: Path) -> str:
+    """Where runs were looked for and not found, with the whole path."""
+    is_usual = runs == USUAL_RUNS and not os.environ.get(RUNS_ENV)
+    return f"{runs.absolute()} or a folder {USUAL_RUNS} above it" if is_usual else str(runs.absolute())
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether there is a run or a search in a folder; other tools call theirs `runs` as well."""
+    try:
+        return any(is_run(inner) or (inner / "search.yaml").is_file() for inner in folder.iterdir())
+    except OSError:
+        return False
 
 
 def is_run(folder: Path) -> bool:
@@ -295,10 +320,13 @@ def _not_found(runs: Path, reference: str, names: list[str]) -> str:
     if os.sep in reference:
         return f"{reference} is not a run folder: it has no file `created`, which every run has"
     if not names:
-        return f"there is no run {reference!r}: {runs} has no runs; `runs` says where to look"
+        return (
+            f"there is no run {reference!r}: there are none at all in {where_looked(runs)}; "
+            "--runs FOLDER looks elsewhere, and a path names any run"
+        )
     close = difflib.get_close_matches(reference, names, n=SHOWN, cutoff=0.5)
     hint = f"did you mean {_listed(close)}?" if close else f"there are {_listed(names[::-1])}"
-    return f"there is no run {reference!r} in {runs}; {hint}"
+    return f"there is no run {reference!r} in {runs.absolute()}; {hint}"
 
 
 def _listed(names: list[str]) -> str:

@@ -66,7 +66,7 @@ class SearchFolder:
         if matches:
             raise RunError(f"{reference!r} may be any of {', '.join(matches)}; give more of the name, or `{LAST}`")
         there = f"there are {', '.join(names[::-1])}" if names else "it has none; `quorate tune search.yaml` makes one"
-        raise RunError(f"there is no search {reference!r} in {runs}; {there}")
+        raise RunError(f"there is no search {reference!r} in {runs.absolute()}; {there}")
 
     @classmethod
     def meant(cls, runs: Path, reference: str) -> "SearchFolder | None":
