@@ -11,6 +11,7 @@ import pytest
 
 from examples.example_files import EXAMPLES, ROOT, module_of
 from quorate.spec.load import load_job
+from quorate.tune.proposal import open_search
 
 FOLDERS = (EXAMPLES, EXAMPLES / "models")
 PAGES = [(folder / "README.md").read_text() for folder in FOLDERS]
@@ -29,7 +30,18 @@ def test_every_example_has_its_line(folder: Path, page: str) -> None:
     assert set(re.findall(r"\]\((\w+\.(?:py|yaml))\)", page)) == files
 
 
-@pytest.mark.parametrize("job", sorted(EXAMPLES.glob("*.yaml")), ids=lambda job: str(job.stem))
+SEARCHES = sorted(EXAMPLES.glob("*_search.yaml"))
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=lambda search: str(search.stem))
+def test_every_search_file_is_valid_and_searches_what_its_task_has(search: Path) -> None:
+    found = open_search(search, {})
+    assert found.spec.name.replace("-", "_") == search.stem
+    assert found.spec.trials is not None
+    assert found.trial_job(found.spec.params(1), 1).spec.params
+
+
+@pytest.mark.parametrize("job", sorted({*EXAMPLES.glob("*.yaml")} - set(SEARCHES)), ids=lambda job: str(job.stem))
 def test_every_job_file_is_valid_and_named_like_its_task(job: Path) -> None:
     spec = load_job(job, {}, []).spec
     assert spec.name.replace("-", "_") == job.stem

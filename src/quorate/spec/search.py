@@ -148,8 +148,9 @@ class SearchSpec(Section):
     @property
     def modes(self) -> tuple[Mode, ...]:
         """Whether each of the metrics is to be small or large."""
-        modes: list[Mode] = self.mode if isinstance(self.mode, list) else [self.mode or "min"]
-        return tuple(modes) if len(modes) == len(self.metrics) else tuple(modes[:1] * len(self.metrics))
+        if isinstance(self.mode, list) and len(self.mode) == len(self.metrics):
+            return tuple(self.mode)
+        return (self.mode if isinstance(self.mode, str) else "min",) * len(self.metrics)
 
     @property
     def dimensions(self) -> dict[str, DimensionSpec]:

@@ -236,7 +236,7 @@ class SearchReading:
             names = values["metric"] if isinstance(values["metric"], list) else [values["metric"]]
             told = [known.get(name) if isinstance(name, str) else None for name in names]
             modes = [_usual_mode(name) if said is None else said[0] for name, said in zip(names, told, strict=True)]
-            if None not in modes:
+            if modes and None not in modes:
                 values["mode"] = modes if isinstance(values["metric"], list) else modes[0]
                 origins["mode"] = told[0][1] if told[0] is not None else "default"
 
@@ -260,7 +260,8 @@ class SearchReading:
             spec = SearchSpec.model_validate(values)
         except ValidationError as error:
             told = describe_errors(error, SearchSpec, origin=origin)
-            doubtful |= {problem.path.partition(".")[0].partition("[")[0] for problem in told}
+            # Not by what is told: what is missing beside a misspelt key is not told as well.
+            doubtful |= {str(details["loc"][0]) for details in error.errors()}
             spec = SearchSpec.model_validate({key: values[key] for key in values if key not in doubtful})
             problems = [*told, *(one for one in problems if one.path not in {problem.path for problem in told})]
         self.problems += problems

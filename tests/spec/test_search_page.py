@@ -1,0 +1,48 @@
+"""The page about searches tells the keys that there are, with their defaults, and an example that is read."""
+
+import re
+from pathlib import Path
+
+from quorate.spec.load import resolve_mapping
+from quorate.spec.search import SearchSpec
+from quorate.spec.search_load import resolve_search
+from quorate.spec.space import KINDS, DimensionSpec
+from quorate.spec.yaml_document import read_yaml
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def rows(section: str) -> list[list[str]]:
+    text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:3] == "| `"]
+
+
+def test_the_table_has_every_key_in_order() -> None:
+    assert [row[0].strip("`") for row in rows("Keys")] == list(SearchSpec.model_fields)
+
+
+def test_the_defaults_are_those_of_the_model() -> None:
+    model = SearchSpec().model_dump()
+    written = {row[0].strip("`"): row[1].strip("`") for row in rows("Keys") if re.fullmatch(r"`[^`]+`", row[1])}
+    assert len(written) > 8
+    for key, text in written.items():
+        default = model[key]
+        expected = default["kind"] if isinstance(default, dict) and "kind" in default else default
+        assert read_yaml(text).value == expected, key
+
+
+def test_every_form_of_a_dimension_is_told() -> None:
+    forms = [read_yaml(row[0].strip("`")).value for row in rows("The space")]
+    assert [DimensionSpec.model_validate(form).kind for form in forms] == list(KINDS)
+
+
+def test_the_example_is_a_search() -> None:
+    job = resolve_mapping({"task": "digits:Digits", "batch_size": 64, "epochs": 3}, "job", {}, ())
+    search = resolve_search(read_yaml(BLOCKS[0]).value, "the page", {}, job)
+    assert search.spec.trials == 20
+
+
+def test_the_lineage_is_one_of_a_job() -> None:
+    keys = {"task": "digits:Digits", "batch_size": 64, "steps": 300, **read_yaml(BLOCKS[1]).value}
+    assert [part.until for part in resolve_mapping(keys, "job", {}, ()).spec.lineage] == [100, 200]
