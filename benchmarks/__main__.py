@@ -53,6 +53,7 @@ def benchmarks() -> None:
       python -m benchmarks looking
       python -m benchmarks gpu resnet50,lanes
       python -m benchmarks ray start
+      python -m benchmarks tune many
     """
 
 
@@ -565,6 +566,40 @@ def ray(
     if find_spec("ray") is None:
         raise RequestError("Ray is not installed: pip install 'quorate[ray]'")
     raise typer.Exit(run(OnRay(wanted, workers), Options(rounds, output=output, as_json=as_json)))
+
+
+@app.command()
+def tune(
+    rows: Annotated[
+        str | None, typer.Argument(metavar="ROWS", help="Measure only these, with commas between.", show_default=False)
+    ] = None,
+    trials: Annotated[int, typer.Option(metavar="N", min=2, help="Trials of the row many.")] = 200,
+    concurrent: Annotated[int, typer.Option(metavar="N", min=1, help="How many of them run at a time.")] = 10,
+    rounds: Rounds = 1,
+    output: Output = None,
+    as_json: Json = False,
+) -> None:
+    """Search for hyperparameters on a Ray cluster of this machine.
+
+    Rows: long, trials of half a minute, whose training is all that should take time; many, tiny ones; asha, the steps
+    that it saves on digits and what it loses. Needs the extra tune. System: quorate-tune.
+
+    \b
+    Examples:
+      python -m benchmarks tune
+      python -m benchmarks tune many --trials 50 --concurrent 5
+    """
+    from importlib.util import find_spec
+
+    from benchmarks.run import Options, run
+    from benchmarks.selection import parse_names
+    from benchmarks.tune import ROWS, Tune
+    from quorate.core.errors import RequestError
+
+    wanted = list(ROWS) if rows is None else parse_names(rows, list(ROWS), "ROWS")
+    if find_spec("ray") is None:
+        raise RequestError("Ray is not installed: pip install 'quorate[tune]'")
+    raise typer.Exit(run(Tune(wanted, trials, concurrent), Options(rounds, output=output, as_json=as_json)))
 
 
 @app.command()

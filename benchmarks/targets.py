@@ -26,6 +26,7 @@ from benchmarks.row import Row
 from benchmarks.saves import ADDED, COMMITTED, LOADED, LOADED_AGAIN
 from benchmarks.servers import SLOWED, TABLE
 from benchmarks.target import Target, Value
+from benchmarks.tune import ASHA, LONG, TUNE, many_case
 
 MB = 2**20
 
@@ -458,6 +459,15 @@ TARGETS = (
             ("64 workers on 4 nodes: ms until they are formed", "formed_ms", RAY, crowd_case(64), 30_000.0),
             ("64 workers on 4 nodes: MB of launcher and coordinator", "together_mb", RAY, crowd_case(64), 300.0),
             ("metrics of every step: % slower", "slower_percent", TRACKED, METRICS, 1.0),
+        )
+    ),
+    *(
+        Target("tune", text, _detail(detail, system=TUNE.name, case=case), limit, is_lowest=False)
+        for text, detail, case, limit in (
+            ("10 trials of 30 s, 2 at a time: times of training ÷ 2", "of_training", LONG, 1.05),
+            ("200 tiny trials, 10 at a time: ms each beyond training", "beyond_ms", many_case(200, 10), 1000.0),
+            ("asha on digits: % of the steps", "steps_percent", ASHA, 50.0),
+            ("asha on digits: points of accuracy lost", "points_lost", ASHA, 1.0),
         )
     ),
 )

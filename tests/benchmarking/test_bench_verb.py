@@ -121,5 +121,6 @@ def test_every_benchmark_has_a_verb() -> None:
         "data",
         "looking",
         "ray",
+        "tune",
         "gpu",
     ]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import psutil
 import pytest
 import yaml
 
+from benchmarks.ray_nodes import RayNodes
 from command import await_condition
 from quorate.storage.run_folder import RunFolder
+from schemas import validate
+from services.mlflow_database import Database
 
 TASK = Path(__file__).parent / "tune_task.py"
 PATIENCE = 400.0
@@ -29,6 +33,7 @@ class Searches:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copy(TASK, folder / "task.py")
+        self.common: dict[str, Any] = {}
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("QUORATE_")}
 
     def write(self, **keys: Any) -> None:
@@ -51,6 +56,7 @@ class Searches:
             "concurrent": 2,
             "trial": {"workers": 1},
             "budget": {"trials": 3},
+            **self.common,
             **keys,
         }
         (self.folder / "search.yaml").write_text(yaml.safe_dump(search))
@@ -85,7 +91,24 @@ class Searches:
 
 @pytest.fixture
 def searches(tmp_path: Path) -> Searches:
+    """With a Ray of their own."""
     return Searches(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    cluster = RayNodes(2, 2)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def on_nodes(tmp_path: Path, nodes: RayNodes) -> Searches:
+    """On two nodes that are there already, each with room for two workers."""
+    searches = Searches(tmp_path)
+    searches.environment |= nodes.environment
+    searches.common = {"address": "auto"}
+    return searches
 
 
 def processes_in(folder: Path) -> list[psutil.Process]:
@@ -104,7 +127,8 @@ def processes_in(folder: Path) -> list[psutil.Process]:
 def test_a_random_search_leaves_runs_that_train_again_to_the_same_bits(searches: Searches) -> None:
     searches.write()
     answer = json.loads(searches.run("tune", "search.yaml", "--json"))
-    assert answer["reason"] == "complete"
+    validate(answer, "search")
+    assert answer["status"] == "complete"
 
     kinds = Counter(line["kind"] for line in searches.lines())
     assert kinds["search-began"] == kinds["search-ended"] == 1
@@ -118,6 +142,7 @@ def test_a_random_search_leaves_runs_that_train_again_to_the_same_bits(searches:
     assert told["status"] == "complete"
     again = json.loads(searches.run("train", str(run.job_file), "--set", "runs=again", "--json"))
     assert again["weights_digest"] == searches.digests()[2]
+    assert (searches.search() / "report.html").is_file()
 
 
 def test_a_search_whose_driver_is_killed_goes_on_to_the_same_trials(searches: Searches) -> None:
@@ -148,3 +173,129 @@ def _is_half_done(searches: Searches, name: str) -> bool:
     ended = {line["trial"] for line in searches.of_kind("finished", name)}
     under_way = {line["trial"] for line in searches.of_kind("reported", name)} - ended
     return bool(ended) and bool(under_way)
+
+
+def test_ctrl_c_stops_trials_in_order_and_the_search_goes_on_later(on_nodes: Searches) -> None:
+    on_nodes.write(job={"params": {"pause": 0.05}, "checkpoint": {"minutes": 0}}, budget={"trials": 2})
+    driver = on_nodes.start("tune", "search.yaml")
+    await_condition("both are under way", lambda: len({each["trial"] for each in on_nodes.of_kind("reported")}) == 2)
+    driver.send_signal(signal.SIGINT)
+    _, errors = driver.communicate(timeout=PATIENCE)
+    assert driver.returncode == 130, errors
+    assert on_nodes.of_kind("search-ended")[-1]["reason"] == "interrupted"
+    assert not on_nodes.of_kind("stopped"), "a trial that goes on later was not stopped for good"
+    for number in (1, 2):
+        told = RunFolder(on_nodes.search() / "trials" / f"trial-000{number}").whole_result()
+        assert told is not None and told["status"] == "interrupted" and told["steps"] > 0
+
+    on_nodes.run("tune", "--resume", "last")
+    assert {line["trial"] for line in on_nodes.of_kind("resumed")} == {1, 2}
+    assert set(on_nodes.digests()) == {1, 2}
+
+
+def test_a_trial_that_fails_is_told_and_the_others_go_on(on_nodes: Searches) -> None:
+    space = {"params.fails": {"grid": [True, False]}, "params.width": {"choice": [4, 8]}}
+    on_nodes.write(algorithm="random", space=space, budget={"trials": 2})
+    on_nodes.run("tune", "search.yaml")
+    (failed,) = on_nodes.of_kind("failed")
+    assert failed["trial"] == 1 and "this trial cannot be trained" in failed["message"]
+    assert set(on_nodes.digests()) == {2}
+    best = yaml.safe_load((on_nodes.search() / "best-job.yaml").read_text())
+    assert best["params"]["fails"] is False
+
+
+def test_a_metric_that_is_not_reported_ends_the_search_with_those_that_are(on_nodes: Searches) -> None:
+    on_nodes.write(metric="acuracy", mode="max", budget={"trials": 3})
+    told = on_nodes.run("tune", "search.yaml", code=2)
+    assert "Did you mean accuracy?" in told
+    assert not on_nodes.of_kind("finished")
+
+
+def test_asha_stops_the_worse_and_says_why(on_nodes: Searches) -> None:
+    rates = {"params.learning_rate": {"grid": [0.5, 0.3, 0.001, 0.0005]}}
+    on_nodes.write(space=rates, concurrent=1, scheduler={"kind": "asha", "grace": 10, "reduction": 2})
+    on_nodes.run("tune", "search.yaml", "--set", "budget.trials=4")
+    stopped = {line["trial"]: line for line in on_nodes.of_kind("stopped")}
+    assert {3, 4} <= stopped.keys() and 1 not in stopped
+    assert stopped[3]["reason"].startswith("asha: ") and "at step 10 is not among the best 1/2" in stopped[3]["reason"]
+    steps = sum(
+        max(line["step"] for line in on_nodes.of_kind("reported") if line["trial"] == number) for number in (3, 4)
+    )
+    assert steps < STEPS
+
+
+def test_the_best_job_of_a_population_trains_again_to_its_digest(on_nodes: Searches) -> None:
+    rates = {"params.learning_rate": {"loguniform": [0.0005, 0.5]}}
+    scheduler = {"kind": "pbt", "interval": 10, "quantile": 0.5}
+    on_nodes.write(space=rates, scheduler=scheduler, budget={"trials": 4})
+    on_nodes.run("tune", "search.yaml")
+    exploited = on_nodes.of_kind("exploited")
+    assert exploited and all(line["step"] % 10 == 0 for line in exploited)
+    assert set(on_nodes.digests()) == {1, 2, 3, 4}
+    for line in exploited:
+        assert (on_nodes.search() / "trials" / line["run"] / "result.json").is_file()
+
+    # One that was exploited, by its own job; and the best, by the file for it.
+    last = exploited[-1]
+    again = json.loads(
+        on_nodes.run(
+            "train", str(on_nodes.search() / "trials" / last["run"] / "job.yaml"), "--set", "runs=again", "--json"
+        )
+    )
+    assert again["weights_digest"] == on_nodes.digests()[last["trial"]]
+    best = json.loads(on_nodes.run("show", "small-0001", "--json"))["best"]
+    again = json.loads(on_nodes.run("train", str(on_nodes.search() / "best-job.yaml"), "--set", "runs=again", "--json"))
+    assert again["weights_digest"] == best["weights_digest"]
+
+    # Decided by evaluations and seed alone: another search does the same.
+    on_nodes.run("tune", "search.yaml", "--set", "concurrent=1")
+    assert on_nodes.digests("small-0002") == on_nodes.digests()
+
+
+def test_hyperband_pauses_trials_and_drops_the_worse(on_nodes: Searches) -> None:
+    rates = {"params.learning_rate": {"grid": [0.3, 0.2, 0.1, 0.5, 0.4, 0.001, 0.0005, 0.0001]}}
+    on_nodes.write(space=rates, scheduler={"kind": "hyperband", "reduction": 2}, budget={"trials": 8})
+    on_nodes.run("tune", "search.yaml")
+    ended = on_nodes.digests().keys() | {line["trial"] for line in on_nodes.of_kind("stopped")}
+    assert ended == set(range(1, 9))
+    assert on_nodes.of_kind("stopped") and on_nodes.of_kind("resumed")
+    assert all(line["reason"].startswith("hyperband: ") for line in on_nodes.of_kind("stopped"))
+
+
+def test_optuna_with_two_metrics_is_tracked_below_one_run(on_nodes: Searches) -> None:
+    on_nodes.write(
+        algorithm={"kind": "optuna", "startup_trials": 1},
+        metric=["accuracy", "loss"],
+        mode=["max", "min"],
+        job={"track": {"mlflow": True}},
+    )
+    on_nodes.run("tune", "search.yaml")
+    assert set(on_nodes.digests()) == {1, 2, 3}
+    database = Database(on_nodes.folder / "runs" / "mlflow.db")
+    assert database.runs() == {"small-0001": "FINISHED"} | {f"trial-000{number}": "FINISHED" for number in (1, 2, 3)}
+    parents = {database.pairs("tags", f"trial-000{number}")["mlflow.parentRunId"] for number in (1, 2, 3)}
+    assert len(parents) == 1
+
+
+def test_a_killed_worker_and_a_killed_node_cost_no_trial(on_nodes: Searches, nodes: RayNodes) -> None:
+    marker = on_nodes.folder / "killed"
+    params = {"pause": 0.05, "kill": str(marker)}
+    # Of two workers each, so that one trial is on each node.
+    on_nodes.write(job={"params": params, "steps": 80}, budget={"trials": 2}, trial={"workers": 2})
+    driver = on_nodes.start("tune", "search.yaml")
+    await_condition("both are under way", lambda: len({each["trial"] for each in on_nodes.of_kind("reported")}) == 2)
+    assert marker.exists()
+    nodes.kill_last()
+    try:
+        _, errors = driver.communicate(timeout=PATIENCE)
+        assert driver.returncode == 0, errors
+    finally:
+        nodes.add(2)
+    assert set(on_nodes.digests()) == {1, 2}
+    assert on_nodes.of_kind("resumed"), "the node had no trial"
+    told = [RunFolder(on_nodes.search() / "trials" / f"trial-000{number}").events_file.read_text() for number in (1, 2)]
+    assert any('"kind":"worker-lost"' in text or '"kind":"lost"' in text for text in told), "no worker was lost"
+    for number, digest in on_nodes.digests().items():
+        job = on_nodes.search() / "trials" / f"trial-000{number}" / "job.yaml"
+        again = json.loads(on_nodes.run("train", str(job), "--set", "runs=again", "--set", "workers=1", "--json"))
+        assert again["weights_digest"] == digest

@@ -1,18 +1,21 @@
-"""The verb that searches for the best job."""
+"""The verb that searches for the best job, and how a search is shown while it runs."""
 
+import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from quorate.cli.options import RUNS, Json, Runs, Set, job_files, overrides
-from quorate.cli.output import print_document
+from quorate.cli.options import RUNS, Json, Quiet, Runs, Set, job_files, overrides
 from quorate.core.errors import RequestError
-from quorate.observe.quantities import measure
 from quorate.storage.run_folder import runs_folder
 from quorate.storage.search_folder import SearchFolder
+
+_REFRESH = 1.0
+"""Seconds between two pictures of a search on a terminal."""
 
 
 def search_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -24,9 +27,14 @@ def search_names(context: typer.Context, incomplete: str) -> list[str]:
 def tune(
     search_file: Annotated[
         Path | None,
-        typer.Argument(metavar="SEARCH.yaml", help="The search file, or a job file.", autocompletion=job_files),
+        typer.Argument(
+            metavar="SEARCH.yaml",
+            help="The search file, or a job file: then a space is proposed.",
+            autocompletion=job_files,
+        ),
     ] = None,
     settings: Set = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take a space that is proposed without asking.")] = False,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -36,21 +44,25 @@ def tune(
         ),
     ] = None,
     runs: Runs = RUNS,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Search for the best values of a job's keys.
 
-    Each trial is an ordinary run in the search's own folder. Ctrl-C stops all trials in order; --resume goes on with a
-    search that was stopped or killed: no finished trial is repeated, and the others go on from their checkpoints.
+    Each trial is an ordinary run in the search's own folder. Ctrl-C stops all trials in order, a second one at once;
+    --resume goes on with a search that was stopped or killed: no finished trial is repeated, and the others go on from
+    their checkpoints. Where the file names no space, one is proposed from the task's params, and shown before it runs.
 
     \b
     Examples:
       quorate tune search.yaml
       quorate tune search.yaml --set budget.trials=20 --set job.epochs=3
+      quorate tune job.yaml --yes
       quorate tune --resume last
     """
-    from quorate.spec.search_load import load_search
+    from quorate.cli.search_view import show_search
     from quorate.tune import search as api
+    from quorate.tune.proposal import open_search
 
     if (search_file is None) == (resume is None):
         raise RequestError("tune needs a search file, or --resume with the name of a search.")
@@ -60,39 +72,73 @@ def tune(
         search, folder = api.recorded(runs, resume)
     else:
         assert search_file is not None
-        search = load_search(search_file, os.environ, overrides(settings))
+        search = open_search(search_file, os.environ, overrides(settings))
+        _show_proposal(search, yes)
         folder = api.begin(search)
-    ended = api.run(search, folder, _Lines())
-    if as_json:
-        print_document({"search": folder.name, "folder": str(folder.path), "reason": ended.reason})
-    if ended.exit_code:
-        print(f"next: quorate tune --resume {folder.name}", file=sys.stderr)
+    with contextlib.closing(_View(folder, quiet)) as view:
+        ended = api.run(search, folder, view.handle, view.tick)
+    show_search(folder, as_json)
     raise typer.Exit(ended.exit_code)
 
 
-class _Lines:
-    """Tells what happens in a line each, where there is no terminal."""
+def _show_proposal(search: Any, is_accepted: bool) -> None:
+    """Show a space that nobody has written, and ask whether to go on with it where somebody can answer."""
+    from quorate.tune.proposal import proposal_lines
 
-    def __call__(self, line: dict[str, Any]) -> None:
-        if text := sentence(line):
-            print(text, file=sys.stderr, flush=True)
+    lines = proposal_lines(search)
+    if not lines:
+        return
+    print("\n".join(lines), file=sys.stderr, flush=True)
+    if is_accepted:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise RequestError("the space above is proposed, and nobody can be asked here: add --yes to search it.")
+    if not typer.confirm("Search this space?", default=True, err=True):
+        raise typer.Exit(0)
 
 
-_SENTENCES: dict[str, str] = {
-    "resumed": "trial {trial} goes on from step {step:,}",
-    "stopped": "trial {trial} stopped at step {step:,}: {reason}",
-    "exploited": "trial {trial} at step {step:,}: {reason}",
-    "failed": "trial {trial} failed: {message}",
-    "search-ended": "the search has ended: {reason}",
-}
+class _View:
+    """A search while it runs: a table on a terminal, elsewhere a line for what is worth one."""
 
+    def __init__(self, folder: SearchFolder, is_quiet: bool) -> None:
+        from quorate.history.search_log import SearchLog
+        from quorate.observe.screen import Screen
 
-def sentence(line: dict[str, Any]) -> str:
-    """What a line of the search's log says to a person; nothing where that is not worth a line."""
-    if line["kind"] == "proposed":
-        given = ", ".join(f"{key.removeprefix('params.')} {value}" for key, value in line["params"].items())
-        return f"trial {line['trial']}: {given}"
-    if line["kind"] == "finished":
-        told = ", ".join(f"{name} {measure(value)}" for name, value in line["metrics"].items())
-        return f"trial {line['trial']} finished after {line['step']:,} steps: {told}"
-    return _SENTENCES.get(line["kind"], "").format(**line)
+        self._folder = folder
+        self._is_quiet = is_quiet
+        self._log = SearchLog.read(folder.log_file)
+        self._screen = Screen(sys.stderr)
+        self._next = 0.0
+        self._live: Any = None
+        if not is_quiet and self._screen.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self._screen, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+            self._live.start()
+
+    def handle(self, line: dict[str, Any]) -> None:
+        """Take in a line of the search's log."""
+        from quorate.cli.search_view import told_in_words
+
+        self._log.take(line)
+        if self._live is None and not self._is_quiet and (said := told_in_words(line, self._record())):
+            self._screen.print(said, soft_wrap=True)
+
+    def tick(self) -> None:
+        """Draw it anew, now and then."""
+        from quorate.cli.search_view import live_view
+
+        if self._live is not None and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _REFRESH
+            elapsed = self._log.active_seconds
+            view = live_view(self._record(), elapsed, self._screen.width, self._screen.encoding)
+            self._live.update(view, refresh=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _record(self) -> Any:
+        from quorate.history.search_record import SearchRecord
+
+        return SearchRecord.of(self._folder, self._log, is_held=True, with_runs=False)

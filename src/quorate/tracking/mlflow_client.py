@@ -20,6 +20,10 @@ from quorate.tracking.provenance import FOLDER
 
 RUN_TAG = "quorate.run"
 """The tag by which a run is found again on a server, whatever became of the run folder's own notes."""
+PARENT_TAG = "mlflow.parentRunId"
+"""The tag by which MLflow shows a run below another."""
+PARENT = "mlflow-parent.json"
+"""Beside runs that are the trials of a search: where the search's own MLflow run is."""
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlflow-artifacts"
 
@@ -135,18 +139,43 @@ def find_run(client: Any, uri: str, run: RunFolder, experiment: str) -> Any | No
 
 
 def find_or_make_run(client: Any, uri: str, run: RunFolder, experiment: str, started: int) -> Any:
-    """The MLflow run of a run folder, made if need be: the experiment is the job's name, `started` in milliseconds."""
+    """The MLflow run of a run folder, made if need be: the experiment is the job's name, `started` in milliseconds.
+
+    The run of a trial is made below that of its search, in the same experiment.
+    """
+    parent = parent_of(run.path.parent, uri)
+    experiment = experiment if parent is None else parent["experiment"]
     found = find_run(client, uri, run, experiment)
     if found is None:
         made = client.create_run(
             _experiment_id(client, uri, experiment),
             start_time=started,
             run_name=run.name,
-            tags={RUN_TAG: identity(run)},
+            tags={RUN_TAG: identity(run)} | ({} if parent is None else {PARENT_TAG: parent["run_id"]}),
         )
         _keep_id(run, uri, made.info.run_id)
         found = made
     return found
+
+
+def find_or_make_parent(client: Any, uri: str, runs: Path, name: str, experiment: str) -> str:
+    """The MLflow run of a search whose trials are in a folder; from now on theirs are made below it."""
+    parent = parent_of(runs, uri)
+    if parent is None:
+        made = client.create_run(_experiment_id(client, uri, experiment), run_name=name, tags={"quorate.search": name})
+        parent = {"place": place(uri), "experiment": experiment, "run_id": made.info.run_id}
+        write_atomically(runs / PARENT, json.dumps(parent, indent=2) + "\n")
+    return str(parent["run_id"])
+
+
+def parent_of(runs: Path, uri: str) -> dict[str, Any] | None:
+    """Where the MLflow run of a search is, if the runs in a folder are its trials, and are tracked there, too."""
+    try:
+        parent = json.loads((runs / PARENT).read_text())
+    except (OSError, ValueError):
+        return None
+    is_there = isinstance(parent, dict) and parent.get("place") == place(uri)
+    return parent if is_there and {"experiment", "run_id"} <= parent.keys() else None
 
 
 def _experiment_id(client: Any, uri: str, name: str) -> str:

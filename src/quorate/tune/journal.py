@@ -1,104 +1,53 @@
-"""What a search has decided so far, by its `trials.jsonl`; the driver writes it, and reads it when it is resumed."""
+"""What the driver of a search writes down, and knows from earlier parts of the search."""
 
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
-from quorate.core.regular_file import read_regular
+from quorate.history.search_log import ENDED, LoggedTrial, SearchLog
 from quorate.storage.search_folder import SearchFolder
-
-ENDINGS = ("finished", "stopped", "failed")
 
 Listener = Callable[[dict[str, Any]], None]
 
 
-@dataclass
-class Trial:
-    """What the journal knows of a trial: the params that it began with, and the metrics of its evaluations by step."""
-
-    number: int
-    params: dict[str, Any] = field(default_factory=dict)
-    run: str = ""
-    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
-    exploited: set[int] = field(default_factory=set)
-    ending: str = ""
-
-    @property
-    def step(self) -> int:
-        return max(self.reports, default=0)
-
-
 class Journal:
-    """Writes decisions down and knows them all. What is known is not written again: a trial that is resumed tells once
-    more what it has told before."""
+    """Writes decisions to the log of a search, and has read it. What is known is not written again: a trial that is
+    resumed tells once more what it has told before."""
 
     def __init__(self, folder: SearchFolder, listener: Listener | None = None) -> None:
         self.folder = folder
-        self.trials: dict[int, Trial] = {}
-        self.seconds = 0.0
-        """How long the search was under way in its earlier parts."""
+        self.log = SearchLog.read(folder.log_file)
         self._listener = listener
-        began = last = 0.0
-        for line in self._lines():
-            if line["kind"] in ("search-began", "search-resumed"):
-                self.seconds += last - began
-                began = line["time"]
-            last = line["time"]
-            self._note(line)
-        self.seconds += last - began
+
+    @property
+    def trials(self) -> dict[int, LoggedTrial]:
+        return self.log.trials
 
     @property
     def steps(self) -> int:
         """Steps of all trials together, as far as they were told."""
-        return sum(trial.step for trial in self.trials.values())
+        return sum(trial.now.step for trial in self.trials.values())
 
     def tell(self, kind: str, trial: int | None = None, **fields: Any) -> None:
         """Write a line, unless it is known."""
-        if trial is None or not self._is_known({"kind": kind, "trial": trial, **fields}):
-            line = self.folder.tell(kind, trial, **fields)
-            self._note(line)
-            if self._listener is not None:
-                self._listener(line)
-
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        try:
-            content = read_regular(self.folder.log_file)
-        except FileNotFoundError:
+        if trial is not None and trial in self.trials and _is_known(self.trials[trial], kind, fields.get("step")):
             return
-        for text in content.splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue  # a crash has left half a line
-            if isinstance(line, dict) and isinstance(line.get("time"), int | float) and "kind" in line:
-                yield line
+        line = self.folder.tell(kind, trial, **fields)
+        self.log.take(line)
+        if self._listener is not None:
+            self._listener(line)
 
-    def _is_known(self, line: dict[str, Any]) -> bool:
-        kind, trial = line["kind"], self.trials.get(line["trial"])
-        if trial is None:
-            return False
-        if kind == "proposed" or trial.ending:
-            return True
-        if kind == "began":
-            return bool(trial.run)
-        if kind == "exploited":
-            return line["step"] in trial.exploited
-        return kind == "reported" and line["step"] in trial.reports
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune writes down what it is given, with all that hangs on it, and this is never read back
 
-    def _note(self, line: dict[str, Any]) -> None:
-        number = line.get("trial")
-        if not isinstance(number, int):
-            return
-        trial = self.trials.setdefault(number, Trial(number))
-        kind = line["kind"]
-        if kind == "proposed":
-            trial.params = dict(line.get("params") or {})
-        if kind in ("began", "resumed", "exploited"):
-            trial.run = line.get("run") or trial.run
-        if kind == "exploited":
-            trial.exploited.add(line["step"])
-        if kind == "reported":
-            trial.reports[line["step"]] = line.get("metrics") or {}
-        if kind in ENDINGS:
-            trial.ending = kind
+
+def reports_of(trial: LoggedTrial) -> dict[int, dict[str, Any]]:
+    """All evaluations of a trial, by step."""
+    return {step: metrics for part in trial.parts for step, metrics in part.reports.items()}
+
+
+def _is_known(trial: LoggedTrial, kind: str, step: int | None) -> bool:
+    if kind == "proposed" or trial.status in ENDED:
+        return True
+    if kind == "exploited":
+        return any(part.donor is not None and part.from_step == step for part in trial.parts)
+    return kind == "reported" and step in reports_of(trial)

@@ -12,6 +12,7 @@ from typing import Any
 
 from quorate.checkpoint.retention import is_number
 from quorate.core.digests import derive_seed
+from quorate.observe.quantities import measure
 from quorate.spec.search import PbtSpec, SearchSpec
 from quorate.spec.space import DimensionSpec
 
@@ -52,8 +53,8 @@ def decide(
             key: _explored(dimension, params[donor][key], rule.resample, stream)
             for key, dimension in spec.dimensions.items()
         }
-        told = f"{name} {values[trial]} at step {step} is among the worst {count} of {len(order)}"
-        reason = f"pbt: {told}: goes on from trial {donor} ({values[donor]})"
+        told = f"{name} {measure(values[trial])} at step {step} is among the worst {count} of {len(order)}"
+        reason = f"pbt: {told}: goes on from trial {donor} ({measure(values[donor])})"
         exploits.append(Exploit(trial, donor, changed, reason))
     return exploits
 

@@ -9,14 +9,15 @@ from typing import Any
 import ray
 from ray import tune
 
-from quorate.checkpoint.retention import Watched, best_of
+from quorate.checkpoint.retention import Watched, best_of, better_of
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import RequestError
+from quorate.core.errors import JobError, JobFileError, QuorateError
 from quorate.observe.quantities import count, plural
-from quorate.spec.search import SearchSpec
+from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.atomic import write_atomically
 from quorate.supervisor.signals import Signals
-from quorate.tune.journal import Journal
+from quorate.tune.journal import Journal, reports_of
+from quorate.tune.proposal import refuse_unreported
 from quorate.tune.ray_schedulers import Explained
 from quorate.tune.ray_searcher import TrialSource
 from quorate.tune.ray_trial import run_name
@@ -34,7 +35,7 @@ class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no ty
 
     def __init__(
         self,
-        spec: SearchSpec,
+        search: ResolvedSearch,
         journal: Journal,
         source: TrialSource,
         scheduler: Explained,
@@ -43,16 +44,20 @@ class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no ty
     ) -> None:
         self.reason = ""
         """Why the search ends before all trials are done."""
-        self.refusal: RequestError | None = None
-        self._spec = spec
+        self.refusal: QuorateError | None = None
+        self._search = search
+        self._spec = search.spec
         self._journal = journal
         self._source = source
         self._scheduler = scheduler
         self._signals = signals
         self._tick = tick
         self._began = time.monotonic()
+        self._earlier = journal.log.active_seconds
         self._trials: list[Any] = []
         self._deaths: Counter[int] = Counter()
+        self._watched = Watched(search.spec.metrics[0], search.spec.modes[0])
+        self._best = better_of(best_of(reports_of(trial), self._watched) for trial in journal.trials.values())
         self._stopping = journal.folder.trials / STOPPING
         self._stopping.unlink(missing_ok=True)
 
@@ -103,6 +108,9 @@ class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no ty
         self._deaths[number] += 1
         if self._deaths[number] >= DEATHS:
             trial.config["failed"] = f"the process that trains it has died {DEATHS} times without any progress"
+        if self._deaths[number] > DEATHS and self.refusal is None:  # not even that can be told
+            self.refusal = JobError(f"trials cannot be started: {_last_line(trial.get_error())}")
+            self.end(self.refusal.message)
 
     def on_trial_error(self, trial: Any, **_: Any) -> None:
         self._journal.tell("failed", trial.config["trial"], message=str(trial.error_file or "Ray Tune gave it up"))
@@ -135,30 +143,30 @@ class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no ty
 
     def _look_at_budget(self) -> None:
         budget = self._spec.budget
-        seconds = self._journal.seconds + time.monotonic() - self._began
+        seconds = self._earlier + time.monotonic() - self._began
         if budget.steps is not None and self._journal.steps >= budget.steps:
             self.end(f"budget: {count(self._journal.steps)} of {plural(budget.steps, 'step')} are spent")
         elif budget.minutes is not None and seconds >= budget.minutes * 60:
             self.end(f"budget: {budget.minutes:g} minutes are over")
 
     def _refuse_missing_metric(self, metrics: dict[str, Any]) -> None:
-        missing = [metric for metric in self._spec.metrics if metric not in metrics]
-        if missing and self.refusal is None:
-            known = " and ".join(sorted(metrics)) or "nothing"
-            told = f"the task's evaluation reports {known}, and not {' or '.join(missing)}"
-            self.refusal = RequestError(f"metric: {told}.")
-
-            self.end(self.refusal.message)
+        try:
+            refuse_unreported(self._search, list(metrics))
+        except JobFileError as error:
+            self.refusal = self.refusal or error
+            self.end("its metric is not reported")
 
     def _tell_report(self, number: int, step: int, metrics: dict[str, Any]) -> None:
-        is_best = self._is_best(number, step, metrics)
+        """With whether it is the best of the search so far, by the first metric."""
+        found = best_of({step: metrics}, self._watched)
+        is_best = found is not None and (self._best is None or found.rank < self._best.rank)
+        self._best = found if is_best else self._best
         self._journal.tell("reported", number, step=step, metrics=metrics, best=is_best)
 
-    def _is_best(self, number: int, step: int, metrics: dict[str, Any]) -> bool:
-        """Whether it is the trial's best so far, by the first metric."""
-        known = self._journal.trials[number].reports | {step: metrics}
-        best = best_of(known, Watched(self._spec.metrics[0], self._spec.modes[0]))
-        return best is not None and best.step == step
+
+def _last_line(error: Exception | None) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else "Ray says no more"
 
 
 def _host_of(trial: Any) -> str:

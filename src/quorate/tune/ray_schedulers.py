@@ -9,8 +9,10 @@ from typing import Any, Protocol
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, HyperBandScheduler, TrialScheduler
 from ray.tune.schedulers.async_hyperband import _Bracket
 
+from quorate.history.search_log import ENDED
+from quorate.observe.quantities import measure
 from quorate.spec.search import AshaSpec, HyperbandSpec, PbtSpec, SearchSpec
-from quorate.tune.journal import Journal
+from quorate.tune.journal import Journal, reports_of
 from quorate.tune.population import decide
 from quorate.tune.ray_searcher import TrialSource
 from quorate.tune.ray_trial import METRIC, run_name
@@ -46,7 +48,7 @@ class Asha(AsyncHyperBandScheduler):  # type: ignore[misc]
         assert isinstance(rule, AshaSpec)
         self._rule = rule
         self._name = spec.metrics[0]
-        self._earlier = [trial for trial in journal.trials.values() if trial.ending]
+        self._earlier = {each.number: reports_of(each) for each in journal.trials.values() if each.status in ENDED}
         self.reasons: dict[str, str] = {}
         self._trial_info: dict[str, Any] = {}
         super().__init__(
@@ -65,7 +67,7 @@ class Asha(AsyncHyperBandScheduler):  # type: ignore[misc]
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         step, value = result["step"], result.get(self._metric)
         if not self._has_rungs:
-            first = min([step, *(report for old in self._earlier for report in old.reports)])
+            first = min([step, *(told for reports in self._earlier.values() for told in reports)])
             bracket = _Bracket(first, ENDLESS, self._rule.reduction, 0, stop_last_trials=False)
             self._brackets = [bracket]
             self._trial_info = dict.fromkeys(self._trial_info, bracket)
@@ -98,12 +100,12 @@ class Asha(AsyncHyperBandScheduler):  # type: ignore[misc]
         return None
 
     def _recall(self) -> None:
-        for trial in self._earlier:
+        for number, reports in self._earlier.items():
             for milestone, recorded in self._brackets[0]._rungs:
-                told = [step for step in sorted(trial.reports) if step >= milestone]
-                value = trial.reports[told[0]].get(self._name) if told else None
+                told = [step for step in sorted(reports) if step >= milestone]
+                value = reports[told[0]].get(self._name) if told else None
                 if value is not None:
-                    recorded[f"earlier-{trial.number}"] = self._metric_op * value
+                    recorded[f"earlier-{number}"] = self._metric_op * value
 
 
 class Hyperband(FIFOScheduler):  # type: ignore[misc]
@@ -146,11 +148,11 @@ class Hyperband(FIFOScheduler):  # type: ignore[misc]
         decision = str(self._bands.on_trial_result(stopped, trial, {**result, "evaluations": step // self._unit}))
         name, value = self._spec.metrics[0], result.get(f"{METRIC}{self._spec.metrics[0]}")
         if decision == TrialScheduler.STOP:
-            told = f"{name} {value} at step {step} is not among the best of its bracket"
+            told = f"{name} {measure(value)} at step {step} is not among the best of its bracket"
             self.reasons[trial.trial_id] = f"hyperband: {told}"
         for other in stopped.trials:
             self.reasons[other.trial_id] = (
-                f"hyperband: {name} {other.last_result.get('metrics', {}).get(name)} at step "
+                f"hyperband: {name} {measure(other.last_result.get('metrics', {}).get(name))} at step "
                 f"{other.last_result.get('step')} is not among the best of its bracket"
             )
             tune_controller.stop_trial(other)

@@ -7,9 +7,10 @@ from ray.tune.search import Searcher
 
 from quorate.checkpoint.retention import Watched, best_of, is_number
 from quorate.core.errors import RequestError
+from quorate.history.search_log import ENDED, LoggedTrial, TrialStatus
 from quorate.spec.search import OptunaSpec, SearchSpec
 from quorate.spec.space import DimensionSpec
-from quorate.tune.journal import Journal, Trial
+from quorate.tune.journal import Journal, reports_of
 from quorate.tune.population import within
 
 
@@ -18,7 +19,7 @@ class Chooser(Protocol):
 
     def choose(self, trial: int) -> dict[str, Any]: ...
 
-    def learn(self, trial: Trial) -> None: ...
+    def learn(self, trial: LoggedTrial) -> None: ...
 
 
 class Drawn:
@@ -30,7 +31,7 @@ class Drawn:
     def choose(self, trial: int) -> dict[str, Any]:
         return self._spec.params(trial)
 
-    def learn(self, trial: Trial) -> None: ...
+    def learn(self, trial: LoggedTrial) -> None: ...
 
 
 class ByOptuna:
@@ -60,7 +61,7 @@ class ByOptuna:
         self._asked[trial] = asked = self._study.ask(self._space)
         return {key: _value(self._spec.dimensions[key], given) for key, given in asked.params.items()}
 
-    def learn(self, trial: Trial) -> None:
+    def learn(self, trial: LoggedTrial) -> None:
         values = objectives(self._spec, trial)
         states = self._optuna.trial.TrialState
         state = states.FAIL if values is None else states.COMPLETE
@@ -68,20 +69,21 @@ class ByOptuna:
         if asked is not None:
             self._study.tell(asked, values, state=state)
             return
-        given = {key: _given(self._spec.dimensions[key], trial.params[key]) for key in self._space}
+        given = {key: _given(self._spec.dimensions[key], trial.parts[0].params[key]) for key in self._space}
         self._study.add_trial(
             self._optuna.trial.create_trial(state=state, values=values, params=given, distributions=self._space)
         )
 
 
-def objectives(spec: SearchSpec, trial: Trial) -> list[float] | None:
+def objectives(spec: SearchSpec, trial: LoggedTrial) -> list[float] | None:
     """What a trial came to: its best evaluation or, of several metrics, the last of them; None if it has failed."""
-    if trial.ending == "failed" or not trial.reports:
+    reports = reports_of(trial)
+    if trial.status is TrialStatus.FAILED or not reports:
         return None
     if len(spec.metrics) == 1:
-        best = best_of(trial.reports, Watched(spec.metrics[0], spec.modes[0]))
+        best = best_of(reports, Watched(spec.metrics[0], spec.modes[0]))
         return None if best is None else [best.value]
-    last = trial.reports[trial.step]
+    last = reports[max(reports)]
     values = [last.get(metric) for metric in spec.metrics]
     return [float(value) for value in values if is_number(value) and value == value] if _are_numbers(values) else None
 
@@ -125,9 +127,9 @@ class TrialSource(Searcher):  # type: ignore[misc] # Ray has no types here
         self._limit = limit
         self._chooser: Chooser = ByOptuna(spec) if isinstance(spec.algorithm, OptunaSpec) else Drawn(spec)
         known = sorted(journal.trials.values(), key=lambda trial: trial.number)
-        self._again = deque(trial.number for trial in known if replay or not trial.ending)
+        self._again = deque(trial.number for trial in known if replay or trial.status not in ENDED)
         for trial in known:
-            if trial.ending and not replay:
+            if trial.status in ENDED and not replay:
                 self._chooser.learn(trial)
         self._next = max(journal.trials, default=0) + 1
         self._live: dict[str, int] = {}
@@ -150,12 +152,13 @@ class TrialSource(Searcher):  # type: ignore[misc] # Ray has no types here
 
     def suggest(self, trial_id: str) -> Any:
         if not self.has_more:
-            return Searcher.FINISHED
+            # To Tune, the end of proposals is the end of actors that nobody has a trial for: of a paused one, too.
+            return None if self._paused and not self.is_over else Searcher.FINISHED
         if not self.has_room:
             return None
         if self._again:
             number = self._again.popleft()
-            params = self._journal.trials[number].params
+            params = self._journal.trials[number].parts[0].params
         else:
             number, self._next = self._next, self._next + 1
             params = self._chooser.choose(number)
@@ -166,7 +169,7 @@ class TrialSource(Searcher):  # type: ignore[misc] # Ray has no types here
     def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:  # noqa: ARG002
         number = self._live.pop(trial_id, None)
         self._paused.discard(trial_id)
-        if number is not None and (self._journal.trials[number].ending or not self.is_over):
+        if number is not None and (not self.is_over or self._journal.trials[number].status in ENDED):
             self._chooser.learn(self._journal.trials[number])
 
     def save(self, checkpoint_path: str) -> None: ...

@@ -6,6 +6,7 @@ from typing import Any
 
 from ray import tune
 
+from quorate.api.warm import WarmRunner
 from quorate.spec.search_load import ResolvedSearch
 from quorate.tune.trial_run import Plan, Report, TrialRun
 
@@ -25,10 +26,12 @@ class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
     is in the trial's run folder.
     """
 
-    def setup(self, config: dict[str, Any], search: ResolvedSearch, trials: str) -> None:
+    def setup(self, config: dict[str, Any], search: ResolvedSearch, manner: dict[str, Any]) -> None:
+        """`manner` are the keys of a job that say where and how all trials run."""
         self._search = search
-        self._trials = Path(trials)
-        self._run = TrialRun()
+        self._manner = manner
+        self._warm = WarmRunner()
+        self._run = TrialRun(self._warm)
         self._has_begun = False
         self._config = config
 
@@ -55,6 +58,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
 
     def cleanup(self) -> None:
         self._run.close()
+        self._warm.close()
 
     def host(self) -> str:
         """Where it is."""
@@ -62,11 +66,11 @@ class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
 
     def _plan(self) -> Plan:
         config, trial = self._config, self._config["trial"]
-        manner: dict[str, Any] = {"name": "trial", "runs": str(self._trials)}
+        manner = dict(self._manner)
         if "until" in config:
             manner["checkpoint.keep_every"] = config["interval"]  # others go on from them, and later
         return Plan(
-            trials=self._trials,
+            trials=Path(manner["runs"]),
             run=run_name(trial, config.get("branches", 0)),
             job=self._search.trial_job(config["params"], trial, manner),
             branch=tuple(config["branch"]) if config.get("branch") else None,

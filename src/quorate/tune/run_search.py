@@ -14,8 +14,9 @@ from quorate.core.machine import usable_cores
 from quorate.spec.search import HyperbandSpec, PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.search_folder import SearchFolder
-from quorate.supervisor.signals import listening_to_signals
+from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.tune.journal import Journal, Listener
+from quorate.tune.mlflow_parent import MlflowParent
 
 log = logging.getLogger(__name__)
 
@@ -34,36 +35,41 @@ _TUNE = {
 
 def run_search(
     search: ResolvedSearch, folder: SearchFolder, listener: Listener | None, tick: Callable[[], None]
-) -> str:
-    """Run a search, or what is left of it; returns why it has ended: complete, interrupted, terminated, or a budget.
+) -> MlflowParent:
+    """Run a search, or what is left of it; why it has ended is in its log. Returns who is to be told what it has found.
 
-    The listener hears each line of the journal, and `tick` is called several times a second.
+    The listener hears each line of the log, and `tick` is called several times a second.
     """
     if find_spec("ray") is None:
         raise RequestError(f"quorate tune needs the library ray, which is not installed here: {INSTALL}.")
-    if search.spec.space is None:
-        raise RequestError("space: the search does not say which keys of the job to change, and to what.")
     with folder.lock():
         journal = Journal(folder, listener)
-        has_begun = folder.log_file.exists()
         _share(folder, search.spec.storage)
+        parent = MlflowParent(search, folder)
+        manner = {"name": "trial", "runs": str(folder.trials.resolve())}
+        if parent.uri is not None:
+            manner["track.mlflow"] = parent.uri
         with _settings(search.spec), _connected(search), listening_to_signals() as signals:
-            from quorate.tune.ray_driver import COMPLETE, Driver
+            _run(search, journal, manner, signals, tick)
+        return parent
 
-            journal.tell("search-resumed" if has_begun else "search-began", reason=search.source)
-            source, scheduler = _parts(search, journal)
-            driver = Driver(search.spec, journal, source, scheduler, signals, tick)
-            try:
-                _tuner(search, folder, source, scheduler, driver).fit()
-                reason = driver.reason or COMPLETE
-            except BaseException as error:
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise
-            finally:
-                journal.tell("search-ended", reason=reason)
-        if driver.refusal is not None:
-            raise driver.refusal
-        return reason
+
+def _run(
+    search: ResolvedSearch, journal: Journal, manner: dict[str, Any], signals: Signals, tick: Callable[[], None]
+) -> None:
+    from quorate.tune.ray_driver import COMPLETE, Driver
+
+    journal.tell("search-began" if journal.log.began is None else "search-resumed", reason=search.source)
+    reason = "it failed"
+    try:
+        source, scheduler = _parts(search, journal)
+        driver = Driver(search, journal, source, scheduler, signals, tick)
+        _tuner(search, journal.folder, manner, source, scheduler, driver).fit()
+        reason = driver.reason or COMPLETE
+    finally:
+        journal.tell("search-ended", reason=reason)
+    if driver.refusal is not None:
+        raise driver.refusal
 
 
 def demand_of(search: ResolvedSearch) -> dict[str, float]:
@@ -104,13 +110,14 @@ def interval_of(search: ResolvedSearch) -> int:
     return interval
 
 
-def _tuner(search: ResolvedSearch, folder: SearchFolder, source: Any, scheduler: Any, driver: Any) -> Any:
+def _tuner(
+    search: ResolvedSearch, folder: SearchFolder, manner: dict[str, Any], source: Any, scheduler: Any, driver: Any
+) -> Any:
     from ray import tune
 
     from quorate.tune.ray_trial import TrialActor, run_name
 
-    trials = folder.trials.resolve()
-    actor = tune.with_parameters(TrialActor, search=search, trials=str(trials))
+    actor = tune.with_parameters(TrialActor, search=search, manner=manner)
     return tune.Tuner(
         tune.with_resources(actor, tune.PlacementGroupFactory([demand_of(search)])),
         tune_config=tune.TuneConfig(
@@ -123,7 +130,7 @@ def _tuner(search: ResolvedSearch, folder: SearchFolder, source: Any, scheduler:
         ),
         run_config=tune.RunConfig(
             name="tune",
-            storage_path=str(trials.parent),
+            storage_path=str(folder.trials.resolve().parent),
             stop=driver,
             callbacks=[driver],
             # An actor that dies has lost its node: a job that fails says so itself.
@@ -159,6 +166,8 @@ def _connected(search: ResolvedSearch) -> Iterator[None]:
         yield
         return
     logging.getLogger("ray").setLevel(logging.ERROR)
+    # What becomes of an actor that died is in the journal; it would print the traceback of each.
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     if search.spec.address == "local":
         cpus = demand_of(search).get("CPU", 1.0)

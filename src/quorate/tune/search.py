@@ -15,12 +15,12 @@ from quorate.spec.search_load import (
     ResolvedSearch,
     dump_search,
     load_recorded_search,
-    load_search,
     resolve_search,
 )
 from quorate.storage.run_folder import runs_folder
 from quorate.storage.search_folder import SearchFolder
 from quorate.tune.journal import Listener
+from quorate.tune.proposal import open_search, with_task
 from quorate.tune.result import SearchResult, conclude
 from quorate.tune.run_search import run_search
 
@@ -39,20 +39,20 @@ class Search:
         result = quorate.tune(search)
 
     Keys are those of the search file, checked in the same way. `job` is a `quorate.Job`, the path of a job file, or a
-    mapping.
+    mapping. Without a `space` one is proposed from the task's params: `resolved.spec.space` tells which.
     """
 
     def __init__(self, job: Any, **keys: Any) -> None:
         resolved = job.resolved if isinstance(job, Job) else None
         mapping = {"name": resolved.spec.name, **keys} if resolved else {"job": job, **keys}
-        self.resolved: ResolvedSearch = resolve_search(mapping, "Search(...)", os.environ, resolved)
+        self.resolved: ResolvedSearch = with_task(resolve_search(mapping, "Search(...)", os.environ, resolved))
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Search":
         """The search of a file; `overrides` (dotted keys, such as ``"budget.trials"``) go over it."""
         layer = [Override(key, value, "Search.from_file") for key, value in (overrides or {}).items()]
         search = cls.__new__(cls)
-        search.resolved = load_search(Path(path), os.environ, layer)
+        search.resolved = open_search(Path(path), os.environ, layer)
         return search
 
     def __repr__(self) -> str:
@@ -79,8 +79,10 @@ def run(
     tick: Callable[[], None] = lambda: None,
 ) -> SearchResult:
     """Run a search to its end in its folder, which then has its best job and its report."""
-    run_search(search, folder, listener, tick)
-    return conclude(folder)
+    parent = run_search(search, folder, listener, tick)
+    result = conclude(folder)
+    parent.end(result.record)
+    return result
 
 
 def tune(search: Search) -> SearchResult:

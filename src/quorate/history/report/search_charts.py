@@ -307,8 +307,8 @@ def lineage_chart(record: SearchRecord) -> Html | None:
 def _way_to(best: TrialRecord, xs: Axis, rows: dict[int, float]) -> list[Content]:
     drawn: list[Content] = []
     begin = 0
-    following = [*(ancestor.trial for ancestor in best.lineage[1:]), best.number]
-    for ancestor, child in zip(best.lineage, following, strict=True):
+    numbers = [*(ancestor.trial for ancestor in best.lineage), best.number]
+    for ancestor, child in zip(best.lineage, numbers[1:], strict=True):
         if ancestor.trial in rows and child in rows:
             drawn.append(_stretch(xs, begin, ancestor.until, rows[ancestor.trial], "life winner"))
             drawn.append(_leap(xs, ancestor.until, rows[ancestor.trial], rows[child], "life winner"))
