@@ -208,7 +208,8 @@ def parallel_coordinates(record: SearchRecord) -> Html | None:
         held = [*(trial.params.get(key) for key in keys), *trial.values]
         heights = [scale.place(value) for scale, value in zip(every, held, strict=True)]
         points = [f"{at * apart:.1f} {SIDE * (1 - up):.1f}" for at, up in enumerate(heights) if up is not None]
-        share = 1 - place / max(1, len(trials) - 1)
+        # Only the best are strong: of many, half would cover the rest.
+        share = (1 - place / max(1, len(trials) - 1)) ** 3
         said = f"trial {trial.number}: " + ", ".join(
             [*(f"{short_key(key)} {measure(trial.params.get(key))}" for key in keys)]
             + [f"{each.metric} {measure(value)}" for each, value in zip(record.objectives, trial.values, strict=True)]

@@ -97,7 +97,7 @@ def _warnings(record: SearchRecord) -> Html | None:
     found += [(f"trial {trial.number}", f"failed: {trial.message}") for trial in failed]
     gone = [trial.number for trial in record.trials if trial.run and not trial.has_run]
     if gone:
-        found.append(("trials", f"{plural(len(gone), 'run folder')} gone, such as that of trial {gone[0]}"))
+        found.append(("trials", f"the folders of {plural(len(gone), 'run')} are gone, such as that of trial {gone[0]}"))
     return tables.table(("where", "what"), found) if found else None
 
 
@@ -161,13 +161,13 @@ def _importance(importance: Importance) -> Html:
     rows = [
         (
             tag("code", key),
-            tag("div", tag("i", style=f"width:{100 * share / greatest:.1f}%"), class_="share"),
             f"{share:.0%}",
+            tag("div", tag("i", style=f"width:{100 * share / greatest:.1f}%"), class_="share"),
         )
         for key, share in importance.shares.items()
     ]
     note = f"By {plural(importance.trials, 'trial')}: {importance.method}."
-    return tag("div", tables.table(("key", "", "share"), rows, frozenset({2})), tag("p", note, class_="about"))
+    return tag("div", tables.table(("key", "share", ""), rows, frozenset({1})), tag("p", note, class_="about"))
 
 
 def _lineage(record: SearchRecord) -> Html | None:
