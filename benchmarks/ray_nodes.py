@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,19 @@ PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_po
 
 class RayNodes:
     """The first node is the head, where drivers connect. It asks for a token, as Ray's do; `takes_jobs` says that it
-    has a server for those who submit jobs."""
+    has a server for those who submit jobs, and `variables` are for all processes of the cluster."""
 
-    def __init__(self, *cpus: int, takes_jobs: bool = False) -> None:
+    def __init__(self, *cpus: int, takes_jobs: bool = False, variables: Mapping[str, str] | None = None) -> None:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         # Ray runs what is submitted by the `python` of its own path.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = {**os.environ, **token, "PATH": path, "RAY_raylet_start_wait_time_s": "300"}
+        self.environment = {
+            **os.environ,
+            **token,
+            "PATH": path,
+            "RAY_raylet_start_wait_time_s": "300",
+            **(variables or {}),
+        }
         self._process = subprocess.Popen(
             [sys.executable, __file__, *(["--jobs"] if takes_jobs else [])],
             stdin=subprocess.PIPE,

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -14,13 +15,14 @@ from history.run_builder import COMPLETE, CREATED, Story, add_checkpoint, build_
 from quorate.cli import output
 from quorate.cli.app import app
 from quorate.cli.layout import Page
-from quorate.cli.run_view import as_typed, print_run
+from quorate.cli.run_view import as_typed, encryption_in_words, print_run
 from quorate.coordinator.autopsy import autopsy_of_launcher
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure
 from quorate.core.task_source import TaskSource
 from quorate.history.run_detail import Advice, RunDetail, advise
 from quorate.observe.events import GradientsCompressed
+from quorate.spec.load import resolve_mapping
 from quorate.spec.override import Override
 from quorate.storage.kept_source import keep_source
 from quorate.storage.run_folder import RunFolder
@@ -336,3 +338,19 @@ def test_the_command_shows_a_run_that_was_trained_without_torch(finished: Path) 
     assert [each["problem"] for each in document["checkpoints"]] == [None] * 3
     assert document["events"]["generations"][0]["members"][1]["lanes"] == [2, 3]
     assert document["pace"]["shares"].keys() == {"data", "compute", "exchange", "apply"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({}, ""),
+        ({"encrypt": True}, "encrypted"),
+        ({"engine": "ray"}, "encrypted between hosts"),
+        ({"engine": "ray", "encrypt": False}, ""),
+        ({"engine": "ray", "strategy": "ddp"}, "encrypted with the coordinator"),
+    ],
+)
+def test_what_is_encrypted_is_told(keys: dict[str, Any], told: str) -> None:
+    job = {"version": 1, "name": "a", "task": "task.py:A", "lanes": 4, "batch_size": 8, "steps": 8, **keys}
+    words = encryption_in_words(resolve_mapping(job, "job.yaml", {}, []).spec)
+    assert words.startswith(told) and bool(words) == bool(told)

@@ -426,7 +426,7 @@ def test_a_process_that_does_not_end_is_told_to_the_moment_and_then_later() -> N
     state = replace(state, members=replace(state.members, enrolled=tuple(beats)))
     decision = decide(state, Tick(), 10.0)
     (message,) = said(decision)
-    assert "was killed 6 s ago and does not end" in message
+    assert "was to be killed 6 s ago and is not known to have ended" in message
     assert members_of(decision.state).unended[(7, 70)].tell_at == 10.0 + 2 * 6.0
     assert decide(state, Tick(), 9.95).actions == ()
 

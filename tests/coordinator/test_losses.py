@@ -363,8 +363,8 @@ def test_a_process_that_does_not_end_is_told_now_and_then_while_the_others_train
     assert isinstance(state, Training), "the others need nobody"
     assert [number for number, _ in told] == [6, 16, 46, 136, 406, 1216, 3646]
     assert told[0][1] == (
-        "worker 1 (pid 4711) was killed 5 s ago and does not end, so nobody can take its place. Probably it waits in"
-        " the kernel, for a disk or a network file system that does not answer."
+        "worker 1 (pid 4711) was to be killed 5 s ago and is not known to have ended, so nobody can take its place. Its"
+        " host cannot be reached, or it waits in the kernel, for a disk or a network file system that does not answer."
     )
 
 
@@ -383,7 +383,7 @@ def test_where_nobody_can_go_on_without_it_the_job_is_given_up(step_timeout: flo
     assert number == seconds + 1
     assert state.failure is not None
     assert (state.failure.kind, state.failure.worker) == ("WorkerLost", 1)
-    assert "does not end" in state.failure.message
+    assert "is not known to have ended" in state.failure.message
     assert "step_timeout (" in state.failure.message
     assert "`quorate resume` goes on" in state.failure.message
 

@@ -1,7 +1,6 @@
 """What becomes of workers and of the coordinator when hosts come and go."""
 
 import contextlib
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from memory_cluster import MemoryCluster, MemoryRoom
 from memory_engine import MemoryEngine
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.networks import Network
-from quorate.core.worker_status import ENDED_WITH_ITS_GROUP
+from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
 from quorate.engines import places
 from quorate.engines.cluster import ClusterFailed, ClusterView, GroupLost, HostLost
 from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
@@ -97,7 +96,7 @@ def test_workers_of_a_lost_host_have_exited_and_their_places_are_filled_elsewher
         job.cluster.lose(lost)
         assert f"address-of-{lost}" in job.until(Remark).message
         exited = job.until(Exited)
-        assert (exited.slot, exited.pid, exited.code) == (1, pids[1], -signal.SIGKILL)
+        assert (exited.slot, exited.pid, exited.code) == (1, pids[1], LOST_WITH_ITS_HOST)
         assert job.start(1).pid not in pids.values()
         assert job.nodes[1] == job.nodes[0]
         assert not [one for one in job.notices if isinstance(one, Exited)], "nobody else is told to be gone"
@@ -290,7 +289,7 @@ def test_of_a_gang_that_is_lost_the_first_was_killed_and_the_others_ended_with_t
         job.cluster.lose(job.nodes[1], HostLost)
         job.cluster.lose(job.nodes[0], GroupLost)
         ends = {one.slot: one.code for one in (job.until(Exited), job.until(Exited))}
-        assert ends == {1: -signal.SIGKILL, 0: ENDED_WITH_ITS_GROUP}
+        assert ends == {1: LOST_WITH_ITS_HOST, 0: ENDED_WITH_ITS_GROUP}
         job.until(Remark, lambda one: job.nodes[1] in one.message)
         assert not [one for one in job.notices if isinstance(one, Remark)], "one loss, one remark"
 

@@ -44,6 +44,22 @@ def test_runs_storage_and_job_file_stay_where_they_are_below_the_folder(project:
     assert not any("elsewhere" in exclude for exclude in code.excludes)
 
 
+def test_other_job_files_stay_as_well_and_other_yaml_travels(project: Path) -> None:
+    """Each may have a password in it."""
+    (project / "jobs").mkdir()
+    for name, text in {
+        "a.yaml": "version: 1\ntask: task.py:A\n",
+        "jobs/b.yml": '"task": x\n',
+        "c.yaml": "a: 1\n",
+    }.items():
+        (project / name).write_text(text)
+    (project / "data").mkdir()
+    (project / "data" / "d.yaml").write_text("task: x\n")
+    code = code_of(f"{project}/task.py:Task", RuntimeEnvSpec(excludes=["data/"]), [])
+    assert {"/a.yaml", "/jobs/b.yml"} <= set(code.excludes)
+    assert not {"/c.yaml", "/data/d.yaml"} & set(code.excludes), "what stays as a whole is not looked into"
+
+
 @pytest.mark.parametrize("said", ["", " with --set params.width"])
 def test_the_job_file_stays_whatever_its_path_has_in_it(said: str, tmp_path: Path) -> None:
     folder = tmp_path / "jobs with data"

@@ -1,7 +1,10 @@
 from pathlib import Path
 
+import pytest
+
+from quorate.core.errors import RunError
 from quorate.engines.shared_storage import Reach, share, why_out_of_reach
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_folder import RunFolder, write_creation
 
 
 def run_in(folder: Path) -> RunFolder:
@@ -9,6 +12,7 @@ def run_in(folder: Path) -> RunFolder:
     (run.checkpoints / "step-1").mkdir(parents=True)
     (run.checkpoints / "step-1" / "part").write_text("weights")
     run.events_file.write_text("first\n")
+    write_creation(run.path)
     return run
 
 
@@ -30,6 +34,18 @@ def test_a_run_that_is_given_another_storage_keeps_what_it_has(tmp_path: Path) -
     assert (shared.checkpoints / "step-1" / "part").read_text() == "weights"
     assert run.events_file.read_text() == "first\n"
     assert run.events_file.resolve() == shared.events_file.resolve()
+
+
+def test_a_storage_that_has_another_run_of_this_name_is_refused_and_that_one_is_left_alone(tmp_path: Path) -> None:
+    first, second = run_in(tmp_path / "mine"), run_in(tmp_path / "yours")
+    shared = share(first, tmp_path / "storage")
+    second.events_file.write_text("second\n")
+    with pytest.raises(RunError, match="another run of this name"):
+        share(second, tmp_path / "storage")
+    assert shared.events_file.read_text() == "first\n"
+    assert second.events_file.read_text() == "second\n"
+    share(first, tmp_path / "elsewhere")
+    assert share(first, tmp_path / "storage").path == shared.path, "it comes back to its own"
 
 
 def test_the_address_that_hosts_share_is_removed_with_its_token(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """What Ray is told, and asked, in calls of which no cluster is needed."""
 
+import ctypes
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +23,31 @@ def test_ray_is_told_the_name_of_a_run_and_not_the_command_line(monkeypatch: pyt
 
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(Exception, match="no cluster"):
-        RayCluster("auto", "digits-0001", {}).connect()
+        RayCluster("local", "digits-0001", {}).connect()
     assert told == ["quorate (digits-0001)"]
     assert utils.get_entrypoint_name is before
+
+
+def test_sigterm_is_still_heard_here_after_ray_has_taken_it_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quorate.engines.ray_cluster import RayCluster
+
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+
+    def init(**_: Any) -> None:
+        ctypes.CDLL(None).signal(int(signal.SIGTERM), ctypes.c_void_p(1))  # SIG_IGN, behind Python's back
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("no cluster")
+
+    monkeypatch.setattr(ray, "init", init)
+    try:
+        with pytest.raises(Exception, match="no cluster"):
+            RayCluster("local", "digits-0001", {}).connect()
+        assert heard == [], "Ray had it"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_gpus_are_known_where_ray_sets_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,10 @@ def nodes() -> Iterator[RayNodes]:
     cluster.close()
 
 
+def ray(*arguments: str, environment: dict[str, str]) -> None:
+    subprocess.run([Path(sys.executable).with_name("ray"), *arguments], env=environment, check=True, timeout=PATIENCE)
+
+
 class Shell:
     """Somebody who types commands, in a folder of their own."""
 
@@ -118,6 +122,43 @@ def test_a_detached_run_is_stopped_from_elsewhere_and_saves(tmp_path: Path, node
     other.await_steps(run, 1)
     stopped = other.ask("stop", run)
     assert stopped["status"] == "interrupted" and stopped["steps"] >= 1
+
+
+def test_rays_own_stop_saves_as_well_and_the_run_is_resumed_detached_to_the_same_bits(
+    tmp_path: Path, nodes: RayNodes
+) -> None:
+    go = tmp_path / "go"
+    client = submitter(tmp_path, nodes, "again", params={"pause": 2, "go": str(go)}, checkpoint={"every": 1000})
+    local = client.ask("train", "job.yaml", "--set", "engine=local", "--set", "params.pause=0", "--workers", "1")
+    submitted = client.ask("train", "job.yaml", "--detach")
+    run = submitted["run"]
+    client.await_status(run, "running")
+    client.await_steps(run, 2)
+    assert "in use" in client.type("resume", run, "--detach", code=2)
+    ray("job", "stop", submitted["submission"], environment=nodes.environment)
+    stopped = client.await_status(run, "terminated")
+    assert stopped["steps"] >= 2
+    (saved,) = client.ask("checkpoints", "ls", run)["checkpoints"]
+    assert saved["step"] == stopped["steps"], "nothing that was trained is lost"
+
+    again = client.ask("resume", run, "--detach", "--workers", "1")
+    validate("train-detach", again)
+    assert again["run"] == run and again["submission"] != submitted["submission"]
+    client.await_steps(run, stopped["steps"] + 1)
+    go.touch()
+    shown = client.await_status(run, "complete")
+    assert shown["weights_digest"] == local["weights_digest"]
+    assert "is complete" in client.type("resume", run, "--detach", code=2)
+    assert not (Path(again["folder"]) / "resume.yaml").exists()
+    assert json.loads((Path(again["folder"]) / "submission.json").read_text())["id"] == again["submission"]
+
+
+def test_a_run_that_is_not_in_the_storage_cannot_be_resumed_detached(tmp_path: Path, nodes: RayNodes) -> None:
+    client = submitter(tmp_path, nodes, "home")
+    run = client.ask("train", "job.yaml", "--set", "engine=local", "--steps", "10")["run"]
+    ray_keys = ["--set", "engine.kind=ray", "--set", f"engine.storage={tmp_path / 'shared'}"]
+    refusal = client.type("resume", run, "--steps", "20", "--detach", *ray_keys, code=2)
+    assert "Move its folder there" in refusal
 
 
 def test_a_module_that_nodes_do_not_have_is_told_in_the_run(tmp_path: Path, nodes: RayNodes) -> None:

@@ -16,7 +16,7 @@ from quorate.core.generation import Cursor
 from quorate.core.processes import has_open
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import submission_of, waits_to_begin
+from quorate.storage.submission import asked_of, forget_submission, submission_of, waits_to_begin
 
 PATIENCE = 10.0
 SAVE_PATIENCE = 300.0
@@ -91,8 +91,11 @@ def ask_to_end(run: RunFolder, now: bool = False) -> bool:
 
 def _stop_before_begin(run: RunFolder) -> RunFolder:
     """A detached run whose launcher Ray has not started: it never will. One that was at the last moment is told to
-    end, and has the last word on how."""
+    end, and has the last word on how. A run that was to be resumed is as it was."""
     _told_by_ray(run)
+    if asked_of(run).exists():
+        forget_submission(run)
+        return run
     run.write_result({"run": run.name, "folder": str(run.path), "status": "interrupted", "steps": 0})
     return run
 

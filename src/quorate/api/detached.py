@@ -1,4 +1,5 @@
-"""`quorate train --detach`: a run whose launcher is a job of Ray's, and goes on when whoever submitted it is gone.
+"""`quorate train --detach` and `resume --detach`: a run whose launcher is a job of Ray's, and goes on when whoever
+submitted it is gone.
 
 Its folder is in the storage that all hosts share. The job is read from there, and the code comes by Ray's runtime
 environment: neither Ray's list of jobs nor a command line has more of it than names.
@@ -9,25 +10,33 @@ import secrets
 import shlex
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quorate.api.engines import node_code, refuse_missing_engine
+from quorate.api.fetch import is_copy
 from quorate.api.job import job_text
-from quorate.api.ray_jobs import FOLDER, RUN, jobs_at
+from quorate.api.ray_jobs import FOLDER, RUN, jobs_at, refuse_ended
+from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped
 from quorate.api.result import Result
-from quorate.api.session import Watch, is_private, run_on_engine, start_in
-from quorate.api.tasks import TaskLocation
-from quorate.core.errors import RequestError
+from quorate.api.session import Watch, is_private, resumable, resume_in, run_on_engine, start_in
+from quorate.api.tasks import TaskLocation, find_task, with_task_at
+from quorate.core.errors import JobError, RequestError, RunError
 from quorate.engines.node_code import NodeCode, below
 from quorate.spec.engine import RaySpec
 from quorate.spec.job import TaskReference
 from quorate.spec.load import load_recorded
-from quorate.spec.resolved import ResolvedJob
+from quorate.spec.override import Override
+from quorate.spec.resolved import ResolvedJob, dump_job
+from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import Submission, submission_of
+from quorate.storage.submission import Submission, asked_of, forget_asked, submission_of, waits_to_begin
+
+STOP_PATIENCE = 300
+"""Seconds that `ray job stop` gives a launcher to complete its step and save, where Ray itself would give 3."""
 
 
 def submit(resolved: ResolvedJob) -> tuple[RunFolder, Submission]:
@@ -41,12 +50,7 @@ def submit(resolved: ResolvedJob) -> tuple[RunFolder, Submission]:
     run = RunFolder.create(storage, resolved.spec.name, beside=runs)
     try:
         run.write_job(text, is_private=is_private(resolved.spec))
-        file = TaskReference.parse(resolved.spec.task).file
-        inside = None if file is None or code.root is None else below(file, code.root)
-        # Runs of several storages may have one name.
-        submission = Submission(f"{run.name}-{secrets.token_hex(4)}", engine.address, str(inside or ""))
-        submission.write(run)
-        _send(client, run, submission, code)
+        submission = _send(client, run, engine.address, resolved.spec.task, code)
     except BaseException:
         shutil.rmtree(run.path, ignore_errors=True)
         raise
@@ -56,6 +60,44 @@ def submit(resolved: ResolvedJob) -> tuple[RunFolder, Submission]:
         if runs.resolve() != storage.resolve():
             (runs / run.name).symlink_to(run.path)
     return run, submission
+
+
+def submit_resume(
+    runs: Path, reference: str, environment: Mapping[str, str], overrides: Sequence[Override]
+) -> tuple[RunFolder, Submission]:
+    """Have Ray start a launcher that resumes a run, which is in the storage as a whole. What can be refused here is."""
+    if is_copy(reference):
+        raise RequestError(f"--detach: {reference} is a copy of a run. Fetch it by resuming it here, without --detach.")
+    run = RunFolder(RunFolder.find(runs, reference).path.resolve())
+    recorded, resolved = recorded_and_asked(run, environment, overrides)
+    engine = _detachable(resolved)
+    if run.path.parent != Path(engine.storage or "").resolve():
+        raise RequestError(
+            f"--detach: run {run.name} is in {run.path.parent}, and not in engine.storage ({engine.storage}), where "
+            "all nodes find it. Move its folder there, or resume it here, without --detach."
+        )
+    client = jobs_at(engine.address)
+    _refuse_submitted(run)
+    refuse_early_stopped(run, recorded.spec, resolved.spec, branch=False)
+    with run.lock():
+        resumable(run, recorded, resolved)
+    place = find_task(run, recorded.spec.task, resolved.spec.task)
+    resolved = with_task_at(resolved, place)
+    write_atomically(asked_of(run), dump_job(resolved), 0o600 if is_private(resolved.spec) else 0o644)
+    try:
+        code = node_code(resolved.spec, place.reference, runs.absolute(), resolved.source)
+        return run, _send(client, run, engine.address, place.reference, code)
+    except BaseException:
+        forget_asked(run)
+        raise
+
+
+def _refuse_submitted(run: RunFolder) -> None:
+    """A launcher may be on its way already; one that Ray has given up is not."""
+    if waits_to_begin(run):
+        with contextlib.suppress(JobError):
+            refuse_ended(run)
+            raise RunError(f"run {run.name} was submitted already; wait for it, or: quorate stop {run.name}")
 
 
 def _detachable(resolved: ResolvedJob) -> RaySpec:
@@ -79,9 +121,15 @@ def _detachable(resolved: ResolvedJob) -> RaySpec:
     return engine
 
 
-def _send(client: Any, run: RunFolder, submission: Submission, code: NodeCode) -> None:
-    from quorate.engines.ray_cluster import packed
+def _send(client: Any, run: RunFolder, address: str, task: str, code: NodeCode) -> Submission:
+    from quorate.engines.ray_connection import packed
 
+    file = TaskReference.parse(task).file
+    inside = None if file is None or code.root is None else below(file, code.root)
+    # Runs of several storages may have one name.
+    submission = Submission(f"{run.name}-{secrets.token_hex(4)}", address, str(inside or ""))
+    submission.write(run)
+    code = replace(code, variables={"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_PATIENCE), **code.variables})
     with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
         runtime_env = code.runtime_env(packed(code, Path(scratch)))
         try:
@@ -93,13 +141,15 @@ def _send(client: Any, run: RunFolder, submission: Submission, code: NodeCode) -
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise RequestError(f"Ray has not taken the job: {error}") from None
+    return submission
 
 
 def launch(folder: Path, watch: Watch) -> Result:
-    """On the cluster, in the copy of the task's folder: train the run that was submitted."""
+    """On the cluster, in the copy of the task's folder: train, or resume, the run that was submitted."""
     run = RunFolder(folder)
     submission = submission_of(run)
-    resolved = load_recorded(run.job_file, {}, [])
+    is_resumed = asked_of(run).exists()
+    resolved = load_recorded(asked_of(run) if is_resumed else run.job_file, {}, [])
     engine = resolved.spec.engine
     if submission is None or not isinstance(engine, RaySpec):
         raise RequestError(f"{folder} is no run that was submitted to Ray.")
@@ -109,4 +159,7 @@ def launch(folder: Path, watch: Watch) -> Result:
     spec = resolved.spec.model_copy(update={"engine": engine.model_copy(update={"address": "auto"})})
     # What the nodes are given was said with the submission, and holds for all that this process starts.
     runner = partial(run_on_engine, code=NodeCode(root=here, is_sent=True))
-    return start_in(run, replace(resolved, spec=spec), TaskLocation(str(reference)), watch, runner)
+    place, here_resolved = TaskLocation(str(reference)), replace(resolved, spec=spec)
+    if is_resumed:
+        return resume_in(run, resolved, here_resolved, place, watch, runner)
+    return start_in(run, here_resolved, place, watch, runner)

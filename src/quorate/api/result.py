@@ -149,7 +149,9 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     if result is None:
         # It may have ended between the two looks.
         result = {"status": "running"} if folder.holder() is not None else folder.whole_result()
-    return Result.of(folder, known | (result or {"status": "submitted" if waits_to_begin(folder) else "lost"}))
+    if folder.holder() is None and waits_to_begin(folder):
+        result = {**(result or {}), "status": "submitted"}
+    return Result.of(folder, known | (result or {"status": "lost"}))
 
 
 def refuse_without_average(run: str, spec: JobSpec) -> None:

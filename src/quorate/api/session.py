@@ -25,6 +25,7 @@ from quorate.api.recorded_run import (
     newest_checkpoint,
     recorded_and_asked,
     recorded_environment,
+    recorded_job,
     refuse_complete,
     refuse_early_stopped,
     refuse_edited_job,
@@ -60,7 +61,7 @@ from quorate.observe.recoveries import RecoveryLog
 from quorate.observe.sinks import Guarded, Sink
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.device import idle_gpus, workers_here
-from quorate.spec.engine import LocalSpec
+from quorate.spec.engine import LocalSpec, RaySpec
 from quorate.spec.job import AUTO_BATCH, JobSpec
 from quorate.spec.lineage import with_branch
 from quorate.spec.override import ENVIRONMENT, Override
@@ -68,7 +69,7 @@ from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.secrets import job_secrets
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import forget_submission
+from quorate.storage.submission import forget_asked, forget_submission
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch, Supervisor
 from quorate.training.run_mode import PAUSED, RunMode
@@ -183,25 +184,64 @@ def resume(
         return _train_in_new_run(resolved, folder, watch, runner, checkpoint, place, until)
     refuse_other_meaning(run, recorded, resolved)
     with run.lock():
-        refuse_complete(run, recorded.spec, resolved.spec)
-        warn_of_stretched_schedule(recorded.spec, resolved.spec)
-        _refuse_what_is_missing(resolved.spec)
+        _refuse_request(run, recorded, resolved)
         place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
         resolved = with_task_at(resolved, place)
         if is_on_the_way(run, recorded.spec):
             run.write_job(job_text(resolved), is_private=is_private(resolved.spec))
             with listening_to_signals() as signals:
                 return _Beginning(run, resolved, resolved.spec.task, runner, place, watch, until).train(signals)
-        checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
-        refuse_edited_job(run, checkpoint, resolved)
+        checkpoint = _checkpoint_for(run, recorded, resolved)
         _refuse_until(until, checkpoint.cursor.step)
 
         def adopt(now: Prepared) -> None:
             _adopt(run, resolved, checkpoint, place, now)
+            forget_submission(run)
 
         # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
         with listening_to_signals() as signals, _restored_if_refused(run):
             return _Part(run, resolved, adopt, checkpoint, runner, place, watch, until).train(signals)
+
+
+def resumable(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> CheckpointInfo:
+    """The checkpoint that a run goes on from, as it is asked to; refuses what it cannot be asked for."""
+    refuse_other_meaning(run, recorded, resolved)
+    _refuse_request(run, recorded, resolved)
+    return _checkpoint_for(run, recorded, resolved)
+
+
+def _refuse_request(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
+    refuse_complete(run, recorded.spec, resolved.spec)
+    warn_of_stretched_schedule(recorded.spec, resolved.spec)
+    _refuse_what_is_missing(resolved.spec)
+
+
+def _checkpoint_for(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> CheckpointInfo:
+    checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
+    refuse_edited_job(run, checkpoint, resolved)
+    return checkpoint
+
+
+def resume_in(
+    run: RunFolder, asked: ResolvedJob, here: ResolvedJob, place: TaskLocation, watch: Watch, runner: Runner
+) -> Result:
+    """Resume a run whose resume was submitted elsewhere: the job `asked` for, which runs as `here` says. A refusal
+    leaves all as it was, what was asked for included: whoever waits for the run is told by Ray why it has ended."""
+    with run.lock():
+        checkpoint = resumable(run, recorded_job(run), asked)
+
+        def adopt(now: Prepared) -> None:
+            _adopt(run, asked, checkpoint, place, now)
+            forget_asked(run)
+
+        with listening_to_signals() as signals, _restored_if_refused(run):
+            try:
+                result = _Part(run, here, adopt, checkpoint, runner, place, watch).train(signals)
+            except JobError:
+                forget_asked(run)
+                raise
+            forget_asked(run)
+            return result
 
 
 def start_in(
@@ -218,7 +258,8 @@ def start_in(
     with listening_to_signals() as signals, run.lock():
         try:
             _refuse_what_is_missing(resolved.spec)
-            beginning = _Beginning(run, resolved, place.reference, runner, place, watch, until)
+            # The task as whoever resumes it elsewhere finds it: the copy that is here goes with the cluster.
+            beginning = _Beginning(run, resolved, resolved.spec.task, runner, place, watch, until)
             return beginning.train(signals, checkpoint)
         except RequestError as error:
             about = {"run": run.name, "folder": str(run.path), "recoveries": []}
@@ -251,7 +292,10 @@ def _train_in_new_run(
     text = job_text(resolved)
     _refuse_what_is_missing(resolved.spec)
     with listening_to_signals() as signals:
-        run = RunFolder.create(folder.absolute(), resolved.spec.name)
+        # In a storage that others have, too, its name is not that of another run.
+        engine = resolved.spec.engine
+        storage = Path(engine.storage) if isinstance(engine, RaySpec) and engine.storage else None
+        run = RunFolder.create(folder.absolute(), resolved.spec.name, beside=storage)
         with run.lock():
             try:
                 run.write_job(text, is_private=is_private(resolved.spec))
@@ -376,7 +420,6 @@ def _adopt(
     keep_task(run, resolved.spec.task, now.source, place)
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)
-    forget_submission(run)
 
 
 @dataclass

@@ -112,10 +112,10 @@ def keep_task(run: RunFolder, task: str, source: TaskSource | None, place: TaskL
     if source is None:
         log.warning("the task's source is not kept in the run: it has more than %s bytes", f"{MOST_KEPT:,}")
         return
-    reference = TaskReference.parse(task)
-    file = reference.file or locate(reference.module or "")
+    loaded = TaskReference.parse(place.reference)
+    file = loaded.file or locate(loaded.module or "")
     if place.kept is not None or (file is not None and is_own(file.resolve())):
-        keep_source(run.path, source, reference.file)
+        keep_source(run.path, source, TaskReference.parse(task).file)
 
 
 def is_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared) -> bool:

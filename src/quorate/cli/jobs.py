@@ -58,6 +58,11 @@ Against = Annotated[
 ]
 
 
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Submit it to the job's Ray cluster, and end at once; the job goes on there.")
+]
+
+
 def train(
     job_file: JobFile,
     workers: Workers = None,
@@ -67,10 +72,7 @@ def train(
     seed: Seed = None,
     settings: Set = None,
     runs: NewRuns = None,
-    detach: Annotated[
-        bool,
-        typer.Option("--detach", help="Submit it to the job's Ray cluster, and end at once; the job goes on there."),
-    ] = False,
+    detach: Detach = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -96,16 +98,15 @@ def train(
 
     layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed, runs=runs)
     if detach:
-        _submit(load_job(job_file, os.environ, layer), as_json)
+        from quorate.api.detached import submit
+
+        _tell_submitted(*submit(load_job(job_file, os.environ, layer)), as_json)
         return
     watch = show_quietly if quiet else show_on_stderr
     report(session.start(load_job(job_file, os.environ, layer), watch), as_json)
 
 
-def _submit(resolved: Any, as_json: bool) -> None:
-    from quorate.api.detached import submit
-
-    run, submission = submit(resolved)
+def _tell_submitted(run: Any, submission: Any, as_json: bool) -> None:
     fields = {"run": run.name, "folder": str(run.path), "status": "submitted", "submission": submission.id}
     told = f"{run.name} is submitted to Ray, and is kept in {run.path}.\nnext: quorate logs -f {run.name}"
     print_answer(as_json, fields, told)
@@ -127,6 +128,7 @@ def resume(
     trust_source: Annotated[
         bool, typer.Option("--trust-source", help="Run the task's source that lies beside a copy of the run.")
     ] = False,
+    detach: Detach = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -142,17 +144,28 @@ def resume(
     is the one here, or that of --task. Its source that lies beside the copy is run only where the run's key vouches for
     it, or with --trust-source: it is code of whoever can write there.
 
+    With --detach it is submitted to its Ray cluster, as with `train`. The run has to be in engine.storage, where
+    detached runs are.
+
     \b
     Examples:
       quorate resume last
       quorate resume digits-0001 --workers 4
       quorate resume last --branch --set params.learning_rate=0.05
       quorate resume s3://bucket/prefix/digits-0001
+      quorate resume digits-0001 --detach
     """
     from quorate.api import session
     from quorate.api.train import show_on_stderr, show_quietly
 
     layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed, task=task)
+    if detach:
+        from quorate.api.detached import submit_resume
+
+        if branch or trust_source:
+            raise RequestError("--detach resumes a run as it is: it does not go with --branch or --trust-source.")
+        _tell_submitted(*submit_resume(runs, run, os.environ, layer), as_json)
+        return
     watch = show_quietly if quiet else show_on_stderr
     result = session.resume(runs, run, os.environ, layer, watch=watch, branch=branch, trust_source=trust_source)
     report(result, as_json)

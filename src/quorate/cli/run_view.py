@@ -37,8 +37,11 @@ from quorate.observe.recoveries import brief
 from quorate.observe.staleness import Staleness
 from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
+from quorate.spec.engine import RaySpec
+from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
 from quorate.spec.resolved import ResolvedJob
+from quorate.spec.strategy import is_gang
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder, runs_folder
@@ -184,12 +187,23 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
         lanes = plural(record.lanes, "lane") if record.lanes else "its lanes"
         hosts = f" on {plural(record.workers, 'worker')}" if record.workers else ""
         yield "task", f"{short_task(record.task)}, {lanes}{hosts}"
+    if detail.job is not None and (links := encryption_in_words(detail.job.spec)):
+        yield "links", links
     if detail.source is not None:
         names = [detail.source.main, *sorted(detail.source.files.keys() - {detail.source.main})]
         yield "source", f"kept in source/: {some_of(names, FILES_SHOWN)}"
     if record.launcher is not None:
         listening = f"; its coordinator listens on {detail.address}" if detail.address else ""
         yield "launcher", f"{record.launcher}{listening}"
+
+
+def encryption_in_words(spec: JobSpec) -> str:
+    """What of a job's traffic is encrypted; nothing where none is."""
+    if spec.encrypt is False or (spec.encrypt == "auto" and not isinstance(spec.engine, RaySpec)):
+        return ""
+    if is_gang(spec.strategy):
+        return "encrypted with the coordinator; between workers as Gloo or NCCL do it, in the clear"
+    return "encrypted" if spec.encrypt is True else "encrypted between hosts, in shared memory on each"
 
 
 def _speed(detail: RunDetail) -> Iterator[tuple[str, str]]:

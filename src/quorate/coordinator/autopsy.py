@@ -6,7 +6,7 @@ from quorate.core.errors import ResidualsLost
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
 from quorate.core.processes import describe_departure, likely_cause
-from quorate.core.worker_status import GAVE_UP, WorkerStatus
+from quorate.core.worker_status import GAVE_UP, LOST_WITH_ITS_HOST, WorkerStatus
 from quorate.observe.events import LogMessage, WorkerLost
 
 WORKER_LOST = "WorkerLost"
@@ -145,6 +145,8 @@ def what_happened(exit_report: ExitReported) -> tuple[str, str]:
         return describe_departure(-exit_report.signal), likely_cause(-exit_report.signal)
     if exit_report.exit_code == 0:
         return "exited before the job was complete (code 0)", " Does the task call sys.exit()?"
+    if exit_report.exit_code == LOST_WITH_ITS_HOST:
+        return "was lost with its host", ""
     hint = " Its log in the run folder may say why."
     if exit_report.exit_code == GAVE_UP:
         return "gave up", hint

@@ -255,8 +255,9 @@ def _find_unended(state: Forming | Training, now: float) -> Decision | None:
     for (worker, pid), killed in members.unended.items():
         seconds = now - killed.since
         message = (
-            f"{name_of(worker)} (pid {pid}) was killed {seconds:.0f} s ago and does not end, so nobody can take its"
-            " place. Probably it waits in the kernel, for a disk or a network file system that does not answer."
+            f"{name_of(worker)} (pid {pid}) was to be killed {seconds:.0f} s ago and is not known to have ended, so"
+            " nobody can take its place. Its host cannot be reached, or it waits in the kernel, for a disk or a network"
+            " file system that does not answer."
         )
         if isinstance(state, Forming) and now - max(killed.since, state.since) >= limit:
             why = (

@@ -80,3 +80,5 @@ DIVERGED = 6
 """The replicas of its generation differ, so that what it holds must not be used any more."""
 ENDED_WITH_ITS_GROUP = 7
 """Another process of a group that is started and ended as one was lost, and so this one was ended."""
+LOST_WITH_ITS_HOST = 8
+"""Its host is lost, or ended by whoever runs it: nobody has seen how the process ended."""

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import logging
-import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 from quorate.core.errors import JobError, RequestError
 from quorate.core.failure import Failure
-from quorate.core.worker_status import ENDED_WITH_ITS_GROUP
+from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
 from quorate.engines.cluster import Cluster, ClusterView, GroupLost, HostLost, Node, NodeLost, node_of
 from quorate.engines.engine import (
     Capacity,
@@ -292,7 +291,7 @@ class ClusterEngine:
             self._places.leave(place)
             if place.pid is not None:
                 pid, place.pid = place.pid, None
-                code = ENDED_WITH_ITS_GROUP if is_with_group else -signal.SIGKILL
+                code = ENDED_WITH_ITS_GROUP if is_with_group else LOST_WITH_ITS_HOST
                 self._notices.put(Exited(place.slot, pid, code))
         if not self._is_ready and not self._is_ending and not self._hosts.all:
             self._notices.put(Interrupted(told))

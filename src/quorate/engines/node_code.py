@@ -8,7 +8,7 @@ import contextlib
 import filecmp
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -25,6 +25,9 @@ from quorate.storage.project_files import import_root, is_own, locate
 
 STAYS = (".git", ".venv", "venv", "__pycache__", ".env", ".env.*")
 """What no node needs; `.env`, and `.env.production` and its like, have secrets in them."""
+_JOB = re.compile(rb"^[\"']?task[\"']?\s*:", re.MULTILINE)
+MOST_OF_A_JOB = 2**16
+"""Bytes of a file that are looked at to tell whether it is a job."""
 _ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
@@ -63,8 +66,22 @@ def code_of(task: str, asked: RuntimeEnvSpec, stays: Sequence[Path]) -> NodeCode
             inside = Path(os.path.realpath(place)).relative_to(os.path.realpath(root)) if root is not None else Path()
             if inside.parts:
                 excludes.append(f"/{inside}")
+    if root is not None:
+        pruned = {*(str(place) for place in stays), *(pattern.strip("/") for pattern in excludes)}
+        excludes += [f"/{file.relative_to(root)}" for file in _job_files(root, pruned)]
     modules = (str(Path(quorate.__file__).parent), *asked.py_modules)
     return NodeCode(root, tuple(excludes), modules, tuple(asked.pip), asked.env_vars)
+
+
+def _job_files(root: Path, pruned: Collection[str]) -> Iterator[Path]:
+    """Files that look like jobs: each may have secrets in it, and no node reads one. Folders that stay are `pruned`, by
+    their names or paths: they may have a million files."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in pruned and str(Path(folder, name)) not in pruned]
+        for file in (Path(folder, name) for name in files if name.endswith((".yaml", ".yml"))):
+            with contextlib.suppress(OSError), file.open("rb") as opened:
+                if _JOB.search(opened.read(MOST_OF_A_JOB)):
+                    yield file
 
 
 def _root_of(task: str, asked: RuntimeEnvSpec) -> Path | None:

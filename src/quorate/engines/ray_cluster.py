@@ -2,35 +2,27 @@
 
 import contextlib
 import logging
-import os
 import select
 import socket
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.exceptions
 from ray._private import state as ray_state
-from ray._private import utils as ray_utils
-from ray._private import worker as ray_worker
-from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE, create_package
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from quorate.core.addresses import split_address
-from quorate.core.errors import RequestError
 from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node, NodeLost, Room, node_of
 from quorate.engines.host import Report
 from quorate.engines.node_code import NodeCode
+from quorate.engines.ray_connection import connect, first_line
 from quorate.engines.ray_host import host_class
 
 log = logging.getLogger(__name__)
-_quiet = logging.getLogger(f"{__name__}.packing")
-_quiet.setLevel(logging.ERROR)
 
 NODE = "ray.io/node-id"
 GLANCE = 0.1
@@ -39,8 +31,6 @@ PROBE = 0.5
 """Seconds within which a node that lives takes a connection."""
 GRACE = 5.0
 """Seconds more than asked for, that a report may take."""
-REACH = 5.0
-"""Seconds within which a cluster takes a connection."""
 CLOSE_PATIENCE = 20.0
 NO_CODE = NodeCode()
 
@@ -60,30 +50,9 @@ class RayCluster:
 
     def connect(self) -> ClusterView:
         if not ray.is_initialized():
-            logging.getLogger("ray").setLevel(logging.ERROR)
-            try:
-                _refuse_unreachable(self._address)
-            except OSError as error:
-                raise RequestError(_not_connected(self._address, error)) from None
-            # Inside of a job of Ray's, what this one says comes first.
-            os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
-            with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
-                runtime_env = self._code.runtime_env(packed(self._code, Path(scratch)))
-                try:
-                    with _known_as(f"quorate ({self._run_name})"):
-                        ray.init(
-                            address=self._address,
-                            log_to_driver=False,
-                            logging_level=logging.ERROR,
-                            configure_logging=False,
-                            runtime_env=runtime_env or None,
-                        )
-                except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-                    raise RequestError(_not_connected(self._address, error)) from None
+            connect(self._address, self._run_name, self._code)
             self._sent = self._code.root
             self._is_ours = True
-            # Ray would print what happens to nodes on standard output, which is for the job's result.
-            ray_worker.print_to_stdstream = _log_lines
         return self.look()
 
     def look(self) -> ClusterView:
@@ -259,25 +228,6 @@ class RayHostLink:
         return HostLost(reason) if _lives(node_of(self._node)) else NodeLost(reason)
 
 
-def packed(code: NodeCode, scratch: Path) -> str | None:
-    """The folder that travels, as a file in `scratch`; None where there is none."""
-    if code.root is None or code.is_sent:
-        return None
-    file = scratch / "code.zip"
-    try:
-        create_package(str(code.root), file, include_gitignore=True, excludes=list(code.excludes), logger=_quiet)
-    except OSError as error:
-        raise RequestError(f"engine.runtime_env: {code.root} cannot be sent to the nodes ({error}).") from None
-    size = file.stat().st_size
-    if size >= GCS_STORAGE_MAX_SIZE:
-        raise RequestError(
-            f"engine.runtime_env: the folder {code.root} is sent to the nodes, and has {size / 2**20:,.0f} MiB when it "
-            f"is packed; Ray takes {GCS_STORAGE_MAX_SIZE / 2**20:,.0f} MiB. Leave out what they do not need, such as "
-            "data: engine: {runtime_env: {excludes: [data/]}}, or by a .gitignore there."
-        )
-    return str(file)
-
-
 def _lives(node: str) -> bool:
     """Whether a node takes connections, which is known before Ray's own health checks have failed."""
     with contextlib.suppress(Exception):
@@ -286,49 +236,6 @@ def _lives(node: str) -> bool:
                 socket.create_connection((one["NodeManagerAddress"], one["NodeManagerPort"]), timeout=PROBE).close()
                 return True
     return False
-
-
-@contextlib.contextmanager
-def _known_as(name: str) -> Iterator[None]:
-    """Have Ray keep a name in the place of the command line, which may have secrets: it shows that to all who may look
-    at its jobs."""
-    told = ray_utils.get_entrypoint_name
-    ray_utils.get_entrypoint_name = lambda: name
-    try:
-        yield
-    finally:
-        ray_utils.get_entrypoint_name = told
-
-
-def _refuse_unreachable(address: str) -> None:
-    """Ray itself tries for minutes, and says nothing meanwhile."""
-    place = address.removeprefix("ray://")
-    if ":" in place:
-        socket.create_connection(split_address(place), timeout=REACH).close()
-
-
-def _log_lines(told: dict[str, Any], **_: Any) -> None:
-    for line in told["lines"]:
-        log.info("Ray: %s", line)
-
-
-def _not_connected(address: str, error: Exception) -> str:
-    where = "on this machine or at RAY_ADDRESS" if address == "auto" else f"at {address}"
-    hint = ""
-    if "auth" in str(error).lower() or "token" in str(error).lower():
-        has = "is set" if os.environ.get("RAY_AUTH_TOKEN") else "is not set"
-        hint = f" The cluster asks for a token: RAY_AUTH_TOKEN {has} here, and has to be the cluster's own."
-    return (
-        f"engine.address: there is no Ray cluster {where} ({first_line(error)}). Start one with `ray start --head`, "
-        f"say where it is with `engine.address`, or train on this machine with `engine: local`.{hint}"
-    )
-
-
-def first_line(error: Exception) -> str:
-    """What an error of Ray says, without the pages that follow."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    died = next((line for line in lines if line.startswith("The actor died because")), None)
-    return (died or (lines or [type(error).__name__])[0]).rstrip(".")
 
 
 def _why_not_had(error: Exception) -> str:

@@ -28,7 +28,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from quorate.engines.cluster import ClusterFailed, GroupLost, HostLost
 from quorate.engines.host import Report
 from quorate.engines.node_code import NodeCode
-from quorate.engines.ray_cluster import RayCluster, RayHostLink, first_line
+from quorate.engines.ray_cluster import RayCluster, RayHostLink
+from quorate.engines.ray_connection import first_line
 from quorate.engines.ray_host import host_class
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, StepCompleted

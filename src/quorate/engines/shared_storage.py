@@ -12,6 +12,8 @@ from pathlib import Path
 from quorate.core.errors import RunError
 from quorate.storage.run_folder import RunFolder
 
+OWNER = "owner"
+"""The file, in a run's folder in the storage, that says which run that is."""
 SHARED = ("checkpoints", "events.jsonl", "coordinators", "micro_batches.json", "coordinator.json")
 
 
@@ -21,6 +23,8 @@ def share(run: RunFolder, storage: Path | None) -> RunFolder:
         return run
     shared = RunFolder(storage / run.name)
     try:
+        if shared.path.resolve() != run.path.resolve():
+            _claim(run, shared)
         for folder in (shared.logs, shared.checkpoints, shared.path / "coordinators"):
             folder.mkdir(parents=True, exist_ok=True)
         if shared.path.resolve() == run.path.resolve():  # it is kept there as a whole
@@ -30,6 +34,23 @@ def share(run: RunFolder, storage: Path | None) -> RunFolder:
     except OSError as error:
         raise RunError(f"engine.storage: {shared.path} cannot be used ({error.strerror or error}).") from error
     return shared
+
+
+def _claim(run: RunFolder, shared: RunFolder) -> None:
+    """Two folders of runs may have one storage, and a run of the same name each: the first one has it there."""
+    if run.checkpoints.resolve() == shared.checkpoints.resolve():
+        return  # since an earlier part of it
+    owner, created = shared.path / OWNER, run.created.isoformat()
+    shared.path.mkdir(parents=True, exist_ok=True)
+    try:
+        with owner.open("x") as file:
+            file.write(created)
+    except FileExistsError:
+        if owner.read_text() != created:
+            raise RunError(
+                f"engine.storage: {shared.path} is that of another run of this name. Give the job another name, or "
+                "another storage."
+            ) from None
 
 
 def _link(here: Path, there: Path) -> None:

@@ -48,7 +48,7 @@ def decide_status(
         return Status.RUNNING, "; ".join(problems)
     if problems:
         return Status.DAMAGED, "; ".join(problems)
-    if result is None and waits:
+    if waits:  # also with the result of an earlier part, which a resume goes on from
         return Status.SUBMITTED, "Ray has not started its launcher yet; `quorate logs -f` waits for it"
     if result is None:
         return Status.LOST, "it was killed together with its launcher, which could not write how it ended"

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from quorate.core.errors import DamagedFileError
 from quorate.core.regular_file import read_regular
@@ -9,6 +10,8 @@ from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
 
 NAME = "submission.json"
+ASKED = "resume.yaml"
+"""The job as a resume asks for it, until the launcher that was submitted has taken the run up."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,23 @@ def submission_of(run: RunFolder) -> Submission | None:
         raise DamagedFileError(f"{run.path / NAME} cannot be read: {error!r}") from None
 
 
+def asked_of(run: RunFolder) -> Path:
+    """The file with the job that a submitted resume asks for."""
+    return run.path / ASKED
+
+
+def forget_asked(run: RunFolder) -> None:
+    """Of a run whose launcher has taken it up."""
+    asked_of(run).unlink(missing_ok=True)
+
+
 def forget_submission(run: RunFolder) -> None:
     """Of a run that is resumed: its launcher is no job of the cluster's any more."""
+    forget_asked(run)
     (run.path / NAME).unlink(missing_ok=True)
 
 
 def waits_to_begin(run: RunFolder) -> bool:
-    """Whether it was submitted, and no launcher has taken it up."""
-    return not run.lock_file.exists() and not run.result_file.exists() and (run.path / NAME).exists()
+    """Whether it was submitted, to begin or to be resumed, and no launcher has taken it up."""
+    is_new = not run.lock_file.exists() and not run.result_file.exists()
+    return (is_new or asked_of(run).exists()) and (run.path / NAME).exists()

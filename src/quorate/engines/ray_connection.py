@@ -1,0 +1,196 @@
+"""Connecting to a Ray cluster, with the code that its nodes are given. What would have Ray try for minutes without a
+word (nobody there, TLS on one side only, a foreign certificate) is found out first, and told."""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import ssl
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray._private import services as ray_services
+from ray._private import utils as ray_utils
+from ray._private import worker as ray_worker
+from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE, create_package
+
+from quorate.core.addresses import split_address
+from quorate.core.errors import RequestError
+from quorate.engines.node_code import NodeCode
+
+log = logging.getLogger(__name__)
+_quiet = logging.getLogger(f"{__name__}.packing")
+_quiet.setLevel(logging.ERROR)
+
+REACH = 5.0
+"""Seconds within which a cluster takes a connection, and answers there."""
+USE_TLS, AUTHORITY, CERTIFICATE, KEY = "RAY_USE_TLS", "RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY"
+
+
+def connect(address: str, run_name: str, code: NodeCode) -> None:
+    """Connect this process, once; raises RequestError with what to do about it."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    refuse_unreachable(address)
+    # Inside of a job of Ray's, what this one says comes first.
+    os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
+    with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
+        runtime_env = code.runtime_env(packed(code, Path(scratch)))
+        try:
+            with _known_as(f"quorate ({run_name})"), _keeping_sigterm():
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=False,
+                    runtime_env=runtime_env or None,
+                )
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise _not_connected(address, first_line(error), _token_hint(error)) from None
+    # Ray would print what happens to nodes on standard output, which is for the job's result.
+    ray_worker.print_to_stdstream = _log_lines
+
+
+def refuse_unreachable(address: str) -> None:
+    """Raise where nobody takes a connection at an address as job files have it, or the two sides do not agree on TLS.
+    An address that is not known without Ray is left to it."""
+    if address == "local":
+        return
+    try:
+        place = ray_services.canonicalize_bootstrap_address(address)
+    except Exception:  # there is none: what Ray says then, it says at once
+        return
+    if place is None:
+        return
+    try:
+        why = _why_tls_fails(*split_address(place))
+    except OSError as error:
+        raise _not_connected(address, str(error)) from None
+    if why:
+        raise _not_connected(address, "it answers, but not in words that both understand", f" {why}")
+
+
+def _why_tls_fails(host: str, port: int) -> str:
+    """What is wrong with TLS between here and there, if anything is; OSError where nobody is there."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # Ray itself looks at that
+    context.set_alpn_protocols(["h2"])
+    is_used = os.environ.get(USE_TLS, "0").lower() in ("1", "true")
+    if not is_used:
+        context.verify_mode = ssl.CERT_NONE
+        with socket.create_connection((host, port), timeout=REACH) as plain:
+            is_spoken = _speaks_tls(context, plain)[0]
+        files = f"{AUTHORITY}, {CERTIFICATE} and {KEY}"
+        return f"The cluster speaks TLS: set {USE_TLS}=1, {files} here, as on its nodes." if is_spoken else ""
+    try:
+        context.load_verify_locations(os.environ.get(AUTHORITY, ""))
+        context.load_cert_chain(os.environ.get(CERTIFICATE, ""), os.environ.get(KEY, ""))
+    except (OSError, ValueError) as error:
+        return f"{USE_TLS} is set here, and {AUTHORITY}, {CERTIFICATE} or {KEY} cannot be read ({error})."
+    with socket.create_connection((host, port), timeout=REACH) as plain:
+        is_spoken, refusal = _speaks_tls(context, plain)
+    if is_spoken is False:
+        return f"{USE_TLS} is set here, and the cluster speaks without TLS: unset it, or start the cluster with it."
+    return refusal
+
+
+def _speaks_tls(context: ssl.SSLContext, plain: socket.socket) -> tuple[bool | None, str]:
+    """Whether the other side does, None if that is not seen; and what one side says of the other's certificate."""
+    try:
+        with context.wrap_socket(plain) as link:
+            try:
+                link.recv(1)  # in TLS 1.3 a server looks at certificates after its client is connected
+            except ssl.SSLError as error:
+                why = str(error.reason).lower().replace("_", " ")
+                return (
+                    True,
+                    f"It refuses the certificate in {CERTIFICATE}, which has to be of its own authority ({why}).",
+                )
+            return True, ""
+    except ssl.SSLCertVerificationError as error:
+        return True, f"Its certificate is not of the authority in {AUTHORITY} ({error.verify_message})."
+    except TimeoutError:
+        return None, ""
+    except ssl.SSLError as error:
+        return "ALERT" in str(error.reason), ""
+    except OSError:  # it has hung up: who speaks no TLS understands nothing of this
+        return False, ""
+
+
+def packed(code: NodeCode, scratch: Path) -> str | None:
+    """The folder that travels, as a file in `scratch`; None where there is none."""
+    if code.root is None or code.is_sent:
+        return None
+    file = scratch / "code.zip"
+    try:
+        create_package(str(code.root), file, include_gitignore=True, excludes=list(code.excludes), logger=_quiet)
+    except OSError as error:
+        raise RequestError(f"engine.runtime_env: {code.root} cannot be sent to the nodes ({error}).") from None
+    size = file.stat().st_size
+    if size >= GCS_STORAGE_MAX_SIZE:
+        raise RequestError(
+            f"engine.runtime_env: the folder {code.root} is sent to the nodes, and has {size / 2**20:,.0f} MiB when it "
+            f"is packed; Ray takes {GCS_STORAGE_MAX_SIZE / 2**20:,.0f} MiB. Leave out what they do not need, such as "
+            "data: engine: {runtime_env: {excludes: [data/]}}, or by a .gitignore there."
+        )
+    return str(file)
+
+
+@contextlib.contextmanager
+def _known_as(name: str) -> Iterator[None]:
+    """Have Ray keep a name in the place of the command line, which may have secrets: it shows that to all who may look
+    at its jobs."""
+    told = ray_utils.get_entrypoint_name
+    ray_utils.get_entrypoint_name = lambda: name
+    try:
+        yield
+    finally:
+        ray_utils.get_entrypoint_name = told
+
+
+@contextlib.contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Ray's library takes the signal for itself: it would print a stack, and end the process 3 s later whoever else
+    listens. That is too short for a save. (By the C library, since Python lets its main thread alone change this.)"""
+    libc = ctypes.CDLL(None)
+    before = ctypes.create_string_buffer(1024)  # larger than a struct sigaction anywhere, and never looked into
+    libc.sigaction(int(signal.SIGTERM), None, before)
+    try:
+        yield
+    finally:
+        libc.sigaction(int(signal.SIGTERM), before, None)
+
+
+def _log_lines(told: dict[str, Any], **_: Any) -> None:
+    for line in told["lines"]:
+        log.info("Ray: %s", line)
+
+
+def _token_hint(error: Exception) -> str:
+    """Of a token that is wrong Ray says so at times, and at others only that nobody has answered."""
+    is_asked = "auth" in str(error).lower() or "token" in str(error).lower()
+    if not is_asked and os.environ.get("RAY_AUTH_MODE") != "token":
+        return ""
+    has = "is set" if os.environ.get("RAY_AUTH_TOKEN") else "is not set"
+    said = "The cluster asks" if is_asked else "If it answers, it asks"
+    return f" {said} for a token: RAY_AUTH_TOKEN {has} here, and has to be the cluster's own."
+
+
+def _not_connected(address: str, reason: str, hint: str = "") -> RequestError:
+    where = "on this machine or at RAY_ADDRESS" if address == "auto" else f"at {address}"
+    return RequestError(
+        f"engine.address: there is no Ray cluster {where} ({reason}). Start one with `ray start --head`, "
+        f"say where it is with `engine.address`, or train on this machine with `engine: local`.{hint}"
+    )
+
+
+def first_line(error: Exception) -> str:
+    """What an error of Ray says, without the pages that follow."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    died = next((line for line in lines if line.startswith("The actor died because")), None)
+    return (died or (lines or [type(error).__name__])[0]).rstrip(".")
