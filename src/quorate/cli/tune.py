@@ -110,6 +110,7 @@ class _View:
         self._screen = Screen(sys.stderr)
         self._next = 0.0
         self._live: Any = None
+        self._recorded: Any = None
         if not is_quiet and self._screen.is_terminal:
             from rich.live import Live
 
@@ -121,7 +122,8 @@ class _View:
         from quorate.cli.search_view import told_in_words
 
         self._log.take(line)
-        if self._live is None and not self._is_quiet and (said := told_in_words(line, self._record())):
+        is_news = line["kind"] != "reported" or line.get("best")
+        if self._live is None and not self._is_quiet and is_news and (said := told_in_words(line, self._record())):
             self._screen.print(said, soft_wrap=True)
 
     def tick(self) -> None:
@@ -139,6 +141,8 @@ class _View:
             self._live.stop()
 
     def _record(self) -> Any:
-        from quorate.history.search_record import SearchRecord
+        from quorate.history.search_record import Recorded, SearchRecord
 
-        return SearchRecord.of(self._folder, self._log, is_held=True, with_runs=False)
+        # Read once: it is asked for at every line, and does not change.
+        self._recorded = self._recorded or Recorded.read(self._folder)
+        return SearchRecord.of(self._folder, self._log, is_held=True, with_runs=False, recorded=self._recorded)
