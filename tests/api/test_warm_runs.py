@@ -259,7 +259,11 @@ def test_all_that_stays_ends_with_its_owner(workplace: Workplace) -> None:
         PRELUDE
         + "    runner = WarmRunner()\n"
         + "    for _ in range(2):\n"
-        + "        threading.Thread(target=train, args=(runner,)).run()\n"
+        # What stays must not end with the thread that has started it.
+        + "        thread = threading.Thread(target=train, args=(runner,))\n"
+        + "        thread.start(), thread.join()\n"
+        + "        stay = family()\n"
+        + "    assert stay == family() and len(stay) == 2\n"
         + "    Path('trained').touch()\n"
         + "    train(runner, steps=10_000)\n"
     )
@@ -268,6 +272,7 @@ def test_all_that_stays_ends_with_its_owner(workplace: Workplace) -> None:
     )
     await_condition("two runs", (workplace.folder / "trained").exists)
     await_condition("a third", lambda: len(workplace.runs()) == 3 and len(workplace.workers()) >= 2)
+    assert len(workplace.pids("quorate.engines.warm_process")) >= 2
     process.kill()
     process.wait()
     workplace.assert_nobody_left()
