@@ -56,10 +56,12 @@ def test_what_is_left_out_is_found_in_the_job(folder: Path) -> None:
     assert search.origins["budget.trials"] == "find.yaml line 7"
 
 
-def test_the_metric_of_the_search_is_watched_by_its_jobs(folder: Path) -> None:
+def test_the_metric_of_the_search_is_watched_by_jobs_that_name_none(folder: Path) -> None:
     search = load(folder, "metric=valid_loss")
-    assert (search.spec.modes, search.job.spec.evaluate.metric) == (("min",), "valid_loss")
-    assert (search.job.spec.evaluate.mode, search.job.spec.evaluate.every) == ("min", 20)
+    assert (search.spec.modes, search.job.spec.evaluate.metric) == (("min",), "accuracy")
+    search = load(folder, "metric=top_1", "job.evaluate.metric=null")
+    watched = search.job.spec.evaluate
+    assert (watched.metric, watched.mode, watched.every) == ("top_1", "max", 20)
 
 
 def test_settings_go_over_the_search_and_over_its_job(folder: Path) -> None:

@@ -99,6 +99,17 @@ def test_a_space_that_was_written_is_not_proposed(folder: Path) -> None:
     assert proposal_lines(search) == []
 
 
+def test_a_space_that_is_proposed_keeps_the_rules_too(folder: Path) -> None:
+    (folder / "find.yaml").write_text("job: digits.yaml\nalgorithm: grid\n")
+    with pytest.raises(JobFileError) as caught:
+        open_search(folder / "find.yaml", {})
+    assert [str(problem) for problem in caught.value.problems] == [
+        "budget: nothing ends the search. Write budget: {trials: 20}, or minutes or steps of all trials together.",
+        "space.params.learning_rate: algorithm: grid needs a list of values, and a loguniform (proposed from "
+        "Digits.learning_rate) has no end. Write grid: [0.1, 0.01], or give the range a step.",
+    ]
+
+
 def test_nothing_to_propose(folder: Path) -> None:
     (folder / "digits.py").write_text(
         "\n".join(line for line in TASK.splitlines() if ":" not in line or "def" in line or "class" in line)

@@ -28,15 +28,16 @@ SEARCH_FILE, JOB_FILE = "search.yaml", "job.yaml"
 USUAL_TRIALS = 16
 """Of a search that is made from a job file alone."""
 _HEADER = "# The search as it was resolved: every key, with where its value came from. Its job is beside it."
-_SMALLER = re.compile(r"loss|error|perplexity|bleu_gap|mae|mse|rmse", re.IGNORECASE)
-_LARGER = re.compile(r"acc|accuracy|top_?\d+|f1|auc|recall|precision|iou|map|bleu|score|reward|r2", re.IGNORECASE)
+_SMALLER = re.compile(r"loss|error|perplexity|mae|mse|rmse", re.IGNORECASE)
+_LARGER = re.compile(r"acc|accuracy|top\d*|f1|auc|recall|precision|iou|map|bleu|score|reward|r2", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class ResolvedSearch:
     """A valid search, the job that its trials have in common, the origin of each of its values, and where it was read.
 
-    The job has the workers of a trial, runs on the machine that the trial is on, and watches the metric of the search.
+    The job has the workers of a trial, runs on the machine that the trial is on, and watches the metric of the search
+    if it names none.
     """
 
     spec: SearchSpec
@@ -302,7 +303,8 @@ class SearchReading:
         workers = spec.trial.workers or (1 if job.spec.workers == "auto" else job.spec.workers)
         said = job.origins["workers"] if spec.trial.workers is None else self._layers.origin("trial.workers")
         overrides = [Override("workers", workers, said), Override("engine", "local", name)]
-        if "metric" not in doubtful and "mode" not in doubtful:
+        # What the job watches stays: a schedule of the task may react to it.
+        if job.spec.evaluate.metric is None and "metric" not in doubtful and "mode" not in doubtful:
             overrides.append(Override("evaluate.metric", spec.metrics[0], f"{name}: metric"))
             overrides.append(Override("evaluate.mode", spec.modes[0], f"{name}: mode"))
         if job.spec.batch_size == AUTO_BATCH:

@@ -17,6 +17,7 @@ from quorate.spec.override import Override
 from quorate.spec.problems import Origin, in_brackets
 from quorate.spec.search import PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch, read_search
+from quorate.spec.search_rules import broken_search_rules
 from quorate.spec.space import DimensionSpec
 from quorate.spec.yaml_document import write_value
 
@@ -112,7 +113,12 @@ def _with_proposal(search: ResolvedSearch, fields: Fields) -> ResolvedSearch:
         )
     origins = {f"space.{key}": f"{PROPOSED} from {task}.{key.removeprefix('params.')}" for key in space}
     rest = {key: said for key, said in search.origins.items() if key != "space"}
-    return replace(search, spec=search.spec.model_copy(update={"space": space}), origins={**rest, **origins})
+    found = replace(search, spec=search.spec.model_copy(update={"space": space}), origins={**rest, **origins})
+    # What could not be judged without a space.
+    problems = broken_search_rules(found.spec, found.job, (), lambda key: in_brackets(found.origins.get(key, "")))
+    if problems:
+        raise JobFileError(search.source, problems)
+    return found
 
 
 def propose(fields: Fields, params: Mapping[str, Any], *, changes_on_the_way: bool = False) -> dict[str, DimensionSpec]:
