@@ -78,7 +78,11 @@ bench-setup: .venv/.stamp-core   ## install the peers that the benchmarks compar
 clean:           ## remove what was built, but not the runs
 	rm -rf .venv .venv-services .venv-bench .venv-oldest .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist src/*.egg-info
 
+# Before anything is made: an environment of an old Python would be found again, and fail each time.
 .venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Quorate needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
+		echo "Name another, such as: make $(or $(firstword $(MAKECMDGOALS)),demo) PYTHON=python3.12"; exit 1; } >&2
 	$(PYTHON) -m venv .venv
 
 # setuptools is installed first, so that building the package itself needs nothing from outside the constraints.

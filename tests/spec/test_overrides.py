@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import RequestError
-from quorate.spec.override import Override, environment_overrides, parse_set, variable_name
+from quorate.spec.override import Override, environment_overrides, parse_set, parse_sets, variable_name
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,13 @@ def test_set(text: str, key: str, value: Any) -> None:
 def test_bad_syntax_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(RequestError, match=r"such as --set checkpoint\.every=50"):
         parse_set(text)
+
+
+def test_what_is_wrong_in_several_settings_is_told_at_once() -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_sets(["lanes=2", "workers", "seed="])
+    assert str(refused.value).count("such as --set") == 2
+    assert [override.key for override in parse_sets(["lanes=2", "seed=3"])] == ["lanes", "seed"]
 
 
 def test_variables_are_read_in_the_order_of_their_names() -> None:

@@ -51,6 +51,17 @@ def test_a_mistake_that_torch_tells_in_its_own_terms_gets_a_hint(mistake: Callab
     assert words in hint_for(raised_by(mistake))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("where", ["model()", "loss()"])
+def test_a_gpu_that_is_not_there_is_told_with_what_to_leave_out(where: str) -> None:
+    error = raised_by(lambda: nn.Linear(2, 2).cuda())
+    with pytest.raises(UserCodeError, match=r"Leave out \.cuda\(\) and \.to"):
+        blame_user_code(error, where)
+    with pytest.raises(UserCodeError) as other:
+        blame_user_code(ValueError("x"), where)
+    assert ".cuda()" not in str(other.value)
+
+
 def test_who_calls_a_part_of_a_sharded_model_is_told_to_call_the_model() -> None:
     with imagined_mesh(2) as mesh:
         weight = DTensor.from_local(torch.ones(2, 3), mesh, [ShardOf(0)])

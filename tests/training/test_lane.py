@@ -1,6 +1,7 @@
 """One lane: the gradient, losses, log and buffers that it contributes, and what loss() may not give."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,25 @@ def test_what_loss_may_not_give(case: str) -> None:
     answer, text = MISTAKES[case]
     with pytest.raises(LossError, match=re.escape(text)):
         OneLane(answer).run((1, 1.0))
+
+
+def test_the_loss_is_found_in_the_whole_output_of_a_model() -> None:
+    def alone(model: Any, batch: Any) -> Any:
+        return model["a"].sum()
+
+    def as_mapping(model: Any, batch: Any) -> Any:
+        return {"loss": model["a"].sum(), "logits": torch.ones(2, 3)}
+
+    def as_object(model: Any, batch: Any) -> Any:
+        return SimpleNamespace(loss=model["a"].sum(), logits=torch.ones(2, 3))
+
+    expected = OneLane(alone).run((1, 1.0)).losses
+    for answer in (as_mapping, as_object):
+        lane = OneLane(answer)
+        assert lane.task.metrics(lane.replica.model, 1.0) == {"loss": torch.ones(())}
+        assert OneLane(answer).run((1, 1.0)).losses == expected
+    with pytest.raises(LossError, match=r"gave the float 1\.0"):
+        OneLane(lambda model, batch: {"loss": 1.0}).run((1, 1.0))
 
 
 def test_what_a_named_loss_may_not_give() -> None:

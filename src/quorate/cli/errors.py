@@ -3,6 +3,7 @@
 The document is described by docs/json/error.schema.json.
 """
 
+import difflib
 import itertools
 import re
 import sys
@@ -60,7 +61,10 @@ def show_next(remains: Remains) -> None:
 def _show_usage(error: typer.TyperException) -> str:
     """A mistake on the command line itself, with the verb's usage; what is wrong."""
     context = getattr(error, "ctx", None)
-    message = _plainer(error.format_message())
+    if (flag := _unlike_any(error)) is not None:
+        message = f"no such option: {flag}{_meant(flag, context)}"
+    else:
+        message = _plainer(error.format_message())
     if context is None or "\n" in message:  # a verb is missing, and what is shown is the help
         error.show()  # type: ignore[attr-defined]  # every error of the parser has it, but not by its public type
         return "a verb is missing"
@@ -80,6 +84,29 @@ def _plainer(message: str) -> str:
         return f'{wrong[1]}: the text "{[*behind, *joined, ""][0]}" is not a whole number.'
     message = re.sub(r" \(Possible options: (.*)\)$", r". Did you mean \1?", message)
     return f"{message[:1].lower()}{message[1:]}"
+
+
+def _unlike_any(error: typer.TyperException) -> str | None:
+    """A flag that there is none of, and that is no misspelt one either: the parser finds some likeness in most."""
+    option = getattr(error, "option_name", None)
+    known = getattr(error, "possibilities", None)
+    is_misspelt = isinstance(option, str) and difflib.get_close_matches(option, known or (), cutoff=0.75)
+    return option if isinstance(option, str) and option.startswith("--") and not is_misspelt else None
+
+
+def _meant(flag: str, context: Any) -> str:
+    """What to type for what is no flag, but may be a key of the job or a parameter of the task."""
+    if context is None or all(each.name != "settings" for each in context.command.params):
+        return ""
+    # Only now: it takes its time to import.
+    from quorate.spec.job import JobSpec
+
+    behind = [value for before, value in itertools.pairwise(sys.argv) if before == flag and not value.startswith("--")]
+    joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{flag}=")]
+    name, value = flag.removeprefix("--").replace("-", "_"), [*behind, *joined, "VALUE"][0]
+    if name.partition(".")[0] in JobSpec.model_fields:
+        return f". To set this key of the job: --set {name}={value}"
+    return f". To set a parameter of the task: --set params.{name}={value}"
 
 
 def _show_failed_job(error: JobFailed) -> dict[str, Any]:

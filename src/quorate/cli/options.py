@@ -171,9 +171,9 @@ def choose(given: str, choices: type[Choice], option: str) -> Choice:
 
 def overrides(settings: list[str] | None, **flags: str | int | None) -> list[Any]:
     """The `Override`s that the command line puts over the job file; flags go over `--set`."""
-    from quorate.spec.override import Override, parse_set
+    from quorate.spec.override import Override, parse_sets
 
-    layer = [parse_set(text) for text in settings or ()]
+    layer = parse_sets(settings or ())
     for key, value in flags.items():
         if value is not None:
             if key != "runs":  # a folder may be called by a number

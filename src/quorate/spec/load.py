@@ -1,5 +1,6 @@
 """From a job file, a recorded job or a call to a checked job: read, layer, check, and tell every mistake at once."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -167,6 +168,8 @@ def read_job_file(path: Path, *, recorded: bool = False) -> Document:
 
 
 def _text_of(path: Path, recorded: bool) -> str:
+    if path.suffix == ".py":
+        raise RequestError(_meant_by_script(path))
     try:
         # What a person names may be a pipe. What a run has recorded is a file: anything else is somebody's trap.
         return (read_regular(path) if recorded else path.read_bytes()).decode("utf-8-sig")
@@ -184,6 +187,24 @@ def _text_of(path: Path, recorded: bool) -> str:
         raise JobFileError(str(path), [problem]) from None
     except OSError as error:
         raise RequestError(f"the job file {path} cannot be read: {error.strerror}.") from None
+
+
+def _meant_by_script(path: Path) -> str:
+    """What to type where the file of a task was named: a job file that has it, or how to write one."""
+    told = f"{path} is Python; what is trained is a job file that names a task in it"
+    for name in _yaml_files(path.parent):
+        file = path.with_name(name)
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if re.search(rf"^task:\s*['\"]?(\./)?{re.escape(path.name)}:", file.read_text(), re.MULTILINE):
+                return f"{told}. You mean: quorate train {file}"
+    classes: list[str] = []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        classes = re.findall(r"^class (\w+)\(.*Task\b.*\):", path.read_text(), re.MULTILINE)
+    return (
+        f"{told}. Write one beside it, such as job.yaml with the lines `task: {path.name}:{(*classes, 'MyTask')[0]}`, "
+        "`batch_size: 32` and `epochs: 1`, and then: quorate train job.yaml. To start it from its own code, call "
+        f"quorate.train() there, and then: python {path}"
+    )
 
 
 def _job_files_in(folder: Path) -> str:

@@ -47,6 +47,21 @@ def parse_set(text: str) -> Override:
     return Override(key, document.value, f"--set {key}")
 
 
+def parse_sets(texts: Iterable[str]) -> list[Override]:
+    """All of these; what is wrong in several of them is told at once."""
+    overrides, wrong = [], []
+    for text in texts:
+        try:
+            overrides.append(parse_set(text))
+        except RequestError as error:
+            wrong.append(error)
+    if len(wrong) > 1:
+        raise RequestError(f"{len(wrong)} settings cannot be read:" + "".join(f"\n  {error}" for error in wrong))
+    if wrong:
+        raise wrong[0]
+    return overrides
+
+
 def variable_name(key: str) -> str:
     """The environment variable of a key: ``checkpoint.every`` is ``QUORATE_CHECKPOINT__EVERY``."""
     return PREFIX + key.replace(".", "__").upper()

@@ -11,6 +11,7 @@ from quorate.core.errors import LossError
 from quorate.core.user_code import given, likely_slip
 from quorate.training.device import is_scalar
 from quorate.training.optimizers import SOLE
+from quorate.training.task import loss_in
 
 
 @dataclass
@@ -89,6 +90,8 @@ class Unread:
 
 def checked_losses(loss: Any, samples: int, names: Mapping[str, Any]) -> list[GivenLoss]:
     """What loss() gave, by optimizer; all that cannot be a loss is refused."""
+    if SOLE in names:
+        loss = loss_in(loss)
     by_name = {SOLE: loss} if isinstance(loss, torch.Tensor) or not isinstance(loss, Mapping) else dict(loss)
     if by_name.keys() != names.keys() and loss is not None:
         raise LossError(

@@ -60,7 +60,8 @@ class Task:
         raise NotImplementedError
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
-        """Return the loss: a mean over the samples, (sum, count), or a dict by optimizer name."""
+        """Return the loss: a mean over the samples, (sum, count), or a dict by optimizer name. With one optimizer also
+        a model's whole output, a dict or an object that has a `loss`."""
         raise NotImplementedError
 
     def optimizer(self, model: torch.nn.Module) -> Any:
@@ -73,7 +74,8 @@ class Task:
         It is tried on one batch before the first step, in a process of its own: a mistake in it must not cost an epoch.
         """
         loss = self.loss(model, batch)
-        return loss if isinstance(loss, dict) else {"loss": loss}
+        by_name = isinstance(loss, dict) and all(isinstance(each, tuple) or is_scalar(each) for each in loss.values())
+        return loss if by_name else {"loss": loss_in(loss)}
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002
         """Return a torch learning-rate scheduler, stepped per update; a plateau kind after each evaluation."""
@@ -105,6 +107,14 @@ class Task:
         if logged is None:  # not by setdefault: not every torch can compile a loss() that calls it
             logged = self.__dict__[LOG] = {}
         return logged
+
+
+def loss_in(output: Any) -> Any:
+    """The loss in a model's whole output, as Hugging Face's models give it; anything else as it is."""
+    if isinstance(output, torch.Tensor | tuple):
+        return output
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return output if found is None else found
 
 
 def take_log(task: Task) -> dict[str, list[Any]]:
