@@ -237,7 +237,7 @@ MISTAKES = {
     "fewer modes than metrics": (
         ONE + "metric: [accuracy, loss]\nmode: [max]\n",
         [
-            "mode: there are 2 metrics (find.yaml line 4) and 1 modes (find.yaml line 5). "
+            "mode: the list has 1 (find.yaml line 5), and there are 2 metrics (find.yaml line 4). "
             "Give one for each, in the same order."
         ],
     ),

@@ -28,7 +28,7 @@ def _modes_fit(spec: SearchSpec, _: Job, told: Told) -> Iterator[Problem]:
         which = f"whether {' and '.join(names)} should be small or large is not known"
         yield Problem("mode", which, "Write mode: max, or mode: min.")
     elif isinstance(mode, list) and len(mode) != len(names):
-        text = f"there are {len(names)} metrics{told('metric')} and {len(mode)} modes{told('mode')}"
+        text = f"the list has {len(mode)}{told('mode')}, and there are {len(names)} metrics{told('metric')}"
         yield Problem("mode", text, "Give one for each, in the same order.")
     if len(set(names)) != len(names):
         yield Problem("metric", f"a metric stands there twice{told('metric')}", "Name every metric once.")
