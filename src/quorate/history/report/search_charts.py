@@ -242,7 +242,8 @@ def pareto_chart(record: SearchRecord) -> Html | None:
     drawn.append(tag("path", class_="front", d=f"M{'L'.join(corners)}"))
     numbers = {trial.number for trial in front}
     plot: list[Content] = []
-    for trial in record.ranked:
+    # The front last: it lies over the others.
+    for trial in sorted(record.ranked, key=lambda trial: trial.number in numbers):
         on_it = trial.number in numbers
         where = placed(xs, ys, trial.values[0], trial.values[1])
         said = f"trial {trial.number}: {measure(trial.values[0])}, {measure(trial.values[1])}"
