@@ -25,9 +25,12 @@ PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_po
 
 class RayNodes:
     """The first node is the head, where drivers connect. It asks for a token, as Ray's do; `takes_jobs` says that it
-    has a server for those who submit jobs, and `variables` are for all processes of the cluster."""
+    has a server for those who submit jobs, `variables` are for all processes of the cluster, and `gpus` is how many
+    each of the first nodes claims to have."""
 
-    def __init__(self, *cpus: int, takes_jobs: bool = False, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *cpus: int, gpus: int = 0, takes_jobs: bool = False, variables: Mapping[str, str] | None = None
+    ) -> None:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         # Ray runs what is submitted by the `python` of its own path.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -45,7 +48,7 @@ class RayNodes:
             text=True,
             env=self.environment,
         )
-        self.environment["RAY_ADDRESS"] = self._ask("start", list(cpus))
+        self.environment["RAY_ADDRESS"] = self._ask("start", [list(cpus), gpus])
 
     def add(self, cpus: int) -> None:
         self._ask("add", cpus)
@@ -92,20 +95,22 @@ class _Served:
         self._cluster: Any = None
         self._nodes: list[Any] = []
 
-    def start(self, cpus: list[int]) -> str:
+    def start(self, what: tuple[list[int], int]) -> str:
         from ray.cluster_utils import Cluster
 
         self._cluster = Cluster()
-        for number in cpus:
-            self.add(number)
+        for number in what[0]:
+            self.add(number, what[1])
         return str(self._cluster.address)
 
-    def add(self, cpus: int) -> None:
+    def add(self, cpus: int, gpus: int = 0) -> None:
         ports = {name: free_port() for name in PORTS}
         jobs: dict[str, Any] = {"include_dashboard": self._takes_jobs and not self._nodes}
         if jobs["include_dashboard"]:
             jobs |= {"dashboard_host": LOOPBACK, "dashboard_port": free_port()}
-        self._nodes.append(self._cluster.add_node(num_cpus=cpus, object_store_memory=STORE, **jobs, **ports))
+        self._nodes.append(
+            self._cluster.add_node(num_cpus=cpus, num_gpus=gpus, object_store_memory=STORE, **jobs, **ports)
+        )
 
     def kill_last(self, _: None) -> None:
         import psutil

@@ -160,6 +160,26 @@ def test_a_worker_that_ends_by_itself_is_told_with_its_code_and_another_takes_it
 
 
 @KINDS
+def test_a_worker_that_is_asked_to_leave_ends_by_itself(kind: Any, tmp_path: Path) -> None:
+    with kind(tmp_path) as case:
+        poller = Poller(case.engine)
+        poller.until(Ready)
+        pids = []
+        for slot in (0, 1):
+            case.engine.start(assignment(tmp_path, slot))
+            pids.append(poller.until(Started).pid)
+            poller.until(SettingUp, lambda notice: notice.phase == "model()")
+        case.engine.terminate(0, pids[1])  # the process of another place: nobody is asked
+        case.engine.terminate(1, pids[1])
+        exited = poller.until(Exited)
+        assert (exited.slot, exited.pid) == (1, pids[1])
+        assert exited.code in (0, -signal.SIGTERM), "it was not killed"
+        assert case.is_there(pids[0])
+        case.engine.terminate(1, pids[1])
+        assert [notice for notice in case.engine.poll(0.05) if isinstance(notice, Exited)] == []
+
+
+@KINDS
 def test_closing_ends_whoever_is_left(kind: Any, tmp_path: Path) -> None:
     with kind(tmp_path) as case:
         poller = Poller(case.engine)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import ray
 
+from quorate.core.errors import RequestError
+
 
 def test_ray_is_told_the_name_of_a_run_and_not_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private import utils
@@ -48,6 +50,15 @@ def test_sigterm_is_still_heard_here_after_ray_has_taken_it_for_itself(monkeypat
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "auto"])
+def test_ray_client_is_refused_with_words(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quorate.engines.ray_cluster import RayCluster
+
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(RequestError, match=r"workers cannot be placed from there.*--detach"):
+        RayCluster(address, "digits-0001", {}).connect()
 
 
 def test_gpus_are_known_where_ray_sets_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,3 +179,12 @@ def test_a_job_that_loses_its_coordinators_says_at_which_step(tmp_path: Path) ->
     hook = RelentlessHook(signals, RunFolder(tmp_path).events_file)
     with pytest.raises(JobFailed, match="was killed by SIGKILL at step 3, as those before it"):
         supervised(tmp_path, Engine(), signals, hook).run()
+
+
+@pytest.mark.parametrize(("grow", "workers", "first"), [(None, 3, 3), ({}, 3, 2), ({}, 1, 1)])
+def test_a_job_that_grows_begins_with_its_least_workers(
+    grow: dict[str, Any] | None, workers: int, first: int, tmp_path: Path
+) -> None:
+    keys = {"task": "task.py:Tiny", "lanes": 4, "batch_size": 4, "steps": 1, "min_workers": 2}
+    spec = JobSpec.model_validate({**keys, "engine": {"kind": "local", "grow": grow}})
+    assert Launch(RunFolder(tmp_path), spec, workers, "job.yaml").first_workers == first

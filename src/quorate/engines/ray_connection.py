@@ -23,6 +23,7 @@ from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE, create_pack
 from quorate.core.addresses import split_address
 from quorate.core.errors import RequestError
 from quorate.engines.node_code import NodeCode
+from quorate.spec.engine import RAY_CLIENT
 
 log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.packing")
@@ -36,6 +37,7 @@ USE_TLS, AUTHORITY, CERTIFICATE, KEY = "RAY_USE_TLS", "RAY_TLS_CA_CERT", "RAY_TL
 def connect(address: str, run_name: str, code: NodeCode) -> None:
     """Connect this process, once; raises RequestError with what to do about it."""
     logging.getLogger("ray").setLevel(logging.ERROR)
+    _refuse_client(address)
     refuse_unreachable(address)
     # Inside of a job of Ray's, what this one says comes first.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
@@ -54,6 +56,16 @@ def connect(address: str, run_name: str, code: NodeCode) -> None:
             raise _not_connected(address, first_line(error), _token_hint(error)) from None
     # Ray would print what happens to nodes on standard output, which is for the job's result.
     ray_worker.print_to_stdstream = _log_lines
+
+
+def _refuse_client(address: str) -> None:
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    if named.startswith(RAY_CLIENT):
+        raise RequestError(
+            f"engine.address: {named} is a server of Ray Client, which does not tell what is free on which node: "
+            "workers cannot be placed from there. Name the cluster by its host:port (6379 unless another was chosen), "
+            "on a machine that reaches all of its nodes; or submit the job to it with --detach."
+        )
 
 
 def refuse_unreachable(address: str) -> None:

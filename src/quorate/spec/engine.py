@@ -120,7 +120,7 @@ class RaySpec(Section):
     address: Annotated[
         str,
         AfterValidator(checked_address),
-        Allowed("auto, local, the host:port of a cluster, or ray://host:port from outside of it"),
+        Allowed("auto, local, the host:port of a cluster, or ray://host:port to submit to with --detach"),
     ] = "auto"
     placement: Literal["pack", "spread", "strict_spread"] = "pack"
     per_worker: PerWorkerSpec = PerWorkerSpec()
