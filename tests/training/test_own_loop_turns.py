@@ -195,6 +195,27 @@ def test_a_second_way_through_main_trains_the_model_of_the_first() -> None:
     assert models[0] is models[1] is worker.replica.model
 
 
+def test_who_goes_on_with_what_it_gave_trains_the_first_model_as_well() -> None:
+    given: list[tuple[nn.Module, torch.Tensor, torch.optim.Optimizer]] = []
+
+    def main(run: Run) -> None:
+        layer = nn.Linear(1, 1)
+        model, weight = nn.Sequential(layer), layer.weight
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        given.append((model, weight, optimizer))
+        run.prepare(model, optimizer)
+        for _ in run.batches(DATA):
+            run.step(model(torch.ones(1, 1)).sum())
+
+    worker = Worker(main).stand(at(5))
+    (first, weight, optimizer), (second, other_weight, other_optimizer) = given
+    assert first is not second
+    assert list(map(id, second.parameters())) == list(map(id, first.parameters()))
+    assert other_optimizer.param_groups is optimizer.param_groups
+    assert weight.requires_grad and not other_weight.requires_grad
+    assert all(loss.requires_grad for loss in worker.lanes())
+
+
 def test_micro_batches_of_a_lane_are_batches() -> None:
     seen: list[Any] = []
     worker = Worker(recording(seen), batch_size=8, accumulate=2).stand()
@@ -373,6 +394,7 @@ def fails(run: Run) -> None:
         (keeps_a_set, "run.state cannot be saved: Object of type set"),
         (keeps_numbered, "run.state would come back from a checkpoint as"),
         (keeps_of_each_lane, "run.state was changed where run.step() has given no result"),
+        (lambda run: run.step(0.5), "run.step() was given the float 0.5: it takes the loss as a tensor"),
         (fails, "ValueError: of one's own (in main())"),
     ],
 )

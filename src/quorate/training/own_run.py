@@ -188,6 +188,8 @@ class Run:
             turns.prepared = model, optimizer, scheduler
             turns.park(Place.PREPARE)
         else:  # on a second way through `main`: what was trained so far is in the first ones
+            for other, first in zip((model, optimizer, scheduler), turns.prepared, strict=True):
+                _make_same(other, first)
             turns.place = Place.PREPARE
         return turns.prepared[: 2 if scheduler is None else 3]
 
@@ -260,6 +262,8 @@ class Run:
                 "run.step(loss) is called once for each batch of run.batches(), inside that loop: here is no batch, or "
                 "it has had its step."
             )
+        if not isinstance(loss, torch.Tensor | tuple | Mapping):
+            raise TaskError(f"run.step() was given {given(loss)}: it takes the loss as a tensor, not its .item().")
         turns.owes_step, turns.loss = False, loss
         result: StepResult | None = turns.park(Place.STEP) if turns.is_last else None
         return result
@@ -274,3 +278,14 @@ class Run:
         if self._turns.place is Place.TOP:
             raise TaskError(f"run.{called}() was called before run.prepare(model, optimizer).")
         return self._turns
+
+
+def _make_same(other: Any, first: Any) -> None:
+    """Whoever goes on with what it gave to run.prepare(), not with what came back, has the first one all the same."""
+    if isinstance(other, Mapping):
+        for name, each in other.items():
+            _make_same(each, first[name])
+    elif other is not None and other is not first:
+        if isinstance(other, torch.nn.Module):
+            other.requires_grad_(False)  # a loss of a layer that was kept from before is refused
+        object.__setattr__(other, "__dict__", vars(first))

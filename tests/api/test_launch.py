@@ -1,0 +1,67 @@
+"""`quorate.launch` from a script, and what other verbs make of such a run."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from command import PATIENCE, Workplace
+
+SCRIPT = """
+import json
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import quorate
+
+
+def main(run, width: int = 4):
+    model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 1))
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    inputs = torch.randn(32, 3, generator=torch.Generator().manual_seed(1))
+    data = TensorDataset(inputs, inputs.sum(1))
+    run.evaluate(data, lambda batch: {"loss": F.mse_loss(model(batch[0]).squeeze(-1), batch[1])})
+    for epoch in run.epochs():
+        for inputs, targets in run.batches(data):
+            run.step(F.mse_loss(model(inputs).squeeze(-1), targets))
+
+
+if __name__ == "__main__":
+    keys = {"lanes": 4, "batch_size": 8, "params": {"width": 5}}
+    short = quorate.launch(main, progress=False, epochs=2, workers=1, **keys)
+    long = quorate.launch(main, progress=False, epochs=3, workers=2, **keys)
+    resumed = quorate.resume(short.run, {"epochs": 3, "workers": 2}, progress=False)
+    again = quorate.evaluate(long.run)
+    widths = [len(model[0].weight) for model in (long.load_model(), quorate.open_run(short.run).load_model())]
+    digests = [each.weights_digest for each in (long, resumed, again)]
+    print(json.dumps([*digests, widths, long.run, again.metrics == long.metrics]))
+"""
+
+
+@pytest.mark.long
+def test_a_script_launches_its_loop_and_the_run_is_one_like_any_other(workplace: Workplace) -> None:
+    script = workplace.folder / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=workplace.folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    long, resumed, evaluated, widths, name, is_same = json.loads(done.stdout.splitlines()[-1])
+    assert long == resumed == evaluated
+    assert (widths, name, is_same) == ([5, 5], "main-0002", True)
+    workplace.write_job(task="script.py:main", steps=None, epochs=3, params={"width": 5})
+    assert workplace.train("--json").document["weights_digest"] == long
+    planned = workplace.run("plan", "job.yaml")
+    assert planned.code == 2
+    assert "`quorate plan` takes a quorate.Task" in " ".join(planned.error.split())
+    workplace.assert_nobody_left()
+
+
+@pytest.mark.parametrize(("main", "answer"), [("lambda run: None", "a lambda has no name"), ("3", "3 is not a class")])
+def test_what_workers_could_not_find_is_refused(main: str, answer: str) -> None:
+    import quorate
+
+    with pytest.raises(quorate.TaskError, match=answer):
+        quorate.launch(eval(main), batch_size=8, epochs=1)
