@@ -91,3 +91,18 @@ def test_a_mistake_in_a_part_leaves_no_run(workplace: Workplace) -> None:
     assert done.code == 2
     assert "learning_rat: there is no such key" in done.error
     assert workplace.runs() == []
+
+
+@pytest.mark.long
+def test_a_job_that_fails_in_its_lineage_says_how_to_go_on(workplace: Workplace) -> None:
+    workplace.write_job(workers=1, params={"learning_rate": 0.002}, lineage=LINEAGE, **KEYS)
+    failed = workplace.train(TROUBLE="loss")
+    assert (failed.code, workplace.result()["status"]) == (1, "failed")
+    assert "trouble in loss" in failed.error
+    assert failed.advice == "quorate resume tiny-0001  (goes on in its lineage)"
+    resumed = workplace.run("resume", "last", "--workers", "2", "--json")
+    assert resumed.code == 0, resumed.stderr
+    assert "workers: 2" in (workplace.last / "job.yaml").read_text()
+    undisturbed = workplace.train("--json")
+    assert undisturbed.document["run"] == "tiny-0002"
+    assert resumed.document["weights_digest"] == undisturbed.document["weights_digest"]
