@@ -108,6 +108,19 @@ def test_a_complete_run_from_top_to_bottom(runs: Path) -> None:
     assert not [line for line in text.splitlines() if line.endswith(" ")]
 
 
+def test_what_the_task_has_logged_is_shown(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story().begin().train(1, 4, log={"accuracy": 0.5}).train(5, 8, log={"accuracy": 0.75})
+    run = complete_run(runs, story=story)
+    text = page(run)
+    assert rows(text)["accuracy"] == "▁▁▁▁████"
+    assert "first 0.5000, last 0.7500" in text, text
+    app(["show", "last", "--json"], standalone_mode=False)
+    document = json.loads(capsys.readouterr().out)
+    validate("show", document)
+    ((name, last),) = [(curve["name"], curve["last"]) for curve in document["logged"]]
+    assert (name, last) == ("accuracy", 0.75)
+
+
 def test_the_best_that_was_not_saved_is_told_with_the_nearest_that_was(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from history.run_builder import Story, build_run, whole_story
-from quorate.history.timeline import RunPace, Timeline, loss_curves, metric_curves
+from quorate.history.event_index import read_timeline
+from quorate.history.timeline import RunPace, Timeline, logged_curves, loss_curves, metric_curves
 
 
 def told(folder: Path, story: Story) -> Timeline:
@@ -50,3 +51,12 @@ def test_without_timed_steps_there_is_no_pace(tmp_path: Path) -> None:
     assert RunPace.of(Timeline()) is None
     for speed in ("fast", math.inf, math.nan, 0.0, -3.0):
         assert RunPace.of(told(tmp_path, Story().begin().train(1, 2, samples_per_second=speed))) is None
+
+
+def test_what_a_task_logs_has_curves_by_its_own_names_in_long_and_in_short_runs(tmp_path: Path) -> None:
+    story = Story().begin().train(1, 3, log={"accuracy": 0.5, "note": "text"}).train(4, 4, log={"accuracy": 0.75})
+    short = told(tmp_path, story)
+    (curve,) = logged_curves(short)
+    assert (curve.name, curve.points) == ("accuracy", ((1, 0.5), (2, 0.5), (3, 0.5), (4, 0.75)))
+    (same,) = logged_curves(read_timeline(build_run(tmp_path / "runs", story=story).events_file, as_rows=True))
+    assert (same.name, same.points) == (curve.name, curve.points)

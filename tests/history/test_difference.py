@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from history.run_builder import complete_run
+from history.run_builder import Story, complete_run
 from made_events import fields_of
 from quorate.cli.difference_view import print_difference
 from quorate.core.task_source import TaskSource
@@ -53,6 +53,16 @@ def test_steps_that_only_one_has_are_not_compared() -> None:
 def test_of_a_step_only_what_is_compared_is_kept(tmp_path: Path) -> None:
     side = RunSide.read(complete_run(tmp_path))
     assert fields_of(side.timeline.steps[4]) == {"loss": 1 / 4}
+
+
+def test_the_last_numbers_that_both_have_logged(tmp_path: Path) -> None:
+    stories = [Story().begin().train(1, 2, log=log) for log in ({"accuracy": 0.5, "norm": 2.0}, {"accuracy": 0.75})]
+    left, right = (complete_run(tmp_path, story=story) for story in stories)
+    pair = RunPair.read(left, right)
+    assert pair.logged == {"accuracy": (0.5, 0.75), "norm": (2.0, None)}
+    shown = io.StringIO()
+    print_difference(pair, None, Screen(shown))
+    assert "logged at the last step" in shown.getvalue()
 
 
 def test_a_result_that_is_cut_off_is_warned_of_and_the_rest_is_compared(

@@ -126,6 +126,14 @@ class TestElsewhere:
         assert "left" not in last
         assert end == words
 
+    def test_what_the_task_logs_stands_beside_the_loss(self) -> None:
+        stream = io.StringIO()
+        shown = console(stream, Clock())
+        for event in (begin(), step(1, log={"accuracy": 0.25, "note": "text"})):
+            shown.handle(event)
+        shown.close()
+        assert "loss 2.300   accuracy 0.2500   12,346 samples/s" in stream.getvalue()
+
     def test_the_last_step_is_told_when_the_job_fails(self) -> None:
         stream = io.StringIO()
         screen = console(stream, Clock())

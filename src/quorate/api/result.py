@@ -87,6 +87,15 @@ class Result:
         return list(self.fields.get("recoveries") or ())
 
     @property
+    def history(self) -> list[dict[str, float]]:
+        """The numbers of steps and evaluations so far, a mapping for each step: ``step``, ``train/loss``,
+        ``train/learning_rate``, ``train/epoch``, what the task logged (``train/NAME``) and metrics (``val/NAME``), by
+        the names that they have in trackers. ``pandas.DataFrame(result.history)`` makes a table of them."""
+        from quorate.api.run_history import history_of
+
+        return history_of(RunFolder(self.folder))
+
+    @property
     def error(self) -> str | None:
         """What ended the run, if it failed."""
         return (self.fields.get("failure") or {}).get("message")

@@ -63,6 +63,7 @@ def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> 
         },
         "results": {name: (first.get(name, NONE), second.get(name, NONE)) for name in {**first, **second}}
         | {name: _sides(both, measure) for name, both in pair.metrics.items()},
+        "logged at the last step": {name: _sides(both, measure) for name, both in pair.logged.items()},
         "environment": {name: _sides(both, lambda value: str(value)[:40]) for name, both in pair.environment.items()},
     }
     for title, rows in tables.items():

@@ -19,7 +19,7 @@ from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
 from quorate.history.documents import detail_document
 from quorate.history.run_detail import Advice, RunDetail, advise, job_values
 from quorate.history.run_record import Status
-from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
+from quorate.history.timeline import Curve, RunPace, Timeline, logged_curves, loss_curves, metric_curves
 from quorate.observe.event import Event
 from quorate.observe.events import (
     BlocksPlaced,
@@ -114,7 +114,7 @@ def as_typed(path: Path) -> str:
 def print_run(page: Page, detail: RunDetail, advice: Advice | None, now: datetime) -> None:
     """Print all sections that there is something to say in."""
     _print_head(page, detail, advice, now)
-    for heading, curves in {"training": loss_curves, "evaluation": metric_curves}.items():
+    for heading, curves in {"training": loss_curves, "logged": logged_curves, "evaluation": metric_curves}.items():
         if group := curves(detail.timeline):
             page.section(heading)
         for curve in group:

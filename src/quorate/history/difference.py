@@ -8,7 +8,7 @@ from typing import Any
 
 from quorate.core.errors import DamagedFileError
 from quorate.core.task_source import TaskSource
-from quorate.history.timeline import Timeline
+from quorate.history.timeline import Timeline, logged_curves
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import Change, ResolvedJob, changes
 from quorate.storage.kept_source import read_source
@@ -57,16 +57,21 @@ class RunSide:
             load_recorded(folder.job_file, {}, []),
             _whole(folder.read_environment),
             _whole(folder.read_result),
-            Timeline.read(folder.events_file, keep=("losses", "gradient_norms")),
+            Timeline.read(folder.events_file, keep=("losses", "gradient_norms", "log")),
             None if kept is None else kept.source,
         )
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """The last number of each that its task has logged."""
+        return {curve.name: curve.last for curve in logged_curves(self.timeline)}
 
 
 @dataclass(frozen=True)
 class RunPair:
     """Two runs side by side: which keys of the job file differ, and what of all else that their bits depend on; a
     unified diff of the code of their tasks, None where not both have kept it; the metrics of their last evaluations,
-    and the digests of what they ended with, where they have ended."""
+    the last numbers that their tasks logged, and the digests of what they ended with, where they have ended."""
 
     left: RunSide
     right: RunSide
@@ -74,6 +79,7 @@ class RunPair:
     environment: dict[str, Pair]
     source: list[str] | None
     metrics: dict[str, Pair]
+    logged: dict[str, Pair]
     weights: Pair
     comparison: Comparison
 
@@ -90,6 +96,7 @@ class RunPair:
             environment=differing(one.environment, other.environment),
             source=source,
             metrics=side_by_side(one.timeline.metrics, other.timeline.metrics),
+            logged=side_by_side(one.logged, other.logged),
             weights=(one.result.get("weights_digest") or None, other.result.get("weights_digest") or None),
             comparison=compare(one.timeline, other.timeline),
         )

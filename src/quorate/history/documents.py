@@ -14,7 +14,7 @@ from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord, ne
 from quorate.history.difference import Pair, RunPair
 from quorate.history.run_detail import Advice, RunDetail, job_values
 from quorate.history.run_record import Listing, RunRecord, moment
-from quorate.history.timeline import Curve, RunPace, Timeline, loss_curves, metric_curves
+from quorate.history.timeline import Curve, RunPace, Timeline, logged_curves, loss_curves, metric_curves
 from quorate.history.traces import Trace, WorkerTime
 from quorate.observe.event import plain
 from quorate.observe.events import (
@@ -84,6 +84,7 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
         "waiting_for_data": waiting if wait.step_s else None,
         "compression": _compression(timeline),
         "losses": [_curve(curve) for curve in loss_curves(timeline)],
+        "logged": [_curve(curve) for curve in logged_curves(timeline)],
         "metrics": [_curve(curve) for curve in metric_curves(timeline)],
         "events": _events(timeline),
         "recoveries": [recovery.to_dict() for recovery in timeline.recoveries],
@@ -194,6 +195,7 @@ def difference_document(pair: RunPair) -> dict[str, Any]:
         "environment": {name: _sides(both) for name, both in pair.environment.items()},
         "source": pair.source,
         "metrics": {name: _sides(both) for name, both in pair.metrics.items()},
+        "logged": {name: _sides(both) for name, both in pair.logged.items()},
         "weights_digest": _sides(weights),
         "same_weights": None if None in weights else weights[0] == weights[1],
         "common_steps": pair.comparison.common_steps,

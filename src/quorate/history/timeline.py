@@ -13,7 +13,7 @@ import orjson
 from quorate.checkpoint.retention import is_number
 from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
-from quorate.history.step_rows import PHASES, SAMPLES, SPEED, StepRow, StepRows, plain_row
+from quorate.history.step_rows import LOGGED, PHASES, SAMPLES, SPEED, StepRow, StepRows, plain_row
 from quorate.observe.event import Event
 from quorate.observe.events import (
     CoordinatorReplaced,
@@ -36,7 +36,7 @@ _MEASURED = tuple(f'{{"kind":"{kind.KIND}",'.encode() for kind in (LinksMeasured
 # The last steps may be torn; one of so many is not.
 _LOOKED_BACK = 8
 
-PACE_AND_LOSSES = ("losses", "samples", "samples_per_second", *(f"{phase}_s" for phase in PHASES))
+PACE_AND_LOSSES = ("losses", "log", "samples", "samples_per_second", *(f"{phase}_s" for phase in PHASES))
 """The fields of a step that its curves and the pace of a run are made of."""
 
 Kind = TypeVar("Kind", bound=Event)
@@ -212,6 +212,14 @@ def step_curves(timeline: Timeline, family: str) -> tuple[Curve, ...]:
             found.append(Curve(name, steps.tolist(), values.tolist()))
     # By where they begin, as those are that are made step by step.
     return tuple(sorted(found, key=lambda curve: curve.steps[0]))
+
+
+def logged_curves(timeline: Timeline) -> tuple[Curve, ...]:
+    """Those of what the task has logged, by its own names."""
+    if timeline.columns is not None:
+        family = step_curves(timeline, LOGGED.rstrip("."))
+        return tuple(replace(curve, name=curve.name.removeprefix(LOGGED)) for curve in family)
+    return _curves({number: step.log for number, step in timeline.steps.items() if step.log})
 
 
 def metric_curves(timeline: Timeline) -> tuple[Curve, ...]:

@@ -101,6 +101,8 @@ class Progress:
         facts, seconds = [], self.pace.seconds_per_step
         if self.latest is not None:
             facts += [f"{name} {measure(loss)}" for name, loss in self.latest.by_optimizer("loss").items()]
+            own = (self.latest.log or {}).items()
+            facts += [f"{name} {measure(value)}" for name, value in own if type(value) in (int, float)]
             speed = self.latest.samples_per_second
             if seconds and self.latest.samples is not None:
                 speed = self.latest.samples / seconds  # over many steps: that of a single one jumps about
