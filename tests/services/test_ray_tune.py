@@ -176,7 +176,9 @@ def _is_half_done(searches: Searches, name: str) -> bool:
 
 
 def test_ctrl_c_stops_trials_in_order_and_the_search_goes_on_later(on_nodes: Searches) -> None:
-    on_nodes.write(job={"params": {"pause": 0.05}, "checkpoint": {"minutes": 0}}, budget={"trials": 2})
+    go = on_nodes.folder / "go"
+    params = {"pause": 1.0, "go": str(go)}
+    on_nodes.write(job={"params": params, "checkpoint": {"minutes": 0}, "evaluate": {"every": 2}}, budget={"trials": 2})
     driver = on_nodes.start("tune", "search.yaml")
     await_condition("both are under way", lambda: len({each["trial"] for each in on_nodes.of_kind("reported")}) == 2)
     driver.send_signal(signal.SIGINT)
@@ -188,6 +190,7 @@ def test_ctrl_c_stops_trials_in_order_and_the_search_goes_on_later(on_nodes: Sea
         told = RunFolder(on_nodes.search() / "trials" / f"trial-000{number}").whole_result()
         assert told is not None and told["status"] == "interrupted" and told["steps"] > 0
 
+    go.touch()
     on_nodes.run("tune", "--resume", "last")
     assert {line["trial"] for line in on_nodes.of_kind("resumed")} == {1, 2}
     assert set(on_nodes.digests()) == {1, 2}
@@ -279,13 +282,17 @@ def test_optuna_with_two_metrics_is_tracked_below_one_run(on_nodes: Searches) ->
 
 def test_a_killed_worker_and_a_killed_node_cost_no_trial(on_nodes: Searches, nodes: RayNodes) -> None:
     marker = on_nodes.folder / "killed"
-    params = {"pause": 0.05, "kill": str(marker)}
+    go = on_nodes.folder / "go"
+    params = {"pause": 0.5, "go": str(go), "kill": str(marker)}
     # Of two workers each, so that one trial is on each node.
-    on_nodes.write(job={"params": params, "steps": 80}, budget={"trials": 2}, trial={"workers": 2})
+    job = {"params": params, "evaluate": {"every": 2}, "checkpoint": {"every": 2}}
+    on_nodes.write(job=job, budget={"trials": 2}, trial={"workers": 2})
     driver = on_nodes.start("tune", "search.yaml")
     await_condition("both are under way", lambda: len({each["trial"] for each in on_nodes.of_kind("reported")}) == 2)
     assert marker.exists()
+    assert not on_nodes.of_kind("finished")
     nodes.kill_last()
+    go.touch()
     try:
         _, errors = driver.communicate(timeout=PATIENCE)
         assert driver.returncode == 0, errors
@@ -296,6 +303,6 @@ def test_a_killed_worker_and_a_killed_node_cost_no_trial(on_nodes: Searches, nod
     told = [RunFolder(on_nodes.search() / "trials" / f"trial-000{number}").events_file.read_text() for number in (1, 2)]
     assert any('"kind":"worker-lost"' in text or '"kind":"lost"' in text for text in told), "no worker was lost"
     for number, digest in on_nodes.digests().items():
-        job = on_nodes.search() / "trials" / f"trial-000{number}" / "job.yaml"
-        again = json.loads(on_nodes.run("train", str(job), "--set", "runs=again", "--set", "workers=1", "--json"))
+        file = on_nodes.search() / "trials" / f"trial-000{number}" / "job.yaml"
+        again = json.loads(on_nodes.run("train", str(file), "--set", "runs=again", "--set", "workers=1", "--json"))
         assert again["weights_digest"] == digest

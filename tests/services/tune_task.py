@@ -17,6 +17,8 @@ class Small(quorate.Task):
     learning_rate: float = 0.1
     width: int = 8
     pause: float = 0.0
+    go: str = ""
+    """A file: while it is there, nobody pauses."""
     fails: bool = False
     kill: str = ""
     """A file: the worker that finds none kills itself, and leaves it."""
@@ -32,7 +34,9 @@ class Small(quorate.Task):
         return rows[:240], rows[240:]
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        time.sleep(self.pause)
+        over = time.monotonic() + self.pause
+        while time.monotonic() < over and not Path(self.go or "/nowhere").exists():
+            time.sleep(0.01)
         if self.fails:
             raise ValueError("this trial cannot be trained")
         if self.kill and not Path(self.kill).exists():

@@ -8,7 +8,8 @@ What each of them means stands at its class; some are defined where they are rai
     ├── RequestError         JobFileError, TaskError, FaultError, RunError (DamagedFileError)
     ├── OutputError
     └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, ClusterFailed, HostSilent, UserCodeError,
-        │                    LossError, MetricError, UnsupportedModelError (CannotDefer), RegistryError, ClockViolation
+        │                    LossError, MetricError, UnsupportedModelError (CannotDefer), RegistryError,
+        │                    ClockViolation, RunBusyError
         ├── HostLost         NodeLost, GroupLost
         ├── DivergedError    ReplicasDiffer (ResidualsLost)
         ├── CheckpointError  NewerFormatError, ForeignError, AttemptGone, NoSpace, UntrustedError

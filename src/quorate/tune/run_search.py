@@ -11,6 +11,7 @@ from typing import Any
 
 from quorate.core.errors import RequestError, RunError
 from quorate.core.machine import usable_cores
+from quorate.spec.engine import RAY_CLIENT
 from quorate.spec.search import HyperbandSpec, PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.search_folder import SearchFolder
@@ -40,9 +41,8 @@ def run_search(
 
     The listener hears each line of the log, and `tick` is called several times a second.
     """
-    if find_spec("ray") is None:
-        raise RequestError(f"quorate tune needs the library ray, which is not installed here: {INSTALL}.")
     with folder.lock():
+        refuse_without_ray()
         journal = Journal(folder, listener)
         _share(folder, search.spec.storage)
         parent = MlflowParent(search, folder)
@@ -70,6 +70,12 @@ def _run(
         journal.tell("search-ended", reason=reason)
     if driver.refusal is not None:
         raise driver.refusal
+
+
+def refuse_without_ray() -> None:
+    """Before a search has its folder: what runs its trials must be installed."""
+    if find_spec("ray") is None:
+        raise RequestError(f"quorate tune needs the library ray, which is not installed here: {INSTALL}.")
 
 
 def demand_of(search: ResolvedSearch) -> dict[str, float]:
@@ -169,6 +175,11 @@ def _connected(search: ResolvedSearch) -> Iterator[None]:
     # What becomes of an actor that died is in the journal; it would print the traceback of each.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
+    if search.spec.address.startswith(RAY_CLIENT):
+        raise RequestError(
+            f"address: {search.spec.address} is for programs outside of the cluster, and Ray Tune cannot be driven "
+            "from there. Type the command on a machine of the cluster, with address: auto."
+        )
     if search.spec.address == "local":
         cpus = demand_of(search).get("CPU", 1.0)
         wanted = math.ceil((search.spec.concurrent or 1) * cpus)

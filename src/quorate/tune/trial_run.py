@@ -23,7 +23,7 @@ from quorate.api.recorded_run import chosen_checkpoint, recorded_job
 from quorate.api.result import Result
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import QuorateError, RunError
+from quorate.core.errors import JobError, QuorateError, RunError
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, RunBegan
@@ -66,7 +66,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """An evaluation of a trial, or how its run has ended: complete, interrupted or failed."""
+    """An evaluation of a trial, or how its run has ended: complete, interrupted, failed, or busy where it was not
+    even begun."""
 
     step: int
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +76,10 @@ class Report:
     message: str = ""
     digest: str = ""
     seconds: float = 0.0
+
+
+class RunBusyError(JobError):
+    """Somebody else is still at work on the run of a trial: on a host that was cut off, say."""
 
 
 class TrialRun:
@@ -97,7 +102,7 @@ class TrialRun:
         self._training = self._thread.submit(self._train, plan, self._signals, self._reports)
 
     def next(self) -> Report:
-        """Wait for the next evaluation, or the end."""
+        """Wait for the next evaluation, or the end. Raises RunBusyError: then somebody may try again, elsewhere."""
         assert self._plan is not None, "nothing was begun"
         stopping = self._plan.trials / STOPPING
         while True:
@@ -107,6 +112,8 @@ class TrialRun:
                 self._heed(stopping)
                 continue
             # What is redone after a checkpoint is told again, and is the same.
+            if report.ending == "busy":
+                raise RunBusyError(report.message)
             if report.ending or report.step > self._told:
                 self._told = max(self._told, report.step)
                 return report
@@ -132,6 +139,8 @@ class TrialRun:
             ending = self._ending(plan, signals, reports)
             if ending is not None:
                 reports.put(ending)
+        except RunBusyError as error:
+            reports.put(Report(plan.after, ending="busy", message=error.message))
         except QuorateError as error:
             reports.put(Report(_steps_of(plan.folder), ending="failed", message=error.message))
         except Exception as error:  # told as the failure of one trial: a search goes on without it
@@ -228,7 +237,7 @@ def _await_lock(run: RunFolder, signals: Signals) -> None:
     over = time.monotonic() + LOCK_PATIENCE
     while run.path.is_dir() and run.holder() is not None and not signals.received:
         if time.monotonic() > over:
-            raise RunError(f"run {run.name} is still in use by {run.holder()}; is another search at work on it?")
+            raise RunBusyError(f"run {run.name} is still in use by {run.holder()}.")
 
         time.sleep(GLANCE)
 
