@@ -75,6 +75,10 @@ def show(
         bool,
         typer.Option("--data", help="Show which lane reads which shards of the data, and how much is done and left."),
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Show its progress first, as train does, until it has ended."),
+    ] = False,
     runs: Runs = RUNS,
     address: Address = None,
     as_json: Json = False,
@@ -95,6 +99,8 @@ def show(
 
       quorate show last --data
 
+      quorate show last --follow
+
       quorate show digits-0001 --json
     """
     from quorate.api.ray_jobs import find_run
@@ -103,13 +109,19 @@ def show(
     if (search := SearchFolder.meant(runs, run)) is not None:
         from quorate.cli.search_view import show_search
 
-        if with_ledger or with_data:
+        if with_ledger or with_data or follow:
             raise RequestError(
-                f"{run} is a search; --ledger and --data are about a run: one of those in {search.trials}."
+                f"{run} is a search; --ledger, --data and --follow are about a run: one of those in {search.trials}."
             )
         show_search(search, as_json)
         return
     folder = find_run(runs, run, address)
+    if follow:
+        if as_json:
+            raise RequestError("--follow shows a run while it goes on, and --json is one document: give one of them.")
+        from quorate.cli.follow_view import follow_run
+
+        follow_run(folder)
     samples: dict[str, Any] = {}
     code = 0
     if with_data or with_ledger:
