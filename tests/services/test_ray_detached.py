@@ -153,6 +153,24 @@ def test_rays_own_stop_saves_as_well_and_the_run_is_resumed_detached_to_the_same
     assert json.loads((Path(again["folder"]) / "submission.json").read_text())["id"] == again["submission"]
 
 
+def test_a_resume_that_is_refused_on_the_cluster_is_told_and_leaves_the_run_as_it_was(
+    tmp_path: Path, nodes: RayNodes
+) -> None:
+    client = submitter(tmp_path, nodes, "changed", params={"pause": 2, "go": str(tmp_path / "never")})
+    run = client.ask("train", "job.yaml", "--detach")["run"]
+    client.await_status(run, "running")
+    client.await_steps(run, 1)
+    client.ask("stop", run)
+    before = client.ask("show", run)
+    task = client.folder / "task.py"
+    task.write_text(task.read_text().replace("lr=0.1", "lr=0.2"))
+    client.ask("resume", run, "--detach")
+    told = client.type("logs", run, "-f", code=1)
+    assert "has ended before its launcher began" in told and "--branch" in told
+    client.ask("stop", run)
+    assert client.ask("show", run)["status"] == before["status"] == "interrupted"
+
+
 def test_a_run_that_is_not_in_the_storage_cannot_be_resumed_detached(tmp_path: Path, nodes: RayNodes) -> None:
     client = submitter(tmp_path, nodes, "home")
     run = client.ask("train", "job.yaml", "--set", "engine=local", "--steps", "10")["run"]

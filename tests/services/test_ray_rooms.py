@@ -1,4 +1,5 @@
-"""Rooms on a Ray cluster: which GPUs of a node a worker has, told by Ray itself. The GPUs are only claimed."""
+"""Rooms on a Ray cluster: which GPUs of a node a worker has, told by Ray itself, and what is asked of the autoscaler
+for one that there is no room for. The GPUs are only claimed."""
 
 import json
 import subprocess
@@ -12,6 +13,9 @@ from services.test_ray_engine import PATIENCE
 
 PROGRAM = f"""
 import json, sys, time
+import ray
+from ray._raylet import GcsClient
+from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from quorate.engines.ray_cluster import RayCluster
 
 cluster = RayCluster("auto", "rooms", {{"CPU": 1.0, "GPU": 1.0}})
@@ -25,10 +29,29 @@ def found(*rooms):
 
 first, second = cluster.ask_room(node.id, frozenset()), cluster.ask_room(node.id, frozenset())
 both = found(first, second)
+
+def asked():
+    # What Ray's autoscaler is asked for, by the state that it reads.
+    state = get_cluster_resource_state(GcsClient(address=ray.get_runtime_context().gcs_address))
+    gangs = state.pending_gang_resource_requests
+    return [dict(one.resources_bundle) for gang in gangs for bundles in gang.bundle_selectors
+            for one in bundles.resource_requests]
+
+def until(wanted):
+    over = time.monotonic() + {PATIENCE}
+    while asked() != wanted and time.monotonic() < over:
+        time.sleep(0.1)
+    return asked()
+
 third = cluster.ask_room(None, frozenset())
 waits = third.node() is None
+missing = until([{{"CPU": 1.0, "GPU": 1.0}}])
 first.release()
-print(json.dumps([both, waits, found(third)]))
+had = found(third)
+fourth = cluster.ask_room(None, frozenset())
+missing += until([{{"CPU": 1.0, "GPU": 1.0}}])
+fourth.release()
+print(json.dumps([both, waits, had, missing, until([])]))
 cluster.close()
 """
 
@@ -40,12 +63,14 @@ def nodes() -> Iterator[RayNodes]:
     cluster.close()
 
 
-def test_each_room_has_a_gpu_of_its_own_and_the_next_has_the_one_that_was_given_back(nodes: RayNodes) -> None:
+def test_each_room_has_a_gpu_of_its_own_and_one_that_is_missing_is_asked_of_the_autoscaler(nodes: RayNodes) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=nodes.environment, capture_output=True, text=True, timeout=2 * PATIENCE
     )
     assert done.returncode == 0, done.stderr
-    both, waits, third = json.loads(done.stdout.splitlines()[-1])
+    both, waits, third, missing, withdrawn = json.loads(done.stdout.splitlines()[-1])
     assert sorted(both) == ["0", "1"]
     assert waits, "there were only two"
     assert third == both[:1]
+    assert missing == 2 * [{"CPU": 1.0, "GPU": 1.0}], "asked of the autoscaler for as long as it is missing"
+    assert withdrawn == []

@@ -115,15 +115,15 @@ def _speaks_tls(context: ssl.SSLContext, plain: socket.socket) -> tuple[bool | N
     """Whether the other side does, None if that is not seen; and what one side says of the other's certificate."""
     try:
         with context.wrap_socket(plain) as link:
+            # In TLS 1.3 a server looks at certificates after its client is connected: then it hangs up, or says why.
             try:
-                link.recv(1)  # in TLS 1.3 a server looks at certificates after its client is connected
+                why = "" if link.recv(1) else "it hangs up"
             except ssl.SSLError as error:
                 why = str(error.reason).lower().replace("_", " ")
-                return (
-                    True,
-                    f"It refuses the certificate in {CERTIFICATE}, which has to be of its own authority ({why}).",
-                )
-            return True, ""
+            except ConnectionError:
+                why = "it hangs up"
+            told = f"It refuses the certificate in {CERTIFICATE} ({why}): its own authority has to make it."
+            return True, told if why else ""
     except ssl.SSLCertVerificationError as error:
         return True, f"Its certificate is not of the authority in {AUTHORITY} ({error.verify_message})."
     except TimeoutError:
