@@ -11,6 +11,7 @@ import pytest
 
 from quorate.api import engines, session
 from quorate.api.chaos import FaultRequest, try_under
+from quorate.api.run_part import NoDisplay, RunStart
 from quorate.core.errors import RequestError
 from quorate.spec.load import resolve_mapping
 from quorate.spec.resolved import ResolvedJob
@@ -31,7 +32,7 @@ def resolved(runs: Path, **keys: Any) -> ResolvedJob:
     return resolve_mapping(job, "job.yaml", {}, [])
 
 
-def no_display(_: session.RunStart) -> session.NoDisplay:
+def no_display(_: RunStart) -> NoDisplay:
     raise AssertionError("nothing begins")
 
 

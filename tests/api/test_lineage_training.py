@@ -13,10 +13,11 @@ BRANCHES = """
 import json
 from pathlib import Path
 from quorate.api import session
+from quorate.api.run_part import NoDisplay
 from quorate.spec.load import load_job
 from quorate.spec.override import Override
 
-hide = lambda _: session.NoDisplay()
+hide = lambda _: NoDisplay()
 
 def branch(rate, until):
     over = [Override("params.learning_rate", rate, "a branch")]

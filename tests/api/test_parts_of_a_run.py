@@ -9,6 +9,7 @@ import pytest
 from api.test_training_from_python import run_python
 from command import Workplace
 from quorate.api import session
+from quorate.api.run_part import NoDisplay
 from quorate.core.errors import RequestError
 from quorate.spec.load import load_job
 from quorate.spec.override import Override
@@ -18,10 +19,11 @@ PARTS = """
 import json
 from pathlib import Path
 from quorate.api import session
+from quorate.api.run_part import NoDisplay
 from quorate.spec.load import load_job
 
 if __name__ == "__main__":
-    hide = lambda _: session.NoDisplay()
+    hide = lambda _: NoDisplay()
     first = session.start(load_job(Path("job.yaml"), {}, []), hide, until=3)
     second = session.resume(Path("runs"), "last", {}, [], watch=hide, until=9)
     print(json.dumps([first.fields, second.fields]))
@@ -47,10 +49,10 @@ def test_a_part_ends_after_the_step_that_is_given_and_can_be_resumed(workplace: 
 def test_a_part_cannot_end_before_it_begins(used_workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(used_workplace.folder)
     with pytest.raises(RequestError, match=r"^until 0: there is no such step ahead of step 0"):
-        session.start(load_job(used_workplace.job, {}, []), lambda _: session.NoDisplay(), until=0)
+        session.start(load_job(used_workplace.job, {}, []), lambda _: NoDisplay(), until=0)
     run = RunFolder(used_workplace.last)
     layer = [Override("steps", 20, "--steps")]
     with pytest.raises(RequestError, match=r"^until 7: there is no such step ahead of step 8"):
-        session.resume(run.path.parent, run.name, os.environ, layer, watch=lambda _: session.NoDisplay(), until=7)
+        session.resume(run.path.parent, run.name, os.environ, layer, watch=lambda _: NoDisplay(), until=7)
     assert used_workplace.result()["status"] == "complete"
     assert [path.name for path in Path("runs").iterdir() if path.is_dir()] == ["tiny-0001"]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from command import Workplace, workplace  # noqa: F401 (a fixture)
-from quorate.api.session import NoDisplay, resume_in, run_locally
+from quorate.api.run_part import NoDisplay
+from quorate.api.session import resume_in, run_locally
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RunError
 from quorate.spec.load import load_recorded

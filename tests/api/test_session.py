@@ -9,9 +9,10 @@ import pytest
 
 from command import Workplace
 from made_events import make_event
-from quorate.api import session
+from quorate.api import run_part, session
 from quorate.api.copies import Copies
 from quorate.api.recorded_run import warn_of_stretched_schedule
+from quorate.api.run_part import NoDisplay, RunStart
 from quorate.coordinator.news import Outcome
 from quorate.core import machine
 from quorate.core.errors import JobError, RequestError, RunError
@@ -55,7 +56,7 @@ def resume(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, refuse: Callab
         return refuse()
 
     layer = [Override("steps", 16, "--steps")]
-    session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.NoDisplay(), runner=train)
+    session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: NoDisplay(), runner=train)
 
 
 def test_a_run_that_is_resumed_here_is_no_job_of_a_cluster_any_more(
@@ -94,7 +95,7 @@ def test_a_branch_is_trained_by_the_runner_that_is_given(used_workplace: Workpla
         began.append(launch.run.path)
         return refuse_as_engine()
 
-    layer, watch = [Override("steps", 16, "--steps")], lambda _: session.NoDisplay()
+    layer, watch = [Override("steps", 16, "--steps")], lambda _: NoDisplay()
     with pytest.raises(RunError, match="the engine's refusal"):
         session.resume(run.path.parent, run.name, {}, layer, watch=watch, branch=True, runner=train)
     assert [path != run.path for path in began] == [True]
@@ -125,7 +126,7 @@ def test_auto_starts_as_many_workers_as_the_container_has_time_for(
     class Shown(Exception):
         pass
 
-    def stop_here(begun: session.RunStart) -> Sink:
+    def stop_here(begun: RunStart) -> Sink:
         raise Shown(begun.workers)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
@@ -139,7 +140,7 @@ def test_auto_starts_as_many_workers_as_the_container_has_time_for(
 def test_gpus_that_stay_idle_are_told_when_a_run_begins(
     used_workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Shown(session.NoDisplay):
+    class Shown(NoDisplay):
         def handle(self, event: Event) -> None:
             told.append(event)
 
@@ -147,7 +148,7 @@ def test_gpus_that_stay_idle_are_told_when_a_run_begins(
         return refuse_as_engine()
 
     told: list[Event] = []
-    monkeypatch.setattr(session, "idle_gpus", lambda _, workers: f"3 of 4 GPUs stay idle beside {workers}")
+    monkeypatch.setattr(run_part, "idle_gpus", lambda _, workers: f"3 of 4 GPUs stay idle beside {workers}")
     run, layer = RunFolder(used_workplace.last), [Override("steps", 16, "--steps"), Override("workers", 1, "--workers")]
     with pytest.raises(RunError, match="the engine's refusal"):
         session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: Shown(), runner=train)
@@ -170,10 +171,10 @@ def test_what_copiers_write_before_the_job_has_begun_is_news(
         told.append(launch.events_from)
         raise RunError("the engine's refusal")
 
-    monkeypatch.setattr(session, "Copies", Hasty)
+    monkeypatch.setattr(run_part, "Copies", Hasty)
     layer = [Override("steps", 16, "--steps")]
     with pytest.raises(RequestError, match="refusal"):
-        session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.NoDisplay(), runner=refuse)
+        session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: NoDisplay(), runner=refuse)
     assert told == [before]
     assert run.events_file.stat().st_size > before > 0
 
@@ -185,7 +186,7 @@ def test_events_that_are_a_folder_are_told_before_a_worker_is_started(used_workp
     before = run.job_file.read_text(), run.read_result()
     layer = [Override("steps", 16, "--steps")]
     with pytest.raises(RequestError, match=r"cannot read .*events\.jsonl: Is a directory"):
-        session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: session.NoDisplay())
+        session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: NoDisplay())
     assert (run.job_file.read_text(), run.read_result()) == before
 
 
@@ -195,7 +196,7 @@ def test_a_job_that_could_not_be_read_again_is_refused_before_it_has_a_run(
 ) -> None:
     spec = JobSpec.model_validate({"task": task, "batch_size": 8, "steps": 1, "runs": str(tmp_path / "runs")})
     with pytest.raises(RequestError, match=r"\\udcff.* is not UTF-8.* Rename"):
-        session.start(ResolvedJob(spec, {}, source), lambda _: session.NoDisplay())
+        session.start(ResolvedJob(spec, {}, source), lambda _: NoDisplay())
     assert not (tmp_path / "runs").exists()
 
 

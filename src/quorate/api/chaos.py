@@ -11,6 +11,7 @@ from pathlib import Path
 from quorate.api import session
 from quorate.api.engines import refuse_cluster
 from quorate.api.result import Result, open_run
+from quorate.api.run_part import RunStart, Watch
 from quorate.chaos.fault import Fault, Firing, Whom, firings
 from quorate.chaos.network_namespaces import can_make_networks
 from quorate.chaos.script import EXAMPLE, Line, check_script, lines_of, parse_mean, parse_script, random_script
@@ -127,9 +128,7 @@ class Trial:
         return [firing for firing in self.firings if firing.fault == number]
 
 
-def try_under(
-    request: FaultRequest, resolved: ResolvedJob, against: str | None, watch: session.Watch
-) -> Trial | Result:
+def try_under(request: FaultRequest, resolved: ResolvedJob, against: str | None, watch: Watch) -> Trial | Result:
     """Run a job under faults in a run folder of its own, and compare it with a complete run of the same job: the one
     that is named, or one that is trained first. A run that was stopped by a signal is returned as it is: there is
     nothing to compare.
@@ -186,10 +185,10 @@ def _reference(run: str, resolved: ResolvedJob) -> Result:
     return result
 
 
-def _run_here(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch) -> tuple[Result, Failure | None]:
+def _run_here(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: Watch) -> tuple[Result, Failure | None]:
     begun: list[RunFolder] = []
 
-    def look(start: session.RunStart) -> Sink:
+    def look(start: RunStart) -> Sink:
         begun.append(start.run)
         return watch(start)
 
@@ -201,9 +200,7 @@ def _run_here(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.W
         return open_run(begun[0].path), error.failure
 
 
-def _run_separately(
-    faults: tuple[Fault, ...], resolved: ResolvedJob, watch: session.Watch
-) -> tuple[Result, Failure | None]:
+def _run_separately(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: Watch) -> tuple[Result, Failure | None]:
     """With launchers that are killed: each time the run is resumed, as somebody would who finds it dead."""
     code, run = _launch(Launcher(resolved, faults, watch))
     for _ in range(sum(fault.whom is Whom.LAUNCHER for fault in faults)):
@@ -228,11 +225,11 @@ class Launcher:
 
     resolved: ResolvedJob
     faults: tuple[Fault, ...]
-    watch: session.Watch
+    watch: Watch
     run: Path | None = None
 
     def train(self) -> None:
-        def print_run(start: session.RunStart) -> Sink:
+        def print_run(start: RunStart) -> Sink:
             print(start.run.path, flush=True)
             return self.watch(start)
 

@@ -22,7 +22,8 @@ from quorate.api.job import job_text
 from quorate.api.ray_jobs import FOLDER, RUN, jobs_at, refuse_ended
 from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped
 from quorate.api.result import Result
-from quorate.api.session import Watch, is_private, resumable, resume_in, run_on_engine, start_in
+from quorate.api.run_part import Watch
+from quorate.api.session import is_private, resumable, resume_in, run_on_engine, start_in
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.engines.node_code import NodeCode, below

@@ -14,7 +14,7 @@ from quorate.api import session
 from quorate.api.job import Job, JobKeys, overrides_from
 from quorate.api.recorded_run import short_path
 from quorate.api.result import Result
-from quorate.api.session import NoDisplay, RunStart, Watch
+from quorate.api.run_part import NoDisplay, RunStart, Watch
 from quorate.api.warm import runner_here
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import JobFailed
@@ -91,7 +91,7 @@ def resume(
     return shown(lambda watch: resume_run(watch=watch, branch=branch, trust_source=trust_source), progress)
 
 
-def shown(run: Callable[[session.Watch], Result], progress: bool) -> Result:
+def shown(run: Callable[[Watch], Result], progress: bool) -> Result:
     """Run a job, show it where it is looked at, and let a signal that has ended it do what it does without one."""
     watch = watch_here(progress)
     try:

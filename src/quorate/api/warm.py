@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
 
-from quorate.api.session import Runner, run_on_engine
+from quorate.api.run_part import Runner
+from quorate.api.session import run_on_engine
 from quorate.coordinator.news import Outcome
 from quorate.engines.engine import Prepared
 from quorate.engines.local import LocalEngine

@@ -21,6 +21,7 @@ from quorate.api import session
 from quorate.api.job import job_text
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job
 from quorate.api.result import Result
+from quorate.api.run_part import Runner, Watch
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, QuorateError, RunError
@@ -85,7 +86,7 @@ class RunBusyError(JobError):
 class TrialRun:
     """One run after the other, in a thread that stays: warm processes end with the thread that has started them."""
 
-    def __init__(self, runner: session.Runner = session.run_on_engine) -> None:
+    def __init__(self, runner: Runner = session.run_on_engine) -> None:
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, "trial")
         self._signals = Signals()
@@ -177,7 +178,7 @@ class TrialRun:
             )
         return None
 
-    def _start(self, plan: Plan, is_resumed: bool, watch: session.Watch) -> Result:
+    def _start(self, plan: Plan, is_resumed: bool, watch: Watch) -> Result:
         run = plan.folder
         if is_resumed:
             workers = Override("workers", plan.job.spec.workers, "search: trial.workers")

@@ -1,0 +1,254 @@
+"""One part of a run: from its launch to what it comes to, shown, recorded and written down."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quorate.api.copies import Copies
+from quorate.api.observers import Observers
+from quorate.api.recorded_run import (
+    remains_of,
+    run_argument,
+    short_path,
+)
+from quorate.api.result import Result
+from quorate.api.tasks import TaskLocation
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.selection import search_own, why_foreign
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.coordinator.news import Outcome
+from quorate.core.errors import JobError, QuorateError, RequestError
+from quorate.core.failure import Failure, JobFailed
+from quorate.core.log_records import Place, RecordHandler, also_logging
+from quorate.core.machine import usable_cores
+from quorate.core.masking import register_secrets
+from quorate.engines.engine import Prepared
+from quorate.observe.event import Event
+from quorate.observe.events import LogMessage, RunFailed, RunFinished, StepCompleted
+from quorate.observe.jsonl import end_of_events
+from quorate.observe.notices import EARLY_STOP
+from quorate.observe.recoveries import RecoveryLog
+from quorate.observe.sinks import Guarded, Sink
+from quorate.observe.waiting import DataWaitLog
+from quorate.spec.device import idle_gpus, workers_here
+from quorate.spec.job import JobSpec
+from quorate.spec.override import ENVIRONMENT
+from quorate.spec.resolved import ResolvedJob
+from quorate.spec.secrets import job_secrets
+from quorate.storage.log_file import LogFile
+from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import Signals
+from quorate.supervisor.supervisor import Launch
+from quorate.training.run_mode import PAUSED, RunMode
+
+log = logging.getLogger(__name__)
+
+ENDINGS = {
+    "complete": "complete",
+    EARLY_STOP: "complete",
+    PAUSED: "interrupted",
+    "interrupted": "interrupted",
+    "terminated": "terminated",
+}
+STOPPED = {130: "interrupted", 143: "terminated"}
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What is known when a run begins, for whoever shows it."""
+
+    run: RunFolder
+    spec: JobSpec
+    workers: int
+
+
+class NoDisplay:
+    """Shows nothing."""
+
+    def handle(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Watch = Callable[[RunStart], Sink]
+"""Called once when a run begins; what it returns is told every event, and then that there are no more."""
+
+
+Runner = Callable[[Launch, Callable[[Event], None], Callable[[Prepared], None], Signals], Outcome]
+"""Runs a job to its end: shows its events, and has the machine and the task accepted first."""
+
+
+@dataclass
+class Part:
+    """One part of a run, from its launch to what it comes to: a run that is resumed has several.
+
+    It knows whether a step of this part was done, what it has recovered from, and whether its end was told. `accept`
+    refuses a machine or a task that does not fit the run.
+    """
+
+    run: RunFolder
+    resolved: ResolvedJob
+    accept: Callable[[Prepared], None]
+    checkpoint: CheckpointInfo | None
+    runner: Runner
+    place: TaskLocation
+    watch: Watch
+    until: int | None = None
+    notices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._spec = self.resolved.spec
+        register_secrets(job_secrets(self._spec))
+        self._workers = workers_here(self._spec, usable_cores())
+        # First: what is switched on may be refused, and a display would be left open.
+        self._observers = Observers(self.run, self._spec)
+        self._display = Guarded(self.watch(RunStart(self.run, self._spec, self._workers)))
+        self._has_trained = self._has_finished = self._has_ended = False
+        self._recoveries = RecoveryLog()
+        self._waiting = DataWaitLog()
+
+    def train(self, signals: Signals) -> Result:
+        """Launch its processes, show it, write down what it comes to, and wait for copies of its checkpoints."""
+        place = Place("launcher", self.run.name)
+        log_file = LogFile(self.run.logs / "launcher.jsonl", {"process": place.process})
+        with contextlib.closing(log_file), also_logging(RecordHandler(place, log_file.append), self._spec.log_level):
+            return self._train(signals)
+
+    def _train(self, signals: Signals) -> Result:
+        copied: list[dict[str, Any]] = []
+        started = time.perf_counter()
+        for notice in (*self.notices, *self._observers.notices):
+            self._display.handle(LogMessage(level="info", message=notice))
+        if (idle := idle_gpus(self._spec, self._workers)) is not None:
+            log.warning("%s", idle)
+            self._display.handle(LogMessage(level="warning", message=idle))
+        try:
+            # Before there are copiers, which write events themselves: those are news.
+            events_from = end_of_events(self.run.events_file)
+            copies = Copies(self.run, self._spec, self._handle)
+            try:
+                outcome = self._launch(events_from, copies.handle, signals)
+                fields = self._conclude(outcome, time.perf_counter() - started)
+                self._tell_end(RunFinished(weights_digest=str(fields.get("weights_digest", "")), result=fields))
+            except QuorateError as error:
+                self._tell_end(RunFailed.of(Failure.of(error)))
+                raise
+            finally:
+                copied = copies.conclude(signals) if self._has_trained else copies.abandon()
+        finally:
+            self._display.close()
+            self._observers.close()
+        if copied:
+            fields["copies"] = copied
+            self._write_result(fields)
+        return Result.of(self.run, fields)
+
+    def _handle(self, event: Event) -> None:
+        """Show an event. Not a failure: what ended the job is told once, by the error that is raised for it."""
+        self._has_trained = self._has_trained or isinstance(event, StepCompleted)
+        self._has_finished = self._has_finished or isinstance(event, RunFinished)
+        self._has_ended = self._has_ended or isinstance(event, RunFinished | RunFailed)
+        self._recoveries.handle(event)
+        self._waiting.handle(event)
+        if not isinstance(event, RunFailed):
+            self._display.handle(event)
+        self._observers.handle(event)
+
+    def _tell_end(self, event: RunFinished | RunFailed) -> None:
+        """Have observers hear of an end that no event of the run tells: before the first step, or on a full disk."""
+        if not self._has_ended:
+            self._observers.handle(event)
+
+    def _launch(self, events_from: int, show: Callable[[Event], None], signals: Signals) -> Outcome:
+        """Raises a refusal that comes before the first step; the rest is an outcome."""
+        log.info("%d workers, lanes %d, task %s", self._workers, self._spec.lanes, self.place.reference)
+        launch = Launch(
+            self.run,
+            self._spec,
+            self._workers,
+            _source_of_params(self.resolved),
+            None if self.checkpoint is None else self.checkpoint.path,
+            RunMode(until=self.until),
+            task=self.place.reference,
+            search_path=self.place.search_path,
+            events_from=events_from,
+        )
+        try:
+            return self.runner(launch, show, self.accept, signals)
+        except QuorateError as error:
+            if isinstance(error, RequestError) and not self._has_trained:
+                raise
+            return Outcome(Failure.of(error), {})
+
+    def _conclude(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
+        """Write down what the run comes to, before anybody waits for copies; a failure is raised as well."""
+        run, result = self.run, outcome.result
+        log.info("the job ends: %s", outcome.failure.message if outcome.failure else result["ending"])
+        about: dict[str, Any] = {"run": run.name, "folder": str(run.path)}
+        recoveries = [recovery.to_dict() for recovery in self._recoveries.recoveries]
+        if outcome.failure is not None:
+            raise self._failed(outcome.failure, about, recoveries)
+        fields = {
+            **about,
+            "status": ENDINGS[result["ending"]],
+            "from_step": 0 if self.checkpoint is None else self.checkpoint.cursor.step,
+            **({} if "steps" in result else self._state_so_far()),
+            **result,
+            "wall_seconds": round(seconds, 3),
+            "recoveries": recoveries,
+        }
+        wait = self._waiting.wait
+        if wait.is_worth_telling:
+            advice = self._waiting.advice(self._spec, usable_cores())
+            fields["waiting_for_data"] = {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}
+        if self._has_trained and not self._has_finished:
+            log.warning("the last events could not be written: %s ends too early", short_path(run.events_file))
+        self._write_result(fields)
+        return fields
+
+    def _failed(self, failure: Failure, about: dict[str, Any], recoveries: list[dict[str, Any]]) -> QuorateError:
+        """The error for a failure that stands in the run folder as well, unless it is a refusal, which changes nothing.
+
+        Even where the request was to blame, a run that has trained tells of it and is kept.
+        """
+        failure = failure.masked()
+        if self._has_trained and failure.exit_code == RequestError.exit_code:
+            failure = failure.at(exit_code=JobError.exit_code)
+        if failure.is_refusal:
+            return failure.error()
+        status = STOPPED.get(failure.exit_code, "failed")
+        try:
+            self.run.write_result({**about, "status": status, "failure": failure.to_dict(), "recoveries": recoveries})
+        except QuorateError as error:
+            log.info("%s", error)  # trouble with writing down why the job ended must not hide why it ended
+        return JobFailed(failure, remains_of(self.run, self._spec, failure))
+
+    def _write_result(self, fields: dict[str, Any]) -> None:
+        try:
+            self.run.write_result(fields)
+        except QuorateError as error:
+            raise JobError(
+                f"{error.message} The job itself is {fields['status']}, after {fields['steps']} steps, and its "
+                f"checkpoint is kept. Make room, then: quorate resume {run_argument(self.run)}"
+            ) from error
+
+    def _state_so_far(self) -> dict[str, Any]:
+        """What holds for a run whose workers cannot tell any more, by its newest checkpoint."""
+        search = search_own(CheckpointFolder(self.run.checkpoints).search, lambda info: why_foreign(info, self._spec))
+        info = search.newest or self.checkpoint
+        return {
+            "steps": 0 if info is None else info.cursor.step,
+            "weights_digest": "" if info is None else info.manifest.weights_digest,
+            "samples_per_second": 0.0,
+            "final_metrics": {} if info is None else info.manifest.metrics,
+        }
+
+
+def _source_of_params(resolved: ResolvedJob) -> str:
+    """Where the task's parameters were said: a person who mistyped one in a flag must not look for it in the file."""
+    said = [origin for key, origin in resolved.origins.items() if key.startswith("params.")]
+    over = sorted({origin for origin in said if origin.startswith(("--", ENVIRONMENT))})
+    return f"{resolved.source} with {' and '.join(over)}" if over else resolved.source
