@@ -11,7 +11,7 @@ from ray import tune
 
 from quorate.checkpoint.retention import Watched, best_of, better_of
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import JobError, JobFileError, QuorateError
+from quorate.core.errors import JobError, JobFileError, QuorateError, RequestError
 from quorate.observe.quantities import count, plural
 from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.atomic import write_atomically
@@ -27,6 +27,7 @@ COMPLETE, INTERRUPTED, TERMINATED = "complete", "interrupted", "terminated"
 DEATHS = 8
 """So often an actor may die with a trial that tells nothing new in between: then the trial is to blame."""
 _HOST_PATIENCE = 5.0
+_NO_METRIC = "evaluate.metric:"
 
 
 class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no types here
@@ -92,6 +93,9 @@ class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no ty
             )
         elif ending == "failed":
             self._journal.tell("failed", number, message=result["message"])
+            if result["message"].startswith(_NO_METRIC):  # the search has written that key: all others fail alike
+                self.refusal = self.refusal or RequestError(result["message"].removeprefix("evaluate."))
+                self.end("its metric is not reported")
         elif self.reason not in ("", INTERRUPTED, TERMINATED):
             self._journal.tell("stopped", number, step=step, reason=self.reason)
         elif not self.reason:
