@@ -161,6 +161,38 @@ with WarmRunner() as runner:
 
 
 @pytest.mark.long
+def test_an_edit_does_not_disturb_a_run_beside_it(workplace: Workplace, undisturbed: str) -> None:
+    workplace.write_job(workers=2)
+    workplace.task.write_text(
+        workplace.task.read_text().replace(
+            "        calls = next(CALLS)\n",
+            "        calls = next(CALLS)\n        while Path('slow').exists(): time.sleep(0.01)\n",
+        )
+    )
+    body = """
+beside = []
+with WarmRunner() as runner:
+    train(runner)
+    Path("slow").touch()
+    thread = threading.Thread(target=lambda: beside.append(train(runner)))
+    thread.start()
+    while "generation" not in events("runs/tiny-0002"):
+        time.sleep(0.01)
+    task = Path("task.py")
+    task.write_text(task.read_text().replace("momentum=0.9", "momentum=0.5").replace("'slow'", "'never'"))
+    edited = train(runner)
+    Path("slow").unlink()
+    thread.join()
+    stay = len(family())
+    print(json.dumps([beside[0]["weights_digest"], beside[0]["recoveries"], edited["weights_digest"], stay]))
+"""
+    digest, recoveries, edited, stay = outcome(workplace, body)
+    assert (digest, recoveries) == (undisturbed, [])
+    assert edited != undisturbed
+    assert stay == 3
+
+
+@pytest.mark.long
 @pytest.mark.faults
 @pytest.mark.parametrize("who", ["worker", "fork server", "both"])
 def test_what_is_killed_during_a_warm_run_is_replaced(workplace: Workplace, undisturbed: str, who: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from quorate.core.errors import TaskError, UserCodeError
 from quorate.core.task_source import TaskSource
-from quorate.training.source import load_task_type, task_source
+from quorate.training.source import changed_file, load_task_type, task_source
 from quorate.training.task import Task
 
 TASK = """
@@ -235,3 +235,28 @@ def test_a_library_that_a_package_lacks_is_not_taken_for_the_package(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserCodeError, match=r"a_library_that_is_not_installed.*in importing"):
         load_task_type(f"{package.name}.inner:Digits", 0)
+
+
+def test_a_file_that_is_edited_gone_or_found_elsewhere_has_changed(tmp_path: Path) -> None:
+    beside = tmp_path / f"beside_{next(numbers)}.py"
+    beside.write_text("x = 1\n")
+    late = tmp_path / f"late_{next(numbers)}.py"
+    extra = f"import {beside.stem}\ntry:\n    import {late.stem}\nexcept ImportError:\n    pass\n"
+    one, other = write(tmp_path, extra), write(tmp_path, extra)
+    link = tmp_path / f"link_{next(numbers)}.py"
+    link.symlink_to(one)
+    task = load_task_type(f"{link}:Digits", 0)
+    assert changed_file(task) is None
+
+    beside.write_text("x = 2\n")
+    assert changed_file(task) == beside
+    beside.unlink()
+    assert changed_file(task) == beside
+    beside.write_text("x = 1\n")
+    late.write_text("")
+    assert changed_file(task) == late
+    late.unlink()
+    assert changed_file(task) is None
+    link.unlink()
+    link.symlink_to(other)
+    assert changed_file(task) is not None

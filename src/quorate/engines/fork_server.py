@@ -223,8 +223,8 @@ class ForkServer:
         stay, self._stay = self._stay, None
         if stay is None:
             return
+        task.source()  # at once: an edit that comes later is found to be one
         task.finish_imports()
-        task.source()
         if thread_count() > 1:
             stay.control.close()
             return

@@ -72,8 +72,8 @@ class WarmParent:
 
     def forked(self, pid: int) -> "WarmChild":
         """It has forked the process of its first run, and stays itself for those that follow."""
+        self._children += 1  # first: one that is ready and idle may be ended by another thread
         self.is_ready = True
-        self._children += 1
         return WarmChild(self, pid)
 
     def fork(self, module: str, arguments: Sequence[Argument], streams: Sequence[int]) -> "WarmChild | str":
@@ -235,7 +235,12 @@ class WarmInterpreters:
                 log.info("the task is imported already, by process %d", known.pid)
                 return child
             log.info("the task is imported again, and not taken from process %d: %s", known.pid, child)
-            self._fork_servers.pop(key).close()
+            del self._fork_servers[key]
+            if known.is_alive and not known.is_idle:
+                # Runs beside this one are forked from it, and would end with it: it is dropped after them.
+                self._fork_servers[key, known.pid] = known
+            else:
+                known.close()
         self._drop_idle(self._fork_servers, most=MOST_KEPT - 1)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

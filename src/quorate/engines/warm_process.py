@@ -35,7 +35,7 @@ class WarmProcess:
     """Serves its owner until that says so, or is gone.
 
     `become` runs a program, by module and arguments, in a process that was forked for it; its result is the exit code.
-    `why_stale` says why nothing that is forked from here would be as a new process is; then this one ends.
+    `why_stale` says why nothing that is forked from here would be as a new process is; then nothing is.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class WarmProcess:
                 request = json.loads(message)
                 if request["what"] == REAP:
                     self._reap(request["pid"])
-                elif not self._fork(request, descriptors):
-                    break
+                else:
+                    self._fork(request, descriptors)
 
     def _receive(self) -> tuple[bytes, list[int]]:
         try:
@@ -91,23 +91,23 @@ class WarmProcess:
         except ChildProcessError:  # the kernel has, where the owner ignores the ends of its children
             self._answer()
 
-    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> bool:
-        """Whether it may be asked again."""
+    def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
         threads = thread_count()
         refused = self._why_stale() if threads == 1 else f"it has {threads} threads, which a fork would lose"
-        if refused:
-            self._answer(refused=refused)
-            return False
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._be(request, descriptors, parent)
+        pid = 0
+        if not refused:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                self._be(request, descriptors, parent)
         for descriptor in descriptors:
             os.close(descriptor)
-        self._answer(pid=pid)
-        return True
+        if refused:
+            self._answer(refused=refused)
+        else:
+            self._answer(pid=pid)
 
     def _be(self, request: dict[str, Any], descriptors: list[int], parent: int) -> NoReturn:
         """Be the process that was asked for."""

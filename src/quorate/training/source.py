@@ -91,27 +91,42 @@ def task_source(task_type: type[Task]) -> TaskSource:
 
 
 def changed_file(task_type: type[Task]) -> Path | None:
-    """A file of the task's source that is not what it was when that was read; None where all are."""
+    """A file of the task's source that is not what it was when that was read, or is found elsewhere, as after a link
+    was set anew; None where all are."""
     read = task_source(task_type).files
-    for name, path in _files[task_type].items():
-        if not path.is_file() or path.read_bytes() != read[name]:
+    importlib.invalidate_caches()
+    known = _files[task_type]
+    for name, path in (known | files_of(*_place_of(task_type), sys.path)).items():
+        if path != known.get(name) or _content(path) != read[name]:
             return path
     return None
 
 
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:  # it is gone, or was made unreadable
+        return None
+
+
 def _find_files(task_type: type[Task]) -> dict[str, Path]:
     """By name; the task's own is the first."""
+    module, file = _place_of(task_type)
+    files = files_of(module, file, sys.path)
+    # Modules that are imported by a name that is computed stand in no text.
+    loaded = loaded_below(import_root(module, file), sys.modules)
+    known = set(files.values())
+    files |= {name: path for name, path in loaded.items() if path not in known and name not in files}
+    return files
+
+
+def _place_of(task_type: type[Task]) -> tuple[str, Path]:
+    """The name of its module, and the file of that, without links in its path."""
     module = sys.modules[task_type.__module__]
     place = getattr(module, "__file__", None)
     if place is None:
         raise TaskError(f"task: {module.__name__} has no file, so its source cannot be recorded.")
-    file = Path(os.path.realpath(place))
-    files = files_of(module.__name__, file, sys.path)
-    # Modules that are imported by a name that is computed stand in no text.
-    loaded = loaded_below(import_root(module.__name__, file), sys.modules)
-    known = set(files.values())
-    files |= {name: path for name, path in loaded.items() if path not in known and name not in files}
-    return files
+    return module.__name__, Path(os.path.realpath(place))
 
 
 def _import_file(path: Path, builtins: dict[str, Any] | None) -> ModuleType:
