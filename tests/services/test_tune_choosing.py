@@ -5,15 +5,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from history.search_builder import search_folder
+from quorate.core.errors import RequestError
 from quorate.spec.search import SearchSpec
 from quorate.spec.search_load import load_recorded_search
 from quorate.tune.journal import Journal
 from quorate.tune.ray_schedulers import Asha
 from quorate.tune.ray_searcher import TrialSource
+from quorate.tune.run_search import run_search
 
 
 def prepared(tmp_path: Path, **keys: Any) -> tuple[SearchSpec, Journal]:
@@ -105,3 +108,19 @@ def test_asha_stops_with_a_reason_and_counts_what_was_told_before(tmp_path: Path
     assert asha.on_trial_result(None, last, at_its_end) == TrialScheduler.CONTINUE
     assert asha.on_trial_result(None, last, {**at_its_end, "step": 20, "metrics/loss": float("nan")}) == "STOP"
     assert "not a number" in asha.reasons["y"]
+
+
+@pytest.mark.parametrize("address", ["local", "127.0.0.1:1"])
+def test_a_ray_that_is_not_there_is_told_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    def init(**_: Any) -> None:
+        raise Exception("The current node timed out during startup.\nAnd so on")
+
+    monkeypatch.setattr(ray, "init", init)
+    folder = search_folder(tmp_path, address=address).folder
+    with pytest.raises(RequestError) as refused:
+        run_search(load_recorded_search(folder.path), folder, None, lambda: None)
+    told = "cannot be started on this machine (The current node timed out during startup)"
+    assert (told if address == "local" else "there is no Ray cluster at 127.0.0.1:1") in refused.value.message
+    assert refused.value.message.startswith("address: ") and "engine" not in refused.value.message

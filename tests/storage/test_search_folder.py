@@ -81,3 +81,10 @@ def test_a_line_that_a_crash_cut_short_spoils_no_other(tmp_path: Path) -> None:
     assert len(lines) == 3
     assert json.loads(lines[-1]) == told
     assert told["metrics"] == {"loss": None}
+
+
+def test_a_job_with_secrets_is_for_its_owner_only(tmp_path: Path) -> None:
+    shared = SearchFolder.create(tmp_path, "find", "name: find\n", "name: tiny\n")
+    private = SearchFolder.create(tmp_path, "find", "name: find\n", "name: tiny\n", is_private=True)
+    assert shared.job_file.stat().st_mode & 0o077
+    assert not private.job_file.stat().st_mode & 0o077

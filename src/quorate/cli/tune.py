@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quorate.cli.options import RUNS, Json, Quiet, Runs, Set, job_files, overrides
+from quorate.cli.options import Json, Quiet, Set, job_files, overrides
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import runs_folder
 from quorate.storage.search_folder import SearchFolder
@@ -43,7 +43,10 @@ def tune(
             autocompletion=search_names,
         ),
     ] = None,
-    runs: Runs = RUNS,
+    runs: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="The folder that searches are in.", show_default="runs"),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -69,10 +72,10 @@ def tune(
     if resume is not None:
         if settings:
             raise RequestError("--set changes a search before it begins: it does not go with --resume.")
-        search, folder = api.recorded(runs, resume)
+        search, folder = api.recorded(runs_folder(runs), resume)
     else:
         assert search_file is not None
-        search = open_search(search_file, os.environ, overrides(settings))
+        search = open_search(search_file, os.environ, overrides(settings, runs=runs))
         _show_proposal(search, yes)
         folder = api.begin(search)
     with contextlib.closing(_View(folder, quiet)) as view:

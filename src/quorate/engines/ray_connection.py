@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.packing")
 _quiet.setLevel(logging.ERROR)
 
+KEY_OF_JOBS = "engine.address"
 REACH = 5.0
 """Seconds within which a cluster takes a connection, and answers there."""
 USE_TLS, AUTHORITY, CERTIFICATE, KEY = "RAY_USE_TLS", "RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY"
@@ -42,18 +43,19 @@ def connect(address: str, run_name: str, code: NodeCode) -> None:
     # Inside of a job of Ray's, what this one says comes first.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
-        runtime_env = code.runtime_env(packed(code, Path(scratch)))
-        try:
-            with _known_as(f"quorate ({run_name})"), _keeping_sigterm():
-                ray.init(
-                    address=address,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    configure_logging=False,
-                    runtime_env=runtime_env or None,
-                )
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise _not_connected(address, first_line(error), _token_hint(error)) from None
+        init(address, run_name, runtime_env=code.runtime_env(packed(code, Path(scratch))) or None)
+
+
+def init(address: str, name: str, key: str = KEY_OF_JOBS, **options: Any) -> None:
+    """Have Ray connect, or start on this machine, without a word of its own; raises RequestError. `key` is where the
+    address was written."""
+    try:
+        with _known_as(f"quorate ({name})"), _keeping_sigterm():
+            ray.init(
+                address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options
+            )
+    except Exception as error:  # whatever comes: of a node that does not start, Ray raises nothing more special
+        raise _not_connected(address, first_line(error), _token_hint(error), key) from None
     # Ray would print what happens to nodes on standard output, which is for the job's result.
     ray_worker.print_to_stdstream = _log_lines
 
@@ -68,7 +70,7 @@ def _refuse_client(address: str) -> None:
         )
 
 
-def refuse_unreachable(address: str) -> None:
+def refuse_unreachable(address: str, key: str = KEY_OF_JOBS) -> None:
     """Raise where nobody takes a connection at an address as job files have it, or the two sides do not agree on TLS.
     An address that is not known without Ray is left to it."""
     if address == "local":
@@ -82,9 +84,9 @@ def refuse_unreachable(address: str) -> None:
     try:
         why = _why_tls_fails(*split_address(place))
     except OSError as error:
-        raise _not_connected(address, str(error)) from None
+        raise _not_connected(address, str(error), key=key) from None
     if why:
-        raise _not_connected(address, "it answers, but not in words that both understand", f" {why}")
+        raise _not_connected(address, "it answers, but not in words that both understand", f" {why}", key)
 
 
 def _why_tls_fails(host: str, port: int) -> str:
@@ -193,11 +195,14 @@ def _token_hint(error: Exception) -> str:
     return f" {said} for a token: RAY_AUTH_TOKEN {has} here, and has to be the cluster's own."
 
 
-def _not_connected(address: str, reason: str, hint: str = "") -> RequestError:
+def _not_connected(address: str, reason: str, hint: str = "", key: str = KEY_OF_JOBS) -> RequestError:
+    if address == "local":
+        return RequestError(f"{key}: Ray cannot be started on this machine ({reason}).{hint}")
+    here = "train on this machine with `engine: local`" if key == KEY_OF_JOBS else f"start one here with `{key}: local`"
     where = "on this machine or at RAY_ADDRESS" if address == "auto" else f"at {address}"
     return RequestError(
-        f"engine.address: there is no Ray cluster {where} ({reason}). Start one with `ray start --head`, "
-        f"say where it is with `engine.address`, or train on this machine with `engine: local`.{hint}"
+        f"{key}: there is no Ray cluster {where} ({reason}). Start one with `ray start --head`, "
+        f"say where it is with `{key}`, or {here}.{hint}"
     )
 
 

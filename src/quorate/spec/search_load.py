@@ -17,7 +17,7 @@ from quorate.spec.load import (
     read_job_file,
     resolve_layers,
 )
-from quorate.spec.override import DEFAULT, Layers, Override, plain_copy
+from quorate.spec.override import DEFAULT, Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, in_brackets, plain_problems
 from quorate.spec.resolved import ResolvedJob, dump_lines
 from quorate.spec.search import SearchSpec
@@ -81,6 +81,7 @@ def resolve_search(
 ) -> ResolvedSearch:
     """The search that a mapping describes, as if it stood in a file of the working folder; `job` if it is at hand."""
     layers = Layers({"name": "search", **plain_copy(mapping)}, {str(key): source for key in mapping})
+    layers = layers.under(_runs_of(environment))
     return SearchReading(layers, source, Path.cwd(), environment, job=job).accepted()
 
 
@@ -120,8 +121,13 @@ def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[
         for override in overrides
         if override not in over_search
     ]
-    layers = replace(layers, values=_nested_space(layers.values)).under(over_search)
+    layers = replace(layers, values=_nested_space(layers.values)).under([*_runs_of(environment), *over_search])
     return SearchReading(layers, str(path), path.parent, environment, document.problems, over_job=over_job)
+
+
+def _runs_of(environment: Mapping[str, str]) -> list[Override]:
+    """The one variable that is of the search as well: `--resume` and `show` look for it there."""
+    return [override for override in environment_overrides(environment)[0] if override.key == "runs"]
 
 
 def _nested_space(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,14 +36,14 @@ class SearchFolder:
         self.lock_file = path / "lock"
 
     @classmethod
-    def create(cls, runs: Path, name: str, search: str, job: str) -> "SearchFolder":
+    def create(cls, runs: Path, name: str, search: str, job: str, *, is_private: bool = False) -> "SearchFolder":
         """Make the folder of a new search, ``name-0001`` or the number after the highest there is, with the resolved
-        search and its base job in it."""
+        search and its base job in it; a job with secrets for its owner only."""
         with explaining(f"cannot make a search's folder in {runs}", "Choose another folder with `runs`."):
             runs.mkdir(parents=True, exist_ok=True)
             folder = cls(claim_folder(runs, name))
             folder.trials.mkdir()
-            write_atomically(folder.job_file, job)
+            write_atomically(folder.job_file, job, 0o600 if is_private else 0o644)
             # The last: with it the folder is a search.
             write_atomically(folder.search_file, search)
             return folder

@@ -167,6 +167,8 @@ def _connected(search: ResolvedSearch) -> Iterator[None]:
     """A cluster of its own on this machine, with room for as many trials as are asked for at once; or one that is."""
     import ray
 
+    from quorate.engines.ray_connection import init, refuse_unreachable
+
     if ray.is_initialized():
         _refuse_without_room(demand_of(search))
         yield
@@ -174,22 +176,19 @@ def _connected(search: ResolvedSearch) -> Iterator[None]:
     logging.getLogger("ray").setLevel(logging.ERROR)
     # What becomes of an actor that died is in the journal; it would print the traceback of each.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": False}
     if search.spec.address.startswith(RAY_CLIENT):
         raise RequestError(
             f"address: {search.spec.address} is for programs outside of the cluster, and Ray Tune cannot be driven "
             "from there. Type the command on a machine of the cluster, with address: auto."
         )
+    options: dict[str, Any] = {}
     if search.spec.address == "local":
         cpus = demand_of(search).get("CPU", 1.0)
         wanted = math.ceil((search.spec.concurrent or 1) * cpus)
         cores = wanted if search.spec.concurrent else max(wanted, usable_cores())
-        ray.init(address="local", num_cpus=cores, include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
-    else:
-        try:
-            ray.init(address=search.spec.address, **quiet)
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise RequestError(f"address: cannot connect to Ray at {search.spec.address}: {error}") from None
+        options = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    refuse_unreachable(search.spec.address, "address")
+    init(search.spec.address, search.spec.name, "address", **options)
     try:
         _refuse_without_room(demand_of(search))
         yield

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from quorate.api.job import Job
+from quorate.api import session
+from quorate.api.job import Job, job_text
 from quorate.api.train import pass_on_signal
 from quorate.core.errors import RequestError
 from quorate.core.user_code import given
 from quorate.spec.override import Override
-from quorate.spec.resolved import dump_job
 from quorate.spec.search_load import (
     ResolvedSearch,
     dump_search,
@@ -64,7 +64,8 @@ def begin(search: ResolvedSearch) -> SearchFolder:
     """Make the folder of a search."""
     refuse_without_ray()
     runs = Path(search.spec.runs).absolute()
-    return SearchFolder.create(runs, search.spec.name, dump_search(search), dump_job(search.job))
+    is_private = session.is_private(search.job.spec)
+    return SearchFolder.create(runs, search.spec.name, dump_search(search), job_text(search.job), is_private=is_private)
 
 
 def recorded(runs: Path, reference: str) -> tuple[ResolvedSearch, SearchFolder]:
