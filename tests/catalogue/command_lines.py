@@ -11,6 +11,7 @@ CASES = (
     Case("A misspelt verb", command="quorate trian job.yaml"),
     Case("A misspelt flag", command="quorate train job.yaml --wrkers 2"),
     Case("A parameter of the task as a flag", command="quorate train job.yaml --lr 0.1"),
+    Case("A list as a flag", command="quorate train job.yaml --sizes [1,2]"),
     Case("A key of the job as a flag", command="quorate train job.yaml --batch-size=32"),
     Case("A task in place of a job file", command="quorate train task.py"),
     Case("Several settings that cannot be read", command="quorate train job.yaml --set seed --set =3 --set lanes="),

@@ -189,3 +189,10 @@ def test_the_file_of_a_key_is_relative_to_the_job_file(job_file: Path) -> None:
     assert resolved.spec.checkpoint.encrypt.key_file == str(job_file.parent.absolute() / "keys/mine")
     assert resolved.origins["checkpoint.encrypt.key_file"] == "--set checkpoint.encrypt.key_file"
     assert resolved.spec.checkpoint.every == 200
+
+
+def test_a_script_with_a_training_loop_in_place_of_a_job_file(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text("import quorate\n\n\ndef main(run, rate: float = 0.1):\n    ...\n")
+    with pytest.raises(RequestError, match=r"`task: script\.py:main`.*call quorate\.launch\(\) there"):
+        load_job(file, {}, [])

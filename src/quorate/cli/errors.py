@@ -6,6 +6,7 @@ The document is described by docs/json/error.schema.json.
 import difflib
 import itertools
 import re
+import shlex
 import sys
 import textwrap
 import traceback
@@ -105,8 +106,8 @@ def _meant(flag: str, context: Any) -> str:
     joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{flag}=")]
     name, value = flag.removeprefix("--").replace("-", "_"), [*behind, *joined, "VALUE"][0]
     if name.partition(".")[0] in JobSpec.model_fields:
-        return f". To set this key of the job: --set {name}={value}"
-    return f". To set a parameter of the task: --set params.{name}={value}"
+        return f". To set this key of the job: --set {shlex.quote(f'{name}={value}')}"
+    return f". To set a parameter of the task: --set {shlex.quote(f'params.{name}={value}')}"
 
 
 def _show_failed_job(error: JobFailed) -> dict[str, Any]:

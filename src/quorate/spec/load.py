@@ -197,13 +197,16 @@ def _meant_by_script(path: Path) -> str:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if re.search(rf"^task:\s*['\"]?(\./)?{re.escape(path.name)}:", file.read_text(), re.MULTILINE):
                 return f"{told}. You mean: quorate train {file}"
-    classes: list[str] = []
+    text = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        classes = re.findall(r"^class (\w+)\(.*Task\b.*\):", path.read_text(), re.MULTILINE)
+        text = path.read_text()
+    classes = re.findall(r"^class (\w+)\(.*Task\b.*\):", text, re.MULTILINE)
+    loops = re.findall(r"^def (\w+)\(run\b", text, re.MULTILINE)  # training loops of one's own
+    call = "quorate.launch()" if loops and not classes else "quorate.train()"
     return (
-        f"{told}. Write one beside it, such as job.yaml with the lines `task: {path.name}:{(*classes, 'MyTask')[0]}`, "
-        "`batch_size: 32` and `epochs: 1`, and then: quorate train job.yaml. To start it from its own code, call "
-        f"quorate.train() there, and then: python {path}"
+        f"{told}. Write one beside it, such as job.yaml with the lines `task: {path.name}:"
+        f"{(*classes, *loops, 'MyTask')[0]}`, `batch_size: 32` and `epochs: 1`, and then: quorate train job.yaml. To "
+        f"start it from its own code, call {call} there, and then: python {path}"
     )
 
 
