@@ -127,7 +127,7 @@ def test_the_hand_written_loop_takes_all_steps(tmp_path: Path) -> None:
 
 
 def test_the_step_of_a_real_job_is_read_from_its_events(run: Run) -> None:
-    (found,) = run(own_step.main, {"case": "tiny-mlp", "warm_up": 2, "steps": 10})
+    (found,) = run(own_step.main, {"system": "quorate", "case": "tiny-mlp", "warm_up": 2, "steps": 10})
     assert len(found["ms"]) == 10
     assert min(found["ms"]) > 0
     details = found["details"]

@@ -14,12 +14,14 @@ import torch
 from checkpoint.disk import NEEDING_SPACE, Disk, full, killed
 from checkpoint.only_part import part_of
 from checkpoint.whole_save import save_whole
-from quorate.checkpoint.listing import CheckpointInfo, newest_generation
+from quorate.checkpoint import store as store_module
+from quorate.checkpoint.listing import CheckpointInfo, newest_generation, survey
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder, remove_surplus
 from quorate.core.errors import CheckpointError, LeaseExpired
 from quorate.core.generation import Cursor, Phase
+from quorate.spec.job import CheckpointSpec
 from small_disk import small_disk
 
 
@@ -491,3 +493,17 @@ class TestPrune:
         monkeypatch.setattr(os, "rename", refuse_the_first)
         assert [info.cursor.step for info in remove_surplus(folder, Retention(1), None, Cursor(3))] == [2]
         assert "step-00000001: Read-only file system" in caplog.text
+
+
+def test_a_checkpoint_that_is_removed_while_another_worker_begins_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(CheckpointFolder(tmp_path), 1)
+
+    def removed_since(folder: Path) -> Any:
+        found = survey(folder)
+        shutil.rmtree(folder / "step-00000001")
+        return found
+
+    monkeypatch.setattr(store_module, "survey", removed_since)
+    assert CheckpointFolder.of_job(tmp_path, CheckpointSpec()).list() == ()
