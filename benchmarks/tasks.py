@@ -75,6 +75,14 @@ class PausingTask(CaseTask):
         return super().loss(model, batch)
 
 
+class TrialTask(PausingTask):
+    """The same with a validation set: a search compares what comes out."""
+
+    def datasets(self) -> Any:
+        """The training set twice."""
+        return (super().datasets(),) * 2
+
+
 class SlowedTask(PausingTask):
     """The same, in which one worker, the first that comes, takes `factor` times as long for each lane."""
 

@@ -59,6 +59,7 @@ ROWS: dict[str, Callable[[Tune], Turn]] = {"long": Tune.long, "many": Tune.many,
 REMARKS = {
     "of_training": ("of training", 3, "×"),
     "beyond_ms": ("beyond training, each", 0, " ms"),
+    "in_place_ms": ("of its place", 0, " ms"),
     "driver_mb": ("driver", 0, " MB"),
     "steps_percent": ("steps", 0, " %"),
     "points_lost": ("points lost", 2, ""),
