@@ -36,7 +36,7 @@ from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Forming, State, Training
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, GenerationId
-from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, GAVE_UP, LEFT, WorkerStatus
+from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, GAVE_UP, LEFT, LOST_WITH_ITS_HOST, WorkerStatus
 from quorate.observe.events import WorkerLost
 
 SECOND = GenerationId(3, 2)
@@ -86,6 +86,11 @@ def test_a_group_that_ends_as_one_is_lost_once_and_all_go_on_from_the_checkpoint
     assert kinds(first.actions) == ["WorkerLost", "Regroup", "Refill"]
     assert second.actions == (Refill(0, 0.0, restore=False),)
     assert third.actions == (Refill(2, 0.0, restore=True),), "nobody is left to copy from"
+
+
+def test_what_an_engine_says_of_a_lost_worker_is_no_exit_code_of_a_process() -> None:
+    # A task may call os._exit() with any number up to 255.
+    assert min(ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST) > 255
 
 
 def test_the_survivors_go_on_with_all_lanes_from_where_the_furthest_stands() -> None:

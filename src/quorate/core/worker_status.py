@@ -78,7 +78,10 @@ GAVE_UP = 5
 """It cannot go on, and has told why; another in its place can."""
 DIVERGED = 6
 """The replicas of its generation differ, so that what it holds must not be used any more."""
-ENDED_WITH_ITS_GROUP = 7
+
+# --- what an engine says in the place of an exit code: numbers that no process can end with, whatever its task calls
+
+ENDED_WITH_ITS_GROUP = 257
 """Another process of a group that is started and ended as one was lost, and so this one was ended."""
-LOST_WITH_ITS_HOST = 8
+LOST_WITH_ITS_HOST = 258
 """Its host is lost, or ended by whoever runs it: nobody has seen how the process ended."""
