@@ -10,10 +10,12 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from history.search_builder import search_folder
-from quorate.core.errors import RequestError
+from quorate.core.errors import RequestError, RunError
+from quorate.history.search_record import SearchRecord
 from quorate.spec.search import SearchSpec
 from quorate.spec.search_load import load_recorded_search
 from quorate.tune.journal import Journal
+from quorate.tune.mlflow_parent import MlflowParent
 from quorate.tune.ray_schedulers import Asha
 from quorate.tune.ray_searcher import TrialSource
 from quorate.tune.run_search import run_search
@@ -117,10 +119,22 @@ def test_a_ray_that_is_not_there_is_told_in_words(
     def init(**_: Any) -> None:
         raise Exception("The current node timed out during startup.\nAnd so on")
 
+    told_to_mlflow: list[SearchRecord] = []
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(MlflowParent, "end", lambda _, record: told_to_mlflow.append(record))
     folder = search_folder(tmp_path, address=address).folder
     with pytest.raises(RequestError) as refused:
         run_search(load_recorded_search(folder.path), folder, None, lambda: None)
     told = "cannot be started on this machine (The current node timed out during startup)"
     assert (told if address == "local" else "there is no Ray cluster at 127.0.0.1:1") in refused.value.message
     assert refused.value.message.startswith("address: ") and "engine" not in refused.value.message
+    assert told_to_mlflow, "its run there would be under way for ever"
+
+
+def test_trials_of_another_search_in_the_storage_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    storage = tmp_path / "shared"
+    first = search_folder(tmp_path / "one", storage=str(storage)).folder
+    (storage / first.name / "trials" / "trial-0001").mkdir(parents=True)
+    with pytest.raises(RunError, match="has the trials of another search"):
+        run_search(load_recorded_search(first.path), first, None, lambda: None)
+    assert first.trials.is_dir() and not first.trials.is_symlink()

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from quorate.core.errors import RequestError, RunError
 from quorate.core.machine import usable_cores
+from quorate.history.search_record import SearchRecord
 from quorate.spec.engine import RAY_CLIENT
 from quorate.spec.search import HyperbandSpec, PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
@@ -49,8 +51,12 @@ def run_search(
         manner = {"name": "trial", "runs": str(folder.trials.resolve())}
         if parent.uri is not None:
             manner["track.mlflow"] = parent.uri
-        with _settings(search.spec), _connected(search), listening_to_signals() as signals:
-            _run(search, journal, manner, signals, tick)
+        try:
+            with _settings(search.spec), _connected(search), listening_to_signals() as signals:
+                _run(search, journal, manner, signals, tick)
+        except BaseException:
+            parent.end(SearchRecord.read(folder, with_runs=False))
+            raise
         return parent
 
 
@@ -189,11 +195,17 @@ def _connected(search: ResolvedSearch) -> Iterator[None]:
         options = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
     refuse_unreachable(search.spec.address, "address")
     init(search.spec.address, search.spec.name, "address", **options)
+    session = ray._private.worker._global_node.get_session_dir_path() if search.spec.address == "local" else None
     try:
         _refuse_without_room(demand_of(search))
         yield
+    except BaseException:
+        session = None  # what Ray has logged may tell why
+        raise
     finally:
         ray.shutdown()
+        if session is not None:
+            shutil.rmtree(session, ignore_errors=True)
 
 
 def _refuse_without_room(demand: dict[str, float]) -> None:
@@ -217,7 +229,11 @@ def _share(folder: SearchFolder, storage: str | None) -> None:
     shared = Path(storage) / folder.name / "trials"
     try:
         shared.mkdir(parents=True, exist_ok=True)
-        folder.trials.rmdir()
+        if any(shared.iterdir()):
+            # Its runs would pass for the trials of this search.
+            raise RunError(f"storage: {shared} has the trials of another search. Use another name or storage.")
+        with contextlib.suppress(FileNotFoundError):  # an earlier attempt was killed here
+            folder.trials.rmdir()
         folder.trials.symlink_to(shared, target_is_directory=True)
     except OSError as error:
         raise RunError(f"storage: {shared} cannot be used ({error.strerror or error}).") from error
