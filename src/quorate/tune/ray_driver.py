@@ -15,13 +15,14 @@ from quorate.core.errors import JobError, JobFileError, QuorateError, RequestErr
 from quorate.observe.quantities import count, plural
 from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.atomic import write_atomically
+from quorate.storage.run_folder import explaining
 from quorate.supervisor.signals import Signals
 from quorate.tune.journal import Journal, reports_of
 from quorate.tune.proposal import refuse_unreported
 from quorate.tune.ray_schedulers import Explained
 from quorate.tune.ray_searcher import TrialSource
 from quorate.tune.ray_trial import run_name
-from quorate.tune.trial_run import AT_ONCE, IN_ORDER, STOPPING
+from quorate.tune.trial_run import AT_ONCE, IN_ORDER, NO_SPACE, STOPPING
 
 COMPLETE, INTERRUPTED, TERMINATED = "complete", "interrupted", "terminated"
 DEATHS = 8
@@ -91,15 +92,16 @@ class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no ty
                 digest=result["digest"],
                 **({"reason": result["message"]} if result["message"] else {}),
             )
+        elif ending == NO_SPACE:
+            self.refusal = self.refusal or JobError(result["message"])
+            self.end(result["message"])
         elif ending == "failed":
             self._journal.tell("failed", number, message=result["message"])
             if result["message"].startswith(_NO_METRIC):  # the search has written that key: all others fail alike
                 self.refusal = self.refusal or RequestError(result["message"].removeprefix("evaluate."))
                 self.end("its metric is not reported")
-        elif self.reason not in ("", INTERRUPTED, TERMINATED):
-            self._journal.tell("stopped", number, step=step, reason=self.reason)
-        elif not self.reason:
-            self._journal.tell("stopped", number, step=step, reason="its run was stopped by hand")
+        elif self.refusal is None and self.reason not in (INTERRUPTED, TERMINATED):
+            self._journal.tell("stopped", number, step=step, reason=self.reason or "its run was stopped by hand")
 
     def on_trial_complete(self, trial: Any, **_: Any) -> None:
         """Of those that a scheduler stops while they are paused, nothing else is heard."""
@@ -132,7 +134,8 @@ class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no ty
         order = AT_ONCE if at_once else IN_ORDER
         if not self._source.is_over or (at_once and self._stopping.read_text() != AT_ONCE):
             self._source.is_over = True
-            write_atomically(self._stopping, order)
+            with explaining(f"cannot write {self._stopping}"):
+                write_atomically(self._stopping, order)
         self.reason = self.reason or reason
 
     def stop_all(self) -> bool:

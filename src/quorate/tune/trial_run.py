@@ -5,6 +5,7 @@ recorded: nothing is trained twice, whoever was killed.
 """
 
 import contextlib
+import errno
 import math
 import queue
 import shutil
@@ -39,6 +40,8 @@ STOPPING = "stopping"
 """A file of this name in the folder of trials asks all of them to stop."""
 IN_ORDER, AT_ONCE = "in order", "at once"
 """What it says: whether they may save first."""
+NO_SPACE = "no space"
+"""How a run ends whose folder cannot be written: that is no fault of the trial, which goes on when there is room."""
 GLANCE = 0.1
 """Seconds between two looks for that file."""
 LOCK_PATIENCE = 60.0
@@ -67,8 +70,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """An evaluation of a trial, or how its run has ended: complete, interrupted, failed, or busy where it was not
-    even begun."""
+    """An evaluation of a trial, or how its run has ended: complete, interrupted, failed, without space, or busy where
+    it was not even begun."""
 
     step: int
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -143,6 +146,9 @@ class TrialRun:
         except RunBusyError as error:
             reports.put(Report(plan.after, ending="busy", message=error.message))
         except QuorateError as error:
+            if _is_full(error.__cause__):
+                reports.put(Report(plan.after, ending=NO_SPACE, message=error.message))
+                return
             reports.put(Report(_steps_of(plan.folder), ending="failed", message=error.message))
         except Exception as error:  # told as the failure of one trial: a search goes on without it
             reports.put(Report(_steps_of(plan.folder), ending="failed", message=f"{type(error).__name__}: {error}"))
@@ -261,6 +267,10 @@ def _report_of(run: RunFolder, fields: dict[str, Any]) -> Report:
         digest=fields.get("weights_digest", ""),
         seconds=round(Timeline.glance(run.events_file).active_seconds, 3),
     )
+
+
+def _is_full(cause: BaseException | None) -> bool:
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _steps_of(run: RunFolder) -> int:

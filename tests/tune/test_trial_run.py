@@ -1,0 +1,29 @@
+"""A trial as a run: how it ends where its folder cannot be written."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from history.search_builder import search_folder
+from quorate.spec.search_load import load_recorded_search
+from quorate.storage import run_folder
+from quorate.tune.trial_run import NO_SPACE, Plan, TrialRun
+
+
+@pytest.mark.parametrize(("number", "ending"), [(errno.ENOSPC, NO_SPACE), (errno.EACCES, "failed")])
+def test_a_full_disk_is_no_failure_of_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, ending: str
+) -> None:
+    def write(*_: object) -> None:
+        raise OSError(number, "the reason")
+
+    monkeypatch.setattr(run_folder, "write_atomically", write)
+    folder = search_folder(tmp_path).folder
+    search = load_recorded_search(folder.path)
+    job = search.trial_job(search.spec.params(1), 1)
+    trial = TrialRun()
+    trial.begin(Plan(folder.trials, "trial-0001", job))
+    told = trial.next()
+    trial.close()
+    assert told.ending == ending and "the reason" in told.message
