@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.tune import TuneError
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
@@ -18,7 +19,7 @@ from quorate.tune.journal import Journal
 from quorate.tune.mlflow_parent import MlflowParent
 from quorate.tune.ray_schedulers import Asha
 from quorate.tune.ray_searcher import TrialSource
-from quorate.tune.run_search import run_search
+from quorate.tune.run_search import own_error, run_search
 
 
 def prepared(tmp_path: Path, **keys: Any) -> tuple[SearchSpec, Journal]:
@@ -138,3 +139,15 @@ def test_trials_of_another_search_in_the_storage_are_not_taken_for_its_own(tmp_p
     with pytest.raises(RunError, match="has the trials of another search"):
         run_search(load_recorded_search(first.path), first, None, lambda: None)
     assert first.trials.is_dir() and not first.trials.is_symlink()
+
+
+def test_what_tune_makes_of_an_error_is_told_as_what_it_was() -> None:
+    try:
+        try:
+            raise RunError("cannot write the log")
+        except RunError:
+            raise TuneError("Traceback (most recent call last)")  # noqa: B904 (as Tune does it)
+    except TuneError as error:
+        assert str(own_error(error)) == "cannot write the log"
+    foreign = ValueError("of Ray")
+    assert own_error(foreign) is foreign

@@ -1,6 +1,7 @@
 """A trial as a run: how it ends where its folder cannot be written."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ def test_a_full_disk_is_no_failure_of_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, ending: str
 ) -> None:
     def write(*_: object) -> None:
-        raise OSError(number, "the reason")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(run_folder, "write_atomically", write)
     folder = search_folder(tmp_path).folder
@@ -26,4 +27,4 @@ def test_a_full_disk_is_no_failure_of_the_trial(
     trial.begin(Plan(folder.trials, "trial-0001", job))
     told = trial.next()
     trial.close()
-    assert told.ending == ending and "the reason" in told.message
+    assert told.ending == ending and os.strerror(number) in told.message

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from quorate.core.errors import RequestError, RunError
+from quorate.core.errors import QuorateError, RequestError, RunError
 from quorate.core.machine import usable_cores
 from quorate.history.search_record import SearchRecord
 from quorate.spec.engine import RAY_CLIENT
@@ -72,10 +72,22 @@ def _run(
         driver = Driver(search, journal, source, scheduler, signals, tick)
         _tuner(search, journal.folder, manner, source, scheduler, driver).fit()
         reason = driver.reason or COMPLETE
+    except Exception as error:
+        if (own := own_error(error)) is error:
+            raise
+        raise own from None
     finally:
         journal.tell("search-ended", reason=reason)
     if driver.refusal is not None:
         raise driver.refusal
+
+
+def own_error(error: BaseException) -> BaseException:
+    """What was raised in a callback of Tune's, which turns it into a text and an error of its own."""
+    behind: BaseException | None = error
+    while behind is not None and not isinstance(behind, QuorateError):
+        behind = behind.__cause__ or behind.__context__
+    return behind or error
 
 
 def refuse_without_ray() -> None:

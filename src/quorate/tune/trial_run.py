@@ -7,6 +7,7 @@ recorded: nothing is trained twice, whoever was killed.
 import contextlib
 import errno
 import math
+import os
 import queue
 import shutil
 import signal
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,17 +142,16 @@ class TrialRun:
     def _train(self, plan: Plan, signals: Signals, reports: "queue.SimpleQueue[Report]") -> None:
         try:
             ending = self._ending(plan, signals, reports)
-            if ending is not None:
-                reports.put(ending)
         except RunBusyError as error:
-            reports.put(Report(plan.after, ending="busy", message=error.message))
+            ending = Report(plan.after, ending="busy", message=error.message)
         except QuorateError as error:
-            if _is_full(error.__cause__):
-                reports.put(Report(plan.after, ending=NO_SPACE, message=error.message))
-                return
-            reports.put(Report(_steps_of(plan.folder), ending="failed", message=error.message))
+            ending = Report(_steps_of(plan.folder), ending="failed", message=error.message)
         except Exception as error:  # told as the failure of one trial: a search goes on without it
-            reports.put(Report(_steps_of(plan.folder), ending="failed", message=f"{type(error).__name__}: {error}"))
+            ending = Report(_steps_of(plan.folder), ending="failed", message=f"{type(error).__name__}: {error}")
+        if ending is not None and ending.ending == "failed" and _is_full(ending.message):
+            ending = replace(ending, ending=NO_SPACE)
+        if ending is not None:
+            reports.put(ending)
 
     def _ending(self, plan: Plan, signals: Signals, reports: "queue.SimpleQueue[Report]") -> Report | None:
         """How the run has ended; None where it stands still at the step of the plan."""
@@ -161,7 +161,7 @@ class TrialRun:
         saved = CheckpointFolder(run.checkpoints).list() if known else ()
         result = (run.whole_result() or {}) if known else {}
         reached = saved[-1].cursor.step if saved else 0
-        is_over = result.get("status") in ("complete", "failed")
+        is_over = result.get("status") in ("complete", "failed") and not _is_full(_failure_of(result))
         until = math.inf if plan.until is None else plan.until
         for report in _recorded(run) if known else ():
             if report.step <= until and (is_over or report.step <= reached):
@@ -263,14 +263,19 @@ def _report_of(run: RunFolder, fields: dict[str, Any]) -> Report:
         metrics=fields.get("final_metrics") or {},
         total_steps=Timeline.glance(run.events_file).total_steps,
         ending=ending,
-        message=(fields.get("failure") or {}).get("message", ""),
+        message=_failure_of(fields),
         digest=fields.get("weights_digest", ""),
         seconds=round(Timeline.glance(run.events_file).active_seconds, 3),
     )
 
 
-def _is_full(cause: BaseException | None) -> bool:
-    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+def _failure_of(fields: dict[str, Any]) -> str:
+    return str((fields.get("failure") or {}).get("message", ""))
+
+
+def _is_full(message: str) -> bool:
+    """Whether a failure is that of a disk; by its words, which are all that a run folder keeps of it."""
+    return any(os.strerror(number) in message for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def _steps_of(run: RunFolder) -> int:
