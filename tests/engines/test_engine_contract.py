@@ -33,7 +33,7 @@ from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
 TASK = """
-import os, time
+import os, signal, time
 import quorate
 
 class Obedient(quorate.Task):
@@ -42,6 +42,7 @@ class Obedient(quorate.Task):
     def model(self):
         if self.exits_with is not None:
             os._exit(self.exits_with)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # there is no coordinator that would let it go
         time.sleep(3600)
 
     def datasets(self): ...
@@ -170,8 +171,12 @@ def test_a_worker_that_is_asked_to_leave_ends_by_itself(kind: Any, tmp_path: Pat
             pids.append(poller.until(Started).pid)
             poller.until(SettingUp, lambda notice: notice.phase == "model()")
         case.engine.terminate(0, pids[1])  # the process of another place: nobody is asked
-        case.engine.terminate(1, pids[1])
-        exited = poller.until(Exited)
+
+        def ask() -> Exited | None:  # again, where it was not listening yet
+            case.engine.terminate(1, pids[1])
+            return next((notice for notice in case.engine.poll(0.05) if isinstance(notice, Exited)), None)
+
+        exited = await_condition("its end", ask, PATIENCE)
         assert (exited.slot, exited.pid) == (1, pids[1])
         assert exited.code in (0, -signal.SIGTERM), "it was not killed"
         assert case.is_there(pids[0])
