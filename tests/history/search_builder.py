@@ -44,12 +44,12 @@ class Teller:
         """A trial is proposed and begins; params are the tiny space's."""
         held = {"params.learning_rate": 0.1, "params.kind": "sgd", "batch_size": 8} | params
         self.tell("proposed", trial, params=held)
-        return self.tell("began", trial, run=f"trial-{trial:04d}", node="10.0.0.1")
+        return self.tell("began", trial, run=f"trial-{trial:04d}")
 
     def report(self, trial: int, *values: float | None, every: int = 20, first: int = 1) -> "Teller":
         """Losses, one after another."""
         for place, value in enumerate(values, first):
-            self.tell("reported", trial, step=every * place, metrics={"loss": value}, best=False)
+            self.tell("reported", trial, step=every * place, metrics={"loss": value}, best=False, node="10.0.0.1")
         return self
 
     def finish(self, trial: int, loss: float = 0.5) -> "Teller":
@@ -83,7 +83,7 @@ def exploited_search(runs: Path) -> Teller:
     teller = search_folder(runs, space=space, scheduler={"kind": "pbt", "interval": 40}, budget={"trials": 4})
     for trial, rate in ((1, 0.1), (2, 0.9), (3, 0.0002)):
         teller.tell("proposed", trial, params={"params.learning_rate": rate})
-        teller.tell("began", trial, run=f"trial-{trial:04d}", node="n")
+        teller.tell("began", trial, run=f"trial-{trial:04d}")
     teller.report(1, 0.5, 0.4).report(2, 1.5, 1.4).report(3, 1.2, 1.1)
     branch = {"run": "trial-0002-b1", "params": {"params.learning_rate": 0.08}, "reason": "pbt: among the worst"}
     teller.tell("exploited", 2, step=40, **{"from": 1}, **branch)

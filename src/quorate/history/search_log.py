@@ -151,13 +151,13 @@ class SearchLog:
     def _began(self, trial: LoggedTrial, time: float, told: dict[str, Any]) -> None:
         trial.status, trial.reason, trial.message, trial.ended = TrialStatus.RUNNING, "", "", None
         trial.began = time if trial.began is None else trial.began
-        trial.node = str(told.get("node") or trial.node)
         trial.now.run = str(told.get("run") or trial.now.run)
 
     def _reported(self, trial: LoggedTrial, time: float, told: dict[str, Any]) -> None:
         del time
         step, metrics = _whole(told["step"]), _mapping(told["metrics"])
         trial.now.reports[step] = metrics
+        trial.node = str(told.get("node") or trial.node)
         trial.now.step = max(trial.now.step, step)
 
     def _stopped(self, trial: LoggedTrial, time: float, told: dict[str, Any]) -> None:

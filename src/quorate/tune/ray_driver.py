@@ -1,12 +1,10 @@
 """The driver of a search: hears from Ray Tune what its trials do, writes it down, and ends the search in order."""
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import ray
 from ray import tune
 
 from quorate.checkpoint.retention import Watched, best_of, better_of
@@ -27,7 +25,6 @@ from quorate.tune.trial_run import AT_ONCE, IN_ORDER, NO_SPACE, STOPPING
 COMPLETE, INTERRUPTED, TERMINATED = "complete", "interrupted", "terminated"
 DEATHS = 8
 """So often an actor may die with a trial that tells nothing new in between: then the trial is to blame."""
-_HOST_PATIENCE = 5.0
 _NO_METRIC = "evaluate.metric:"
 
 
@@ -69,7 +66,7 @@ class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no ty
         if checkpoints:
             self._journal.tell("resumed", number, run=name, step=checkpoints[-1].cursor.step)
         else:
-            self._journal.tell("began", number, run=name, node=_host_of(trial))
+            self._journal.tell("began", number, run=name)
 
     def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
         number, step, metrics = trial.config["trial"], result["step"], result["metrics"]
@@ -79,7 +76,7 @@ class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no ty
             # Whichever actor goes on with it need not tell this again.
             trial.config["after"] = step
             self._refuse_missing_metric(metrics)
-            self._tell_report(number, step, metrics)
+            self._tell_report(number, step, metrics, result.get("hostname", ""))
             if reason := self._scheduler.reasons.get(trial.trial_id):
                 self._journal.tell("stopped", number, step=step, reason=reason)
         elif ending == COMPLETE:
@@ -163,20 +160,14 @@ class Driver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no ty
             self.refusal = self.refusal or error
             self.end("its metric is not reported")
 
-    def _tell_report(self, number: int, step: int, metrics: dict[str, Any]) -> None:
+    def _tell_report(self, number: int, step: int, metrics: dict[str, Any], node: str) -> None:
         """With whether it is the best of the search so far, by the first metric."""
         found = best_of({step: metrics}, self._watched)
         is_best = found is not None and (self._best is None or found.rank < self._best.rank)
         self._best = found if is_best else self._best
-        self._journal.tell("reported", number, step=step, metrics=metrics, best=is_best)
+        self._journal.tell("reported", number, step=step, metrics=metrics, best=is_best, node=node)
 
 
 def _last_line(error: Exception | None) -> str:
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else "Ray says no more"
-
-
-def _host_of(trial: Any) -> str:
-    with contextlib.suppress(ray.exceptions.RayError, AttributeError):
-        return str(ray.get(trial.temporary_state.ray_actor.host.remote(), timeout=_HOST_PATIENCE))
-    return ""

@@ -1,6 +1,5 @@
 """A trial inside of Ray Tune: an actor that trains one run after the other, in its own share of the cluster."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +58,6 @@ class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
     def cleanup(self) -> None:
         self._run.close()
         self._warm.close()
-
-    def host(self) -> str:
-        """Where it is."""
-        return socket.gethostname()
 
     def _plan(self) -> Plan:
         config, trial = self._config, self._config["trial"]

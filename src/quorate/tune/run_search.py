@@ -166,10 +166,12 @@ def _tuner(
 
 @contextlib.contextmanager
 def _settings(spec: SearchSpec) -> Iterator[None]:
-    """Tune is told by variables how to behave. In brackets all trials have to be known from the beginning."""
-    waits = {"TUNE_MAX_PENDING_TRIALS_PG": str(spec.trials or 1)} if spec.scheduler.kind in ("hyperband", "pbt") else {}
-    before = {name: os.environ.get(name) for name in {**_TUNE, **waits}}
-    os.environ.update({**_TUNE, **waits})
+    """Tune is told by variables how to behave. In brackets all trials have to be known from the beginning; of others as
+    many as run at a time, whose processes start side by side."""
+    known = spec.trials if spec.scheduler.kind in ("hyperband", "pbt") else spec.concurrent
+    settings = {**_TUNE, "TUNE_MAX_PENDING_TRIALS_PG": str(known or 1)}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     try:
         yield
     finally:
