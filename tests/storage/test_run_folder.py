@@ -475,3 +475,11 @@ class TestFiles:
         monkeypatch.setattr(os, "write", full)
         with pytest.raises(JobError, match=r"cannot write .*result\.json: No space left"):
             run.write_result({})
+
+
+def test_checkpoints_of_a_job_with_a_secret_are_for_its_owner_only(tmp_path: Path) -> None:
+    private, public = (RunFolder.create(tmp_path, "tiny") for _ in range(2))
+    private.write_job("name: tiny\n", is_private=True)
+    public.write_job("name: tiny\n")
+    assert stat.S_IMODE(private.checkpoints.stat().st_mode) == 0o700
+    assert stat.S_IMODE(public.checkpoints.stat().st_mode) & 0o055

@@ -175,9 +175,12 @@ class RunFolder:
             self.address_file.resolve().unlink(missing_ok=True)
 
     def write_job(self, text: str, *, is_private: bool = False) -> None:
-        """Write down the job; for its owner only, if there is something secret in it."""
+        """Write down the job; for its owner only, if there is something secret in it, as are then the checkpoints, whose
+        manifests have it, too."""
         with explaining(f"cannot write {self.job_file}"):
             write_atomically(self.job_file, text, 0o600 if is_private else 0o644)
+            if is_private and self.checkpoints.is_dir():
+                self.checkpoints.chmod(0o700)
 
     def write_result(self, result: dict[str, Any]) -> None:
         # Only now: every command imports this module, and few write a result.
