@@ -175,8 +175,8 @@ class RunFolder:
             self.address_file.resolve().unlink(missing_ok=True)
 
     def write_job(self, text: str, *, is_private: bool = False) -> None:
-        """Write down the job; for its owner only, if there is something secret in it, as are then the checkpoints, whose
-        manifests have it, too."""
+        """Write down the job; for its owner only, if there is something secret in it, and so are then the checkpoints,
+        whose manifests have it, too."""
         with explaining(f"cannot write {self.job_file}"):
             write_atomically(self.job_file, text, 0o600 if is_private else 0o644)
             if is_private and self.checkpoints.is_dir():
