@@ -125,6 +125,7 @@ def loaded(tmp_path: Path, file: Path, kind: str) -> dict[str, Any]:
     return fields
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["model.safetensors", "model.pt"])
 def test_ties_and_buffers_are_what_the_model_itself_loads(tmp_path: Path, name: str) -> None:
     run, expected = run_of(tmp_path, "Tied")

@@ -86,6 +86,7 @@ def _steps(events: Path) -> bool:
     return events.exists() and '"kind":"step"' in events.read_text()
 
 
+@pytest.mark.long
 def test_a_mistake_in_a_part_leaves_no_run(workplace: Workplace) -> None:
     workplace.write_job(workers=1, lineage=[{"until": 3, "params": {"learning_rat": 0.01}}])
     done = workplace.train()

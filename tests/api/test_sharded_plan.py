@@ -51,6 +51,7 @@ def test_shards_hold_a_part_of_the_state_and_gather_the_rest() -> None:
     assert {each.sends for each in plan.traffic(found)} == {3 * whole * 3 // 4}
 
 
+@pytest.mark.long
 def test_weights_and_activations_that_are_cut_across_take_less() -> None:
     whole_plan, whole = planned({"shard": 1}, MeshShape(1, 1, 1))
     plan, cut = planned({"shard": 2, "tensor": 2}, MeshShape(1, 2, 2))

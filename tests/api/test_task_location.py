@@ -192,6 +192,7 @@ LAZY = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", [(True, True), (True, False), (False, True), (False, False)])
 def test_each_run_has_its_own_modules_now_and_later_and_the_process_has_what_it_had(
     tmp_path: Path, kept: tuple[bool, bool]

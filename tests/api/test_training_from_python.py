@@ -130,6 +130,7 @@ def test_a_script_that_trains_when_it_is_imported_gets_the_remedy(workplace: Wor
     assert workplace.runs() == []
 
 
+@pytest.mark.long
 def test_a_class_typed_into_an_interactive_session_is_refused_with_the_remedy(workplace: Workplace) -> None:
     code = "import quorate\nclass Mine(quorate.Task): pass\nquorate.Job(task=Mine, batch_size=8, steps=1)\n"
     done = run_python(workplace, "-", text=code)

@@ -42,6 +42,7 @@ def test_what_several_rows_need_is_measured_once(tmp_path: Path) -> None:
     assert len(both) == len(bench(tmp_path, "lanes").turns()) + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", ["hand-compiled", "hand-captured", "hand-ddp", "lightning-by-hand"])
 def test_every_loop_takes_all_its_steps(tmp_path: Path, loop: str) -> None:
     turns = [*bench(tmp_path, "resnet50", "transformers", "gangs").turns()]
@@ -80,6 +81,7 @@ def test_a_job_keeps_its_compiled_kernels_where_it_would_for_a_user(
     assert not json.loads(seen.read_text()).keys() & set(CACHES)
 
 
+@pytest.mark.long
 def test_an_exchange_is_held_against_staging_and_outlives_a_kill(tmp_path: Path) -> None:
     report = measure(bench(tmp_path, "exchange"), Options(rounds=1))
     assert report.absences == []

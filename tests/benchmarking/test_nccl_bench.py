@@ -52,6 +52,7 @@ def test_bandwidth_is_what_each_process_must_send(case: str, processes: int, exp
     assert explained.details["gb_per_second"] == pytest.approx(expected)
 
 
+@pytest.mark.long
 def test_every_collective_of_gloo_is_measured_and_right() -> None:
     report = measure(Nccl([1024], (GLOO,), repeats=2), Options(rounds=1))
     assert not report.absences

@@ -160,6 +160,7 @@ def test_who_may_not_make_namespaces_is_told_and_fails_nothing(monkeypatch: pyte
     validate("bench", json.loads(json.dumps(document)))
 
 
+@pytest.mark.long
 @needs_cables
 def test_both_workers_train_with_and_without_overlap(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path

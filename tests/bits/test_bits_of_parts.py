@@ -17,6 +17,7 @@ SERVERS = {"kind": "parameter-server", "servers": 2}
 BOUNDED = {"kind": "parameter-server", "servers": 2, "mode": "bounded", "staleness": 0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "workers"),
     [({"kind": "ring"}, 1), ({"kind": "ring"}, 3), (SERVERS, 2), (BOUNDED, 1)],

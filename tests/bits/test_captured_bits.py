@@ -57,6 +57,7 @@ def test_a_captured_lane_has_the_bits_of_an_eager_one(
     assert (CAPTURED in captured.log) == (case.task.__name__ not in REFUSED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [

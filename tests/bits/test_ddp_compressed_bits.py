@@ -40,6 +40,7 @@ class PoisonedWide(Wide):
 KEYS: dict[str, Any] = {"steps": 20, "bucket_mb": 0.002, "params": {"learning_rate": 1e-2}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_rounded_gradients_are_near_the_whole_ones(dtype: str, tmp_path: Path) -> None:
     whole = train(Wide, 2, tmp_path / "whole", **KEYS)
@@ -64,6 +65,7 @@ def test_powersgd_depends_on_the_sum_over_all_workers_alone(tmp_path: Path) -> N
     assert far(whole.losses, gangs[2].losses) > 1e-6
 
 
+@pytest.mark.long
 def test_a_resume_goes_on_with_what_was_held_back(tmp_path: Path) -> None:
     """To the same bits on as many workers; on others to the same losses, since nothing of it is lost."""
     undisturbed = train(Wide, 4, tmp_path / "undisturbed", LOW_RANK, **KEYS)

@@ -113,6 +113,7 @@ def test_the_same_mesh_gives_the_same_bits_again(tmp_path: Path) -> None:
     assert across[0].digest == across[1].digest
 
 
+@pytest.mark.long
 def test_a_job_changes_between_meshes_and_the_ring(tmp_path: Path) -> None:
     """In the middle of an epoch, with the optimizer's momentum and the statistics of batch norm."""
     keys: dict[str, Any] = {"epochs": 4, "batch_size": 12, "params": {"learning_rate": 1e-2}}

@@ -38,6 +38,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(CpuDevice, "is_host", False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("task", "mesh", "keys"),
     [

@@ -75,6 +75,7 @@ class SometimesUsedWithMomentum(tasks.SometimesUsed):
         return torch.optim.SGD(model.parameters(), lr=1e-8, momentum=0.9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", [tasks.SometimesUsed, SometimesUsedWithMomentum], ids=lambda task: task.__name__)
 def test_a_parameter_that_gets_its_first_gradient_late(
     task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

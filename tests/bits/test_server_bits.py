@@ -70,6 +70,7 @@ def test_over_other_links_the_digest_is_the_same(number: int, hosts: str, tmp_pa
     assert digest(CASES[number], tmp_path / "served", 2, servers, 2, bucket_mb=0.0005, **links) == ring
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [SERVED[2], SERVED[4], SERVED[-1]], ids=lambda number: CASES[number].name)
 def test_a_job_changes_from_the_ring_to_servers_and_back(number: int, tmp_path: Path) -> None:
     """Saved by one and gone on with by the other, with all that optimizers and schedules keep."""

@@ -64,6 +64,7 @@ class TenClasses(Convolutions):
         return nn.Sequential(*seen, nn.Linear(64, 40), nn.Linear(40, 10))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_norms_are_added_up_in_the_order_of_the_ring(
     lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,6 +98,7 @@ class UsedLate(tasks.SometimesUsed):
         return torch.optim.SGD(model.parameters(), lr=1e-8, momentum=0.9)
 
 
+@pytest.mark.long
 def test_all_servers_go_on_without_fused_kernels_where_one_block_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +120,7 @@ def test_all_servers_go_on_without_fused_kernels_where_one_block_is_new(
     assert trained(UsedLate, folder, 3, 5, **keys).digest == ring.digest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", [sparse_tasks.Embeddings, sparse_tasks.TwoKinds], ids=lambda task: task.__name__)
 def test_sparse_gradients_have_the_same_bits_on_any_number(task: type[Task], tmp_path: Path) -> None:
     shapes = ((1, 1), (3, 2))

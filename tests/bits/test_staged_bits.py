@@ -23,6 +23,7 @@ def trained(task: type[Task], workers: int, folder: Path, links: str = "auto") -
     return gang.train(task, spec, workers, folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", [tasks.Momentum, tasks.BatchNormAndDropout], ids=lambda task: task.__name__)
 def test_sums_on_a_device_and_by_way_of_the_host_have_the_same_bits(
     task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def synced(workers: int, folder: Path, **keys: Any) -> gang.Ended:
     return ended
 
 
+@pytest.mark.long
 def test_workers_with_a_lane_each_have_the_statistics_of_the_whole_batch(tmp_path: Path) -> None:
     """The batch does not divide: some have a sample more."""
     whole = train(Normed, 1, tmp_path / "whole", "ring", **KEYS, lanes=1)

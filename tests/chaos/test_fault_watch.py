@@ -69,6 +69,7 @@ def test_a_worker_dies_at_the_named_moment_and_its_successor_passes_it(tmp_path:
     assert firings(tmp_path) == [firing]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", ["exchange", "apply"])
 def test_after_a_delay_a_worker_dies_whatever_it_is_doing_then(tmp_path: Path, phase: str) -> None:
     script = "kill worker 1 at step 2 in exchange after 2s"

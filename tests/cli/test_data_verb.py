@@ -269,6 +269,7 @@ def test_places_are_shown_by_their_shortest_path(folder: Path, capsys: pytest.Ca
     assert shown_place(f"{folder.parent}/far/../x") == f"{folder.parent}/far/../x"
 
 
+@pytest.mark.long
 def test_shards_in_a_store(s3: SeaweedStore, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"s3://{BUCKET}/data"
     written = write_shards("parquet", folder)

@@ -91,6 +91,7 @@ def test_a_job_with_loaders_needs_no_dev_shm(workplace: Workplace, undisturbed: 
     assert json.loads(done.stdout)["weights_digest"] == undisturbed
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_is_found_by_its_silence_and_replaced(workplace: Workplace, undisturbed: str) -> None:
     running = start_and_reach_a_checkpoint(workplace, 2)
     victim = workplace.workers()[0]

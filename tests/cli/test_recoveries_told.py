@@ -87,6 +87,7 @@ def test_a_recovery_is_told_to_people_and_to_programs(workplace: Workplace, undi
     assert "in 2 parts" not in page
 
 
+@pytest.mark.long
 def test_by_step_timeout_a_worker_that_hangs_in_user_code_is_replaced(workplace: Workplace, undisturbed: str) -> None:
     running = start_and_hold_step_5(workplace, "--json", "--set", "step_timeout=4.0")
     loss = running.await_event("lost")

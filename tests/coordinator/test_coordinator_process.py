@@ -144,6 +144,7 @@ def test_every_coordinator_of_a_run_has_a_higher_incarnation(run: RunFolder) -> 
     assert run.next_incarnation() == 2
 
 
+@pytest.mark.long
 def test_of_two_that_both_believe_the_older_ends_and_leaves_everything_to_the_newer(run: RunFolder) -> None:
     """As one that was moved while its host was cut off: its launcher has not ended, and nobody has killed it."""
     with coordinator(run, failure_timeout=300.0) as (older, before):  # it looks by itself every 15 seconds

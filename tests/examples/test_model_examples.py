@@ -154,6 +154,7 @@ def test_a_loss_is_computed_where_model_and_batch_are(name: str) -> None:
     assert {value.device.type for value in task.metrics(model, batch).values()} == {"meta"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("name", TINY)
 def test_one_worker_and_two_give_one_digest(name: str, tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ WHOLE = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", [SHORT, pytest.param(WHOLE, marks=pytest.mark.long)], ids=len)
 def test_one_loss_in_each_phase_of_one_run(place: Workplace, script: list[str]) -> None:
     document = chaos(place, *script)

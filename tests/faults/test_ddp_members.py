@@ -69,6 +69,7 @@ def test_workers_come_and_go_and_a_spare_takes_a_place(place: Workplace) -> None
     assert crowds(place, document)[-1] == 2
 
 
+@pytest.mark.long
 def test_a_slow_member_is_waited_for_longer_than_one_that_is_not_heard_of(place: Workplace) -> None:
     (place.folder / "dawdle").touch()
     done = place.train("--json", "--set", "failure_timeout=4")

@@ -102,6 +102,7 @@ def losses(place: Workplace, run: str) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if event["kind"] == "step"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("links", ["auto", pytest.param("tcp", marks=pytest.mark.long)])
 def test_the_majority_names_the_worker_and_the_bits_are_the_same(place: Workplace, links: str) -> None:
     document = chaos(place, "flip worker 1 at step 50", settings=(f"links={links}",))

@@ -279,6 +279,7 @@ def test_an_evaluation_that_comes_further_with_each_batch_does_not_count_as_hung
     assert done.document["wall_seconds"] > 4, "so long the evaluation took"
 
 
+@pytest.mark.long
 def test_a_disk_that_stalls_in_the_last_save_is_named(troubled: Workplace) -> None:
     # Long enough for a step on a busy machine.
     settings = ("--workers", "2", "--set", "step_timeout=4", "--set", "checkpoint.every=null")

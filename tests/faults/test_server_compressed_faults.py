@@ -78,6 +78,7 @@ def test_workers_are_lost_in_each_phase(place: Workplace) -> None:
     assert_nobody_went_back(place, document)
 
 
+@pytest.mark.long
 def test_servers_are_lost_between_and_beside_workers(place: Workplace) -> None:
     script = [
         "kill server 0 at step 5 in exchange",

@@ -128,6 +128,7 @@ def test_resumed_on_one_three_and_two_workers_with_kills_in_each_part(
     assert_as_undisturbed(place)
 
 
+@pytest.mark.long
 def test_killed_on_one_worker_and_resumed_on_three_and_two_with_a_kill_on_each(tmp_path: Path) -> None:
     """The quick one: beside the same job in this process, and judged by what its folder holds."""
     (tmp_path / "job").mkdir()

@@ -103,6 +103,7 @@ def assert_went_on(place: Workplace, running: Running, victim: str, strategy: di
         assert all(event.get("gap", 0) <= event["bound"] == 2 for event in observed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "strategy"),
     [
@@ -155,6 +156,7 @@ def test_one_after_the_other_is_killed(place: Workplace) -> None:
     finish(place, running)
 
 
+@pytest.mark.long
 def test_a_job_that_is_stopped_in_the_middle_of_a_segment_goes_on_where_it_was(place: Workplace) -> None:
     running = start(place, BOUNDED)
     running.interrupt()

@@ -196,6 +196,7 @@ def test_an_undisturbed_job_needs_one_generation_and_every_step_once_in_each_wor
     assert verdict.steps == workers * (course.steps + evaluations)
 
 
+@pytest.mark.long
 def test_a_seed_replays_exactly_in_another_process() -> None:
     seed = next(seed for seed in SEEDS if len(scenario(seed).faults) >= 6)
     here = "\n".join(traced(seed).trace)

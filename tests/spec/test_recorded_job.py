@@ -30,6 +30,7 @@ def resolve(job: dict[str, Any], *overrides: Override) -> ResolvedJob:
     return resolve_mapping(job, "Job(…)", {}, overrides)
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(jobs)
 def test_what_is_recorded_is_read_back_equal(tmp_path_factory: pytest.TempPathFactory, job: dict[str, Any]) -> None:

@@ -133,6 +133,7 @@ def test_without_gradients_nothing_is_computed_again() -> None:
     assert Block.passes_of_all == 3
 
 
+@pytest.mark.long
 def test_compiled_blocks_update_their_statistics_once() -> None:
     """By the compiler's own tracing and autograd, without its kernels, which take minutes to make on a CPU."""
 

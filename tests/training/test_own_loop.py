@@ -23,6 +23,7 @@ def test_it_comes_to_the_bits_of_the_same_model_as_a_task(keys: dict[str, Any], 
         assert own.told == as_task.told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stop_at", [3, 4], ids=["within an epoch", "at its end"])
 def test_it_is_resumed_on_another_number_of_workers(stop_at: int, tmp_path: Path) -> None:
     keys = {"batch_size": 12, "epochs": 2}

@@ -98,6 +98,7 @@ def test_nothing_of_a_skipped_step_reaches_the_state(tmp_path: Path) -> None:
     assert saved_state(after) == saved_state(before)
 
 
+@pytest.mark.long
 def test_a_job_stopped_after_a_skipped_step_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     undisturbed = run(Poisoned, tmp_path / "undisturbed", 1, **KEYS)
     for step in skipped(undisturbed):

@@ -133,6 +133,7 @@ def go_on(peer: "subprocess.Popen[str]") -> None:
     peer.stdin.flush()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [0, 1000, 32 * 2**20], ids=["nothing", "a little", "more than there is room for"])
 def test_a_peer_that_is_stopped_for_longer_than_the_limit_is_not_lost(size: int, threads: ThreadPoolExecutor) -> None:
     looks: list[float] = []

@@ -309,6 +309,7 @@ class TestPassingTrouble:
         assert readers
         assert len({store for store, _ in readers}) == len(readers), "no two threads share a store"
 
+    @pytest.mark.long
     def test_that_does_not_pass_names_the_shard(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fetching, "GIVE_UP", 2.0)
         sound = build_index(url)
