@@ -180,6 +180,7 @@ def test_by_default_a_model_is_given_as_the_run_evaluates(tmp_path: Path, evalua
     assert opened.load_model(averaged=False).embedding.weight.tolist() == trained["embedding.weight"]
 
 
+@pytest.mark.long
 def test_what_is_no_tensor_goes_into_a_torch_file_only(tmp_path: Path) -> None:
     run, expected = run_of(tmp_path, "Stateful")
     with pytest.raises(RunError, match=r"'_extra_state' .* holds tensors only. Export with --format torch"):

@@ -139,6 +139,7 @@ def test_two_hosts_of_two_workers_give_the_digest_of_one_worker(
     assert digest(CASES[number], 8, 4, tmp_path / "mixed") == alone(number, 8).digest
 
 
+@pytest.mark.long
 @quick_for({4, 12}, among=(1, 3, 4, 7, 12))
 def test_overlap_does_not_change_the_bits(number: int, tmp_path: Path) -> None:
     """With buckets so small that most parameters have one of their own."""

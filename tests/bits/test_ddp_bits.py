@@ -75,6 +75,7 @@ def test_every_kind_of_task_has_the_losses_of_the_ring(number: int, tmp_path: Pa
         assert ended.progress[key] == alone(number).progress[key]
 
 
+@pytest.mark.long
 def test_a_job_changes_between_the_ring_and_gangs_of_any_size(tmp_path: Path) -> None:
     """In the middle of an epoch, with the optimizer's momentum and the statistics of batch norm."""
     keys: dict[str, Any] = {"epochs": 4, "batch_size": 12}

@@ -101,6 +101,7 @@ ALIKE = [
 """Tasks that ask of a device what one of the others asks too."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "task", [*TASKS, *(pytest.param(task, marks=pytest.mark.long) for task in ALIKE)], ids=lambda task: task.__name__
 )

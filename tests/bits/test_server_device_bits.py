@@ -44,6 +44,7 @@ def trained(
     return gang.train(task, gang.job(task, **{"batch_size": 24} | keys), workers, folder, stop_at=stop_at)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("task", "keys"), CASES, ids=lambda one: getattr(one, "__name__", ""))
 def test_servers_give_the_digest_of_the_ring(task: type[Task], keys: dict[str, Any], tmp_path: Path) -> None:
     ring = trained(task, tmp_path / "ring", 1, **keys)

@@ -53,6 +53,7 @@ def check(told: list[dict[str, Any]]) -> None:
         assert told[0][name]["held"] < told[0][name]["of"], name
 
 
+@pytest.mark.long
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     told = run(
         2, ["gpt2", "bert", "vit-dropout", "llama", "split-dropout", "encoder", "gated-by-hand", "odd"], tmp_path
