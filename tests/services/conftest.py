@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from command import finished, undisturbed, used_workplace, workplace  # noqa: F401 (fixtures)
+from services.browser import browser  # noqa: F401 (a fixture: one for all, since there can be only one at a time)
 from services.servers import MlflowServer
 
 # Ray reads these when it is imported, which collecting its tests does: their clusters are for those who know the token.

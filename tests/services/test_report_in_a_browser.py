@@ -8,7 +8,7 @@ import pytest
 from history.run_builder import Story, add_checkpoint, build_run
 from quorate.history.report.page import report_page
 from quorate.history.run_detail import RunDetail
-from services.browser import Browser, browser  # noqa: F401 (a fixture)
+from services.browser import Browser
 
 pytestmark = pytest.mark.services
 

@@ -9,7 +9,7 @@ from history.search_builder import decided_by_rate, exploited_search, search_fol
 from quorate.history.importance import importance_of
 from quorate.history.report.search_files import page_of
 from quorate.history.search_record import SearchRecord
-from services.browser import Browser, browser  # noqa: F401 (a fixture)
+from services.browser import Browser
 
 pytestmark = pytest.mark.services
 
