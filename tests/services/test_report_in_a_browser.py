@@ -33,7 +33,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("width", [1400, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_opens_without_a_complaint_and_asks_nobody_for_anything(
-    browser: Browser,  # noqa: F811
+    browser: Browser,
     page_file: Path,
     width: int,
     scheme: str,
@@ -59,7 +59,7 @@ def test_it_opens_without_a_complaint_and_asks_nobody_for_anything(
     visit.page.close()
 
 
-def test_by_day_and_by_night_the_words_can_be_read(browser: Browser, page_file: Path) -> None:  # noqa: F811
+def test_by_day_and_by_night_the_words_can_be_read(browser: Browser, page_file: Path) -> None:
     for scheme in ("light", "dark"):
         visit = browser.open(page_file, 1400, scheme)
         ink, paper = (

@@ -30,7 +30,7 @@ def page_file(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["usual", "several metrics", "population"])
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
 def test_it_opens_without_a_complaint_and_fits(
-    browser: Browser,  # noqa: F811
+    browser: Browser,
     tmp_path: Path,
     kind: str,
     width: int,
@@ -53,7 +53,7 @@ def test_it_opens_without_a_complaint_and_fits(
     visit.page.close()
 
 
-def test_a_heading_sorts_the_trials(browser: Browser, tmp_path: Path) -> None:  # noqa: F811
+def test_a_heading_sorts_the_trials(browser: Browser, tmp_path: Path) -> None:
     visit = browser.open(page_file(tmp_path, "usual"))
 
     def in_order() -> list[str]:
