@@ -471,4 +471,4 @@ TARGETS = (
         )
     ),
 )
-"""In the order of docs/benchmarks.md, which has the same texts."""
+"""In the order of docs/reference/benchmarks.md, which has the same texts."""

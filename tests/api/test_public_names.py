@@ -93,7 +93,7 @@ def test_type_checkers_see_the_same_names_at_the_same_homes() -> None:
 
 
 def test_the_page_about_python_tells_of_every_name() -> None:
-    page = (ROOT / "docs/python.md").read_text()
+    page = (ROOT / "docs/reference/api.md").read_text()
     assert set(re.findall(r"\bquorate\.([A-Za-z]\w*)", page)) == {*PROMISED, *MODULES}
 
 

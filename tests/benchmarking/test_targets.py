@@ -14,7 +14,7 @@ from benchmarks.target import Judgement, Target, judge
 from benchmarks.targets import TARGETS
 from benchmarks.tracking import Tracking
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "benchmarks.md"
 MB = 2**20
 
 

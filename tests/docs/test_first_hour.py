@@ -37,7 +37,7 @@ def assert_trained(clone: Path, printed: str) -> None:
     assert "mine-0001 in runs/mine-0001: 4 lanes on 3 workers" in printed
     shown = f"accuracy +{re.escape(measure(told[2]['accuracy']))}"
     assert len(re.findall(shown, printed)) >= 3  # by train, eval and show
-    assert "class Tumours(Dataset):" in (clone / "mine" / "task.py").read_text()
+    assert "load_breast_cancer" in (clone / "mine" / "task.py").read_text()
 
 
 def test_the_readme_tells_what_to_type_and_which_file_to_write() -> None:

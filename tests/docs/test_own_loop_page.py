@@ -1,4 +1,4 @@
-"""The script of docs/own_loop.md is one that runs, on any number of workers to the same bits."""
+"""The script of docs/how-to/own-loop.md is one that runs, on any number of workers to the same bits."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import gang
 from quorate.training.own_run import Run
 from quorate.training.source import load_task_type
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/own_loop.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/own-loop.md").read_text()
 
 
 @pytest.mark.long

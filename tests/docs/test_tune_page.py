@@ -9,7 +9,7 @@ from quorate.spec.search_load import resolve_search
 from quorate.spec.space import KINDS, DimensionSpec
 from quorate.spec.yaml_document import read_yaml
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "tune.md").read_text()
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

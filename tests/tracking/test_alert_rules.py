@@ -12,8 +12,8 @@ from typer.main import get_command
 from quorate.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
-MONITORING = (ROOT / "docs" / "monitoring.md").read_text()
+RUNBOOK = (ROOT / "docs" / "how-to" / "runbook.md").read_text()
+MONITORING = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
 RULES: list[dict[str, Any]] = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())["groups"][0]["rules"]
 METRICS = set(re.findall(r"^\| `(quorate_[a-z_]+)`", MONITORING, re.MULTILINE))
 """Those that a scrape shows: another test holds the page against it."""

@@ -36,7 +36,7 @@ from quorate.tracking.metrics import MOST_GPUS
 from quorate.tracking.step_sums import MOST_NAMES
 from tracking.metrics_read import Scraped
 
-MONITORING = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
+MONITORING = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "monitoring.md"
 KILLED = "worker 1 (pid 7 on host a) was killed by SIGKILL at step 3 while in compute. Often it is the kernel."
 
 
