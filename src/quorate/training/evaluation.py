@@ -1,14 +1,17 @@
 """Evaluation, spread over the workers: batches are fixed by the job and summed in order, whoever computed them.
 
+Metrics that are no means (`accumulated`) are merged in that order, too, by one worker, which tells the others.
+
 And a sanity check of it before the first step, so that a mistake in metrics() does not show after an epoch of training.
 """
 
+import io
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +24,7 @@ from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.sampler import EvaluationPlan
 from quorate.data.samples import Samples, batch_of
+from quorate.training.accumulated import AccumulatedMetric, compute, take_states
 from quorate.training.device import Device, is_scalar
 from quorate.training.hints import hint_for
 from quorate.training.losses import LossSum
@@ -35,8 +39,15 @@ log = logging.getLogger(__name__)
 SANITY_CHECK_LIMIT = 20.0
 """Seconds that the sanity check may take."""
 
-Measured = dict[str, tuple[float, float]]
+Sums = dict[str, tuple[float, float]]
 """Name → (sum, count)."""
+
+
+class Measured(NamedTuple):
+    """What metrics() gives of a batch: sums of numbers, and metrics that accumulate."""
+
+    sums: Sums
+    accumulated: dict[str, AccumulatedMetric]
 
 
 @dataclass(frozen=True)
@@ -76,11 +87,14 @@ class Evaluator:
         self._advance = advance
         self._averaged = averaged
         self._put_back: set[str] = set()
+        self._accumulated: dict[str, AccumulatedMetric] = {}
+        self._states: dict[int, dict[str, bytes]] = {}
 
     def run(self, step: int, strategy: Strategy) -> Evaluated:
         """What the state after `step` gives, the same on any number of workers."""
         left_out = LeftOut()
         notes: list[str] = []
+        self._accumulated, self._states = {}, {}
         with self._weights(), self._as_written(), evaluation_mode(self._replica.model):
             versions = self._replica.versions()
             hosted = self._plan.hosted_batches(strategy.hosted)
@@ -88,15 +102,39 @@ class Evaluator:
             self._replica.check_unchanged(versions, "metrics()")
         self._replica.begin_lane()
         take_log(self._task)
-        payload = json.dumps([own, left_out.indices, left_out.reasons, sorted(self._put_back)]).encode()
-        everyone = [json.loads(told) for told in strategy.gather(step, payload)]
-        bad = sorted(index for _, indices, _, _ in everyone for index in indices)
-        why = sorted((index, text) for _, _, texts, _ in everyone for index, text in texts)
-        put_back = sorted({name for *_, names in everyone for name in names})
+        put_back = sorted(self._put_back)
+        payload = [own, left_out.indices, left_out.reasons, put_back, sorted(self._accumulated)]
+        everyone = [json.loads(told) for told in strategy.gather(step, json.dumps(payload).encode())]
+        bad = sorted(index for _, indices, *_ in everyone for index in indices)
+        why = sorted((index, text) for _, _, texts, *_ in everyone for index, text in texts)
+        put_back = sorted({name for *_, names, _ in everyone for name in names})
         if len(bad) == self._plan.samples:
             raise _nothing_to_evaluate(why)
-        means = _means([sums for sums, *_ in everyone])
-        return Evaluated(means, tuple(bad), tuple(why), tuple(notes), tuple(put_back))
+        metrics = _means([sums for sums, *_ in everyone])
+        if any(accumulated for *_, accumulated in everyone):
+            metrics |= self._compute_accumulated(step, strategy)
+        return Evaluated(metrics, tuple(bad), tuple(why), tuple(notes), tuple(put_back))
+
+    def _compute_accumulated(self, step: int, strategy: Strategy) -> dict[str, float]:
+        """Each by the worker of the first batch that has it, which merges the states of all batches in order."""
+        content = io.BytesIO()
+        torch.save(self._states, content)
+        told = strategy.gather(step, content.getvalue())
+        by_batch = {batch: states for each in told for batch, states in torch.load(io.BytesIO(each)).items()}
+        in_order: dict[str, list[int]] = {}
+        for batch in sorted(by_batch):
+            for name in by_batch[batch]:
+                in_order.setdefault(name, []).append(batch)
+        own: dict[str, float] = {}
+        for name, batches in in_order.items():
+            if batches[0] in self._states:
+                self._replica.device.seed(derive_seed(self._seed, "evaluation", step, name))
+                states = [by_batch[batch][name] for batch in batches]
+                own |= compute(name, self._accumulated[name], states)
+        computed: dict[str, float] = {}
+        for each in strategy.gather(step, json.dumps(own).encode()):
+            computed |= json.loads(each)
+        return computed
 
     def _weights(self) -> AbstractContextManager[None]:
         average = self._replica.average
@@ -108,7 +146,7 @@ class Evaluator:
         replica = self._replica
         return replica.device.as_written(replica.model) if replica.device.compiles else nullcontext()
 
-    def _evaluate(self, step: int, batch: int, left_out: LeftOut, notes: list[str]) -> Measured:
+    def _evaluate(self, step: int, batch: int, left_out: LeftOut, notes: list[str]) -> Sums:
         self._advance()
         read = self._feed.next(self._plan.request(batch))
         self._put_back.update(self._watch.before_batch())
@@ -118,10 +156,13 @@ class Evaluator:
             return {}
         self._replica.begin_batch()
         seed = derive_seed(self._seed, "evaluation", step, batch)
-        sums = _measure(self._task, self._replica, read.content, len(read.samples), seed)
+        found = _measure(self._task, self._replica, read.content, len(read.samples), seed)
+        if found.accumulated:
+            self._states[batch] = take_states(found.accumulated)
+            self._accumulated |= found.accumulated
         self._replica.settle()
         self._put_back.update(self._watch.after_batch())
-        return sums
+        return found.sums
 
 
 def _measure(task: Task, replica: Replica, content: Any, samples: int, seed: int) -> Measured:
@@ -140,7 +181,10 @@ def measured(task: Task, model: torch.nn.Module, batch: Any, samples: int, devic
         raise MetricError(
             f"metrics() gave {given(metrics)}; it must return a dict of numbers by name.{likely_slip(metrics)}"
         )
-    return {str(name): _sum_and_count(str(name), value, samples) for name, value in _read(metrics, device).items()}
+    accumulated = {str(name): value for name, value in metrics.items() if isinstance(value, AccumulatedMetric)}
+    numbers = {name: value for name, value in metrics.items() if str(name) not in accumulated}
+    sums = {str(name): _sum_and_count(str(name), value, samples) for name, value in _read(numbers, device).items()}
+    return Measured(sums, accumulated)
 
 
 def _read(metrics: Mapping[Any, Any], device: Device) -> dict[Any, Any]:
@@ -272,8 +316,20 @@ def _try_in_child(task: Task, replica: Replica, samples: Samples, plan: Evaluati
             return ""
         with evaluation_mode(replica.model):
             seed = derive_seed(replica.spec.seed, "evaluation", 0, 0)
-            metrics = _measure(task, replica, batch.content, len(batch.samples), seed)
+            found = _measure(task, replica, batch.content, len(batch.samples), seed)
+            computed = _computed_of_two(found.accumulated)
             watch.after_batch()
     except QuorateError as error:
         return json.dumps({"failure": Failure.of(error).to_dict()})
-    return json.dumps({"metrics": {name: total for name, (total, _) in metrics.items()}})
+    return json.dumps({"metrics": {name: total for name, (total, _) in found.sums.items()} | computed})
+
+
+def _computed_of_two(metrics: dict[str, AccumulatedMetric]) -> dict[str, float]:
+    """What accumulated metrics give of this batch twice; 0 for one that cannot be computed of so few samples."""
+    computed: dict[str, float] = {}
+    for name, state in take_states(metrics).items():
+        try:
+            computed |= compute(name, metrics[name], [state, state])
+        except UserCodeError:
+            computed[name] = 0.0
+    return computed

@@ -18,6 +18,7 @@ import xxhash
 from torch.utils.hooks import RemovableHandle
 
 from quorate.core.errors import UnsupportedModelError
+from quorate.training.accumulated import AccumulatedMetric
 from quorate.training.device import digests
 from quorate.training.kept_values import (
     MODULES_OWN,
@@ -218,7 +219,8 @@ def _is_torchs(owner: object, name: str) -> bool:
     """Whether torch assigns this by itself, such as the weight that weight_norm computes before each forward pass."""
     if not isinstance(owner, torch.nn.Module):
         return False
-    if is_internal(owner, name):
+    # Nor is it news that a metric, which is reset after each batch, counts.
+    if is_internal(owner, name) or isinstance(owner, AccumulatedMetric):
         return True
     hooks = [hook for hook in owner._forward_pre_hooks.values() if type(hook).__module__.startswith("torch.")]
     return any(name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None)) for hook in hooks)
