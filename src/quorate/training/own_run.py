@@ -195,7 +195,8 @@ class Run:
 
     def evaluate(self, dataset: Any, measure: Callable[[Any], Mapping[str, Any]]) -> None:
         """Say, before the first batch, how the job evaluates: `measure(batch)` gives metrics by name, each a mean over
-        the samples or (sum, count). When it does is the job's `evaluate.every`; run.metrics are what it has found."""
+        the samples, (sum, count), or an object that accumulates, as torchmetrics has them. When it does is the job's
+        `evaluate.every`; run.metrics are what it has found."""
         turns = self._prepared("evaluate")
         if turns.place is not Place.PREPARE:
             raise TaskError(

@@ -69,7 +69,8 @@ class Task:
         raise NotImplementedError
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
-        """Evaluate a batch: name → mean over its samples, or name → (sum, count). By default the loss.
+        """Evaluate a batch: name → mean over its samples, (sum, count), or an object that has seen it and accumulates,
+        such as those of torchmetrics (docs/how-to/metrics.md). By default the loss.
 
         It is tried on one batch before the first step, in a process of its own: a mistake in it must not cost an epoch.
         """
