@@ -20,7 +20,8 @@ from torch.utils.data import TensorDataset
 def main(run):
     model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    model, optimizer = run.prepare(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
+    model, optimizer, _ = run.prepare(model, optimizer, scheduler)
     inputs = torch.randn(64, 3, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs.sum(1))
     run.evaluate(data, lambda batch: {"loss": F.mse_loss(model(batch[0]).squeeze(-1), batch[1])})
@@ -41,6 +42,7 @@ KEYS: dict[str, Any] = {
     "steps": None,
     "epochs": 6,
     "workers": 3,
+    "schedule": {"per": "epoch"},
     "checkpoint": {"every": 3, "keep": 3},
 }
 FAULTS = {

@@ -139,7 +139,6 @@ def test_auto_is_as_many_workers_as_lanes_and_cores_allow(changed: dict[str, Any
         {"evaluate": {"every": "never"}},
         {"evaluate": {"every": 0}},
         {"evaluate": {"metric": ""}},
-        {"schedule": {}},
         {"schedule": {"kind": "cosine", "final": 1.5}},
         {"early_stop": {"metric": "loss"}},
         {"early_stop": {"metric": "loss", "patience": 0}},
@@ -150,6 +149,13 @@ def test_auto_is_as_many_workers_as_lanes_and_cores_allow(changed: dict[str, Any
 def test_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         job(**changed)
+
+
+@pytest.mark.parametrize("given", [{}, {"warmup": 2}, {"per": "epoch", "final": 0.1}, {"kind": None}], ids=str)
+def test_a_schedule_without_a_kind_only_says_how_often_the_tasks_own_steps(given: dict[str, Any]) -> None:
+    with pytest.raises(JobFileError, match=r"schedule\.kind: schedule has no kind"):
+        job(schedule=given)
+    assert job(schedule={"per": "epoch"}).schedule is not None
 
 
 def test_a_whole_number_is_a_number() -> None:

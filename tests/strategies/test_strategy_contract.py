@@ -15,6 +15,7 @@ import gang
 from bits.bit_tasks import Momentum, Points
 from quorate.core.errors import LeaseExpired, LinkError, LossError
 from quorate.core.generation import Generation, GenerationId, Member, Role
+from quorate.data.lane_sampler import LaneSampler
 from quorate.data.ledger import Tally
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.connect import Endpoint, Listeners
@@ -82,7 +83,8 @@ class Worker:
         activity.begin_step(1)
         watch = StateWatch(self.task, self.replica)
         self.gradients = connection.gradients
-        update = Update(self.spec, self.replica, self.gradients, watch, 10, activity, lambda: self.before_change())
+        sampler = LaneSampler(self.spec, len(Points()), self.task.order)
+        update = Update(self.spec, self.replica, self.gradients, watch, sampler, activity, lambda: self.before_change())
         self.strategy = connection.strategy(update, activity)
 
     def step(self, step: int, request: StepRequest | None = None) -> StepOutcome:

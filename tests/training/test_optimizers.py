@@ -18,9 +18,12 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+import gang
+from bits.bit_tasks import Regression
 from checkpoint.whole_save import save_whole
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError, TaskError, UserCodeError
+from quorate.data.lane_sampler import LaneSampler
 from quorate.spec.job import ScheduleSpec
 from quorate.training.optimizers import SOLE, Optimizers
 from quorate.training.task import Task
@@ -38,6 +41,10 @@ class Made(Task):
 
     def schedule(self, optimizer: Optimizer) -> Any:
         return self.make_schedule(optimizer)
+
+
+SAMPLER = LaneSampler(gang.job(Regression, lanes=1, batch_size=10, steps=6), 20, lambda _epoch, _generator: None)
+"""Of a job of 6 steps, two of which are an epoch."""
 
 
 def model() -> nn.Module:
@@ -58,12 +65,12 @@ def optimizers(
 def run(given: Optimizers, steps: int) -> list[float]:
     """The learning rate after each of so many steps with a gradient of ones."""
     rates = []
-    for _ in range(steps):
+    for step in range(1, steps + 1):
         for name in given.by_name:
             for parameter in given.parameters(name):
                 parameter.grad = torch.ones_like(parameter)
         given.update()
-        given.advance_schedules()
+        given.advance_schedules(step, SAMPLER)
         rates.append(next(iter(given.learning_rates.values())))
     return rates
 
@@ -180,7 +187,7 @@ def test_the_job_files_schedule_multiplies_each_groups_own_rate() -> None:
     given = optimizers(two_groups, spec=ScheduleSpec(kind="linear", warmup=2))
     rates = []
     for step in range(1, 7):
-        given.prepare(step, 6)
+        given.prepare(step, SAMPLER)
         rates.append([group["lr"] for group in given.by_name[SOLE].param_groups])
     assert rates[:3] == [[0.5, 2.0], [1.0, 4.0], [1.0, 4.0]]
     assert rates[3:] == [[0.75, 3.0], [0.5, 2.0], [0.25, 1.0]]

@@ -75,11 +75,18 @@ def _power_of_two(value: int) -> int:
 
 
 class ScheduleSpec(Section):
-    """How the learning rate moves: up during `warmup` steps, then towards `final` times the base rate."""
+    """How the learning rate moves: up during `warmup` steps, then towards `final` times the base rate.
 
-    kind: Literal["constant", "linear", "cosine"]
+    `per` says what is counted, by this schedule or by the task's own: steps if it is not given, or epochs.
+    """
+
+    kind: Annotated[
+        Literal["constant", "linear", "cosine"] | None,
+        Allowed("constant, linear or cosine"),
+    ] = None
     warmup: CountOrZero = 0
     final: Annotated[float, Field(ge=0, le=1), Allowed("a fraction from 0 to 1")] = 0.0
+    per: Literal["step", "epoch"] | None = None
 
 
 class EvaluateSpec(Section):

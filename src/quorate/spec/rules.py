@@ -165,6 +165,19 @@ def _one_length(job: Job, told: Told) -> Iterator[Problem]:
         yield Problem("epochs", both, "Keep exactly one of them.")
 
 
+def _schedule_is_whole(job: Job, told: Told) -> Iterator[Problem]:
+    """Without a kind it only says how often the task's own schedule steps."""
+    given = dict(job["schedule"] or {})
+    if job["schedule"] is None or given.get("kind") is not None:
+        return
+    if any(given.get(key) for key in ("warmup", "final")) or given.get("per") is None:
+        yield Problem(
+            "schedule.kind",
+            f"schedule{told('schedule')} has no kind",
+            "Write kind: constant, linear or cosine; or only per: epoch, for a schedule that the task returns.",
+        )
+
+
 def _early_stop_sees_evaluations(job: Job, told: Told) -> Iterator[Problem]:
     if job["early_stop"] is not None and dict(job["evaluate"] or {}).get("every") == "end":
         yield Problem(
@@ -442,6 +455,7 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _fewest_workers_fit: frozenset({"min_workers", "workers", "lanes"}),
     _batch_feeds_lanes: frozenset({"batch_size", "lanes", "accumulate"}),
     _one_length: frozenset({"epochs", "steps"}),
+    _schedule_is_whole: frozenset({"schedule"}),
     _early_stop_sees_evaluations: frozenset({"early_stop", "evaluate"}),
     _lineage_leads_here: frozenset({"lineage", "steps", "early_stop"}),
     _strategy_is_whole: frozenset({"strategy"}),

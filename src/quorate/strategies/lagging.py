@@ -96,7 +96,7 @@ class Lag:
                     agreed = agreed._replace(scaling=judged(step, *numbers))
             elif step == self._begun:
                 # The host would have left these alone.
-                self._update.leave_out()
+                self._update.leave_out(step)
                 replica.optimizers.rates = self._rates
             is_left_out = agreed.is_void or agreed.has_overflowed
             named = {key: float(each[0]) for key, each in zip(replica.optimizers.by_name, self._rates, strict=True)}

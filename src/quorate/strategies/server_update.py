@@ -112,7 +112,7 @@ class ServerUpdate:
         update, optimizers = self._update, self._share.replica.optimizers
         update.begin()
         if agreed.is_void:
-            update.leave_out()
+            update.leave_out(step)
         else:
             self._share.begin_update(agreed)
             self._gradients.install(agreed.present)
@@ -154,7 +154,7 @@ class PulledUpdate:
         """`values` are parameters with what they are to be, `rows` those of which only some rows are new."""
         self._update.begin()
         if agreed.is_void:
-            self._update.leave_out()
+            self._update.leave_out(step)
         else:
             self._update.change(step, agreed, lambda: _copy(values, rows))
         self._activity.leave()

@@ -18,7 +18,7 @@ from quorate.data.sampler import (
     Source,
 )
 from quorate.observe.event import Event
-from quorate.observe.events import EvaluationDone, RunBegan, StepCompleted, TrainingBlocks
+from quorate.observe.events import EvaluationDone, LogMessage, RunBegan, StepCompleted, TrainingBlocks
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
@@ -32,6 +32,7 @@ from quorate.training.loss_scale import LEAST
 from quorate.training.memory_watch import MemoryWatch
 from quorate.training.pending_steps import Laps, PendingSteps, Timing
 from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on
+from quorate.training.rate_schedule import notice_of_pace
 from quorate.training.replica import Replica
 from quorate.training.run_mode import MICRO_BATCH, RunMode
 from quorate.training.save import Draft
@@ -378,6 +379,10 @@ class Loop:
             by_units=not is_synchronous(self.spec.strategy),
         )
         self.publish(event)
+        if not self.progress.cursor.step:
+            pace = notice_of_pace(self.spec.schedule, self.replica.optimizers.schedulers, self.sampler)
+            if pace is not None:
+                self.publish(LogMessage(step=0, level="warning", message=pace))
 
     def _publish_evaluation(self, evaluated: Evaluated, before: Progress) -> None:
         # An evaluation leaves out the same ones as the last.

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
@@ -17,8 +16,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from quorate.checkpoint.pieces import Piece
 from quorate.core.errors import RunError, TaskError
 from quorate.core.user_code import blame_user_code, building_code, given, likely_slip, user_code
+from quorate.data.sampler import Sampler
 from quorate.spec.job import ScheduleSpec
 from quorate.training.device import CPU, Device
+from quorate.training.rate_schedule import factor_at
 from quorate.training.sharded_tensors import is_spread, spread_like
 from quorate.training.task import Task
 
@@ -73,15 +74,15 @@ class Optimizers:
     @property
     def are_scheduled_by_job(self) -> bool:
         """Whether the job file has a schedule: `prepare` follows it."""
-        return self._schedule is not None
+        return self._schedule is not None and self._schedule.kind is not None
 
     def parameters(self, name: str) -> list[torch.Tensor]:
         """What one optimizer updates, in its own order."""
         return [p for group in self.by_name[name].param_groups for p in group["params"] if p.requires_grad]
 
-    def prepare(self, step: int, total_steps: int) -> None:
+    def prepare(self, step: int, sampler: Sampler) -> None:
         assert self._schedule is not None
-        factor = rate_factor(self._schedule, step, total_steps)
+        factor = factor_at(self._schedule, step, sampler)
         for name, optimizer in self.by_name.items():
             for group, base in zip(optimizer.param_groups, self._base_rates[name], strict=True):
                 group["lr"] = base * factor
@@ -140,9 +141,17 @@ class Optimizers:
             for group, rate in zip(optimizer.param_groups, given_rates, strict=True):
                 group["lr"] = rate
 
-    def advance_schedules(self) -> None:
-        """The task's own schedules move on by a step."""
-        if not self._schedulers:
+    @property
+    def _steps_by_epoch(self) -> bool:
+        return self._schedule is not None and self._schedule.per == "epoch"
+
+    def end_epoch(self, step: int, sampler: Sampler) -> bool:
+        """Whether schedules hear of this step, though it changes nothing: those that count epochs count all of them."""
+        return bool(self._schedulers) and self._steps_by_epoch and sampler.ends_epoch(step)
+
+    def advance_schedules(self, step: int, sampler: Sampler) -> None:
+        """A step is done: the task's own schedules move on, or at the end of an epoch where they count epochs."""
+        if not self._schedulers or (self._steps_by_epoch and not sampler.ends_epoch(step)):
             return
         try:
             for scheduler in self._schedulers.values():
@@ -257,7 +266,7 @@ class Optimizers:
         return {
             "groups": groups,
             "schedulers": self.scheduler_states(),
-            "scheduled": [name for name in self.by_name if self._schedule is not None or name in self._schedulers],
+            "scheduled": [name for name in self.by_name if self.are_scheduled_by_job or name in self._schedulers],
         }
 
     def scheduler_states(self) -> dict[str, Any]:
@@ -281,10 +290,16 @@ class Optimizers:
                 scheduler = task.schedule(optimizer)
             if scheduler is not None:
                 schedulers[name] = _checked_scheduler(scheduler)
-        if schedulers and self._schedule is not None:
+        given = self._schedule
+        if schedulers and given is not None and given.kind is not None:
             raise TaskError(
-                f"The learning rate is scheduled twice: by the job file (schedule: {self._schedule.kind}) and by the "
+                f"The learning rate is scheduled twice: by the job file (schedule: {given.kind}) and by the "
                 "task's schedule(). Keep one of them."
+            )
+        if not schedulers and given is not None and given.kind is None:
+            raise TaskError(
+                f"The job file says `schedule: {{per: {given.per}}}`, and there is no schedule: the task returns none. "
+                "Return one from schedule(), name a `kind` in the job file, or leave `schedule` out."
             )
         return schedulers
 
@@ -399,19 +414,6 @@ def _as_before(saved: dict[str, Any], scheduler: LRScheduler) -> dict[str, Any]:
     """The saved state with its counters being counters again (MultiStepLR has one)."""
     counters = {key for key, value in vars(scheduler).items() if isinstance(value, Counter)}
     return {key: Counter(value) if key in counters else value for key, value in saved.items()}
-
-
-def rate_factor(schedule: ScheduleSpec, step: int, total_steps: int) -> float:
-    """What the base rate is multiplied by at a step (counted from 1): up over the warm-up, then down to `final`."""
-    if step <= schedule.warmup:
-        return step / schedule.warmup
-    if schedule.kind == "constant":
-        return 1.0
-    # From the full rate at the first step after the warm-up; `final` is reached just after the last one, so that no
-    # step is wasted on a rate of zero.
-    done = min(1.0, (step - 1 - schedule.warmup) / max(1, total_steps - schedule.warmup))
-    shape = 1.0 - done if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-    return schedule.final + (1.0 - schedule.final) * shape
 
 
 def _resumed(saved: Any, began_with: Any, now: Any) -> Any:

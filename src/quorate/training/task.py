@@ -79,7 +79,8 @@ class Task:
         return loss if by_name else {"loss": loss_in(loss)}
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002
-        """Return a torch learning-rate scheduler, stepped per update; a plateau kind after each evaluation."""
+        """Return a torch learning-rate scheduler. It steps after every update, with `schedule: {per: epoch}` in the job
+        after every epoch; a plateau kind after each evaluation."""
         return None
 
     def collate(self, samples: Sequence[Any]) -> Any:

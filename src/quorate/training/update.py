@@ -6,6 +6,7 @@ import torch
 
 from quorate.core.digests import derive_seed
 from quorate.core.worker_status import APPLY
+from quorate.data.sampler import Sampler
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.flat_buffers import Taken
@@ -32,7 +33,7 @@ class Update:
         replica: Replica,
         gradients: Gradients,
         watch: StateWatch,
-        total_steps: int,
+        sampler: Sampler,
         activity: Activity,
         before_change: Callable[[], None],
     ) -> None:
@@ -40,7 +41,7 @@ class Update:
         self._replica = replica
         self._gradients = gradients
         self._watch = watch
-        self._total_steps = total_steps
+        self._sampler = sampler
         self._activity = activity
         self._before_change = before_change
 
@@ -48,7 +49,7 @@ class Update:
         """Update parameters and buffers; the agreement, and the norm of each optimizer's gradient, before clipping."""
         self.begin()
         if agreement.is_void:
-            self.leave_out()
+            self.leave_out(step)
             outcome = StepOutcome(agreement, {})
         else:
             outcome = self._apply(step, agreement)
@@ -103,8 +104,8 @@ class Update:
             replica.loss_scale.move(void)
             left_out = void | replica.loss_scale.found_overflow
         norms = {SOLE: self._gradients.norm()} if self._has_plain_norm else self._norms(optimizers.by_name)
-        if self._spec.schedule is not None:
-            optimizers.prepare(step, self._total_steps)
+        if optimizers.are_scheduled_by_job:
+            optimizers.prepare(step, self._sampler)
         if replica.buffers.flat is not None:
             replica.buffers.flat.commit_unless(void, buffers)
         optimizers.update_unless(left_out)
@@ -133,15 +134,15 @@ class Update:
         if runs_user_code:
             # Noise, which is then the same in every worker.
             replica.device.seed(derive_seed(self._spec.seed, "apply", step))
-        if self._spec.schedule is not None:
-            optimizers.prepare(step, self._total_steps)
+        if optimizers.are_scheduled_by_job:
+            optimizers.prepare(step, self._sampler)
         if runs_user_code:
             self._tidy()
         if agreement.buffers:
             # Before the step, which may change buffers too: an average is made of the statistics of this step.
             replica.buffers.commit(agreement.buffers)
         update()
-        optimizers.advance_schedules()
+        optimizers.advance_schedules(step, self._sampler)
         if runs_user_code:
             self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
         if replica.average is not None:
@@ -162,14 +163,21 @@ class Update:
         self._replica.buffers.adopt()
         self._watch.after_update(where)
 
-    def leave_out(self) -> None:
-        """A step that is void: no parameter, buffer, optimizer or schedule is touched.
+    def leave_out(self, step: int) -> None:
+        """A step that is void: no parameter, buffer, optimizer or schedule is touched, except one that counts epochs.
 
         What lanes have left in the model's buffers was never committed: whoever uses the model next restores them.
         """
         for parameter in self._gradients.parameters:
             # What user code finds here afterwards must not depend on which lanes this worker hosts.
             parameter.grad = None
+        optimizers = self._replica.optimizers
+        if optimizers.end_epoch(step, self._sampler):
+            self._replica.device.seed(derive_seed(self._spec.seed, "apply", step))
+            self._tidy()
+            optimizers.leave_out()
+            optimizers.advance_schedules(step, self._sampler)
+            self._take_changes("schedule().step()")
 
     @property
     def optimizer_names(self) -> Iterable[str]:

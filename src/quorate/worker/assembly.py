@@ -221,7 +221,7 @@ def assemble(
             settle_save()
         hooks.check_lease()
 
-    update = Update(parts.updating, replica, gradients, watch, sampler.total_steps, activity, before_change)
+    update = Update(parts.updating, replica, gradients, watch, sampler, activity, before_change)
     if spec.check_gradients is not None and len(generation.workers) > 1:
         every, gather = spec.check_gradients.every, connection.links.gather
         update.check_gradients = GradientCheck(every, worker, replica.trainable, replica.device, gather, activity)

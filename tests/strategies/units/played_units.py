@@ -108,7 +108,7 @@ class Played:
                 ends[worker][server] = WatchedChannel(one, generation, partial(sending, worker, server))
                 served[server][worker] = UnitChannel(other, generation, lambda: 60.0)
         raised: list[BaseException] = []
-        settings = [StepSettings(r.optimizers, self.sampler.total_steps, self.step) for r in self.replicas]
+        settings = [StepSettings(r.optimizers, self.sampler, self.step) for r in self.replicas]
         self.hub = hub = self._hub(boundary)
         threads = []
         for index, (server, channels) in enumerate(served.items()):

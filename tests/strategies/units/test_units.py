@@ -52,8 +52,8 @@ def by_hand(play: Played, steps: int, clip: float | None = None) -> Replica:
     task = play.task()
     replica = Replica(task, play.spec)
     for step in range(1, steps + 1):
-        if play.spec.schedule is not None:
-            replica.optimizers.prepare(step, play.sampler.total_steps)
+        if replica.optimizers.are_scheduled_by_job:
+            replica.optimizers.prepare(step, play.sampler)
         for lane in range(play.spec.lanes):
             share = play.sampler.share(step, lane)
             batch = torch.utils.data.default_collate([play.data[index] for index in share.tolist()])
@@ -67,7 +67,8 @@ def by_hand(play: Played, steps: int, clip: float | None = None) -> Replica:
                 if clip is not None:
                     nn.utils.clip_grad_norm_(own, clip)
             _step(replica, len(share) / play.sampler.batch_samples(step))
-        for scheduler in replica.optimizers.schedulers:
+        by_epoch = play.spec.schedule is not None and play.spec.schedule.per == "epoch"
+        for scheduler in replica.optimizers.schedulers if not by_epoch or play.sampler.ends_epoch(step) else ():
             scheduler.step()
     return replica
 
@@ -103,6 +104,8 @@ def assert_equal(found: dict[str, torch.Tensor], expected: Replica) -> None:
         (Momentum, {"batch_size": 11}),
         (Adam, {"schedule": {"kind": "cosine", "warmup": 2}}),
         (Scheduled, {}),
+        (Scheduled, {"schedule": {"per": "epoch"}, "batch_size": 24}),
+        (Adam, {"schedule": {"kind": "linear", "per": "epoch"}, "batch_size": 24}),
         (Two, {"clip_norm": 0.1}),
     ],
 )
@@ -183,7 +186,7 @@ class TensorRate(Scheduled):
 
 
 def test_a_learning_rate_that_is_a_tensor_is_that_of_each_step() -> None:
-    settings = StepSettings(played(TensorRate).replicas[0].optimizers, 6, 0)
+    settings = StepSettings(played(TensorRate).replicas[0].optimizers, played(TensorRate).sampler, 0)
 
     def rate(step: int) -> float:
         settings.install(settings.at(step), 1.0)
@@ -199,7 +202,7 @@ class OnPlateau(Regression):
 
 def test_what_schedules_made_of_an_evaluation_stays_if_the_next_segment_ends_too_early() -> None:
     optimizers = played(OnPlateau).replicas[0].optimizers
-    settings = StepSettings(optimizers, 6, 0)
+    settings = StepSettings(optimizers, played(Scheduled).sampler, 0)
     settings.at(1)
     settings.reach(1)
     optimizers.react(1.0)
@@ -208,7 +211,7 @@ def test_what_schedules_made_of_an_evaluation_stays_if_the_next_segment_ends_too
     settings.install(settings.at(2), 0.25)
     settings.go_back()
     assert list(optimizers.learning_rates.values()) == [rate]
-    settings = StepSettings(optimizers, 6, 1)
+    settings = StepSettings(optimizers, played(Scheduled).sampler, 1)
     settings.go_back()
     assert list(optimizers.learning_rates.values()) == [rate]
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from quorate.data.sampler import Sampler
 from quorate.training.optimizers import Optimizers
 
 Settings = list[list[dict[str, Any]]]
@@ -20,9 +21,9 @@ class StepSettings:
     the scheduler has taken as many steps as the job.
     """
 
-    def __init__(self, optimizers: Optimizers, total_steps: int, step: int) -> None:
+    def __init__(self, optimizers: Optimizers, sampler: Sampler, step: int) -> None:
         self._optimizers = optimizers
-        self._total_steps = total_steps
+        self._sampler = sampler
         self._taken = step
         self._kept: dict[int, Settings] = {}
         self._stood: dict[str, Any] | None = None
@@ -39,7 +40,7 @@ class StepSettings:
             coming = max(self._kept, default=self._taken) + 1
             self._move_to(coming - 1)
             if self._optimizers.are_scheduled_by_job:
-                self._optimizers.prepare(coming, self._total_steps)
+                self._optimizers.prepare(coming, self._sampler)
             self._kept[coming] = _settings(self._each())
         return self._kept[step]
 
@@ -69,8 +70,8 @@ class StepSettings:
             # A scheduler goes on from what it has left, not from what the last unit has put in its place.
             self.install(self._kept[max(self._kept)])
         while self._taken < step:
-            self._optimizers.advance_schedules()
             self._taken += 1
+            self._optimizers.advance_schedules(self._taken, self._sampler)
 
     def _standing(self) -> dict[str, Any]:
         settings = {

@@ -43,7 +43,7 @@ class UnitLoop(Loop):
 
     def __post_init__(self) -> None:
         optimizers, step = self.replica.optimizers, self.progress.cursor.step
-        self._settings = StepSettings(optimizers, self.sampler.total_steps, step)
+        self._settings = StepSettings(optimizers, self.sampler, step)
         self._blocks = self._units.equip(self._settings, self.check_lease)
         standing = self._units.standing
         self._applied, self._begun, self._is_boundary = standing.everywhere, standing.furthest, standing.is_boundary
