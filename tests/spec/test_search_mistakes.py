@@ -48,8 +48,8 @@ MISTAKES = {
     "a key of a section that the job does not have": (
         of("{choice: [1, 8]}", "schedule.warmup"),
         [
-            "space.schedule.warmup: schedule (the default) has no kind. Write kind: constant, linear or cosine; or only "
-            "per: epoch, for a schedule that the task returns."
+            "space.schedule.warmup: schedule (the default) has no kind. Write kind: constant, linear or cosine; or "
+            "only per: epoch, for a schedule that the task returns."
         ],
     ),
     "a range that crosses": (
