@@ -65,8 +65,10 @@ def masked(tokens: torch.Tensor, vocabulary: int, mask_token: int) -> tuple[torc
     """
     shape, device = tokens.shape, tokens.device
     chosen = max(1, round(0.15 * shape[1]))
-    # A random permutation of the places of each window: as many of its numbers are below `chosen`.
-    is_hidden = torch.rand(shape, device=device).argsort(dim=1, stable=True) < chosen
+    # The places with the highest of random numbers, of which no two are equal. A sort of all of them would do as well,
+    # but its compiled kernel takes minutes to compile.
+    numbers = torch.randint(0, 2**40, shape, device=device) * shape[1] + torch.arange(shape[1], device=device)
+    is_hidden = numbers >= numbers.topk(chosen, dim=1).values[:, -1:]
     kind = torch.rand(shape, device=device)
     others = torch.randint(0, vocabulary, shape, dtype=tokens.dtype, device=device)
     # Numbers are filled in: torch.where() would copy each of them to the device first.
