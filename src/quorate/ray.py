@@ -85,7 +85,7 @@ def _trainer_class() -> Any:
             def run(
                 launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
             ) -> Outcome:
-                with contextlib.closing(engine_of(launch, fit=fit_group)) as engine:
+                with contextlib.closing(engine_of(launch, signals, fit=fit_group)) as engine:
                     return Supervisor(engine, launch, show, accept, signals).run()
 
             result = shown(lambda watch: session.start(self.job.resolved, watch, run), self.progress)

@@ -196,3 +196,10 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
         pieces.append(data[at : at + size])
         at, number = at + size, number + 1
     return pieces
+
+
+def test_what_means_nothing_any_more_is_forgotten_in_all_its_forms() -> None:
+    secrets = Secrets(["the-key-of-all"])
+    secrets.add(["a token/of one job"])
+    secrets.forget(["a token/of one job"])
+    assert secrets.known == Secrets(["the-key-of-all"]).known

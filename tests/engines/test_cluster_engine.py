@@ -13,6 +13,7 @@ from command import PATIENCE, await_condition
 from memory_cluster import MemoryCluster, MemoryRoom
 from memory_engine import MemoryEngine
 from quorate.core.errors import QuorateError, RequestError
+from quorate.core.failure import Failure, JobFailed
 from quorate.core.networks import Network
 from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
 from quorate.engines import places
@@ -334,3 +335,18 @@ def test_where_there_is_no_cluster_whoever_waits_is_told(tmp_path: Path) -> None
             engine.capacity()
         told = await_condition("a notice", lambda: engine.poll(0.05))
         assert isinstance(told[0], Unprepared)
+
+
+class Silent(MemoryCluster):
+    def connect(self) -> ClusterView:
+        threading.Event().wait(PATIENCE)
+        raise RequestError("nobody has answered")
+
+
+def test_a_job_that_is_to_end_does_not_wait_for_a_cluster_that_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    stop = Failure("Interrupted", "terminated", exit_code=143)
+    engine = ClusterEngine(RunFolder(tmp_path), PREPARATION, Silent({}), ClusterSettings(), lambda: stop)
+    with contextlib.closing(engine), pytest.raises(JobFailed) as raised:
+        engine.capacity()
+    assert raised.value.exit_code == 143

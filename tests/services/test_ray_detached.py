@@ -162,6 +162,10 @@ def test_a_resume_that_is_refused_on_the_cluster_is_told_and_leaves_the_run_as_i
     client.await_steps(run, 1)
     client.ask("stop", run)
     before = client.ask("show", run)
+    submission = (Path(before["folder"]) / "submission.json").read_text()
+    refused = client.type("resume", run, "--detach", "--set", "engine.runtime_env.py_modules=[/nowhere]", code=2)
+    assert "Ray has not taken the job" in refused
+    assert (Path(before["folder"]) / "submission.json").read_text() == submission, "it names no job that never was"
     task = client.folder / "task.py"
     task.write_text(task.read_text().replace("lr=0.1", "lr=0.2"))
     client.ask("resume", run, "--detach")

@@ -12,8 +12,8 @@ from quorate.spec.keys import Mark, keys_of
 from quorate.spec.override import Layers, Override
 from quorate.spec.problems import describe_errors
 from quorate.spec.resolved import refused_on_resume
-from quorate.spec.section import Count, Section
-from quorate.spec.strategy import RingSpec, spelled_out
+from quorate.spec.section import Count, Section, spelled_out
+from quorate.spec.strategy import RingSpec
 
 
 class ToySpec(Section):

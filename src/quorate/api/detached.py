@@ -34,7 +34,14 @@ from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import Submission, asked_of, forget_asked, submission_of, waits_to_begin
+from quorate.storage.submission import (
+    Submission,
+    asked_of,
+    forget_asked,
+    forget_submission,
+    submission_of,
+    waits_to_begin,
+)
 
 STOP_PATIENCE = 300
 """Seconds that `ray job stop` gives a launcher to complete its step and save, where Ray itself would give 3."""
@@ -129,10 +136,11 @@ def _send(client: Any, run: RunFolder, address: str, task: str, code: NodeCode) 
     inside = None if file is None or code.root is None else below(file, code.root)
     # Runs of several storages may have one name.
     submission = Submission(f"{run.name}-{secrets.token_hex(4)}", address, str(inside or ""))
-    submission.write(run)
     code = replace(code, variables={"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_PATIENCE), **code.variables})
     with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
         runtime_env = code.runtime_env(packed(code, Path(scratch)))
+        before = submission_of(run)
+        submission.write(run)  # first: the launcher reads it
         try:
             client.submit_job(
                 entrypoint=f"exec python -m quorate.api.detached_launcher {shlex.quote(str(run.path))}",
@@ -140,8 +148,12 @@ def _send(client: Any, run: RunFolder, address: str, task: str, code: NodeCode) 
                 runtime_env=runtime_env,
                 metadata={RUN: run.name, FOLDER: str(run.path)},
             )
-        except (OSError, RuntimeError, ValueError) as error:
-            raise RequestError(f"Ray has not taken the job: {error}") from None
+        except BaseException as error:
+            # No job of that name has ever been.
+            forget_submission(run) if before is None else before.write(run)
+            if isinstance(error, OSError | RuntimeError | ValueError):
+                raise RequestError(f"Ray has not taken the job: {error}") from None
+            raise
     return submission
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import RequestError
+from quorate.core.failure import Failure
 from quorate.engines.cluster import Cluster
 from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import Engine
@@ -15,12 +16,15 @@ from quorate.spec.engine import RaySpec, resources_each
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import is_gang, server_count
 from quorate.storage.run_folder import RunFolder
+from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
 
 INSTALL = "pip install 'quorate[ray]'"
 
 
-def engine_of(launch: Launch, code: NodeCode | None = None, fit: Callable[[Any], None] | None = None) -> Engine:
+def engine_of(
+    launch: Launch, signals: Signals, code: NodeCode | None = None, fit: Callable[[Any], None] | None = None
+) -> Engine:
     """The engine that the job of a launch names; `code` is what nodes are given, if not what follows from the job, and
     `fit` runs the trainer of a gang on Ray, if it is not the usual one."""
     spec = launch.spec
@@ -38,7 +42,13 @@ def engine_of(launch: Launch, code: NodeCode | None = None, fit: Callable[[Any],
         from quorate.engines.ray_cluster import RayCluster
 
         cluster = RayCluster(spec.engine.address, launch.run.name, demand, sent)
-    return ClusterEngine(launch.run, without_installed(launch.preparation), cluster, settings)
+    preparation = without_installed(launch.preparation)
+
+    def stopped() -> Failure | None:
+        told = f"{signals.reason} while it connected to the Ray cluster; nothing has begun."
+        return None if signals.reason is None else signals.failure(told)
+
+    return ClusterEngine(launch.run, preparation, cluster, settings, stopped)
 
 
 def node_code(spec: JobSpec, task: str, runs: Path, job_source: str) -> NodeCode:

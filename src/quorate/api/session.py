@@ -76,7 +76,7 @@ def run_on_engine(
     code: NodeCode | None = None,
 ) -> Outcome:
     """Run a job where it says; `code` is what nodes are given, if not what follows from the job."""
-    with contextlib.closing(engine_of(launch, code)) as engine:
+    with contextlib.closing(engine_of(launch, signals, code)) as engine:
         return Supervisor(engine, launch, show, accept, signals).run()
 
 

@@ -94,6 +94,10 @@ _OPEN_KEY = re.compile(rb"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?![\s\S]*-----
 _HINTS = tuple((hint, look) for look in _LOOKS for hint in look.hints)
 
 
+def _all_forms(secrets: Iterable[str]) -> set[str]:
+    return {form for secret in secrets for line in secret.splitlines() for form in _forms(line.strip())}
+
+
 class Secrets:
     """Secrets that are known, and the masking of texts."""
 
@@ -103,9 +107,13 @@ class Secrets:
 
     def add(self, secrets: Iterable[str]) -> None:
         """Know these, too, as they are and as URLs and JSON write them; each line of one that has several."""
-        forms = {form for secret in secrets for line in secret.splitlines() for form in _forms(line.strip())}
         # The longest first: one may be the beginning of another.
-        self.known = tuple(sorted({*self.known, *forms}, key=lambda form: (-len(form), form)))
+        self.known = tuple(sorted({*self.known, *_all_forms(secrets)}, key=lambda form: (-len(form), form)))
+
+    def forget(self, secrets: Iterable[str]) -> None:
+        """Know these no longer."""
+        forms = _all_forms(secrets)
+        self.known = tuple(form for form in self.known if form not in forms)
 
     def mask(self, text: str) -> str:
         """The text without the secrets in it."""
@@ -148,6 +156,11 @@ def mask_all(value: Any) -> Any:
 def register_secrets(secrets: Iterable[str]) -> None:
     """Have these masked in this process from now on."""
     SECRETS.add(secrets)
+
+
+def forget_secrets(secrets: Iterable[str]) -> None:
+    """These mean nothing any more, such as the token of a job that has ended."""
+    SECRETS.forget(secrets)
 
 
 def known_secrets() -> tuple[str, ...]:

@@ -5,14 +5,14 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from quorate.core.errors import JobError, RequestError
-from quorate.core.failure import Failure
+from quorate.core.failure import Failure, JobFailed
 from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
 from quorate.engines.cluster import Cluster, ClusterView, GroupLost, HostLost, Node, NodeLost, node_of
 from quorate.engines.engine import (
@@ -51,6 +51,8 @@ LOOK_AT_NODES = 1.0
 """Seconds between two looks at which nodes are about to be taken away."""
 LOOK_FOR_ROOM = 0.05
 """Seconds between two looks at who waits for room."""
+LOOK_AT_STOP = 0.1
+"""Seconds between two looks whether the job is to end, while the cluster is connected to."""
 CLOSE_PATIENCE = 30.0
 GANG_LOSS = (
     "a worker that dies is replaced where it was, and costs no completed step. A node that is lost, or a process of Ray"
@@ -76,13 +78,21 @@ class ClusterSettings:
 
 class ClusterEngine:
     """Everything that is known is changed by one thread, which never waits for the cluster: so what happens to a host
-    is told at once, whatever the cluster is at."""
+    is told at once, whatever the cluster is at. `stopped` tells why the job is to end while it is connected to."""
 
-    def __init__(self, run: RunFolder, preparation: Preparation, cluster: Cluster, settings: ClusterSettings) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        preparation: Preparation,
+        cluster: Cluster,
+        settings: ClusterSettings,
+        stopped: Callable[[], Failure | None] = lambda: None,
+    ) -> None:
         self._run = run
         self._preparation = preparation
         self._cluster = cluster
         self._settings = settings
+        self._stopped = stopped
         self._shared = share(run, settings.storage)
         self._reach = Reach(self._shared.path)
         self._notices: SimpleQueue[Notice] = SimpleQueue()
@@ -113,13 +123,16 @@ class ClusterEngine:
         self._is_ending = False
         self._ended = threading.Event()
         self._is_closed = False
-        self._loop.put(lambda: self._loop.call(cluster.connect, self._connected))
         self._loop.start()
+        # Not one of the loop's calls, which a process waits for at its end: this one may take minutes.
+        threading.Thread(target=self._connect, name="cluster-connect", daemon=True).start()
 
     # --- the supervisor's calls
 
     def capacity(self) -> Capacity:
-        self._known.wait()
+        while not self._known.wait(LOOK_AT_STOP):
+            if (failure := self._stopped()) is not None:
+                raise JobFailed(failure)
         if self._failure is not None:
             raise self._failure.error()
         view = self._nodes.view
@@ -160,12 +173,16 @@ class ClusterEngine:
             return
         self._is_closed = True
         # Nobody may call the cluster after its end: Ray would begin another.
-        is_over = self._loop.close(CLOSE_PATIENCE)
+        has_connected = self._known.is_set()
+        is_over = self._loop.close(CLOSE_PATIENCE if has_connected else 0.0)
         is_heard = self._hosts.close(CLOSE_PATIENCE)
-        if not (is_over and is_heard):
+        if has_connected and not (is_over and is_heard):
             log.warning("the cluster has not answered within %.0f s", CLOSE_PATIENCE)
         self._cluster.close()
         self._reach.close()
+
+    def _connect(self) -> None:
+        self._loop.run(self._cluster.connect, self._connected)
 
     # --- in the loop's thread
 

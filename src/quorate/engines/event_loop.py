@@ -48,23 +48,28 @@ class EventLoop:
         failed: Callable[[Failure], None] | None = None,
     ) -> None:
         """Make a call that may wait, and go on with what it returns. From this thread alone."""
-
-        def called() -> None:
-            try:
-                result = call()
-            except QuorateError as error:
-                failure = Failure.of(error)
-            except Exception as error:
-                log.exception("a call to the cluster has failed")
-                failure = Failure("JobError", f"the cluster does not do what it is asked for: {error}")
-            else:
-                self.put(lambda: then(result))
-                return
-            self.put(lambda: (failed or self._failed)(failure))
-
         if not self._is_closed:
             self._calls = {one for one in self._calls if not one.done()}
-            self._calls.add(self._apart.submit(called))
+            self._calls.add(self._apart.submit(self.run, call, then, failed))
+
+    def run(
+        self,
+        call: Callable[[], Result],
+        then: Callable[[Result], None],
+        failed: Callable[[Failure], None] | None = None,
+    ) -> None:
+        """The same in the thread that this is called from, which waits."""
+        try:
+            result = call()
+        except QuorateError as error:
+            failure = Failure.of(error)
+        except Exception as error:
+            log.exception("a call to the cluster has failed")
+            failure = Failure("JobError", f"the cluster does not do what it is asked for: {error}")
+        else:
+            self.put(lambda: then(result))
+            return
+        self.put(lambda: (failed or self._failed)(failure))
 
     def close(self, patience: float) -> bool:
         """Do nothing more, and wait for calls that are being made; whether all have ended in so many seconds."""

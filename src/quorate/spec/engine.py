@@ -137,11 +137,6 @@ AnyEngine = LocalSpec | RaySpec
 EngineSpec = Annotated[AnyEngine, Field(discriminator="kind")]
 
 
-def engine_in_full(engine: Any) -> Any:
-    """An engine that is given by its kind alone."""
-    return {"kind": engine} if isinstance(engine, str) else engine
-
-
 def gpus_each(engine: RaySpec, device: str) -> float:
     """How much of a GPU each worker gets, by a job that says this of its device."""
     return engine.per_worker.gpu if engine.per_worker.gpu is not None else float(device == "cuda")

@@ -16,13 +16,13 @@ from pydantic import (
 )
 
 from quorate.core.errors import JobFileError
-from quorate.spec.engine import EngineSpec, LocalSpec, RaySpec, engine_in_full
+from quorate.spec.engine import EngineSpec, LocalSpec, RaySpec
 from quorate.spec.keys import Allowed, Mark, keys_of
 from quorate.spec.nccl import NcclSpec
 from quorate.spec.override import PREFIX
 from quorate.spec.rules import AUTO, LOSS_SCALE, OWN_PLACE, broken_rules
-from quorate.spec.section import Count, CountOrZero, OptionalCount, OptionalPositive, Positive, Section
-from quorate.spec.strategy import RingSpec, StrategySpec, spelled_out
+from quorate.spec.section import Count, CountOrZero, OptionalCount, OptionalPositive, Positive, Section, spelled_out
+from quorate.spec.strategy import RingSpec, StrategySpec
 from quorate.spec.tracking import NotifySpec, TrackSpec
 
 USUAL_MINUTES = 10
@@ -277,7 +277,7 @@ class JobSpec(Section):
     min_workers: Annotated[Count, Mark.MANNER] = 1
     spares: Annotated[CountOrZero, Mark.MANNER] = 0
     engine: Annotated[
-        EngineSpec, Mark.MANNER, BeforeValidator(engine_in_full), Allowed("local, ray, or a mapping with kind")
+        EngineSpec, Mark.MANNER, BeforeValidator(spelled_out), Allowed("local, ray, or a mapping with kind")
     ] = LocalSpec()
     failure_timeout: Annotated[float, Mark.MANNER, Field(gt=0), Allowed("a number of seconds above 0")] = 5.0
     step_timeout: Annotated[OptionalPositive, Mark.MANNER] = None

@@ -7,9 +7,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from quorate.spec.engine import PerWorkerSpec, checked_address, checked_folder
 from quorate.spec.job import MetricName, whole_number
 from quorate.spec.keys import Allowed
-from quorate.spec.section import Count, OptionalCount, OptionalPositive, Section
+from quorate.spec.section import Count, OptionalCount, OptionalPositive, Section, spelled_out
 from quorate.spec.space import DimensionSpec, as_grid, grid_size, sample
-from quorate.spec.strategy import spelled_out
 
 Mode = Literal["min", "max"]
 

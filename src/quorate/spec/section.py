@@ -1,6 +1,6 @@
 """What the sections of a job file are made of."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,6 +12,11 @@ OptionalCount = Annotated[int | None, Field(ge=1), Allowed("a whole number of at
 Positive = Annotated[float, Field(gt=0), Allowed("a number above 0")]
 Fraction = Annotated[float, Field(gt=0, le=1), Allowed("a fraction above 0 and at most 1")]
 OptionalPositive = Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null")]
+
+
+def spelled_out(section: Any) -> Any:
+    """A section that has kinds, and is given by its kind alone."""
+    return {"kind": section} if isinstance(section, str) else section
 
 
 class Section(BaseModel):

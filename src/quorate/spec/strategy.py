@@ -1,6 +1,6 @@
 """How gradients become an update: a section for each kind of strategy, told apart by `kind`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -108,11 +108,6 @@ class ServersSpec(Section):
 AnyStrategy = RingSpec | DdpSpec | FsdpSpec | ServersSpec
 StrategySpec = Annotated[AnyStrategy, Field(discriminator="kind")]
 """What of a kind is only manner has a mark of its own."""
-
-
-def spelled_out(strategy: Any) -> Any:
-    """A strategy that is given by its kind alone."""
-    return {"kind": strategy} if isinstance(strategy, str) else strategy
 
 
 def server_count(strategy: AnyStrategy) -> int:

@@ -20,7 +20,7 @@ from quorate.coordinator.news import Outcome
 from quorate.coordinator.places import places_of
 from quorate.core.errors import LinkError, QuorateError, RequestError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
-from quorate.core.masking import known_secrets, register_secrets
+from quorate.core.masking import forget_secrets, known_secrets, register_secrets
 from quorate.core.timing import Timing
 from quorate.engines.engine import Engine, Preparation, Prepared
 from quorate.observe.event import Event
@@ -154,6 +154,8 @@ class Supervisor:
         """Run the job to its end."""
         self._warn_of_crowd()
         with contextlib.closing(self._engine), contextlib.ExitStack() as stack:
+            # Last of all: a program that runs many jobs would have more to look for in each line that it logs.
+            stack.callback(forget_secrets, [self._token])
             # It does so itself, unless it was killed.
             stack.callback(self._remove_address)
             own = self._identity_of(SUPERVISOR)
