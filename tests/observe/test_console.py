@@ -12,6 +12,7 @@ from made_events import make_event
 from quorate.observe.console import Console, QuietConsole
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed
+from quorate.observe.live import Printed, Prints, Round
 from quorate.observe.progress import Pace, Progress
 from quorate.observe.quantities import count, duration, measure, size
 from quorate.observe.screen import Screen
@@ -36,8 +37,8 @@ def step(number: int, **fields: Any) -> Event:
     return make_event("step", number, told | fields, time=1000.0 + number)
 
 
-def begin(total_steps: int | None = 600, from_step: int = 0) -> Event:
-    return make_event("run", None, {"from_step": from_step, "total_steps": total_steps})
+def begin(total_steps: int | None = 600, from_step: int = 0, **fields: Any) -> Event:
+    return make_event("run", None, {"from_step": from_step, "total_steps": total_steps} | fields)
 
 
 def finished(ending: str, steps: int) -> Event:
@@ -60,7 +61,7 @@ def progress(**known: Any) -> Progress:
 def console(
     stream: io.StringIO, clock: Clock, *, is_terminal: bool = False, width: int | None = None, **known: Any
 ) -> Console:
-    return Console(Screen(stream, is_terminal, width), progress(**known), clock)
+    return Console(Screen(stream, is_terminal, width), progress(clock=clock, **known), clock)
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +90,7 @@ class TestElsewhere:
         screen.handle(begin(from_step=120))
         assert stream.getvalue().splitlines() == [
             f"{OPENING}, from step 120 of 600",
-            "step 121/600   loss 0.01901   12,346 samples/s",
+            "step 121/600   loss 0.01901   12,346 samples/s   1 s elapsed",
         ]
 
     def test_a_step_line_at_once_then_every_few_seconds_and_at_the_end(self) -> None:
@@ -102,8 +103,8 @@ class TestElsewhere:
         screen.close()
         _, *lines = stream.getvalue().splitlines()
         assert [line.split("   ")[0] for line in lines] == ["step 1/100", "step 41/100", "step 81/100", "step 100/100"]
-        assert lines[1] == "step 41/100   loss 0.05610   256 samples/s   59 s left"
-        assert lines[-1] == "step 100/100   loss 0.02300   256 samples/s"
+        assert lines[1] == "step 41/100   loss 0.05610   256 samples/s   5 s elapsed   59 s left"
+        assert lines[-1] == "step 100/100   loss 0.02300   256 samples/s   12 s elapsed"
 
     @pytest.mark.parametrize(
         ("ending", "words"),
@@ -261,13 +262,13 @@ class TestElsewhere:
         for number in (1, 2):
             screen.handle(step(number))
             clock.now += 10
-        assert stream.getvalue().splitlines()[-1] == "step 2   loss 1.150   256 samples/s"
+        assert stream.getvalue().splitlines()[-1] == "step 2   loss 1.150   256 samples/s   10 s elapsed"
 
     def test_every_optimizer_has_its_loss(self) -> None:
         stream = io.StringIO()
         fields = {"loss.critic": 0.5, "loss.generator": 1.5}
         console(stream, Clock(), total_steps=600).handle(make_event("step", 1, fields))
-        assert stream.getvalue() == "step 1/600   loss.critic 0.5000   loss.generator 1.500\n"
+        assert stream.getvalue() == "step 1/600   loss.critic 0.5000   loss.generator 1.500   1 s elapsed\n"
 
     @pytest.mark.parametrize("is_terminal", [True, False])
     def test_events_without_their_fields_do_no_harm(self, is_terminal: bool) -> None:
@@ -294,9 +295,9 @@ class TestTerminal:
     def run(self, width: int, total_steps: int | None = 600) -> io.StringIO:
         stream, clock = io.StringIO(), Clock()
         screen = console(stream, clock, is_terminal=True, width=width)
-        screen.handle(begin(total_steps))
+        screen.handle(begin(total_steps, steps_per_epoch=50))
         for number in (1, 150, 300):
-            screen.handle(step(number))
+            screen.handle(step(number, learning_rate=0.05))
             clock.now += 1
         screen.handle(EVALUATION)
         screen.handle(CHECKPOINT)
@@ -308,11 +309,14 @@ class TestTerminal:
     def test_the_bar_and_all_numbers_are_shown_and_fit(self, width: int) -> None:
         self.run(width)
         bar = next(number for number, line in enumerate(self.during) if "step 300/600" in line)
-        facts = ["loss 0.007667", "256 samples/s", "5:00 left", "8 lanes on 4 workers"]
+        measured = ["eval accuracy 0.9123", "eval loss 0.3000", "lr 0.05"]
+        facts = ["epoch 6/12", "loss 0.007667", *measured, "256 samples/s", "3 s elapsed", "5:00 left"]
+        facts.append("8 lanes on 4 workers")
         rows = {
-            20: [facts[:1], facts[1:2], facts[2:3], facts[3:]],
-            40: [facts[:2], facts[2:]],
-            60: [facts[:3], facts[3:]],
+            20: [[fact] for fact in facts[:3]] + [facts[3:4], *([fact] for fact in facts[4:])],
+            40: [facts[:2], facts[2:4], facts[4:7], facts[7:]],
+            60: [facts[:3], facts[3:7], facts[7:]],
+            80: [facts[:5], facts[5:]],
         }
         assert self.during[bar + 1 :] == ["   ".join(row) for row in rows.get(width, [facts])]
         assert all(cell_len(line) <= width for line in self.during)
@@ -352,6 +356,43 @@ class TestTerminal:
         assert "\x1b[" not in self.run(width).getvalue()
 
 
+class TestPrints:
+    """What a task prints."""
+
+    def shown(self, prints: Prints, *printed: Printed, is_terminal: bool = False) -> list[str]:
+        stream = io.StringIO()
+        screen = Console(Screen(stream, is_terminal, 40), progress(), Clock(), prints)
+        screen.handle(begin())
+        for event in printed:
+            screen.handle(event)
+        if is_terminal:
+            return screen_after(stream.getvalue(), 40)
+        screen.close()
+        return stream.getvalue().splitlines()[1:]
+
+    FIRST = Printed(process="worker 1", lines=("a", "[red] b"), is_first=True)
+    OTHER = Printed(process="worker 0", lines=("c",))
+
+    def test_are_those_of_the_first_lane_unless_more_are_asked_for(self) -> None:
+        first, other = ["[worker 1] a", "[worker 1] [red] b"], ["[worker 0] c"]
+        assert self.shown(Prints.FIRST, self.FIRST, self.OTHER) == first
+        assert self.shown(Prints.ALL, self.FIRST, self.OTHER) == [*first, *other]
+        assert self.shown(Prints.NONE, self.FIRST, self.OTHER) == []
+
+    def test_stay_above_the_bar(self) -> None:
+        *_, a, b, bar, _ = self.shown(Prints.FIRST, self.FIRST, is_terminal=True)
+        assert (a, b) == ("[worker 1] a", "[worker 1] [red] b")
+        assert bar.endswith("step 0/600")
+
+    def test_neither_move_the_cursor_nor_fill_the_screen(self) -> None:
+        loud = Printed(process="worker 1", lines=("\x1b[2J\x07", "x" * 10_000), is_first=True, left_out=7)
+        more, control, long = self.shown(Prints.FIRST, loud)
+        assert more == "[worker 1] (7 lines before this: see `quorate logs`)"
+        assert control == "[worker 1] \\x1b[2J\\x07"
+        assert len(long) < 1100
+        assert long.endswith("x … (10,000 characters)")
+
+
 class TestTheScreen:
     def test_has_no_thread(self) -> None:
         before = threading.active_count()
@@ -378,7 +419,9 @@ class TestTheScreen:
     def test_says_that_it_starts_and_leaves_nothing_of_a_job_that_never_began(self) -> None:
         stream = io.StringIO()
         screen = console(stream, Clock(), is_terminal=True, width=80)
-        assert screen_after(stream.getvalue(), 80) == ["starting job-0001: 8 lanes on 4 workers ..."]
+        assert screen_after(stream.getvalue(), 80) == ["starting job-0001: 8 lanes on 4 workers ...   1 s elapsed"]
+        screen.handle(Round(doing="compiling the model"))
+        assert screen_after(stream.getvalue(), 80) == ["starting job-0001: compiling the model ...   1 s elapsed"]
         screen.close()
         assert screen_after(stream.getvalue(), 80) == []
 
@@ -388,7 +431,7 @@ class TestTheScreen:
         screen.handle(begin(from_step=300))
         _, bar, hosting = screen_after(stream.getvalue(), 80)
         assert bar.endswith("step 300/600")
-        assert hosting == "8 lanes on 4 workers"
+        assert hosting == "1 s elapsed   8 lanes on 4 workers"
         for number in (301, 302):
             screen.handle(step(number))
         screen.close()

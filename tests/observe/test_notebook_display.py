@@ -50,18 +50,20 @@ def clock() -> Clock:
 
 @pytest.fixture
 def console(shown: Shown, clock: Clock) -> NotebookConsole:
-    return NotebookConsole(shown, Progress("job-0001", "runs/job-0001", workers=2, lanes=4), clock)
+    return NotebookConsole(shown, Progress("job-0001", "runs/job-0001", workers=2, lanes=4, clock=clock), clock)
 
 
 def test_the_run_its_latest_notices_and_the_numbers_are_shown(console: NotebookConsole, shown: Shown) -> None:
-    assert shown.last == ["starting job-0001: 4 lanes on 2 workers ..."]
+    assert shown.last == ["starting job-0001: 4 lanes on 2 workers ...   1 s elapsed"]
     console.handle(BEGIN)
     for number in range(1, 21):
         console.handle(step(number))
         console.handle(make_event("evaluation", number, {"metrics": {"loss": 0.5}}))
     assert shown.last[0] == "job-0001 in runs/job-0001: 4 lanes on 2 workers"
     assert shown.last[1:-1] == [f"evaluation at step {number}: loss 0.5000" for number in range(13, 21)]
-    assert shown.last[-1] == "step 20/9,000   loss 0.05000   8 samples/s   2:29:40 left"
+    assert (
+        shown.last[-1] == "step 20/9,000   loss 0.05000   eval loss 0.5000   8 samples/s   1 s elapsed   2:29:40 left"
+    )
     assert '<progress value="20" max="9000">' in shown.bundles[-1]["text/html"]
 
 
@@ -73,7 +75,7 @@ def test_fast_steps_do_not_flood_the_notebook(console: NotebookConsole, shown: S
         clock.now += 1e-4
     assert len(shown.bundles) - before <= 2
     console.close()
-    assert shown.last[-1] == "step 5,000/9,000   loss 0.0002000   8 samples/s"  # over: no time is left
+    assert shown.last[-1] == "step 5,000/9,000   loss 0.0002000   8 samples/s   1 s elapsed"  # over: no time is left
 
 
 def test_a_message_is_text_and_no_markup(console: NotebookConsole, shown: Shown) -> None:

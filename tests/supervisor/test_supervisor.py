@@ -68,7 +68,7 @@ def supervised(folder: Path, engine: Engine, signals: Signals, hook: Hook | None
     )
     handle, accept = parts.get("handle", lambda _: None), parts.get("accept", lambda _: None)
     launch = Launch(run, spec, 2, "job.yaml", events_from=parts.get("events_from", 0))
-    return Supervisor(engine, launch, handle, accept, signals, hook)
+    return Supervisor(engine, launch, lambda event: None if event.kind == "" else handle(event), accept, signals, hook)
 
 
 def kinds(folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from quorate.api.copies import Copies
 from quorate.api.observers import Observers
+from quorate.api.prints import WithPrints
 from quorate.api.recorded_run import (
     remains_of,
     run_argument,
@@ -29,6 +30,7 @@ from quorate.engines.engine import Prepared
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage, RunFailed, RunFinished, StepCompleted
 from quorate.observe.jsonl import end_of_events
+from quorate.observe.live import Round
 from quorate.observe.notices import EARLY_STOP
 from quorate.observe.recoveries import RecoveryLog
 from quorate.observe.sinks import Guarded, Sink
@@ -105,7 +107,7 @@ class Part:
         self._workers = workers_here(self._spec, usable_cores())
         # First: what is switched on may be refused, and a display would be left open.
         self._observers = Observers(self.run, self._spec)
-        self._display = Guarded(self.watch(RunStart(self.run, self._spec, self._workers)))
+        self._display = Guarded(WithPrints(self.watch(RunStart(self.run, self._spec, self._workers)), self.run))
         self._has_trained = self._has_finished = self._has_ended = False
         self._recoveries = RecoveryLog()
         self._waiting = DataWaitLog()
@@ -148,6 +150,9 @@ class Part:
 
     def _handle(self, event: Event) -> None:
         """Show an event. Not a failure: what ended the job is told once, by the error that is raised for it."""
+        if isinstance(event, Round):
+            self._display.handle(event)
+            return
         self._has_trained = self._has_trained or isinstance(event, StepCompleted)
         self._has_finished = self._has_finished or isinstance(event, RunFinished)
         self._has_ended = self._has_ended or isinstance(event, RunFinished | RunFailed)
@@ -182,6 +187,8 @@ class Part:
             if isinstance(error, RequestError) and not self._has_trained:
                 raise
             return Outcome(Failure.of(error), {})
+        finally:
+            self._display.handle(Round(is_last=True))
 
     def _conclude(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         """Write down what the run comes to, before anybody waits for copies; a failure is raised as well."""

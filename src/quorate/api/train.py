@@ -20,6 +20,7 @@ from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import JobFailed
 from quorate.core.user_code import given
 from quorate.observe.console import Console, QuietConsole
+from quorate.observe.live import Prints
 from quorate.observe.notebook import Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
@@ -108,16 +109,16 @@ def shown(run: Callable[[Watch], Result], progress: bool) -> Result:
     return result
 
 
-def show_on_stderr(begun: RunStart) -> Sink:
-    """A live bar on a terminal, a line now and then elsewhere."""
+def show_on_stderr(begun: RunStart, prints: Prints = Prints.FIRST) -> Sink:
+    """A live bar on a terminal, a line now and then elsewhere; and what the task prints."""
     screen = _stderr()
-    return NoDisplay() if screen is None else Console(screen, _progress(begun))
+    return NoDisplay() if screen is None else Console(screen, _progress(begun), prints=prints)
 
 
-def show_quietly(begun: RunStart) -> Sink:
+def show_quietly(begun: RunStart, prints: Prints = Prints.NONE) -> Sink:
     """No progress, but warnings, and that the job is being stopped."""
     screen = _stderr()
-    return NoDisplay() if screen is None else QuietConsole(screen, _progress(begun))
+    return NoDisplay() if screen is None else QuietConsole(screen, _progress(begun), prints)
 
 
 class NotebookDisplay:

@@ -16,11 +16,12 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from quorate.cli.output import print_document, visible
+from quorate.cli.output import print_document
 from quorate.core.errors import JobFileError, OutputError, QuorateError
 from quorate.core.failure import JobFailed, Remains
 from quorate.core.masking import mask, mask_all
 from quorate.core.user_code import describe
+from quorate.observe.quantities import visible
 from quorate.observe.screen import Screen
 
 STOPPED = {130: "interrupted", 143: "terminated"}

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from quorate.cli.options import (
     Steps,
     Task,
     Workers,
+    choose,
     overrides,
     run_names,
 )
@@ -58,6 +60,15 @@ Against = Annotated[
 ]
 
 
+Print = Annotated[
+    str | None,
+    typer.Option(
+        "--print",
+        metavar="WHOSE",
+        help="Show what the task prints in the worker of the first lane (first), in all, or none; all is in the log.",
+        show_default="first",
+    ),
+]
 Detach = Annotated[
     bool, typer.Option("--detach", help="Submit it to the job's Ray cluster, and end at once; the job goes on there.")
 ]
@@ -73,6 +84,7 @@ def train(
     settings: Set = None,
     runs: NewRuns = None,
     detach: Detach = False,
+    prints: Print = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -93,7 +105,6 @@ def train(
       quorate train job.yaml --detach
     """
     from quorate.api import session
-    from quorate.api.train import show_on_stderr, show_quietly
     from quorate.spec.load import load_job
 
     layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed, runs=runs)
@@ -102,8 +113,17 @@ def train(
 
         _tell_submitted(*submit(load_job(job_file, os.environ, layer)), as_json)
         return
-    watch = show_quietly if quiet else show_on_stderr
+    watch = _display(quiet, prints)
     report(session.start(load_job(job_file, os.environ, layer), watch), as_json)
+
+
+def _display(is_quiet: bool, prints: str | None) -> Any:
+    """How a job is shown: what is said about its prints goes over --quiet."""
+    from quorate.api.train import show_on_stderr, show_quietly
+    from quorate.observe.live import Prints
+
+    show = show_quietly if is_quiet else show_on_stderr
+    return show if prints is None else partial(show, prints=choose(prints, Prints, "--print"))
 
 
 def _tell_submitted(run: Any, submission: Any, as_json: bool) -> None:
@@ -129,6 +149,7 @@ def resume(
         bool, typer.Option("--trust-source", help="Run the task's source that lies beside a copy of the run.")
     ] = False,
     detach: Detach = False,
+    prints: Print = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -156,7 +177,6 @@ def resume(
       quorate resume digits-0001 --detach
     """
     from quorate.api import session
-    from quorate.api.train import show_on_stderr, show_quietly
 
     layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed, task=task)
     if detach:
@@ -166,7 +186,7 @@ def resume(
             raise RequestError("--detach resumes a run as it is: it does not go with --branch or --trust-source.")
         _tell_submitted(*submit_resume(runs, run, os.environ, layer), as_json)
         return
-    watch = show_quietly if quiet else show_on_stderr
+    watch = _display(quiet, prints)
     result = session.resume(runs, run, os.environ, layer, watch=watch, branch=branch, trust_source=trust_source)
     report(result, as_json)
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 
-from quorate.cli.output import print_growing_document, visible
+from quorate.cli.output import print_growing_document
 from quorate.core.masking import mask, mask_all
 from quorate.history.logs import Filter, LogRecord, RunLogs
+from quorate.observe.quantities import visible
 from quorate.storage.run_folder import RunFolder
 
 LONGEST = 10_000

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
@@ -14,12 +13,6 @@ from quorate.storage.run_folder import finite
 
 STDOUT, STDERR = 1, 2
 _printed_on: WeakSet[TextIO] = WeakSet()
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-
-
-def visible(text: str) -> str:
-    """What a task has said, without the power to move a cursor or to colour a terminal."""
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class _Stream(io.FileIO):

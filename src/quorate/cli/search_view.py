@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.cli.layout import GAP, NONE, Page, headed_table
-from quorate.cli.output import print_document, visible
+from quorate.cli.output import print_document
 from quorate.cli.run_view import as_typed
 from quorate.cli.runs_view import STATUS_STYLES, age, print_listing
 from quorate.core.errors import RunError
@@ -24,7 +24,7 @@ from quorate.history.search_document import search_document, search_summary
 from quorate.history.search_log import TrialStatus
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.progress import lines_of
-from quorate.observe.quantities import blocks_for, duration, measure, plural, size, sparkline
+from quorate.observe.quantities import blocks_for, duration, measure, plural, size, sparkline, visible
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import write_atomically
 from quorate.storage.search_folder import SearchFolder

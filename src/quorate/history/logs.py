@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -79,20 +79,31 @@ class Filter:
 
 
 class RunLogs:
-    """The logs of a run. `new` gives what was written since the last call, in the order of time."""
+    """The logs of a run, or those whose names match a pattern. `new` gives what was written since the last call, in the
+    order of time."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, names: Sequence[str] = ("*",)) -> None:
         self._run = run
+        self._names = names
         self._logs: dict[Path, _Log] = {}
 
+    def skip(self) -> None:
+        """Leave out what there is so far."""
+        self._find()
+        for log in self._logs.values():
+            log.skip()
+
     def new(self) -> Iterator[LogRecord]:
-        for path in self._run.logs.glob("*"):
+        self._find()
+        # What was asked for later cannot go before what was shown already: each call is merged by itself.
+        yield from heapq.merge(*(log.new() for log in self._logs.values()), key=lambda record: record.order)
+
+    def _find(self) -> None:
+        for path in (path for name in self._names for path in self._run.logs.glob(name)):
             # The one that is written may not be there: it was full, and the next begins with the next line.
             if (name := re.fullmatch(r"(.+\.(?:jsonl|log))(?:\.\d+)?", path.name)) is not None:
                 log = path.with_name(name[1])
                 self._logs.setdefault(log, _Log(log))
-        # What was asked for later cannot go before what was shown already: each call is merged by itself.
-        yield from heapq.merge(*(log.new() for log in self._logs.values()), key=lambda record: record.order)
 
     def follow(self, is_running: Callable[[], bool], wait: Callable[[float], None] = time.sleep) -> Iterator[LogRecord]:
         """All there is and all that comes, until the job has ended."""
@@ -128,6 +139,13 @@ class _Log:
                 if at != known:
                     self._inode, self._beginning, self._offset = os.fstat(file.fileno()).st_ino, b"", 0
                 yield from self._read(file, is_last=at == len(files) - 1)
+                self._beginning = _beginning(file)[: self._offset]
+
+    def skip(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for file in [stack.enter_context(file) for file in self._open_all()][-1:]:
+                about = os.fstat(file.fileno())
+                self._inode, self._offset = about.st_ino, about.st_size
                 self._beginning = _beginning(file)[: self._offset]
 
     def _is_known(self, file: io.BufferedReader) -> bool:

@@ -8,11 +8,14 @@ from rich.text import Text
 
 from quorate.observe import events
 from quorate.observe.event import Event
+from quorate.observe.live import Printed, Prints, Round, printed_lines
 from quorate.observe.notices import Notice, notice_of
 from quorate.observe.progress import GAP, Progress
 from quorate.observe.screen import Screen
 
 REDRAW_EVERY = 0.1
+REDRAW_IDLE_EVERY = 1.0
+"""Seconds between two, while no step ends: time goes on."""
 LINE_EVERY = 5.0
 LOUD = (events.RunStopped, events.WorkerLost, events.LogMessage, events.CopyFailed)
 
@@ -24,10 +27,17 @@ class Console:
     workers safely.
     """
 
-    def __init__(self, screen: Screen, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        screen: Screen,
+        progress: Progress,
+        clock: Callable[[], float] = time.monotonic,
+        prints: Prints = Prints.FIRST,
+    ) -> None:
         self._screen = screen
         self._progress = progress
         self._clock = clock
+        self._prints = prints
         self._shown: int | None = None
         self._shown_at: float | None = None
         self._live: Live | None = None
@@ -37,18 +47,24 @@ class Console:
             self._live.update(progress, refresh=True)
 
     def handle(self, event: Event) -> None:
+        if isinstance(event, Printed):
+            _print_lines(self._screen, printed_lines(event, self._prints))
+            return
         notice = notice_of(event, self._progress)
+        is_new = isinstance(event, Round) and event.doing != self._progress.doing
         self._progress.handle(event)
         if isinstance(event, events.RunFinished):
             self.close()
+        if isinstance(event, Round) and self._live is not None:
+            self._show_progress(at_once=is_new, pause=REDRAW_IDLE_EVERY)
         if notice is not None:
             _print(self._screen, notice)
         if isinstance(event, events.StepCompleted | events.RunBegan):
             self._show_progress(at_once=self._progress.step == self._progress.total_steps)
 
-    def _show_progress(self, at_once: bool) -> None:
+    def _show_progress(self, at_once: bool, pause: float = REDRAW_EVERY) -> None:
         now = self._clock()
-        pause = LINE_EVERY if self._live is None else REDRAW_EVERY
+        pause = LINE_EVERY if self._live is None else pause
         if self._shown_at is not None and now - self._shown_at < pause and not at_once:
             return
         if self._live is not None:
@@ -73,11 +89,15 @@ class Console:
 class QuietConsole:
     """Shows only what nobody should miss: that the job is being stopped, lost workers and other warnings."""
 
-    def __init__(self, screen: Screen, progress: Progress) -> None:
+    def __init__(self, screen: Screen, progress: Progress, prints: Prints = Prints.NONE) -> None:
         self._screen = screen
         self._progress = progress
+        self._prints = prints
 
     def handle(self, event: Event) -> None:
+        if isinstance(event, Printed):
+            _print_lines(self._screen, printed_lines(event, self._prints))
+            return
         warns = isinstance(event, events.StepCompleted | events.EvaluationDone) and event.warnings
         is_loud = isinstance(event, LOUD) and not (isinstance(event, events.LogMessage) and event.level == "info")
         notice = notice_of(event, self._progress) if warns or is_loud else None
@@ -92,3 +112,9 @@ class QuietConsole:
 def _print(screen: Screen, notice: Notice) -> None:
     """Print a notice: broken between words on a terminal, and in a file one line, however long."""
     screen.print(Text(notice.text, style=notice.style), soft_wrap=not screen.is_terminal)
+
+
+def _print_lines(screen: Screen, lines: list[str]) -> None:
+    """Print what a task has printed, as it is: it may be a table."""
+    if lines:
+        screen.print(Text("\n".join(lines)), soft_wrap=True)

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from quorate.observe.event import Event
+from quorate.observe.live import Printed, Prints, Round, printed_lines
 from quorate.observe.notices import Notice, notice_of
 from quorate.observe.progress import GAP, Progress
 from quorate.observe.summary import summary_rows
 
 REDRAW_EVERY = 0.25
+REDRAW_IDLE_EVERY = 1.0
+"""Seconds between two, while no step ends: time goes on."""
 KEPT_NOTICES = 8
 
 Bundle = dict[str, str]
@@ -56,11 +59,17 @@ class NotebookConsole:
         self._draw()
 
     def handle(self, event: Event) -> None:
+        if isinstance(event, Printed):
+            # As text under the cell, below the display: where a notebook shows what is printed.
+            for line in printed_lines(event, Prints.FIRST):
+                print(line, flush=True)
+            return
         notice = notice_of(event, self._progress)
         self._progress.handle(event)
         if notice is not None:
             self._notices.append(notice)
-        if notice is not None or self._clock() - self._drawn_at >= REDRAW_EVERY:
+        pause = REDRAW_IDLE_EVERY if isinstance(event, Round) else REDRAW_EVERY
+        if notice is not None or self._clock() - self._drawn_at >= pause:
             self._draw()
 
     def close(self) -> None:
@@ -81,7 +90,7 @@ class NotebookConsole:
     def _draw(self) -> None:
         self._drawn_at = self._clock()
         progress = self._progress
-        numbers, bar = f"starting {progress.run}: {progress.hosting} ...", ""
+        numbers, bar = progress.start, ""
         if progress.has_begun:
             numbers = GAP.join([progress.place, *progress.facts])
             if progress.total_steps:

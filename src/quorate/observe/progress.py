@@ -1,7 +1,8 @@
 """A job's progress: what is known of it, and how a terminal shows it, in as many lines as its width asks for."""
 
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
@@ -11,7 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.observe.event import Event
-from quorate.observe.events import GenerationFormed, RunBegan, RunFinished, StepCompleted, WorkerLost
+from quorate.observe.events import (
+    EvaluationDone,
+    GenerationFormed,
+    RunBegan,
+    RunFinished,
+    StepCompleted,
+    WorkerLost,
+)
+from quorate.observe.live import Round
 from quorate.observe.quantities import count, duration, measure, plural
 from quorate.spec.job import EarlyStopSpec
 
@@ -60,15 +69,23 @@ class Progress:
     lanes: int
     early_stop: EarlyStopSpec | None = None
     total_steps: int | None = None
+    steps_per_epoch: int | None = None
     step: int = 0
+    # What a job is busy with that has not begun.
+    doing: str = ""
     has_begun: bool = False
     is_over: bool = False
     latest: StepCompleted | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     # How the workers of a sharded gang stand to each other, in words.
     mesh: str = ""
     # Those who are lost and not back yet, and since when.
     lost: dict[int, float] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._since = self.clock()
 
     def handle(self, event: Event) -> None:
         match event:
@@ -81,6 +98,11 @@ class Progress:
                 self.has_begun = True
                 self.step = self.step if event.from_step is None else event.from_step
                 self.total_steps = self.total_steps if event.total_steps is None else event.total_steps
+                self.steps_per_epoch = event.steps_per_epoch
+            case EvaluationDone():
+                self.metrics = event.metrics or {}
+            case Round():
+                self.doing = event.doing
             case WorkerLost():
                 self.lost.setdefault(-1 if event.worker is None else event.worker, event.time)
             case GenerationFormed():
@@ -96,21 +118,41 @@ class Progress:
         return f"step {self.step:,}" + (f"/{self.total_steps:,}" if self.total_steps else "")
 
     @property
+    def epoch(self) -> str:
+        """The epoch of the last step, counted from one; empty where there are none."""
+        if not self.steps_per_epoch or not self.step:
+            return ""
+        number, total = (-(-steps // self.steps_per_epoch) for steps in (self.step, self.total_steps or 0))
+        return f"epoch {number:,}" + (f"/{total:,}" if total else "")
+
+    @property
     def facts(self) -> list[str]:
         """The numbers of the last steps, the important ones first."""
-        facts, seconds = [], self.pace.seconds_per_step
+        facts, seconds = [self.epoch] if self.epoch else [], self.pace.seconds_per_step
         if self.latest is not None:
-            facts += [f"{name} {measure(loss)}" for name, loss in self.latest.by_optimizer("loss").items()]
-            own = (self.latest.log or {}).items()
-            facts += [f"{name} {measure(value)}" for name, value in own if type(value) in (int, float)]
+            own = {name: value for name, value in (self.latest.log or {}).items() if type(value) in (int, float)}
+            facts += _told(self.latest.by_optimizer("loss") | own)
+            facts += _told({f"eval {name}": value for name, value in self.metrics.items()})
+            rates = self.latest.by_optimizer("learning_rate")
+            facts += [f"{name.replace('learning_rate', 'lr', 1)} {rate:.3g}" for name, rate in rates.items() if rate]
             speed = self.latest.samples_per_second
             if seconds and self.latest.samples is not None:
                 speed = self.latest.samples / seconds  # over many steps: that of a single one jumps about
             facts += [] if speed is None else [f"{count(speed)} samples/s"]
+        facts.append(self.elapsed)
         steps = (self.total_steps or 0) - self.step
         if seconds is not None and steps > 0 and not self.is_over:
             facts.append(f"{duration(max(1, round(steps * seconds)))} left")
         return facts
+
+    @property
+    def start(self) -> str:
+        """What a job that has not begun is busy with."""
+        return GAP.join([f"starting {self.run}: {self.doing or self.hosting} ...", self.elapsed])
+
+    @property
+    def elapsed(self) -> str:
+        return f"{duration(max(1, round(self.clock() - self._since)))} elapsed"
 
     @property
     def hosting(self) -> str:
@@ -125,7 +167,7 @@ class Progress:
         """A bar with the place at its right, and below it the facts."""
         width = options.max_width
         if not self.has_begun:
-            yield Text(f"starting {self.run}: {self.hosting} ...", style="dim", no_wrap=True, overflow="crop")
+            yield Text(self.start, style="dim", no_wrap=True, overflow="crop")
             return
         yield self._bar(width)
         for line in lines_of([*self.facts, self.hosting], width):
@@ -149,6 +191,10 @@ class Progress:
         for row in ([bar], [place]) if is_narrow else ([bar, place],):
             grid.add_row(*row)
         return grid
+
+
+def _told(numbers: Mapping[str, float | None]) -> list[str]:
+    return [f"{name} {measure(number)}" for name, number in numbers.items()]
 
 
 def lines_of(facts: Sequence[str], width: int, gap: str = GAP) -> list[str]:

@@ -1,11 +1,20 @@
-"""Numbers and lists as a person reads them; plain ASCII, but for curves: they go into files and narrow terminals."""
+"""Numbers, lists and text of others as a person reads them; plain ASCII, but for curves: they go into files and
+narrow terminals."""
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.:-=+*#"
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def visible(text: str) -> str:
+    """What a task has said, without the power to move a cursor or to colour a terminal."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def count(value: float) -> str:

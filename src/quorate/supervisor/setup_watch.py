@@ -28,6 +28,14 @@ _WORDS = {
     "metrics()": "a trial of metrics()",
     "compile": "the compilation of its model, which takes a minute the first time",
 }
+_DOING = {
+    IMPORTING: "importing torch and the task",
+    "build": "starting",
+    "restore": "loading the checkpoint",
+    "fingerprint": "reading the data once for its fingerprint",
+    "metrics()": "trying metrics()",
+    "compile": "compiling the model, which takes a minute the first time",
+}
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,11 @@ class SetupWatch:
 def in_words(phase: str) -> str:
     """A phase of a setup as a sentence names it; what the task defines has its own name."""
     return _WORDS.get(phase, phase)
+
+
+def doing_in_words(phase: str) -> str:
+    """A phase of a setup as what a job is busy with."""
+    return _DOING.get(phase, f"running {phase}")
 
 
 def _name(workers: list[int]) -> str:

@@ -33,6 +33,7 @@ from quorate.observe.events import (
     StepCompleted,
 )
 from quorate.observe.jsonl import EventTail, JsonlSink
+from quorate.observe.live import Round
 from quorate.spec.device import kind_of
 from quorate.spec.engine import GrowSpec
 from quorate.spec.job import JobSpec
@@ -217,7 +218,7 @@ class Supervisor:
     ) -> Outcome:
         """Supervise, and see to it that the run's events tell what ended it, also when no worker can."""
         try:
-            prepared = workers.await_ready(give_up=lambda: self._is_to_end(follower))
+            prepared = workers.await_ready(give_up=lambda: self._is_to_end(follower, workers))
             if prepared is None:
                 return self._ended_early(client)
             self._accept(prepared)
@@ -228,9 +229,10 @@ class Supervisor:
             self._record_failure(Failure.of(error), coordinator, client)
             raise
 
-    def _is_to_end(self, follower: EventFollower) -> bool:
+    def _is_to_end(self, follower: EventFollower, workers: WorkerProcesses) -> bool:
         """Whether somebody wants the end of a job that has not begun: by a signal, or by its coordinator."""
         self._handle_events(follower)
+        self._handle(Round(doing=workers.doing))
         return self._signals.reason is not None or self._stop_told is not None or self._failure_told is not None
 
     def _ended_early(self, client: SupervisorClient) -> Outcome:
@@ -285,6 +287,7 @@ class Supervisor:
                 coordinator.note_step()
                 workers.note_step()
                 self._grow(client)
+            self._handle(Round(doing="" if self._has_formed else workers.doing))
             self._end_if_ordered()
             stop = self._stop_told or self._signals.reason
             if stop and not asked:

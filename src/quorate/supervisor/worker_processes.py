@@ -26,7 +26,7 @@ from quorate.engines.engine import (
     Unprepared,
 )
 from quorate.supervisor.coordinator_watch import Process
-from quorate.supervisor.setup_watch import FORK_SERVER, IMPORTING, Setup, SetupWatch
+from quorate.supervisor.setup_watch import FORK_SERVER, IMPORTING, Setup, SetupWatch, doing_in_words
 from quorate.worker.assignment import Assignment
 
 log = logging.getLogger(__name__)
@@ -148,6 +148,15 @@ class WorkerProcesses:
                 return
             self._exited.popleft()
             self._reported = self._clock()
+
+    @property
+    def doing(self) -> str:
+        """What those are busy with who are being set up: the first of them speaks for all."""
+        if self._prepared is None:
+            return doing_in_words(IMPORTING)
+        if self._phases:
+            return doing_in_words(self._phases[min(self._phases)])
+        return "starting the workers" if self._starting else "connecting the workers"
 
     def processes(self) -> set[Process]:
         """Those that there are, will be (with the pid 0), or have been and are yet to be reported.
