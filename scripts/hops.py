@@ -146,7 +146,7 @@ def trained(*, workers: int, pause: float, kills: bool) -> list[Call]:
         (folder / "sitecustomize.py").write_text(TRACER)
         (folder / "tiny.py").write_text(TASK)
         keys = f"lanes: {workers}\nworkers: {workers}\nbatch_size: 8\nsteps: {STEPS}\nparams: {{pause: {pause}}}\n"
-        (folder / "job.yaml").write_text(f"version: 1\ntask: tiny.py:Tiny\n{keys}")
+        (folder / "job.yaml").write_text(f"version: 2\ntask: tiny.py:Tiny\n{keys}")
         environment = {"PYTHONPATH": f"{PACKAGE.parent}:{name}", "HOPS_ROOT": str(PACKAGE), "HOPS_FOLDER": str(traces)}
         command = [sys.executable, "-m", "quorate", "train", "job.yaml"]
         with (folder / "log").open("w+") as log:

@@ -140,7 +140,7 @@ def test_a_job_that_cannot_be_detached_is_refused_with_what_to_do(
 ) -> None:
     (tmp_path / "task.py").write_text("")
     keys = {
-        "version": 1,
+        "version": 2,
         "name": "digits",
         "task": f"{tmp_path}/task.py:Task",
         "batch_size": 8,

@@ -38,7 +38,7 @@ TASKS: list[tuple[type[Task], dict[str, Any]]] = [
     (tasks.SometimesUsed, {}),
     (tasks.TwoOptimizers, {}),
     (tasks.NAdamInFloat64, {}),
-    (Poisoned, {"epochs": 2, "batch_size": 10, "on_poison": "skip"}),
+    (Poisoned, {"epochs": 2, "batch_size": 10, "on_nonfinite_loss": "skip"}),
 ]
 
 

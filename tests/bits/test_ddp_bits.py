@@ -90,7 +90,7 @@ def test_a_job_changes_between_the_ring_and_gangs_of_any_size(tmp_path: Path) ->
 
 
 def test_a_poisoned_step_is_left_out_by_all(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"epochs": 2, "batch_size": 10, "on_poison": "skip"}
+    keys: dict[str, Any] = {"epochs": 2, "batch_size": 10, "on_nonfinite_loss": "skip"}
     ring, ddp = (train(Poisoned, 2, tmp_path / kind, kind, **keys) for kind in ("ring", "ddp"))
     told = {"ring": ring.progress, "ddp": ddp.progress}
     assert len({json.dumps([each["cursor"], each["tally"], each["samples"]]) for each in told.values()}) == 1

@@ -85,7 +85,7 @@ def test_a_model_without_a_matrix_that_is_worth_it_travels_whole(tmp_path: Path)
 
 
 def test_a_step_that_is_left_out_leaves_what_was_held_back(tmp_path: Path) -> None:
-    keys = KEYS | {"on_poison": "skip"}
+    keys = KEYS | {"on_nonfinite_loss": "skip"}
     gangs = [train(PoisonedWide, workers, tmp_path / f"{workers}", LOW_RANK, **keys) for workers in (1, 2)]
     left_out = [index for index, loss in enumerate(gangs[0].losses) if loss is None]
     assert any(gangs[0].losses[index + 1] is not None for index in left_out[:-1] if index > 4)

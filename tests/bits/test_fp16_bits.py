@@ -96,7 +96,7 @@ class Poisoned(tasks.Regression):
 
 
 def test_a_loss_that_is_not_finite_is_poison_and_says_nothing_of_the_scale(tmp_path: Path, device: CpuDevice) -> None:
-    ran = on_one_and_on_three(Poisoned, tmp_path, on_poison="skip", **KEYS | {"batch_size": 8})
+    ran = on_one_and_on_three(Poisoned, tmp_path, on_nonfinite_loss="skip", **KEYS | {"batch_size": 8})
     skipped = [step for step, loss in ran.fields("step", "loss").items() if loss is None]
     told = ran.fields("step", "loss_scale")
     assert skipped and not any(told[step] for step in skipped)

@@ -36,7 +36,7 @@ def test_the_step_at_which_two_runs_part_and_the_tensors_in_which_they_do(two_ru
 
     told = two_runs.run("diff", "tiny-0001", "tiny-0002", COLUMNS="40").stdout
     assert "They part at step 2" in told
-    assert "\nparams.learning_rate (meaning)\n  tiny-0001  -\n  tiny-0002  0.02\n" in told
+    assert "\nparams.learning_rate (affects results)\n  tiny-0001  -\n  tiny-0002  0.02\n" in told
     assert max(len(line.rstrip()) for line in told.splitlines()) <= 40
 
     # A replay by other code would explain nothing.

@@ -146,8 +146,8 @@ def test_sections_stand_in_order_of_importance(runs: Path) -> None:
         "evaluation",
         "checkpoints",
         "events",
-        "job: meaning, which changes the bits",
-        "job: manner",
+        "job: affects results",
+        "job: runtime only",
         "what else the bits depend on",
     ]
 
@@ -345,7 +345,7 @@ def test_the_command_shows_a_run_that_was_trained_without_torch(finished: Path) 
     assert (document["status"], document["steps"], document["workers"]) == ("complete", 8, 2)
     assert {"canary", "dataset", "layout", "task source", "torch", "processor"} <= document["environment"].keys()
     job = {each["key"]: each for each in document["job"]}
-    assert job["workers"] == {"key": "workers", "value": 2, "origin": "--workers", "mark": "manner"}
+    assert job["workers"] == {"key": "workers", "value": 2, "origin": "--workers", "mark": "runtime only"}
     assert re.fullmatch(r"job\.yaml line \d+", job["lanes"]["origin"])
     assert document["losses"][0]["count"] == 8
     assert [each["problem"] for each in document["checkpoints"]] == [None] * 3
@@ -364,6 +364,6 @@ def test_the_command_shows_a_run_that_was_trained_without_torch(finished: Path) 
     ],
 )
 def test_what_is_encrypted_is_told(keys: dict[str, Any], told: str) -> None:
-    job = {"version": 1, "name": "a", "task": "task.py:A", "lanes": 4, "batch_size": 8, "steps": 8, **keys}
+    job = {"version": 2, "name": "a", "task": "task.py:A", "lanes": 4, "batch_size": 8, "steps": 8, **keys}
     words = encryption_in_words(resolve_mapping(job, "job.yaml", {}, []).spec)
     assert words.startswith(told) and bool(words) == bool(told)

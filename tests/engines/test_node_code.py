@@ -48,7 +48,7 @@ def test_other_job_files_stay_as_well_and_other_yaml_travels(project: Path) -> N
     """Each may have a password in it."""
     (project / "jobs").mkdir()
     for name, text in {
-        "a.yaml": "version: 1\ntask: task.py:A\n",
+        "a.yaml": "version: 2\ntask: task.py:A\n",
         "jobs/b.yml": '"task": x\n',
         "c.yaml": "a: 1\n",
     }.items():

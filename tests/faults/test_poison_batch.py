@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
 SKIPPING: dict[str, Any] = KEYS | {
     "steps": 12,
     "workers": 2,
-    "on_poison": "skip",
+    "on_nonfinite_loss": "skip",
     "checkpoint": {"every": 5, "keep": 3},
 }
 

@@ -36,16 +36,20 @@ def test_every_value_of_a_job_has_its_origin_and_mark(tmp_path: Path) -> None:
     detail = RunDetail.read(run)
     assert detail.job is not None
     values = {each.key: each for each in job_values(detail.job)}
-    assert (values["workers"].value, values["workers"].origin, values["workers"].mark) == (2, "--workers", "manner")
+    assert (values["workers"].value, values["workers"].origin, values["workers"].mark) == (
+        2,
+        "--workers",
+        "runtime only",
+    )
     assert (values["lanes"].origin, values["lanes"].mark, values["lanes"].is_default) == (
         "job.yaml line 1",
-        "meaning",
+        "affects results",
         False,
     )
     assert (values["params.sizes"].value, values["schedule.kind"].value) == ([1, 2], "cosine")
     assert values["seed"].is_default
     assert values["schedule.warmup"].is_default
-    assert (values["early_stop"].value, values["name"].mark) == (None, "label")
+    assert (values["early_stop"].value, values["name"].mark) == (None, "name only")
     assert "params" not in values
 
 

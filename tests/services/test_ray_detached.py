@@ -73,7 +73,7 @@ def submitter(tmp_path: Path, nodes: RayNodes, name: str, **keys: Any) -> Shell:
     storage.mkdir()
     shutil.copy(TASK, shell.folder / "task.py")
     job = {
-        "version": 1,
+        "version": 2,
         "name": name,
         "task": "task.py:Small",
         "lanes": 3,

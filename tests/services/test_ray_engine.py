@@ -34,7 +34,7 @@ def nodes() -> Iterator[RayNodes]:
 def job(tmp_path: Path) -> Path:
     file = tmp_path / "job.yaml"
     file.write_text(
-        f"version: 1\nname: small\ntask: {TASK}:Small\nlanes: 3\nbatch_size: 12\nsteps: {STEPS}\nseed: 5\n"
+        f"version: 2\nname: small\ntask: {TASK}:Small\nlanes: 3\nbatch_size: 12\nsteps: {STEPS}\nseed: 5\n"
         f"runs: {tmp_path}/runs\ncheckpoint: {{every: 10}}\n"
     )
     return file
@@ -90,7 +90,7 @@ class Training:
 def digest(tmp_path_factory: pytest.TempPathFactory, nodes: RayNodes) -> str:
     folder = tmp_path_factory.mktemp("local")
     (folder / "job.yaml").write_text(
-        f"version: 1\nname: small\ntask: {TASK}:Small\nlanes: 3\nbatch_size: 12\nsteps: {STEPS}\nseed: 5\n"
+        f"version: 2\nname: small\ntask: {TASK}:Small\nlanes: 3\nbatch_size: 12\nsteps: {STEPS}\nseed: 5\n"
         f"runs: {folder}/runs\n"
     )
     return str(Training(folder / "job.yaml", nodes.environment, "--workers", "1").result()["weights_digest"])

@@ -36,7 +36,7 @@ class Job:
         self._place = place
         self.go = folder / "go"
         (folder / "job.yaml").write_text(
-            f"version: 1\nname: small\ntask: {TASK}:Small\nlanes: 3\nbatch_size: 12\nsteps: {STEPS}\nseed: 5\n"
+            f"version: 2\nname: small\ntask: {TASK}:Small\nlanes: 3\nbatch_size: 12\nsteps: {STEPS}\nseed: 5\n"
             f"failure_timeout: 3\nruns: {folder}/runs\ncheckpoint: {{every: 5}}\n"
         )
         self._process: subprocess.Popen[str] | None = None

@@ -34,7 +34,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
 def job(tmp_path: Path) -> Path:
     file = tmp_path / "job.yaml"
     file.write_text(
-        f"version: 1\nname: small\ntask: {TASK}:Small\nlanes: 2\nbatch_size: 12\nsteps: 10\nseed: 5\nworkers: 2\n"
+        f"version: 2\nname: small\ntask: {TASK}:Small\nlanes: 2\nbatch_size: 12\nsteps: 10\nseed: 5\nworkers: 2\n"
         f"runs: {tmp_path}/runs\n"
     )
     return file

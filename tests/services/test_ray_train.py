@@ -34,7 +34,7 @@ def nodes() -> Iterator[RayNodes]:
 def write_job(folder: Path, every: int = 10) -> Path:
     file = folder / "job.yaml"
     file.write_text(
-        f"version: 1\nname: small\ntask: {TASK}:Small\nlanes: 4\nbatch_size: 16\nsteps: {STEPS}\nseed: 5\nworkers: 2\n"
+        f"version: 2\nname: small\ntask: {TASK}:Small\nlanes: 4\nbatch_size: 16\nsteps: {STEPS}\nseed: 5\nworkers: 2\n"
         f"min_workers: 2\nstrategy: ddp\nruns: {folder}/runs\ncheckpoint: {{every: {every}}}\n"
     )
     return file

@@ -107,8 +107,11 @@ MISTAKES = {
         ],
     ),
     "another version": (
-        "version: 2\n" + GOOD,
-        ["version: 2 is not 1, the only version of the job file that this Quorate reads (job.yaml line 1)."],
+        "version: 3\n" + GOOD,
+        [
+            "version: 3 is not 1 or 2, the versions of the job file that this Quorate reads (job.yaml line 1). It was "
+            "written for a newer Quorate: run `pip install --upgrade quorate`."
+        ],
     ),
     "more workers than lanes": (
         GOOD + "workers: 12\n",

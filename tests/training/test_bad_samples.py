@@ -193,7 +193,7 @@ def saved_state(ran: Run) -> str:
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, {"links": "tcp", "bucket_mb": 0.0001}, {"accumulate": 2}, {"on_poison": "skip"}], ids=str
+    "keys", [{}, {"links": "tcp", "bucket_mb": 0.0001}, {"accumulate": 2}, {"on_nonfinite_loss": "skip"}], ids=str
 )
 def test_a_step_without_a_sample_changes_nothing(
     keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

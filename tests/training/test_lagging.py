@@ -45,7 +45,7 @@ class Logged(tasks.BatchNormAndDropout):
         (tasks.Momentum, {"lanes": 1, "clip_norm": 1.0}),
         (tasks.Adam, {"lanes": 4}),
         (Logged, {"lanes": 4, "accumulate": 2, "clip_norm": 1.0, "schedule": {"kind": "linear"}}),
-        (Logged, {"lanes": 1, "on_poison": "skip"}),
+        (Logged, {"lanes": 1, "on_nonfinite_loss": "skip"}),
         (tasks.TwoOptimizers, {"lanes": 2}),
         (Logged, {"lanes": 4, "precision": "fp16", "loss_scale": {"initial": 1, "growth_interval": 3}}),
     ],
@@ -167,7 +167,7 @@ class SpoiltAfterPoison(tasks.Regression):
 
 
 def test_weights_that_are_spoilt_later_do_not_blame_a_step_that_may_be_skipped(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"steps": 9, "batch_size": 4, "lanes": 2, "on_poison": "skip"}
+    keys: dict[str, Any] = {"steps": 9, "batch_size": 4, "lanes": 2, "on_nonfinite_loss": "skip"}
     lone, two = (run(SpoiltAfterPoison, tmp_path / str(n), n, **keys) for n in (1, 2))
     assert (
         "at step 6" in two.ended.failure.message and "the weights are not finite any more" in two.ended.failure.message

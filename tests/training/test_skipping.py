@@ -17,7 +17,7 @@ from quorate.data.ledger import Tally, total
 from training.recorded import Run, on_one_and_on_three, run
 
 POISONED = {40, 41, 42}
-KEYS: dict[str, Any] = {"epochs": 2, "batch_size": 10, "on_poison": "skip"}
+KEYS: dict[str, Any] = {"epochs": 2, "batch_size": 10, "on_nonfinite_loss": "skip"}
 
 
 class PoisonedPoints(Points):
@@ -116,19 +116,19 @@ def test_a_job_of_one_lane_skips_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_by_default_the_job_ends_and_names_the_samples(workers: int, tmp_path: Path) -> None:
-    failures = run(Poisoned, tmp_path / "run", workers, **KEYS | {"on_poison": "fail"}).ended.failures
+    failures = run(Poisoned, tmp_path / "run", workers, **KEYS | {"on_nonfinite_loss": "fail"}).ended.failures
     assert len(failures) == workers
     assert len({failure.message for failure in failures}) == 1
     (failure, *_) = failures
     assert failure.kind == "LossError"
     assert set(failure.samples) & POISONED
     assert f"which has read samples {failure.samples[0]}, " in failure.message
-    assert "on_poison: skip" in failure.message
+    assert "on_nonfinite_loss: skip" in failure.message
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_weights_that_are_spoilt_are_not_skipped_to_the_end(workers: int, tmp_path: Path) -> None:
-    failure = run(Exploding, tmp_path / "run", workers, on_poison="skip").ended.failure
+    failure = run(Exploding, tmp_path / "run", workers, on_nonfinite_loss="skip").ended.failure
     assert failure.kind == "LossError"
     assert "at step 2" in failure.message
     assert "the weights are not finite any more" in failure.message

@@ -25,7 +25,7 @@ Code = type | FunctionType
 class JobKeys(TypedDict, total=False):
     """What `Job` takes besides its task: the keys of the job file, with the types that they have in Python."""
 
-    version: Literal[1]
+    version: Literal[1, 2]
     name: str
     params: Section
     lanes: int
@@ -42,7 +42,7 @@ class JobKeys(TypedDict, total=False):
     evaluate: Section
     early_stop: Section | None
     lineage: Sequence[Section]
-    on_poison: Literal["fail", "skip"]
+    on_nonfinite_loss: Literal["fail", "skip"]
     on_out_of_memory: Literal["fail", "shrink"]
     on_bad_sample: Literal["fail", "skip"]
     device: Literal["auto", "cpu", "cuda"]

@@ -30,6 +30,7 @@ from quorate.core.masking import mask, register_secrets
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE
 from quorate.spec.job import JobSpec
+from quorate.spec.migration import first_name
 from quorate.spec.resolved import dump_job
 from quorate.spec.secrets import job_secrets
 from quorate.storage.kept_source import read_source
@@ -130,6 +131,7 @@ def job_digest(spec: JobSpec) -> str:
     """Sha-256 of what a job means: of all keys that change the bits, however and wherever it runs. The task counts by
     its class; its code has a digest of its own."""
     meant = {**parameters_of(spec), "task": spec.task.rpartition(":")[2]}
+    meant = {first_name(key): value for key, value in meant.items()}
     return hashlib.sha256(json.dumps(meant, sort_keys=True).encode()).hexdigest()
 
 

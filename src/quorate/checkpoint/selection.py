@@ -11,6 +11,7 @@ from quorate.checkpoint.retention import BestEvaluation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, QuorateError, RunError
 from quorate.spec.job import JobSpec
+from quorate.spec.migration import migrate
 from quorate.spec.resolved import Change, refused_on_resume
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def select(
 def saved_job(info: CheckpointInfo) -> JobSpec | None:
     """The job in a checkpoint; None where it is of another version."""
     try:
-        return JobSpec.model_validate(info.manifest.job)
+        return JobSpec.model_validate(migrate(info.manifest.job))
     except (ValidationError, QuorateError):
         return None
 

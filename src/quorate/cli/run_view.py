@@ -360,7 +360,7 @@ def _lanes(lanes: Sequence[int]) -> str:
 
 def _print_job(page: Page, job: ResolvedJob) -> None:
     values = job_values(job)
-    for mark, heading in {Mark.MEANING: "job: meaning, which changes the bits", Mark.MANNER: "job: manner"}.items():
+    for mark, heading in {Mark.MEANING: "job: affects results", Mark.MANNER: "job: runtime only"}.items():
         marked = [each for each in values if each.mark is mark]
         page.section(heading)
         given = [each for each in marked if not each.is_default]

@@ -228,7 +228,7 @@ def _failure(alike: Sequence[Victim]) -> Failure:
     message = (
         f"step {last.step} (epoch {reading.epoch}) kills every worker that takes its lane {reading.lane}: {deaths}. "
         f"The lane has {_samples(reading)}. Look at these samples and at what the task does with them; mend it or "
-        "leave them out. `on_poison: skip` is no remedy: it is for a loss that is not finite."
+        "leave them out. `on_nonfinite_loss: skip` is no remedy: it is for a loss that is not finite."
     )
     return Failure(
         POISON_BATCH,

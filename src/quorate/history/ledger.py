@@ -39,7 +39,7 @@ class EpochEntry:
     """One epoch: the steps of it that the run has come through, what they used, and what that makes of it.
 
     `reason` says why it is incomplete or broken. `is_own`: the task has an order of its own for it. `skipped_steps`
-    have read `skipped_samples`, which went into nothing (on_poison: skip). `bad` samples could not be read
+    have read `skipped_samples`, which went into nothing (on_nonfinite_loss: skip). `bad` samples could not be read
     (on_bad_sample: skip).
     """
 

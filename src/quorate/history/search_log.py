@@ -9,6 +9,7 @@ from typing import Any
 
 from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
+from quorate.spec.migration import renamed
 
 Params = dict[str, Any]
 
@@ -127,7 +128,7 @@ class SearchLog:
             self._take_search(kind, time, str(told.get("reason") or ""))
         elif kind == "proposed":
             number = _whole(told["trial"])
-            self.trials[number] = LoggedTrial(number, [Part(_mapping(told["params"]))])
+            self.trials[number] = LoggedTrial(number, [Part(renamed(_mapping(told["params"])))])
         elif kind in _TAKEN:
             trial = self.trials[_whole(told["trial"])]
             _TAKEN[kind](self, trial, time, told)
@@ -167,7 +168,8 @@ class SearchLog:
     def _exploited(self, trial: LoggedTrial, time: float, told: dict[str, Any]) -> None:
         del time
         step, donor = _whole(told["step"]), self.trials[_whole(told["from"])]
-        params, run, reason = _mapping(told["params"]), str(told.get("run") or ""), str(told.get("reason") or "")
+        params = renamed(_mapping(told["params"]))
+        run, reason = str(told.get("run") or ""), str(told.get("reason") or "")
         trial.lineage = _inherited(donor, step)
         trial.parts.append(Part(params, run, step, donor.number, reason, step))
         trial.status = TrialStatus.RUNNING

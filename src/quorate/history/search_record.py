@@ -15,6 +15,7 @@ from quorate.core.errors import QuorateError
 from quorate.history.event_index import glance
 from quorate.history.run_record import RunRecord, Status
 from quorate.history.search_log import ENDED, Ancestor, LoggedTrial, Params, Part, SearchLog, TrialStatus
+from quorate.spec.migration import renamed
 from quorate.spec.resolved import glance_at_recorded
 from quorate.spec.search import SearchSpec
 from quorate.spec.space import DimensionSpec
@@ -95,6 +96,7 @@ class Recorded:
             problems.append(error.message)
         try:
             spec = SearchSpec.model_validate(glance_at_recorded(folder.search_file))
+            spec = spec.model_copy(update={"space": spec.space and renamed(spec.space)})
         except QuorateError as error:
             problems.append(error.message)
         except ValidationError as error:

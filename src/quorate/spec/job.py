@@ -1,6 +1,7 @@
 """The keys of a job file: what each takes, its default, and whether it changes the bits."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +19,7 @@ from pydantic import (
 from quorate.core.errors import JobFileError
 from quorate.spec.engine import EngineSpec, LocalSpec, RaySpec
 from quorate.spec.keys import Allowed, Mark, keys_of
+from quorate.spec.migration import VERSION
 from quorate.spec.nccl import NcclSpec
 from quorate.spec.override import PREFIX
 from quorate.spec.rules import AUTO, LOSS_SCALE, OWN_PLACE, broken_rules
@@ -35,12 +37,18 @@ def _checked_reference(text: str) -> str:
     return text
 
 
-def whole_number(value: Any) -> Any:
-    """A version. Raises ValueError that says what to write instead."""
-    # Literal[1] alone takes true and 1.0 as well: Python holds them for equal.
-    if type(value) is not int:
-        raise ValueError("Write version: 1.")
-    return value
+def version_check(present: int) -> Callable[[Any], Any]:
+    """Checks the version of a file, and raises ValueError that says what to do about another one."""
+
+    def checked(value: Any) -> Any:
+        # Literal[1] alone takes true and 1.0 as well: Python holds them for equal.
+        if type(value) is not int or value < present:
+            raise ValueError(f"Write version: {present}.")
+        if value > present:
+            raise ValueError("It was written for a newer Quorate: run `pip install --upgrade quorate`.")
+        return value
+
+    return checked
 
 
 def _checked_variable(name: str | None) -> str | None:
@@ -207,14 +215,14 @@ CHANGEABLE = tuple(key for key in LineageSpec.model_fields if key != "until")
 
 
 class JobSpec(Section):
-    """A whole job. Keys marked meaning change the bits, keys marked manner do not."""
+    """A whole job. Each key is marked by whether it affects results (the bits)."""
 
     version: Annotated[
-        Literal[1],
+        Literal[2],
         Mark.LABEL,
-        BeforeValidator(whole_number),
-        Allowed("1, the only version of the job file that this Quorate reads"),
-    ] = 1
+        BeforeValidator(version_check(VERSION)),
+        Allowed("1 or 2, the versions of the job file that this Quorate reads"),
+    ] = VERSION
     name: Annotated[
         str,
         Mark.LABEL,
@@ -252,7 +260,7 @@ class JobSpec(Section):
         Mark.MEANING,
         Allowed("a list of what the job was before, such as [{until: 100, params: {learning_rate: 0.1}}]"),
     ] = []
-    on_poison: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
+    on_nonfinite_loss: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
     on_out_of_memory: Annotated[Literal["fail", "shrink"], Mark.MEANING] = "fail"
     on_bad_sample: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.MEANING] = "auto"

@@ -24,9 +24,9 @@ _PLAIN_TYPES = {
 class Mark(StrEnum):
     """Whether a key changes what a job produces."""
 
-    MEANING = "meaning"  # it changes the bits
-    MANNER = "manner"  # it changes how the job runs, never what it produces
-    LABEL = "label"  # it only names things, and is never compared
+    MEANING = "affects results"
+    MANNER = "runtime only"  # how the job runs, never what it produces
+    LABEL = "name only"  # never compared
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """From a job file, a recorded job or a call to a checked job: read, layer, check, and tell every mistake at once."""
 
 import contextlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +14,14 @@ from quorate.core.errors import JobFileError, Problem, RequestError
 from quorate.core.regular_file import read_regular
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.keys import keys_of, nearest_file
+from quorate.spec.migration import OldNames, migrate, present_name, renamed
 from quorate.spec.override import DEFAULT, ENVIRONMENT, Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, misspelt, plain_problems
 from quorate.spec.resolved import ResolvedJob, job_gone
 from quorate.spec.rules import broken_rules
 from quorate.spec.yaml_document import Document, read_yaml
+
+log = logging.getLogger(__name__)
 
 SHOWN = 10
 RECORDED = "recorded"
@@ -50,7 +54,8 @@ def load_recorded(path: Path, environment: Mapping[str, str], overrides: Sequenc
         raise job_gone(path)
     document = read_job_file(path, recorded=True)
     origins = {key: place.comment or RECORDED for key, place in document.places.items()}
-    return resolve_layers(Layers(document.value, origins), str(path), environment, overrides, document.problems)
+    layers = _migrated(Layers(document.value, origins))
+    return resolve_layers(layers, str(path), environment, overrides, document.problems)
 
 
 def resolve_layers(
@@ -67,7 +72,13 @@ def resolve_layers(
     without a job file, to the working folder.
     """
     from_environment, unreadable = environment_overrides(environment)
-    layers = layers.under(from_environment).under(overrides)
+    from_environment, overrides = (_with_present_names(layer) for layer in (from_environment, overrides))
+    old = OldNames(layers.values, layers.origin)
+    if mixed := old.problems():
+        problems = [*problems, *mixed]
+    elif advice := old.advice(source):
+        log.warning("%s", advice)
+    layers = _migrated(layers).under(from_environment).under(overrides)
     layers, task_problems = _with_task_placed(layers, job_folder)
     layers = _with_code_placed(_with_key_placed(layers, job_folder or Path.cwd()), job_folder or Path.cwd())
     spec, mistakes = _checked(layers)
@@ -77,6 +88,19 @@ def resolve_layers(
         said = {_layer_of(problem, [*from_environment, *overrides]) or source for problem in found}
         raise JobFileError(said.pop() if len(said) == 1 else "the job", found)
     return ResolvedJob(spec, layers.origins_of(spec.model_dump()), source)
+
+
+def _migrated(layers: Layers) -> Layers:
+    values = migrate(layers.values)
+    return layers if values == layers.values else Layers(values, renamed(layers.origins))
+
+
+def _with_present_names(overrides: Sequence[Override]) -> Sequence[Override]:
+    present = [replace(override, key=present_name(override.key)) for override in overrides]
+    for before, now in zip(overrides, present, strict=True):
+        if before != now:
+            log.warning("%s: the key is now called %s", before.origin, now.key)
+    return present
 
 
 def _layer_of(problem: Problem, overrides: Sequence[Override]) -> str | None:

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from quorate.core.errors import Problem
 from quorate.spec.keys import Key, beside_names, keys_of, nearest, one_of, suggestions
+from quorate.spec.migration import NAMES
 from quorate.spec.override import ENVIRONMENT, PREFIX, variable_name
 
 Origin = Callable[[str], str]
@@ -127,7 +128,9 @@ def _unknown_key(path: str, keys: dict[str, Key], origin: str) -> Problem:
     if meant and origin.startswith(f"{ENVIRONMENT}{PREFIX}"):
         meant = [variable_name(key) for key in meant]
     hint = f"Did you mean {one_of(meant)}?" if meant else f"The keys here: {', '.join(beside_names(parent, keys))}."
-    if not parent and not meant:
+    if path in NAMES:
+        hint = f"It is called {NAMES[path]} since version 2 of the job file."
+    elif not parent and not meant:
         hint = f"If it is a parameter of the task, write it under params. {hint}"
     return Problem(path, f"there is no such key{in_brackets(origin)}", hint)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from quorate.spec.engine import PerWorkerSpec, checked_address, checked_folder
-from quorate.spec.job import MetricName, whole_number
+from quorate.spec.job import MetricName, version_check
 from quorate.spec.keys import Allowed
 from quorate.spec.section import Count, OptionalCount, OptionalPositive, Section, spelled_out
 from quorate.spec.space import DimensionSpec, as_grid, grid_size, sample
@@ -93,7 +93,7 @@ class SearchSpec(Section):
 
     version: Annotated[
         Literal[1],
-        BeforeValidator(whole_number),
+        BeforeValidator(version_check(1)),
         Allowed("1, the only version of the search file that this Quorate reads"),
     ] = 1
     name: Annotated[

@@ -1,5 +1,6 @@
 """From a search file or a call to a checked search with its job: read, layer, check, and tell every mistake at once."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,12 +18,15 @@ from quorate.spec.load import (
     read_job_file,
     resolve_layers,
 )
+from quorate.spec.migration import present_name, renamed
 from quorate.spec.override import DEFAULT, Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, in_brackets, plain_problems
 from quorate.spec.resolved import ResolvedJob, dump_lines
 from quorate.spec.search import SearchSpec
 from quorate.spec.search_rules import broken_search_rules, space_problems
 from quorate.spec.space import DimensionSpec, dimension_problems
+
+log = logging.getLogger(__name__)
 
 SEARCH_FILE, JOB_FILE = "search.yaml", "job.yaml"
 USUAL_TRIALS = 16
@@ -81,7 +85,7 @@ def resolve_search(
 ) -> ResolvedSearch:
     """The search that a mapping describes, as if it stood in a file of the working folder; `job` if it is at hand."""
     layers = Layers({"name": "search", **plain_copy(mapping)}, {str(key): source for key in mapping})
-    layers = layers.under(_runs_of(environment))
+    layers = _with_present_names(layers.under(_runs_of(environment)))
     return SearchReading(layers, source, Path.cwd(), environment, job=job).accepted()
 
 
@@ -91,7 +95,12 @@ def load_recorded_search(folder: Path) -> ResolvedSearch:
     origins = {key: place.comment for key, place in document.places.items()}
     job = load_recorded(folder / JOB_FILE, {}, [])
     reading = SearchReading(
-        Layers(document.value, origins), str(folder / SEARCH_FILE), folder, {}, document.problems, job
+        _with_present_names(Layers(document.value, origins), is_recorded=True),
+        str(folder / SEARCH_FILE),
+        folder,
+        {},
+        document.problems,
+        job,
     )
     return replace(reading.accepted(), origins=origins)
 
@@ -122,7 +131,21 @@ def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[
         if override not in over_search
     ]
     layers = replace(layers, values=_nested_space(layers.values)).under([*_runs_of(environment), *over_search])
+    layers = _with_present_names(layers)
     return SearchReading(layers, str(path), path.parent, environment, document.problems, over_job=over_job)
+
+
+def _with_present_names(layers: Layers, *, is_recorded: bool = False) -> Layers:
+    """With the names that the keys in the space have in this version of the job file."""
+    space = layers.values.get("space")
+    if not isinstance(space, dict) or space == (present := renamed(space)):
+        return layers
+    for key in () if is_recorded else space.keys() - present.keys():
+        log.warning("%s: the key is now called space.%s", layers.origin(f"space.{key}"), present_name(key))
+    inside = {key.removeprefix("space."): origin for key, origin in layers.origins.items() if key[:6] == "space."}
+    others = {key: origin for key, origin in layers.origins.items() if key[:6] != "space."}
+    origins = others | {f"space.{key}": origin for key, origin in renamed(inside).items()}
+    return Layers({**layers.values, "space": present}, origins)
 
 
 def _runs_of(environment: Mapping[str, str]) -> list[Override]:

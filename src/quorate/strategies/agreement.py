@@ -44,11 +44,12 @@ Gather = Callable[[int, int, bytes], tuple[bytes, ...]]
 
 _REMEDY = (
     "Often the learning rate is too high (try a lower one, a warm-up, or clip_norm), or a sample holds a value that is "
-    "not a number (`on_poison: skip` leaves such steps out)."
+    "not a number (`on_nonfinite_loss: skip` leaves such steps out)."
 )
 _NOT_THE_SAMPLES = (
-    "It cannot be skipped (on_poison: skip): the weights are not finite any more, so it is not for the samples. An "
-    "earlier step has made them so; often the learning rate is too high (try a lower one, a warm-up, or clip_norm)."
+    "It cannot be skipped (on_nonfinite_loss: skip): the samples are not the cause, since the weights are no longer "
+    "finite. An earlier step made them so; often the learning rate is too high (try a lower one, a warm-up, or "
+    "clip_norm)."
 )
 
 

@@ -132,7 +132,7 @@ class FsdpConnection(RingConnection):
         replica, generation = self._replica, self._endpoint.generation
         own = generation.members[self._endpoint.position]
         parameters = [local(parameter) for _, parameter in replica.trainable]
-        skips = self._spec.on_poison == "skip"
+        skips = self._spec.on_nonfinite_loss == "skip"
         agreement = StepAgreement(
             self.links.gather, generation.workers, own, parameters, replica.buffers, None, skips=skips
         )

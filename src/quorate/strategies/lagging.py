@@ -41,7 +41,7 @@ class Lag:
         self._gradients = gradients
         self._agreement = agreement
         self._update = update
-        self._skips = spec.on_poison == "skip"
+        self._skips = spec.on_nonfinite_loss == "skip"
         averaged = (name for name, rule in replica.buffers.rules.items() if rule == MEAN)
         # An average moves at each step that is not void; integers have no mean, and are refused when lanes differ.
         self._may_lag = replica.average is None and all(replica.buffers.get(n).is_floating_point() for n in averaged)

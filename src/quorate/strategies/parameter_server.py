@@ -229,7 +229,7 @@ class ServersConnection:
             [parameter for _, parameter in share.replica.trainable],
             share.replica.buffers,
             None if share.is_server else ReplicaDigests(share.replica),
-            skips=spec.on_poison == "skip",
+            skips=spec.on_nonfinite_loss == "skip",
         )
         factory, exchange = self._factory, self._exchange
         if share.residuals is not None:

@@ -141,7 +141,7 @@ def agreement_of(
 ) -> StepAgreement:
     """How the workers of a generation agree on a step besides its gradients."""
     parameters = [parameter for _, parameter in replica.trainable]
-    digests, skips = ReplicaDigests(replica), spec.on_poison == "skip"
+    digests, skips = ReplicaDigests(replica), spec.on_nonfinite_loss == "skip"
     return StepAgreement(links.gather, workers, own, parameters, replica.buffers, digests, skips=skips)
 
 

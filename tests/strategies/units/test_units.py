@@ -324,7 +324,7 @@ class Poisoned(Regression):
 def test_a_unit_whose_loss_is_not_finite_fails_or_is_left_out() -> None:
     failed = played(Poisoned, epochs=1).play(1, 4)
     assert any(isinstance(error, LossError) and "not finite" in str(error) for error in failed)
-    play = played(Poisoned, 2, epochs=1, on_poison="skip")
+    play = played(Poisoned, 2, epochs=1, on_nonfinite_loss="skip")
     assert play.play(2, 4) == []
     skipped = [each.skipped for each in play.agreements.values() if each.skipped is not None]
     assert len(skipped) == 1

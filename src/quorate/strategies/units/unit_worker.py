@@ -93,7 +93,7 @@ class UnitWorker:
         """Send the lane's mean gradient to all who hold it; how late it was, in updates that came in between."""
         note = UnitNote(result)
         if note.is_skipped:
-            skips = self._replica.spec.on_poison == "skip"
+            skips = self._replica.spec.on_nonfinite_loss == "skip"
             check_skippable(unit.step, [result], self._parameters, self._replica.buffers, skips=skips)
         has_gradient = bool(result.samples) and not note.is_skipped
         share = result.samples / self._batch_samples(unit.step)

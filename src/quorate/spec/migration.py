@@ -1,0 +1,93 @@
+"""Jobs of earlier versions, read as jobs of this one: which keys have other names now.
+
+A version that changes keys is a row of `_RENAMED`. Whatever reads a job reads it through here: job files, `--set`,
+variables, Python, old runs with their checkpoints, and the spaces of searches.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from quorate.core.errors import Problem
+
+Value = TypeVar("Value")
+
+VERSION: Final = 2
+"""Of the job files that this Quorate writes."""
+_RENAMED: dict[int, dict[str, str]] = {1: {"on_poison": "on_nonfinite_loss"}}
+"""By version: keys of the job, and their names in the next version."""
+NAMES = {old: new for version in sorted(_RENAMED) for old, new in _RENAMED[version].items()}
+_FIRST_NAMES = {new: old for old, new in NAMES.items()}
+
+
+def migrate(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A job of any version with the names of this one.
+
+    A job without a version may use the old names too. One of a version that nobody knows is left as it is: the check of
+    its keys says so.
+    """
+    if "version" not in job:
+        return renamed(job)
+    return renamed(job) | {"version": VERSION} if _is_earlier(job["version"]) else dict(job)
+
+
+def _is_earlier(version: Any) -> bool:
+    # Python holds True for equal to 1.
+    return type(version) is int and version in _RENAMED
+
+
+def present_name(key: str) -> str:
+    """The name that a dotted key has in this version."""
+    head, dot, inner = key.partition(".")
+    return f"{NAMES.get(head, head)}{dot}{inner}"
+
+
+def first_name(key: str) -> str:
+    """The name that a dotted key had in version 1: digests of jobs are made with it, so that they stay equal."""
+    head, dot, inner = key.partition(".")
+    return f"{_FIRST_NAMES.get(head, head)}{dot}{inner}"
+
+
+def renamed(keys: Mapping[str, Value]) -> dict[str, Value]:
+    """By present names."""
+    # A key that is not text, which Python lets pass, is refused later, with the others.
+    return {present_name(key) if isinstance(key, str) else key: value for key, value in keys.items()}
+
+
+@dataclass(frozen=True)
+class OldNames:
+    """What a job is given by names of earlier versions; `origin` says where each key was written."""
+
+    job: Mapping[str, Any]
+    origin: Callable[[str], str]
+
+    def problems(self) -> list[Problem]:
+        """Keys of two versions in one job: nobody can know which of them is meant."""
+        version = self.job.get("version")
+        later = [new for new in _FIRST_NAMES if new in self.job]
+        if _is_earlier(version):
+            said = f"the job is of version {version} ({self.origin('version')})"
+            hint = f"Write version: {VERSION}."
+            return [
+                Problem(new, f"it is a key of version {VERSION} ({self.origin(new)}), and {said}", hint, ("version",))
+                for new in later
+            ]
+        if version is not None:
+            return []
+        both = [(_FIRST_NAMES[new], new) for new in later if _FIRST_NAMES[new] in self.job]
+        return [
+            Problem(old, f"it is now called {new}, which is given too ({self.origin(new)})", f"Keep {new}.", (new,))
+            for old, new in both
+        ]
+
+    def advice(self, source: str) -> str:
+        """What to write instead; nothing where all is of this version."""
+        version = self.job.get("version")
+        old = [key for key in self.job if key in NAMES]
+        instead = [f"{NAMES[key]} instead of {key} ({self.origin(key)})" for key in old]
+        if version is None and old:
+            return f"{source} uses old names of keys. Write {' and '.join(instead)}."
+        if not _is_earlier(version):
+            return ""
+        instead = [f"version: {VERSION} ({self.origin('version')})", *instead]
+        return f"{source} is of version {version}, and is read as version {VERSION}. Write {' and '.join(instead)}."

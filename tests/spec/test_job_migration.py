@@ -1,0 +1,131 @@
+"""Jobs of version 1 in all that reads a job. Runs of version 1 are in `tests/cli/test_version_1.py`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quorate
+from quorate.core.errors import JobFileError
+from quorate.history.search_log import SearchLog
+from quorate.spec.load import load_job, resolve_mapping
+from quorate.spec.migration import migrate
+from quorate.spec.override import Override, parse_set
+from quorate.spec.resolved import dump_job
+from quorate.spec.search_load import dump_search, load_recorded_search, load_search, resolve_search
+
+JOB: dict[str, Any] = {"task": "task.py:Task", "batch_size": 8, "steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("job", "migrated"),
+    [
+        ({"version": 1, "on_poison": "skip"}, {"version": 2, "on_nonfinite_loss": "skip"}),
+        ({"on_poison": "skip", "seed": 1}, {"on_nonfinite_loss": "skip", "seed": 1}),
+        ({"seed": 1}, {"seed": 1}),
+        ({"version": 2, "on_poison": "skip"}, {"version": 2, "on_poison": "skip"}),
+        ({"version": 3, "on_poison": "skip"}, {"version": 3, "on_poison": "skip"}),
+        ({"version": True, "on_poison": "skip"}, {"version": True, "on_poison": "skip"}),
+        ({"version": [1]}, {"version": [1]}),
+        ({"params": {"on_poison": 1}}, {"params": {"on_poison": 1}}),
+    ],
+)
+def test_a_job_is_migrated_by_its_version(job: dict[str, Any], migrated: dict[str, Any]) -> None:
+    before = dict(job)
+    assert migrate(job) == migrated
+    assert list(migrate(job)) == list(migrated) and migrate(migrate(job)) == migrated
+    assert job == before, "what was given stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ("version: 1\non_nonfinite_loss: skip\n", r"on_nonfinite_loss: it is a key of version 2 \(job.yaml line 5\)"),
+        ("version: 2\non_poison: skip\n", r"on_poison: there is no such key \(job.yaml line 5\). It is called on_nonf"),
+        ("version: 3\n", r"version: 3 is not 1 or 2, .* written for a newer Quorate: run `pip install --upgrade"),
+        ("version: 0\n", r"version: 0 is not 1 or 2, .* Write version: 2\."),
+        (
+            "on_poison: skip\non_nonfinite_loss: skip\n",
+            r"on_poison: it is now called on_nonfinite_loss, which is given",
+        ),
+    ],
+)
+def test_keys_of_another_version_are_refused_in_one_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, keys: str, told: str
+) -> None:
+    (tmp_path / "task.py").touch()
+    file = tmp_path / "job.yaml"
+    file.write_text(f"task: task.py:Task\nbatch_size: 8\nsteps: 1\n{keys}")
+    with pytest.raises(JobFileError, match=told) as refused:
+        load_job(file, {}, [])
+    assert len(refused.value.problems) == 1
+    assert caplog.messages == [], "one message says it all"
+
+
+@pytest.mark.parametrize(
+    ("environment", "overrides", "told"),
+    [
+        ({}, [parse_set("on_poison=skip")], "--set on_poison: the key is now called on_nonfinite_loss"),
+        (
+            {"QUORATE_ON_POISON": "skip"},
+            [],
+            "environment QUORATE_ON_POISON: the key is now called on_nonfinite_loss",
+        ),
+    ],
+)
+def test_what_goes_over_a_job_may_use_the_old_name(
+    caplog: pytest.LogCaptureFixture, environment: dict[str, str], overrides: list[Override], told: str
+) -> None:
+    job = resolve_mapping({**JOB, "version": 2}, "job.yaml", environment, overrides)
+    assert job.spec.on_nonfinite_loss == "skip"
+    assert caplog.messages == [told]
+
+
+def test_python_may_use_the_old_name(caplog: pytest.LogCaptureFixture) -> None:
+    old: dict[str, Any] = {"on_poison": "skip"}
+    job = quorate.Job(**JOB, **old)
+    assert job.spec.on_nonfinite_loss == "skip"
+    assert caplog.messages == [
+        "Job(...) uses old names of keys. Write on_nonfinite_loss instead of on_poison (Job(...))."
+    ]
+    assert job.replace(on_poison="fail").spec.on_nonfinite_loss == "fail"
+    assert quorate.Job(**JOB, on_nonfinite_loss="skip") == job
+
+
+def test_a_search_may_use_the_old_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "task.py").touch()
+    (tmp_path / "job.yaml").write_text("version: 1\ntask: task.py:Task\nbatch_size: 8\nsteps: 2\n")
+    file = tmp_path / "search.yaml"
+    file.write_text(
+        "job: job.yaml\nbudget: {trials: 2}\n"
+        "space:\n  params.rate: {choice: [1, 2]}\n  on_poison: {choice: [fail, skip]}\n"
+    )
+    search = load_search(file, {})
+    assert list(search.spec.space or {}) == ["params.rate", "on_nonfinite_loss"]
+    assert "search.yaml line 5: the key is now called space.on_nonfinite_loss" in caplog.messages
+    assert search.trial_job({"on_nonfinite_loss": "skip"}, 1).spec.on_nonfinite_loss == "skip"
+
+    space = {"on_poison": {"choice": ["fail", "skip"]}}
+    given = resolve_search(
+        {"job": {**JOB, "task": "tasks:Task"}, "space": space, "budget": {"trials": 2}}, "Search(...)", {}
+    )
+    assert list(given.spec.space or {}) == ["on_nonfinite_loss"]
+
+
+def test_a_recorded_search_with_the_old_name_is_read_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "task.py").touch()
+    space = {"on_nonfinite_loss": {"choice": ["fail", "skip"]}}
+    job = resolve_mapping(JOB, "job.yaml", {}, [])
+    search = resolve_search({"space": space, "budget": {"trials": 2}}, "Search(...)", {}, job)
+    (tmp_path / "job.yaml").write_text(
+        dump_job(search.job).replace("version: 2", "version: 1").replace("on_nonfinite_loss", "on_poison")
+    )
+    (tmp_path / "search.yaml").write_text(dump_search(search).replace("on_nonfinite_loss", "on_poison"))
+    read = load_recorded_search(tmp_path)
+    assert (read.spec.space, read.job.spec) == (search.spec.space, search.job.spec)
+    log = SearchLog()
+    log.take({"time": 1.0, "kind": "proposed", "trial": 1, "params": {"on_poison": "skip"}})
+    assert log.trials[1].parts[0].params == {"on_nonfinite_loss": "skip"}
+    assert caplog.messages == []
