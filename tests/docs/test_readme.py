@@ -6,16 +6,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
-from pydantic_core import PydanticUndefined
 
-from quorate.cli.app import app
-from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.load import load_job
 
 ROOT = Path(__file__).resolve().parents[2]
-JOB = (ROOT / "docs/reference/job.md").read_text()
-CLI = (ROOT / "docs/reference/cli.md").read_text()
 ARCHITECTURE = (ROOT / "docs/explanation/architecture.md").read_text()
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))}
 
@@ -52,30 +46,6 @@ def relative_links() -> list[tuple[str, str]]:
 
 
 # --- the job file
-
-
-def test_the_table_of_keys_is_that_of_the_job_file() -> None:
-    told = [(key.strip("`"), mark) for key, mark, *_ in table(JOB)]
-    assert told == [(key, mark_of(key).value) for key in JobSpec.model_fields]
-
-
-@pytest.mark.parametrize("row", table(JOB), ids=lambda row: str(row[0].strip("`")))
-def test_the_defaults_of_keys_are_those_of_the_job_file(row: list[str]) -> None:
-    key, _, told, _ = row
-    field = JobSpec.model_fields[key.strip("`")]
-    if told == "required":
-        assert field.default is PydanticUndefined
-    elif told.startswith("`"):
-        default = field.default.model_dump() if hasattr(field.default, "model_dump") else field.default
-        assert yaml.safe_load(told.strip("`")) == default
-    else:
-        assert key == "`name`", "only the name has a default that depends on the file"
-
-
-def test_the_job_file_in_the_reference_is_valid() -> None:
-    (text,) = snippets(JOB, "yaml")
-    job = JobSpec.model_validate(yaml.safe_load(text))
-    assert (ROOT / job.task.partition(":")[0]).is_file()
 
 
 def test_the_example_job_file_is_valid() -> None:
@@ -118,13 +88,6 @@ def test_the_floors_in_the_architecture_are_those_that_are_checked() -> None:
 
 
 # --- commands and links
-
-
-def test_the_verbs_of_the_command_line_are_told() -> None:
-    block = snippets(CLI)[0]
-    verbs = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    verbs |= {group.name or "" for group in app.registered_groups}
-    assert set(re.findall(r"^quorate (\w+)", block, re.MULTILINE)) == verbs
 
 
 def test_every_make_target_in_the_documentation_exists() -> None:

@@ -72,25 +72,32 @@ class PerWorkerSpec(Section):
     """What Ray sets aside for each worker. Null: as many CPUs as a lane has threads, and a GPU if `device: cuda`."""
 
     cpu: Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null: as many as `threads`")] = None
+    """CPUs."""
     gpu: Annotated[
         float | None,
         Field(ge=0, le=1),
         Allowed("a number from 0 to 1 (several workers may share a GPU), or null: 1 with device: cuda, else 0"),
     ] = None
+    """GPUs, or a fraction of one."""
 
 
 class RuntimeEnvSpec(Section):
     """What the nodes are given before a worker starts there: packages, code and variables, by Ray's own means."""
 
     pip: Annotated[list[str], Allowed("a list of packages for pip, such as [scikit-learn]")] = []
+    """Packages to install."""
     working_dir: Annotated[
         str | None, Field(min_length=1), Allowed("the path of a folder, or null: the one that the task's file is in")
     ] = None
+    """The folder to send."""
     excludes: Annotated[list[str], Allowed("a list of patterns of files that stay here, such as [data/, *.ckpt]")] = []
+    """Files in it that are not sent."""
     py_modules: Annotated[list[str], Allowed("a list of paths of packages to send along")] = []
+    """Packages to send besides."""
     env_vars: Annotated[
         dict[str, str], AfterValidator(_checked_variables), Allowed("a mapping from names of variables to text")
     ] = {}
+    """Environment variables; never a secret."""
 
 
 class GrowSpec(Section):
@@ -98,7 +105,9 @@ class GrowSpec(Section):
     what one did with fewer. Every number is measured for so many steps."""
 
     efficiency: Fraction = 0.6
+    """The least that an added worker must contribute, relative to one worker with fewer."""
     steps: Count = 20
+    """Steps for which each number of workers is measured."""
 
 
 class LocalSpec(Section):
@@ -106,6 +115,7 @@ class LocalSpec(Section):
 
     kind: Literal["local"] = "local"
     grow: GrowSpec | None = None
+    """Start with `min_workers` and add workers while they are worth it; null: start all at once."""
 
 
 class RaySpec(Section):
@@ -122,15 +132,21 @@ class RaySpec(Section):
         AfterValidator(checked_address),
         Allowed("auto, local, the host:port of a cluster, or ray://host:port to submit to with --detach"),
     ] = "auto"
+    """Where the cluster is."""
     placement: Literal["pack", "spread", "strict_spread"] = "pack"
+    """How workers are placed on nodes."""
     per_worker: PerWorkerSpec = PerWorkerSpec()
+    """What Ray sets aside for each worker."""
     storage: Annotated[
         str | None,
         AfterValidator(checked_folder),
         Allowed("the absolute path of a folder that all hosts reach, or null: the run's own folder"),
     ] = None
+    """A folder that all hosts reach."""
     runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
+    """What the nodes are given before a worker starts."""
     grow: GrowSpec | None = None
+    """Start with `min_workers` and add workers while they are worth it; null: start all at once."""
 
 
 AnyEngine = LocalSpec | RaySpec

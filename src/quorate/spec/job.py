@@ -92,9 +92,13 @@ class ScheduleSpec(Section):
         Literal["constant", "linear", "cosine"] | None,
         Allowed("constant, linear or cosine"),
     ] = None
+    """The shape after the warmup. Left out if the task has a scheduler of its own and only `per` is given."""
     warmup: CountOrZero = 0
+    """Steps (or epochs) during which the rate rises from near 0."""
     final: Annotated[float, Field(ge=0, le=1), Allowed("a fraction from 0 to 1")] = 0.0
+    """The rate at the end, as a fraction of the base rate."""
     per: Literal["step", "epoch"] | None = None
+    """What is counted."""
 
 
 class EvaluateSpec(Section):
@@ -104,24 +108,33 @@ class EvaluateSpec(Section):
         Annotated[int, Field(ge=1)] | Literal["epoch", "end"],
         Allowed("a whole number of steps of at least 1, epoch or end"),
     ] = "epoch"
+    """Every N steps, after every epoch, or at the end only."""
     batch_size: OptionalCount = None
+    """Samples per evaluation batch; null: `batch_size` of the job."""
     metric: MetricName | None = None
+    """The metric by which a model is the best so far; null: none is."""
     mode: Literal["min", "max"] = "min"
+    """Whether a smaller or a larger value of `metric` is better."""
 
 
 class EarlyStopSpec(Section):
     """Stop after `patience` evaluations without a better `metric`."""
 
     metric: MetricName
+    """The metric to watch."""
     mode: Literal["min", "max"] = "min"
+    """Whether a smaller or a larger value is better."""
     patience: Count
+    """Evaluations without a better value after which training stops."""
 
 
 class AverageSpec(Section):
     """An exponential moving average of the parameters: whether the job evaluates it instead of the parameters."""
 
     decay: Annotated[float, Field(gt=0, lt=1), Allowed("a number above 0 and below 1")]
+    """How much of the average stays at each step, such as 0.999."""
     evaluate: bool = False
+    """Evaluate the averaged weights instead of the trained ones."""
 
 
 class MemorySpec(Section):
@@ -131,6 +144,7 @@ class MemorySpec(Section):
         bool | Annotated[str, Field(min_length=1)],
         Allowed('true (the blocks that the model repeats), false, or a pattern of module names, such as "blocks.*"'),
     ] = False
+    """Keep only the input of these modules, and compute them again in the backward pass."""
 
 
 class LossScaleSpec(Section):
@@ -139,7 +153,9 @@ class LossScaleSpec(Section):
     initial: Annotated[
         int, Field(ge=1, le=2**40), AfterValidator(_power_of_two), Allowed("a power of two, such as 65536")
     ] = LOSS_SCALE["initial"]
+    """The first scale."""
     growth_interval: Count = LOSS_SCALE["growth_interval"]
+    """Steps in a row without overflow after which the scale doubles."""
 
 
 class EncryptSpec(Section):
@@ -148,11 +164,13 @@ class EncryptSpec(Section):
     key_file: Annotated[str | None, Field(min_length=1), Allowed("the path of a file that holds the key, or null")] = (
         None
     )
+    """The file that holds the key."""
     key_env: Annotated[
         str | None,
         AfterValidator(_checked_variable),
         Allowed("the name of an environment variable that holds the key, or null"),
     ] = None
+    """The environment variable that holds the key."""
 
 
 class CheckpointSpec(Section):
@@ -166,20 +184,30 @@ class CheckpointSpec(Section):
         Annotated[int, Field(ge=1)] | Literal["epoch"] | None,
         Allowed("a whole number of steps of at least 1, epoch, or null"),
     ] = None
+    """Save every N steps, or after every epoch."""
     minutes: Annotated[
         float | None,
         Field(ge=0),
         Allowed(f"a number of minutes, 0 (never by the clock), or null ({USUAL_MINUTES} if `every` is not given)"),
     ] = None
+    """Save every so many minutes."""
     keep: Count = 3
+    """How many of the newest checkpoints to keep. The best one is kept besides."""
     keep_every: OptionalCount = None
+    """Keep for good every checkpoint whose step is a multiple of this."""
     to: Annotated[
         list[str], Allowed("a list of places, such as [checkpoints, /mnt/backup] or [checkpoints, s3://bucket/prefix]")
     ] = [OWN_PLACE]
+    """Where checkpoints go: first the run's own folder, then folders (which must exist) and URLs that get copies."""
     source: bool = True
+    """Copy the task's source with the checkpoints, unencrypted. Left out where `encrypt` is set."""
     when_busy: Literal["wait", "skip"] = "wait"
+    """When a save is due while another is being written: wait for it, or skip. A new best always waits."""
     digest: Literal["xxh3-128", "sha-256"] = "xxh3-128"
+    """The digest by which checkpoints are verified."""
     encrypt: EncryptSpec | None = None
+    """Encrypt checkpoints. Then only checkpoints written with that key are used; `quorate checkpoints rekey` adopts
+    others."""
 
     @property
     def minutes_between(self) -> float | None:
@@ -194,15 +222,20 @@ class CheckGradientsSpec(Section):
     """After how many steps workers compare their gradients."""
 
     every: Count
+    """Compare in every N-th step."""
 
 
 class LineageSpec(Section):
     """What the job was until a step, where that was something else: params of the task, and keys of the job."""
 
     until: Count
+    """The step until which these values were used."""
     params: Annotated[dict[str, Any], Allowed("a mapping of the task's own parameters")] = {}
+    """The task's parameters until then."""
     clip_norm: OptionalPositive = None
+    """As in the job."""
     schedule: ScheduleSpec | None = None
+    """As in the job."""
 
     @model_serializer(mode="wrap")
     def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -223,18 +256,24 @@ class JobSpec(Section):
         BeforeValidator(version_check(VERSION)),
         Allowed("1 or 2, the versions of the job file that this Quorate reads"),
     ] = VERSION
+    """The version of the job file."""
     name: Annotated[
         str,
         Mark.LABEL,
         Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100),
         Allowed("a name of letters, digits, dots, dashes and underscores, led by a letter or digit (100 at most)"),
     ] = "job"
+    """A label: runs are `name-0001`, `name-0002`, …. By default the name of the file."""
     task: Annotated[
         str, Mark.MEANING, AfterValidator(_checked_reference), Allowed("file.py:Class or package.module:Class")
     ]
+    """The task's class, or a function with a training loop of its own. A file is relative to the job file."""
     params: Annotated[dict[str, Any], Mark.MEANING, Allowed("a mapping of the task's own parameters")] = {}
+    """The task's own parameters: its class attributes with a type, or the arguments of the function."""
     lanes: Annotated[Count, Mark.MEANING] = 8
+    """Slices of every batch. Each lane computes its own gradient, so there are at most as many workers as lanes."""
     threads: Annotated[Count, Mark.MEANING] = 1
+    """Threads per lane."""
     batch_size: Annotated[
         int,
         Mark.MEANING,
@@ -243,16 +282,26 @@ class JobSpec(Section):
         PlainSerializer(_batch_in_words),
         Allowed("a whole number of at least 1, or auto"),
     ]
+    """Samples in a global batch, shared by the lanes. `auto` finds the largest that fits into memory before the run
+    begins, and writes it into the run's job."""
     epochs: Annotated[OptionalCount, Mark.MEANING] = None
+    """How long to train. Give this or `steps`."""
     steps: Annotated[OptionalCount, Mark.MEANING] = None
+    """How long to train. Give this or `epochs`."""
     seed: Annotated[
         int, Mark.MEANING, Field(ge=0, lt=2**63), Allowed("a whole number of at least 0 and below 2**63")
     ] = 0
+    """Where every random stream begins."""
     accumulate: Annotated[Count, Mark.MEANING] = 1
+    """Micro-batches per lane and step: more need less memory."""
     clip_norm: Annotated[OptionalPositive, Mark.MEANING] = None
+    """The largest norm of the gradient."""
     schedule: Annotated[ScheduleSpec | None, Mark.MEANING] = None
     average: Annotated[AverageSpec | None, Mark.MEANING] = None
+    """Keep an exponential average of the weights besides the weights. `quorate eval`, `checkpoints export` and
+    `load_model()` use what the job evaluates; `--averaged` and `--trained` choose."""
     last_batch: Annotated[Literal["drop", "keep"], Mark.MEANING] = "drop"
+    """Drop or keep the samples at the end of an epoch that do not fill a batch."""
     evaluate: Annotated[EvaluateSpec, Mark.MEANING] = EvaluateSpec()
     early_stop: Annotated[EarlyStopSpec | None, Mark.MEANING] = None
     lineage: Annotated[
@@ -260,51 +309,94 @@ class JobSpec(Section):
         Mark.MEANING,
         Allowed("a list of what the job was before, such as [{until: 100, params: {learning_rate: 0.1}}]"),
     ] = []
+    """What the job was before: it trains with those values until that step, and with the present ones from there.
+    Written by `resume --branch` and population-based training, so that such jobs can be trained again."""
     on_nonfinite_loss: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
+    """A step whose loss is not finite: `fail` ends the job, `skip` leaves the step out and reports its samples."""
     on_out_of_memory: Annotated[Literal["fail", "shrink"], Mark.MEANING] = "fail"
+    """Memory that runs out in a lane: `fail` ends the job and says what to change, `shrink` has all workers repeat the
+    step, and continue, with twice as many micro-batches of the same batch."""
     on_bad_sample: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
+    """A record of `quorate.Shards` that is damaged, or that `decode` raises for: `fail` ends the job and names its
+    file, `skip` leaves the sample out of its batch and reports it."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.MEANING] = "auto"
+    """Where to train. `auto` is a GPU where there is one that the strategy can use; compressed gradients of lanes and
+    asynchronous training run on CPUs only."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Mark.MEANING] = "auto"
+    """The precision of the forward and backward pass. `auto` is bf16 on a GPU that has it, fp32 elsewhere. Parameters
+    stay in float32."""
     loss_scale: Annotated[LossScaleSpec, Mark.MEANING] = LossScaleSpec()
+    """What the loss is multiplied by with `precision: fp16`. Halved when gradients overflow."""
     compile: Annotated[bool | Literal["auto"], Mark.MEANING, Allowed("auto, true or false")] = "auto"
+    """On a GPU, compile the loss with `torch.compile`. `auto` does without where that fails, and says why."""
     memory: Annotated[MemorySpec, Mark.MEANING] = MemorySpec()
     deterministic: Annotated[bool, Mark.MEANING] = True
+    """Use only kernels that give the same bits each time."""
     bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0
+    """Gradients are exchanged in buckets of this size, in MiB."""
     strategy: Annotated[
         StrategySpec,
         Mark.MEANING,
         BeforeValidator(spelled_out),
         Allowed("ring, ddp, fsdp, parameter-server, or a mapping with kind"),
     ] = RingSpec()
+    """How gradients become an update."""
 
     workers: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"],
         Mark.MANNER,
         Allowed("a whole number of at least 1, or auto"),
     ] = "auto"
+    """How many processes train. `auto` is min(lanes, cores ÷ threads), within the CPU affinity and quota of the
+    container; on GPUs min(lanes, GPUs); with `engine: ray` as many as lanes, each as soon as there is room for it."""
     min_workers: Annotated[Count, Mark.MANNER] = 1
+    """With fewer workers, training waits until lost ones are replaced."""
     spares: Annotated[CountOrZero, Mark.MANNER] = 0
+    """Workers that stand by with their model built, to replace a lost one at once."""
     engine: Annotated[
         EngineSpec, Mark.MANNER, BeforeValidator(spelled_out), Allowed("local, ray, or a mapping with kind")
     ] = LocalSpec()
+    """Where processes run. A kind alone is enough: `engine: ray`."""
     failure_timeout: Annotated[float, Mark.MANNER, Field(gt=0), Allowed("a number of seconds above 0")] = 5.0
+    """Seconds of silence after which a worker counts as lost."""
     step_timeout: Annotated[OptionalPositive, Mark.MANNER] = None
+    """Seconds without any progress (a lane, an evaluation batch, a piece of a copy or save) after which whoever holds
+    up the others counts as lost. Null: 30 minutes, or 100 times the longest so far if that is more. A stall is reported
+    much earlier."""
     setup_timeout: Annotated[OptionalPositive, Mark.MANNER] = None
+    """Seconds that a worker may take from its start until it can train: import of the task, `model()`, `datasets()`, a
+    checkpoint. Null: as long as it takes."""
     balance: Annotated[Literal["even", "speed"], Mark.MANNER] = "even"
+    """How lanes are shared among workers. `speed` gives fewer to slow workers, and moves lanes where that shortens a
+    step by a fifth."""
     runs: Annotated[str, Mark.MANNER, Field(min_length=1), Allowed("the path of a folder, as text")] = "runs"
+    """The folder of run folders, relative to the current folder."""
     checkpoint: Annotated[CheckpointSpec, Mark.MANNER] = CheckpointSpec()
+    """When to save, and what to keep. With neither `every` nor `minutes`, a checkpoint is saved every 10 minutes."""
     loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0
+    """Processes per worker that fetch samples ahead."""
     loader_prefetch: Annotated[Count, Mark.MANNER] = 2
+    """Batches that each of these processes keeps ready."""
     links: Annotated[Literal["auto", "tcp"], Mark.MANNER] = "auto"
+    """`auto` uses shared memory between workers of one host; `tcp` never does."""
     encrypt: Annotated[bool | Literal["auto"], Mark.MANNER, Allowed("auto, true or false")] = "auto"
+    """TLS between the processes of a job, with certificates of its own. `auto`: if they run on several hosts. With
+    `true`, workers of one host share no memory."""
     capture: Annotated[bool, Mark.MANNER] = True
+    """On a GPU, record a lane's kernels in a CUDA graph and replay them. What cannot be recorded runs as usual."""
     overlap: Annotated[bool, Mark.MANNER] = True
+    """Send gradients while the backward pass still runs (rings over the network only)."""
     nccl: Annotated[NcclSpec, Mark.MANNER] = NcclSpec()
+    """How DDP and FSDP exchange tensors between GPUs."""
     check_gradients: Annotated[CheckGradientsSpec | None, Mark.MANNER] = None
+    """Every N steps, workers compare the gradients that they are about to give to the optimizer (`ring` and `ddp`).
+    Where they differ, tensor and workers are named."""
     track: Annotated[TrackSpec | None, Mark.MANNER] = None
     notify: Annotated[NotifySpec | None, Mark.MANNER] = None
     port: Annotated[int, Mark.MANNER, Field(ge=0, le=65535), Allowed("a port from 0 (any free one) to 65535")] = 0
+    """The coordinator's port; 0 takes a free one."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Mark.MANNER] = "info"
+    """How much is logged."""
 
     @model_validator(mode="after")
     def _keeps_the_rules(self) -> "JobSpec":

@@ -37,25 +37,32 @@ class NcclSpec(Section):
         Field(min_length=1),
         Allowed('the beginning of the names of network interfaces, such as eth or "=eth0,eth1" or ^docker, or null'),
     ] = None
+    """Network interfaces to use."""
     infiniband: Annotated[
         bool | Annotated[str, Field(min_length=1)] | None,
         Allowed('true, false, the beginning of the names of adapters, such as mlx5 or "=mlx5_0:1", or null'),
     ] = None
+    """Whether to use InfiniBand or RoCE, or which adapters."""
     p2p_level: Literal["LOC", "NVL", "PIX", "PXB", "PHB", "SYS"] | None = None
+    """Between which GPUs of a host memory is read directly."""
     algorithm: Annotated[
         str | None,
         Mark.MEANING,
         AfterValidator(lambda text: _checked(text, ALGORITHMS)),
         Allowed(f"a list of {one_of(list(ALGORITHMS))}, or ^ and a list of those to leave out, or null"),
     ] = None
+    """Algorithms of the sums."""
     protocol: Annotated[
         str | None,
         Mark.MEANING,
         AfterValidator(lambda text: _checked(text, PROTOCOLS)),
         Allowed(f"a list of {one_of(list(PROTOCOLS))}, or ^ and a list of those to leave out, or null"),
     ] = None
+    """Protocols of the sums."""
     debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = None
+    """How much NCCL logs."""
     timeout: OptionalPositive = None
+    """Seconds after which NCCL itself gives up."""
 
 
 VARIABLES: Mapping[str, tuple[str, ...]] = {

@@ -13,12 +13,17 @@ class CompressSpec(Section):
     """What travels of a gradient: its largest elements, some drawn at random, or all in 8 bits. One of the three."""
 
     top_k: Annotated[Fraction | None, Allowed("a fraction above 0 and at most 1, or null")] = None
+    """Send this fraction of the elements: the largest."""
     random_k: Annotated[Fraction | None, Allowed("a fraction above 0 and at most 1, or null")] = None
+    """Send this fraction of the elements, drawn at random."""
     bits: Annotated[Literal[8] | None, Allowed("8, or null")] = None
+    """Send all elements in 8 bits."""
     feedback: bool = True
+    """Add what was not sent to the next gradient."""
     momentum: Annotated[
         float | None, Field(gt=0, lt=1), Allowed("a number above 0 and below 1 (it replaces the optimizer's), or null")
     ] = None
+    """Momentum that is applied before compression."""
 
 
 class RingSpec(Section):
@@ -26,6 +31,7 @@ class RingSpec(Section):
 
     kind: Literal["ring"] = "ring"
     compress: CompressSpec | None = None
+    """Send a part of each gradient."""
 
 
 class DdpCompressSpec(Section):
@@ -33,8 +39,11 @@ class DdpCompressSpec(Section):
     two."""
 
     dtype: Annotated[Literal["fp16", "bf16"] | None, Allowed("fp16, bf16, or null")] = None
+    """Send gradients in this type."""
     rank: OptionalCount = None
+    """The rank of PowerSGD."""
     start: CountOrZero = 1000
+    """The step after which PowerSGD begins."""
 
     @property
     def feedback(self) -> bool:
@@ -49,8 +58,11 @@ class DdpSpec(Section):
 
     kind: Literal["ddp"]
     hierarchical: bool = False
+    """Sum within hosts first."""
     compress: DdpCompressSpec | None = None
+    """Send a part of each bucket."""
     sync_batch_norm: bool = False
+    """Normalize by the statistics of all workers."""
 
 
 class FsdpSpec(Section):
@@ -65,20 +77,29 @@ class FsdpSpec(Section):
     shard: Annotated[
         Count | None, Mark.MANNER, Allowed("a whole number of at least 1, or null: as many as there are workers")
     ] = None
+    """Workers among which the state is split."""
     replicate: Annotated[Count, Mark.MANNER] = 1
+    """Copies of the whole."""
     tensor: Annotated[Count, Mark.MANNER] = 1
+    """Workers that share each matrix."""
     units: Annotated[
         Literal["auto"] | list[str], Mark.MANNER, Allowed('auto, or a list of patterns such as ["blocks.*"]')
     ] = "auto"
+    """Modules that are gathered at a time."""
     plan: Annotated[
         Literal["auto"] | dict[str, Literal["column", "row", "replicate"]],
         Mark.MANNER,
         Allowed("auto, or a mapping from patterns of module names to column, row or replicate"),
     ] = "auto"
+    """How modules are split for tensor parallelism."""
     gather: Annotated[Literal["fp32", "bf16"] | None, Allowed("fp32, bf16, or null: as they are")] = None
+    """The type in which weights are gathered."""
     reduce: Annotated[Literal["fp32", "bf16"] | None, Allowed("fp32, bf16, or null: as they are")] = None
+    """The type in which gradients are summed."""
     reshard: Annotated[bool, Mark.MANNER] = True
+    """Free gathered weights after the forward pass."""
     offload: Annotated[bool, Mark.MANNER] = False
+    """Keep parameters in the memory of the host."""
 
     @property
     def compress(self) -> CompressSpec | None:
@@ -98,11 +119,17 @@ class ServersSpec(Section):
 
     kind: Literal["parameter-server"]
     mode: Literal["synchronous", "bounded", "asynchronous"] = "synchronous"
+    """How far workers may be apart."""
     servers: Annotated[Count, Mark.MANNER] = 1
+    """How many servers there are."""
     replicas: Annotated[Count, Mark.MANNER] = 2
+    """How many servers hold each parameter."""
     staleness: Annotated[CountOrZero | None, Allowed("a whole number of at least 0, or null")] = None
+    """With `mode: bounded`, how many steps a worker may be ahead."""
     damping: bool = False
+    """Scale late gradients down."""
     compress: CompressSpec | None = None
+    """Send a part of each gradient."""
 
 
 AnyStrategy = RingSpec | DdpSpec | FsdpSpec | ServersSpec

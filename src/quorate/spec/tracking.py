@@ -51,7 +51,9 @@ class TraceSpec(Section):
     """One step in so many is traced in all workers; with `otlp` the spans go to a collector, too."""
 
     every: Count = 100
+    """Trace one step in so many."""
     otlp: Url = None
+    """A collector that gets the spans."""
 
 
 class TrackSpec(Section):
@@ -66,17 +68,24 @@ class TrackSpec(Section):
         AfterValidator(_checked_mlflow),
         Allowed("true (a file in the folder of runs), or the address of an MLflow server or database"),
     ] = False
+    """Track in MLflow."""
     tensorboard: bool = False
+    """Write files for TensorBoard."""
     wandb: Annotated[Literal["offline", "online"] | None, Allowed("offline, online or null")] = None
+    """Track in Weights & Biases."""
     prometheus: Annotated[
         Annotated[int, Field(ge=0, le=65535)] | str | None,
         BeforeValidator(_not_a_bool),
         AfterValidator(_checked_listener),
         Allowed("a port (0: any free one), HOST:PORT, or null"),
     ] = None
+    """Serve metrics for Prometheus."""
     trace: TraceSpec | None = None
+    """Trace steps across all workers."""
     every: Count = 1
+    """Steps between two points of a curve."""
     system: Positive = 10.0
+    """Seconds between two looks at the machine."""
 
     @property
     def has_trackers(self) -> bool:
@@ -93,7 +102,10 @@ class NotifySpec(Section):
     """Who is told that a job has ended, or has lost a worker: by a command, by a POST of JSON, or both."""
 
     command: Annotated[str | None, Field(min_length=1), Allowed("a command for the shell, or null")] = None
+    """A command to run."""
     webhook: Url = None
+    """An address that gets a POST of JSON."""
     on: Annotated[
         list[Literal["failed", "finished", "lost"]], Field(min_length=1), Allowed("a list of failed, finished and lost")
     ] = ["failed", "finished"]
+    """Which events to report."""
