@@ -581,8 +581,9 @@ def tune(
 ) -> None:
     """Search for hyperparameters on a Ray cluster of this machine.
 
-    Rows: long, trials of half a minute, whose training is all that should take time; many, tiny ones; asha, the steps
-    that it saves on digits and what it loses. Needs the extra tune. System: quorate-tune.
+    Rows: long, trials of half a minute, whose training is all that should take time; many, tiny ones; asha and
+    fashion, the steps that ASHA saves on digits and Fashion-MNIST and what it loses; pbt, populations against random
+    trials by five seeds. fashion needs the data of scripts/datasets.py. Needs the extra tune. System: quorate-tune.
 
     \b
     Examples:

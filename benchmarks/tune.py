@@ -11,6 +11,8 @@ TUNE = System("quorate-tune", "benchmarks.own.tune", is_ours=True)
 
 LONG = "trials of 30 s, 2 at a time"
 ASHA = "digits, asha against all steps"
+FASHION = "fashion-mnist, asha against all steps"
+PBT = "digits, pbt against random"
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,33 @@ class Tune:
         """The same trials with and without a scheduler."""
         return _turn("asha", ASHA, trials=16, concurrent=2)
 
+    def fashion(self) -> Turn:
+        """The same with an epoch of Fashion-MNIST."""
+        return _turn("fashion", FASHION, trials=16, concurrent=2)
 
-ROWS: dict[str, Callable[[Tune], Turn]] = {"long": Tune.long, "many": Tune.many, "asha": Tune.asha}
+    def pbt(self) -> Turn:
+        """The same first trials, with and without a population, by five seeds."""
+        return _turn("pbt", PBT, trials=8, concurrent=2, seeds=5)
+
+
+ROWS: dict[str, Callable[[Tune], Turn]] = {
+    "long": Tune.long,
+    "many": Tune.many,
+    "asha": Tune.asha,
+    "fashion": Tune.fashion,
+    "pbt": Tune.pbt,
+}
 
 REMARKS = {
     "of_training": ("of training", 3, "×"),
     "beyond_ms": ("beyond training, each", 0, " ms"),
     "in_place_ms": ("of its place", 0, " ms"),
     "driver_mb": ("driver", 0, " MB"),
+    "growth_mb": ("growth after a quarter", 0, " MB"),
     "steps_percent": ("steps", 0, " %"),
     "points_lost": ("points lost", 2, ""),
+    "not_worse": ("seeds not worse", 0, ""),
+    "points_won": ("points won, mean", 2, ""),
 }
 """The details that people see: the name of the column, digits, unit."""
 

@@ -93,7 +93,7 @@ print(json.dumps([runs, families, [told(run) for run in runs], family()]))
 
 
 @pytest.mark.long
-def test_an_edited_task_is_imported_again_and_so_is_one_with_another_seed(workplace: Workplace) -> None:
+def test_an_edited_task_is_imported_again_and_one_that_draws_with_another_seed(workplace: Workplace) -> None:
     workplace.write_job(workers=2)
     body = """
 with WarmRunner() as runner:
@@ -101,17 +101,21 @@ with WarmRunner() as runner:
     task = Path("task.py")
     task.write_text(task.read_text().replace("momentum=0.9", "momentum=0.5"))
     runs += [train(runner), train(runner), train(runner, seed=5)]
+    task.write_text(task.read_text() + "DRAWN = torch.rand(1)")
+    runs += [train(runner), train(runner, seed=5)]
     logs = [told(run) for run in runs]
 cold = [train(), train(seed=5)]
 print(json.dumps([[run["weights_digest"] for run in runs + cold], logs]))
 """
-    (first, again, edited, twice, seeded, edited_cold, seeded_cold), logs = outcome(workplace, body)
+    (first, again, edited, twice, seeded, drawn, drawn_seeded, cold, seeded_cold), logs = outcome(workplace, body)
     assert first == again != edited
-    assert edited == twice == edited_cold
-    assert seeded == seeded_cold != edited
+    assert edited == twice == drawn == cold
+    assert seeded == drawn_seeded == seeded_cold != edited
     said = [[message for message in log if "imported a" in message] for log in logs]
-    assert [len(found) for found in said] == [0, 1, 1, 1, 0]
+    assert [len(found) for found in said] == [0, 1, 1, 1, 1, 1, 1]
     assert said[2][0].endswith("task.py has changed")
+    assert "is imported already" in said[4][0], "no number was drawn, so that any seed will do"
+    assert "draws numbers when it is imported, and the seed was" in said[6][0]
 
 
 @pytest.mark.long

@@ -20,6 +20,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / run).mkdir(parents=True)
     for run in ("runs/tiny-0001", "runs/tiny-0002", "elsewhere/other-0001"):
         (folder / run / "created").touch()
+    (folder / "searched" / "find-0001" / "trials").mkdir(parents=True)
+    (folder / "searched" / "find-0001" / "search.yaml").touch()
+    (folder / "searched" / "tiny-0003").mkdir()
+    (folder / "searched" / "tiny-0003" / "created").touch()
     (folder / "examples").mkdir()
     files = ("job.yaml", "join.yml", "notes.txt", ".hidden.yaml", "my job.yaml", "examples/digits.yaml")
     for file in files:
@@ -56,6 +60,9 @@ def bash(place: Path, line: str) -> list[str]:
         ("quorate diff tiny-0001 tiny", ["tiny-0001", "tiny-0002"]),
         ("quorate resume --runs elsewhere ", ["other-0001", "last"]),
         ("quorate resume --runs absent ", []),
+        ("quorate show --runs searched ", ["find-0001", "tiny-0003", "last"]),
+        ("quorate resume --runs searched ", ["tiny-0003", "last"]),
+        ("quorate tune --runs searched --resume ", ["find-0001", "last"]),
         ("quorate train jo", ["job.yaml", "join.yml"]),
     ],
 )

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -212,9 +211,7 @@ def test_several_metrics_have_a_front(tmp_path: Path) -> None:
     assert record.best.number == 1
 
 
-def test_importance_needs_trials_and_finds_what_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As where Optuna is not installed; with it, it is tested among the services.
-    monkeypatch.setitem(sys.modules, "optuna", None)
+def test_importance_needs_trials_and_finds_what_decides(tmp_path: Path) -> None:
     teller = search_folder(tmp_path, budget={"trials": 40})
     decided_by_rate(teller, FEWEST - 1)
     assert "too few" in importance_of(record_of(teller)).missing

@@ -1,5 +1,6 @@
 """Searches on Ray Tune: what is in their folder, and what is left of them when the driver, a worker or a trial dies."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from command import await_condition
 from quorate.storage.run_folder import RunFolder
 from schemas import validate
 from services.mlflow_database import Database
+from terminal import TerminalCommand
 
 TASK = Path(__file__).parent / "tune_task.py"
 PATIENCE = 400.0
@@ -167,6 +169,110 @@ def test_a_search_whose_driver_is_killed_goes_on_to_the_same_trials(searches: Se
     assert searches.digests(second) == searches.digests()
     proposed = [[line["params"] for line in searches.of_kind("proposed", name)] for name in ("small-0001", second)]
     assert proposed[0] == proposed[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "scheduler", [{"kind": "pbt", "interval": 10, "quantile": 0.5}, {"kind": "hyperband", "reduction": 2}]
+)
+def test_a_killed_search_whose_trials_wait_for_each_other_ends_as_one_that_was_not(
+    on_nodes: Searches, scheduler: dict[str, Any]
+) -> None:
+    go = on_nodes.folder / "go"
+    rates = {"params.learning_rate": {"loguniform": [0.0005, 0.5]}}
+    job = {"params": {"pause": 0.2, "go": str(go)}}
+    on_nodes.write(job=job, space=rates, scheduler=scheduler, budget={"trials": 4})
+    go.touch()
+    on_nodes.run("tune", "search.yaml")
+
+    go.unlink()
+    second, decided = "small-0002", "exploited" if scheduler["kind"] == "pbt" else "stopped"
+    driver = on_nodes.start("tune", "search.yaml")
+    await_condition("some have gone on after others", lambda: bool(on_nodes.of_kind("resumed", second)), PATIENCE)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.communicate()
+    assert len(on_nodes.digests(second)) < 4
+    await_condition("all its processes have ended", lambda: not processes_in(on_nodes.search(second)), PATIENCE)
+
+    go.touch()
+    on_nodes.run("tune", "--resume", second)
+    assert on_nodes.digests(second) == on_nodes.digests()
+    chosen = [
+        {(line["trial"], line["step"], line.get("from")) for line in on_nodes.of_kind(decided, name)}
+        for name in ("small-0001", second)
+    ]
+    assert chosen[0] == chosen[1] != set()
+
+
+def test_nodes_train_the_code_that_was_sent_to_them(on_nodes: Searches) -> None:
+    go = on_nodes.folder / "go"
+    job = {"params": {"pause": 1.0, "go": str(go)}, "evaluate": {"every": 2}}
+    on_nodes.write(job=job, budget={"trials": 2}, concurrent=1)
+    driver = on_nodes.start("tune", "search.yaml")
+    await_condition("the first is under way", lambda: bool(on_nodes.of_kind("reported")), PATIENCE)
+    (on_nodes.folder / "task.py").write_text("raise RuntimeError('no node needs this file')\n")
+    go.touch()
+    _, errors = driver.communicate(timeout=PATIENCE)
+    assert driver.returncode == 0, errors
+    assert set(on_nodes.digests()) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [({"steps": 50}, "of 50 steps are spent"), ({"trials": 9, "minutes": 0.02}, "budget: 0.02 minutes are over")],
+)
+def test_a_budget_that_is_spent_ends_the_search_in_order(
+    on_nodes: Searches, budget: dict[str, Any], reason: str
+) -> None:
+    on_nodes.write(job={"params": {"pause": 0.05}}, budget=budget, storage=str(on_nodes.folder / "shared"))
+    on_nodes.run("tune", "search.yaml")
+    assert reason in on_nodes.of_kind("search-ended")[-1]["reason"]
+    told = json.loads(on_nodes.run("show", "small-0001", "--json"))
+    assert told["status"] == "complete" and len(told["trials"]) < 9
+    assert {line["reason"].partition(":")[0] for line in on_nodes.of_kind("stopped")} <= {"budget"}
+    # And the runs are where all nodes reach them.
+    runs = sorted(path.name for path in (on_nodes.folder / "shared" / "small-0001" / "trials").glob("trial-*"))
+    assert runs == sorted(path.name for path in (on_nodes.search() / "trials").glob("trial-*"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, "lock"), (signal.SIGTERM, "trials.jsonl")])
+def test_a_signal_before_the_first_trial_ends_ray_as_well(
+    searches: Searches, number: signal.Signals, moment: str
+) -> None:
+    searches.environment["THIS_SEARCH"] = str(searches.folder)
+    searches.write(budget={"trials": 1})
+    driver = searches.start("tune", "search.yaml")
+    await_condition("it has come so far", (searches.search() / moment).exists, PATIENCE)
+    assert not searches.of_kind("reported")
+    driver.send_signal(number)
+    told, errors = driver.communicate(timeout=PATIENCE)
+    assert driver.returncode == 128 + number, told + errors
+    assert "Traceback" not in errors
+    ended = "interrupted" if number == signal.SIGINT else "terminated"
+    assert searches.of_kind("search-ended")[-1]["reason"] == ended
+    await_condition("nothing of it is left", lambda: not _of_environment("THIS_SEARCH", searches.folder), PATIENCE)
+    searches.run("tune", "--resume", "last")
+    assert set(searches.digests()) == {1}
+
+
+def _of_environment(name: str, value: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(name) == str(value):
+                found.append(process)
+    return found
+
+
+def test_a_terminal_shows_a_table_of_the_trials(on_nodes: Searches) -> None:
+    on_nodes.write(job={"params": {"pause": 0.05}})
+    with TerminalCommand(on_nodes.folder, 100, "tune", "search.yaml", **on_nodes.environment) as command:
+        await_condition("a trial is shown", lambda: any("running" in line for line in command.screen), PATIENCE)
+        assert command.ended(PATIENCE) == 0
+        shown = "\n".join(command.screen)
+    assert "small-0001" in shown and "best" in shown
+    assert shown.count("finished") >= 3
 
 
 def _is_half_done(searches: Searches, name: str) -> bool:

@@ -1,12 +1,11 @@
-"""The page of a search, opened from a disk in a real browser; and what Optuna says of importance."""
+"""The page of a search, opened from a disk in a real browser."""
 
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from history.search_builder import decided_by_rate, exploited_search, search_folder, told_search
-from quorate.history.importance import importance_of
+from history.search_builder import exploited_search, search_folder, told_search
 from quorate.history.report.search_files import page_of
 from quorate.history.search_record import SearchRecord
 from services.browser import Browser
@@ -67,14 +66,3 @@ def test_a_heading_sorts_the_trials(browser: Browser, tmp_path: Path) -> None:
     visit.page.locator(".trials th").get_by_text("learning_rate").click()
     assert in_order() == ["5", "2", "1", "4", "6", "3"]
     visit.page.close()
-
-
-def test_optuna_finds_what_decides(tmp_path: Path) -> None:
-    pytest.importorskip("optuna")
-    teller = search_folder(tmp_path, budget={"trials": 40})
-    decided_by_rate(teller, 24)
-    found = importance_of(SearchRecord.read(teller.folder))
-    assert "PED-ANOVA" in found.method
-    assert next(iter(found.shares)) == "params.learning_rate"
-    assert "batch_size" not in found.shares
-    assert sum(found.shares.values()) == pytest.approx(1.0)

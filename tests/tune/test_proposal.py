@@ -167,3 +167,18 @@ def test_a_metric_that_is_not_reported(folder: Path) -> None:
     with pytest.raises(JobFileError, match=r"reports no acuracy .find.yaml line 4.. Did you mean accuracy"):
         refuse_unreported(search, ["loss", "accuracy"])
     refuse_unreported(search, ["acuracy"])
+
+
+def test_a_param_that_changes_the_model_is_refused_for_a_population(folder: Path) -> None:
+    (folder / "digits.yaml").write_text(f"{JOB}evaluate: {{every: 50}}\n")
+    built = TASK.replace("import quorate\n", "import quorate\nfrom torch import nn\n").replace(
+        "def model(self): ...", "def model(self): return nn.Linear(self.width, 2)"
+    )
+    (folder / "digits.py").write_text(built)
+    pbt = "scheduler: {kind: pbt, interval: 50, quantile: 0.5}\nmetric: loss\nmode: min\n"
+    rate = "params.learning_rate: {loguniform: [0.01, 1]}"
+    with pytest.raises(JobFileError) as refused:
+        opened(folder, f"{{{rate}, params.width: {{choice: [16, 64]}}}}", pbt)
+    assert "space.params.width" in str(refused.value)
+    assert "weight is 2×16 with 16 and 2×64 with 64" in str(refused.value)
+    assert "space.params.learning_rate" not in str(refused.value)

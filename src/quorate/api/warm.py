@@ -26,9 +26,9 @@ class WarmRunner:
             for job in jobs:
                 session.start(job, watch, runner)
 
-    Torch and the task are imported by the first run of a task, and again after its source, its seed, the environment
-    or the working folder has changed. What a module of the task has read from files when it was imported stays as it
-    was. A job for a cluster runs there as ever.
+    Torch and the task are imported by the first run of a task, and again after its source, the environment or the
+    working folder has changed; and with another seed if its module draws numbers when it is imported. What a module of
+    the task has read from files when it was imported stays as it was. A job for a cluster runs there as ever.
     """
 
     def __init__(self) -> None:
@@ -75,8 +75,8 @@ def warm() -> Iterator[None]:
             for rate in (0.1, 0.03, 0.01):
                 quorate.train(job.replace(params={"learning_rate": rate}))
 
-    The task is imported again after a change of its source, its seed or the environment; but what its module reads from
-    other files when it is imported is read once.
+    The task is imported again after a change of its source or the environment, and with another seed if its module
+    draws numbers when it is imported; but what it reads from other files then is read once.
     """
     with WarmRunner() as runner:
         before = _runner.set(runner)

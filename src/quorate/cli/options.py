@@ -57,16 +57,25 @@ def group_of_verbs(name: str, metavar: str = "VERB ...", add_completion: bool = 
     )
 
 
+_TAKE_SEARCHES = ("show", "report", "tune")
+
+
 def run_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of the runs in the folder of `--runs`, and `last`, that begin like this.
+    """Names of the runs in the folder of `--runs`, and `last`, that begin like this; of searches where the verb takes
+    them, and of nothing else for `tune --resume`.
 
     A completion is silent: where nothing can be offered, for whatever reason, the shell goes on to offer files.
     """
-    from quorate.storage.run_folder import LAST, is_run
+    from quorate.storage.run_folder import LAST, is_run, is_search
 
+    verb = context.info_name
     try:
-        runs = runs_folder(context.params.get("runs"))
-        names = sorted(folder.name for folder in runs.iterdir() if is_run(folder))
+        folders = list(runs_folder(context.params.get("runs")).iterdir())
+        names = sorted(
+            folder.name
+            for folder in folders
+            if (verb != "tune" and is_run(folder)) or (verb in _TAKE_SEARCHES and is_search(folder))
+        )
     except OSError:
         return []
     return [name for name in (*names, LAST) if names and name.startswith(incomplete)]

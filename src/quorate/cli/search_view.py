@@ -45,7 +45,7 @@ _SPARK = 16
 def show_search(folder: SearchFolder, as_json: bool) -> None:
     """Print everything about a search."""
     record = SearchRecord.read(folder)
-    importance, advice = importance_of(record, with_optuna=False), advise_on_search(record, as_typed(folder.path))
+    importance, advice = importance_of(record), advise_on_search(record, as_typed(folder.path))
     if as_json:
         print_document(search_document(record, importance, advice))
     else:

@@ -9,19 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from quorate.cli.options import Json, Quiet, Set, job_files, overrides
+from quorate.cli.options import Json, Quiet, Set, job_files, overrides, run_names
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import runs_folder
 from quorate.storage.search_folder import SearchFolder
 
 _REFRESH = 1.0
 """Seconds between two pictures of a search on a terminal."""
-
-
-def search_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of searches that begin like this, for the shell."""
-    runs = runs_folder(context.params.get("runs"))
-    return [folder.name for folder in SearchFolder.all_in(runs) if folder.name.startswith(incomplete)]
 
 
 def tune(
@@ -40,7 +34,7 @@ def tune(
         typer.Option(
             metavar="SEARCH",
             help="Go on with a search: a name, a unique prefix of it, a path, or last.",
-            autocompletion=search_names,
+            autocompletion=run_names,
         ),
     ] = None,
     runs: Annotated[

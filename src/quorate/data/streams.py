@@ -45,6 +45,14 @@ def _next_draws() -> tuple[object, ...]:
     return of_torch, numpy.random.random(), random.random()
 
 
+def have_drawn_since(seed: int) -> bool:
+    """Whether anything has drawn from a generator since they were given this seed; they are left as they are."""
+    with preserved_generators():
+        now = _next_draws()
+        seed_generators(seed)
+        return now != _next_draws()
+
+
 @contextmanager
 def preserved_generators(*, on_error_only: bool = False) -> Iterator[None]:
     """Leave the generators as they were found: a caller's own random stream must not be disturbed."""

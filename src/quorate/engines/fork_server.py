@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import selectors
 import signal
 import socket
@@ -50,6 +51,8 @@ PREPARE, READY, FAILED = "prepare", "ready", "failed"
 START, STARTED, EXITED = "start", "started", "exited"
 RESEND = "resend"
 """There is another output pump, which has not been given the workers' pipes."""
+_LOOKS_AT_SEED = re.compile(rb"initial_seed|get_?state|get_rng_state")
+"""A module may know the seed without drawing."""
 REAP_EVERY = 5.0
 """Seconds between two looks at what workers that live have left, and has ended."""
 
@@ -106,14 +109,18 @@ class _Task:
     """The task, imported as a preparation says, with everything else that a worker will import."""
 
     def __init__(self, message: dict[str, Any]) -> None:
+        from quorate.data.streams import have_drawn_since
         from quorate.training.device import CPU
-        from quorate.training.source import load_task_type
+        from quorate.training.source import import_seed, load_task_type
         from quorate.worker import process  # noqa: F401
 
         self.search_path: list[str] = message["search_path"]
         sys.path[:] = [*self.search_path, *(entry for entry in sys.path if entry not in self.search_path)]
         CPU.pin(1, message["deterministic"])
-        self.type = load_task_type(message["task"], message["seed"])
+        self.seed: int = message["seed"]
+        self.type = load_task_type(message["task"], self.seed)
+        # Most modules draw nothing when they are imported: then they are the same with any seed.
+        self.draws = have_drawn_since(import_seed(self.seed))
 
     def finish_imports(self) -> None:
         """What takes long, and so comes last: a mistake in the task is told without this wait."""
@@ -124,10 +131,12 @@ class _Task:
 
         return task_source(self.type)
 
-    def why_stale(self) -> str:
+    def why_stale(self, seed: int | None) -> str:
         """Why a new process would have another task, if it would."""
         from quorate.training.source import changed_file
 
+        if seed != self.seed and (self.draws or any(map(_LOOKS_AT_SEED.search, self.source().files.values()))):
+            return f"its module draws numbers when it is imported, and the seed was {self.seed}"
         changed = changed_file(self.type)
         return "" if changed is None else f"{changed} has changed"
 

@@ -35,15 +35,16 @@ REACH = 5.0
 USE_TLS, AUTHORITY, CERTIFICATE, KEY = "RAY_USE_TLS", "RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY"
 
 
-def connect(address: str, run_name: str, code: NodeCode) -> None:
-    """Connect this process, once; raises RequestError with what to do about it."""
+def connect(address: str, run_name: str, code: NodeCode, key: str = KEY_OF_JOBS) -> None:
+    """Connect this process, once; raises RequestError with what to do about it. `key` is where the address was
+    written."""
     logging.getLogger("ray").setLevel(logging.ERROR)
-    _refuse_client(address)
-    refuse_unreachable(address)
+    _refuse_client(address, key)
+    refuse_unreachable(address, key)
     # Inside of a job of Ray's, what this one says comes first.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
-        init(address, run_name, runtime_env=code.runtime_env(packed(code, Path(scratch))) or None)
+        init(address, run_name, key, runtime_env=code.runtime_env(packed(code, Path(scratch))) or None)
 
 
 def init(address: str, name: str, key: str = KEY_OF_JOBS, **options: Any) -> None:
@@ -60,11 +61,11 @@ def init(address: str, name: str, key: str = KEY_OF_JOBS, **options: Any) -> Non
     ray_worker.print_to_stdstream = _log_lines
 
 
-def _refuse_client(address: str) -> None:
+def _refuse_client(address: str, key: str) -> None:
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     if named.startswith(RAY_CLIENT):
         raise RequestError(
-            f"engine.address: {named} is a server of Ray Client, which does not tell what is free on which node: "
+            f"{key}: {named} is a server of Ray Client, which does not tell what is free on which node: "
             "workers cannot be placed from there. Name the cluster by its host:port (6379 unless another was chosen), "
             "on a machine that reaches all of its nodes; or submit the job to it with --detach."
         )

@@ -52,7 +52,7 @@ class RayHost:
         os.environ.update(environment or {})
         self._has_ended = threading.Event()
         self._sent = sent
-        self._copy = _working_folder()
+        self._copy = working_folder()
         network = Network(ray.util.get_node_ip_address(), host=ray.get_runtime_context().get_node_id())
         self._agent = HostAgent(run_name, network)
         self._lifeline = Lifeline(network.address)
@@ -101,7 +101,7 @@ class Lifeline:
         self._server.close()
 
 
-def _working_folder() -> Path | None:
+def working_folder() -> Path | None:
     """Where this process stands; None where that folder is gone, as Ray may leave it when several nodes share a
     machine and so its folder of copies. Those have the task where it was written, if anywhere."""
     try:

@@ -76,13 +76,15 @@ class WarmParent:
         self.is_ready = True
         return WarmChild(self, pid)
 
-    def fork(self, module: str, arguments: Sequence[Argument], streams: Sequence[int]) -> "WarmChild | str":
-        """The process that was forked, or why there is none."""
+    def fork(
+        self, module: str, arguments: Sequence[Argument], streams: Sequence[int], seed: int | None = None
+    ) -> "WarmChild | str":
+        """The process that was forked, or why there is none; `seed` is that of the run."""
         words = [None if isinstance(each, socket.socket) else each for each in arguments]
         sockets = [each.fileno() for each in arguments if isinstance(each, socket.socket)]
         folder = os.open(".", os.O_PATH)
         try:
-            answer = self._ask([*streams, folder, *sockets], what=FORK, module=module, arguments=words)
+            answer = self._ask([*streams, folder, *sockets], what=FORK, module=module, arguments=words, seed=seed)
         finally:
             os.close(folder)
         if "pid" not in answer:
@@ -224,13 +226,13 @@ class WarmInterpreters:
         preparation: Preparation,
     ) -> Child:
         # What the import of the task depends on; of the rest, such as its parameters, it knows nothing yet.
-        task = (preparation.task, tuple(preparation.search_path), preparation.seed, preparation.deterministic)
+        task = (preparation.task, tuple(preparation.search_path), preparation.deterministic)
         key = (_surroundings(environment), task)
         known = self._fork_servers.get(key)
         if known is not None and known.is_alive and not known.is_ready:
             return _fresh(module, arguments, streams, environment)  # another run beside this one has it imported
         if known is not None:
-            child = known.fork(module, arguments, streams) if known.is_alive else "it is gone"
+            child = known.fork(module, arguments, streams, preparation.seed) if known.is_alive else "it is gone"
             if not isinstance(child, str):
                 log.info("the task is imported already, by process %d", known.pid)
                 return child

@@ -35,7 +35,7 @@ class WarmProcess:
     """Serves its owner until that says so, or is gone.
 
     `become` runs a program, by module and arguments, in a process that was forked for it; its result is the exit code.
-    `why_stale` says why nothing that is forked from here would be as a new process is; then nothing is.
+    `why_stale` says why nothing that is forked from here would be as a new process with this seed is; then nothing is.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class WarmProcess:
         control: socket.socket,
         owner: int,
         become: Callable[[str, list[str]], int | None],
-        why_stale: Callable[[], str] = lambda: "",
+        why_stale: Callable[[int | None], str] = lambda _: "",
     ) -> None:
         self._control = control
         self._become = become
@@ -93,7 +93,11 @@ class WarmProcess:
 
     def _fork(self, request: dict[str, Any], descriptors: list[int]) -> None:
         threads = thread_count()
-        refused = self._why_stale() if threads == 1 else f"it has {threads} threads, which a fork would lose"
+        refused = (
+            self._why_stale(request.get("seed"))
+            if threads == 1
+            else f"it has {threads} threads, which a fork would lose"
+        )
         pid = 0
         if not refused:
             sys.stdout.flush()

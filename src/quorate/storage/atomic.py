@@ -2,11 +2,14 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from quorate.core.errors import JobError, RunError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -99,3 +102,15 @@ def discard(path: Path) -> None:
         return
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def explaining(what: str, remedy: str = "") -> Iterator[None]:
+    """Turn an error of the operating system into one that names the folder, the reason and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        place = f" ({os.fspath(error.filename)})" if error.filename is not None else ""
+        # A full disk is no mistake in the request.
+        kind = JobError if error.errno in (errno.ENOSPC, errno.EDQUOT) else RunError
+        raise kind(f"{what}: {error.strerror or error}{place}. {remedy}".rstrip()) from error

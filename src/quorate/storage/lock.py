@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from quorate.core.errors import RunError
 from quorate.core.regular_file import open_regular
+from quorate.storage.atomic import explaining
 
 # Type, from where, start, length, process: what the kernel calls a struct flock. It covers the whole file.
 _RECORD = struct.Struct("hhqqi4x")
@@ -63,6 +65,31 @@ def holder_of(file: Path) -> Holder | None:
         return None if kind == fcntl.F_UNLCK else _holder(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class FolderLock:
+    """The lock of a run or a search: what it is called, and how its holder is made to leave."""
+
+    file: Path
+    what: str
+    remedy: str
+
+    def holder(self) -> Holder | None:
+        """Who is at work there, if anybody is."""
+        with explaining(f"cannot look at the lock of {self.what} in {self.file.parents[1]}"):
+            return holder_of(self.file)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other process out while the block runs, for as long as this process lives at most."""
+        with contextlib.ExitStack() as stack:
+            try:
+                with explaining(f"cannot lock {self.what} in {self.file.parents[1]}"):
+                    stack.enter_context(hold(self.file))
+            except FolderInUse as in_use:
+                raise RunError(f"{self.what} is in use by {in_use}; wait for it to end, or {self.remedy}") from None
+            yield
 
 
 def _let_go(descriptor: int) -> None:

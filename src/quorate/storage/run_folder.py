@@ -2,24 +2,23 @@
 
 import contextlib
 import difflib
-import errno
 import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from quorate.core.addresses import split_address
-from quorate.core.errors import DamagedFileError, JobError, RunError
+from quorate.core.errors import DamagedFileError, RunError
 from quorate.core.regular_file import read_regular
-from quorate.storage.atomic import write_atomically
+from quorate.storage.atomic import explaining, write_atomically
 from quorate.storage.incarnations import Incarnations
-from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
+from quorate.storage.lock import FolderLock, Holder
 
 USUAL_RUNS = Path("runs")
 RUNS_ENV = "QUORATE_RUNS"
@@ -55,6 +54,7 @@ class RunFolder:
         self.address_file = path / "coordinator.json"
         self.lock_file = path / "lock"
         self.incarnations = Incarnations(path / "coordinators")
+        self._lock = FolderLock(self.lock_file, f"run {self.name}", f"end it: quorate stop {self.name}")
 
     @classmethod
     def create(cls, runs: Path, name: str, beside: Path | None = None) -> "RunFolder":
@@ -116,21 +116,11 @@ class RunFolder:
 
     def holder(self) -> Holder | None:
         """The launcher that is at work on this run, if there is one."""
-        with explaining(f"cannot look at the lock of run {self.name} in {self.path.parent}"):
-            return holder_of(self.lock_file)
+        return self._lock.holder()
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> contextlib.AbstractContextManager[None]:
         """Keep every other launcher out of this run, for as long as this process lives at most."""
-        with contextlib.ExitStack() as stack:
-            try:
-                with explaining(f"cannot lock run {self.name} in {self.path.parent}"):
-                    stack.enter_context(hold(self.lock_file))
-            except FolderInUse as in_use:
-                raise RunError(
-                    f"run {self.name} is in use by {in_use}; wait for it to end, or: quorate stop {self.name}"
-                ) from None
-            yield
+        return self._lock.held()
 
     def next_incarnation(self, above: int = 0, launch: str = "") -> int:
         """A number higher than any coordinator of this run had before, and than `above`, which one may have had
@@ -347,18 +337,6 @@ def claim_folder(runs: Path, name: str, others: Iterable[Path] = ()) -> Path:
             path.mkdir()
             break
     return path
-
-
-@contextlib.contextmanager
-def explaining(what: str, remedy: str = "") -> Iterator[None]:
-    """Turn an error of the operating system into one that names the folder, the reason and the remedy."""
-    try:
-        yield
-    except OSError as error:
-        place = f" ({os.fspath(error.filename)})" if error.filename is not None else ""
-        # A full disk is no mistake in the request.
-        kind = JobError if error.errno in (errno.ENOSPC, errno.EDQUOT) else RunError
-        raise kind(f"{what}: {error.strerror or error}{place}. {remedy}".rstrip()) from error
 
 
 def finite(value: Any) -> Any:

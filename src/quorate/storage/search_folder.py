@@ -7,16 +7,15 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import RunError
 from quorate.core.regular_file import open_regular, opened_regular
-from quorate.storage.atomic import write_atomically, write_fully
-from quorate.storage.lock import FolderInUse, Holder, hold, holder_of
-from quorate.storage.run_folder import LAST, RunFolder, claim_folder, explaining, finite, is_search
+from quorate.storage.atomic import explaining, write_atomically, write_fully
+from quorate.storage.lock import FolderLock, Holder
+from quorate.storage.run_folder import LAST, RunFolder, claim_folder, finite, is_search
 
 
 class SearchFolder:
@@ -34,6 +33,7 @@ class SearchFolder:
         self.report_page = path / "report.html"
         self.report_text = path / "report.md"
         self.lock_file = path / "lock"
+        self._lock = FolderLock(self.lock_file, f"the search {self.name}", "stop it with Ctrl-C")
 
     @classmethod
     def create(cls, runs: Path, name: str, search: str, job: str, *, is_private: bool = False) -> "SearchFolder":
@@ -108,21 +108,11 @@ class SearchFolder:
 
     def holder(self) -> Holder | None:
         """The driver that is at work on this search, if there is one."""
-        with explaining(f"cannot look at the lock of the search {self.name} in {self.path.parent}"):
-            return holder_of(self.lock_file)
+        return self._lock.holder()
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> contextlib.AbstractContextManager[None]:
         """Keep every other driver out, for as long as this process lives at most."""
-        with contextlib.ExitStack() as stack:
-            try:
-                with explaining(f"cannot lock the search {self.name} in {self.path.parent}"):
-                    stack.enter_context(hold(self.lock_file))
-            except FolderInUse as in_use:
-                raise RunError(
-                    f"the search {self.name} is in use by {in_use}; wait for it to end, or stop it with Ctrl-C"
-                ) from None
-            yield
+        return self._lock.held()
 
     def tell(self, kind: str, trial: int | None = None, **fields: Any) -> dict[str, Any]:
         """Append a line to the log, and return it; it is on the disk then. Only the driver does this.

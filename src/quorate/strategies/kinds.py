@@ -12,6 +12,7 @@ from quorate.reduce.connect import Endpoint
 from quorate.reduce.nccl import prepare_nccl
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
+from quorate.spec.nccl import NcclSpec
 from quorate.spec.strategy import DdpSpec, is_gang, lane_compression
 from quorate.strategies.compressed_ring import CompressedRingFactory
 from quorate.strategies.ddp import DdpFactory
@@ -131,7 +132,7 @@ def strategy_factory(spec: JobSpec, replica: Replica, held: Holdings | None = No
     """The one that a job asks for."""
     if is_gang(spec.strategy) and not replica.device.is_host:
         prepare_nccl(spec)
-    elif given := sorted(spec.nccl.model_fields_set):
+    elif given := sorted(key for key, value in spec.nccl if value != NcclSpec.model_fields[key].default):
         why = "this job computes on the host" if is_gang(spec.strategy) else "only ddp and fsdp use NCCL"
         log.warning("nccl (%s) does nothing here: %s", ", ".join(given), why)
     return FACTORIES[spec.strategy.kind](spec, replica, held or Holdings())

@@ -32,7 +32,7 @@ def load_task_type(reference: str, seed: int, builtins: dict[str, Any] | None = 
 
     With `builtins` a file's code has these instead of Python's, such as an `__import__` of its own.
     """
-    seed_generators(derive_seed(seed, "import"))
+    seed_generators(import_seed(seed))
     place, _, name = reference.rpartition(":")
     module = _import_file(Path(place), builtins) if place.endswith(".py") else _import_module(place)
     found = getattr(module, name, None)
@@ -42,6 +42,11 @@ def load_task_type(reference: str, seed: int, builtins: dict[str, Any] | None = 
         raise TaskError(f"task: {_not_a_task(module, place, name)}")
     _refuse_unfinished(found, place)
     return found
+
+
+def import_seed(seed: int) -> int:
+    """What generators begin with when the task is imported."""
+    return derive_seed(seed, "import")
 
 
 def _not_a_task(module: ModuleType, place: str, name: str) -> str:

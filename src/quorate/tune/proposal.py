@@ -80,6 +80,8 @@ def _asked_task(spec: SearchSpec, job: JobSpec, origin: Origin) -> tuple[Fields,
     with TaskLocation(job.task).loaded(job.seed) as task_type:
         fields = parameters_of(task_type)
         problems = list(_refused_values(spec, job, origin, lambda params: params_problems(task_type, params)))
+        if not problems and isinstance(spec.scheduler, PbtSpec):
+            problems = list(_reshaping_values(spec, job, origin, task_type))
     return fields, problems
 
 
@@ -99,6 +101,47 @@ def _refused_values(spec: SearchSpec, job: JobSpec, origin: Origin, refused: Ref
                     needs_whole = is_range and not refused({**job.params, name: int(value)})
                     hint = "Use randint." if needs_whole else problem.hint.replace("params.", "space.params.")
                     yield Problem(f"space.{problem.path}", f"{problem.text}{said}", hint)
+
+
+def _reshaping_values(spec: SearchSpec, job: JobSpec, origin: Origin, task_type: type[Any]) -> Iterator[Problem]:
+    """Params that a population cannot change on the way: the checkpoint of one trial must fit the model of another."""
+    for key, dimension in (spec.space or {}).items():
+        name = key.removeprefix("params.")
+        if name == key or "." in name:
+            continue
+        first, *others = (_shapes(task_type, {**job.params, name: value}, job.seed) for value in dimension.probes)
+        for value, other in zip(dimension.probes[1:], others, strict=True):
+            if first is None or other is None or first == other:
+                continue
+            tensor = next(each for each in {**first, **other} if first.get(each) != other.get(each))
+            told = [
+                f"{_spelled(each.get(tensor))} with {at}" for each, at in ((first, dimension.probes[0]), (other, value))
+            ]
+            text = (
+                f"it changes the model ({tensor} is {' and '.join(told)}), and with pbt a trial goes on from the "
+                f"checkpoint of another{in_brackets(origin(f'space.{key}'))}"
+            )
+            yield Problem(f"space.{key}", text, "Leave it out of the space, or use another scheduler.")
+            break
+
+
+def _shapes(task_type: type[Any], params: dict[str, Any], seed: int) -> dict[str, tuple[int, ...]] | None:
+    """Of all tensors of the task's model; None where it cannot be built without memory: then its trials tell."""
+    import torch
+
+    from quorate.data.streams import preserved_generators
+    from quorate.training.task import configure
+
+    try:
+        with preserved_generators(), torch.device("meta"):
+            model = configure(task_type, params, "space", seed).model()
+        return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    except Exception:  # of the user's code, which may need numbers
+        return None
+
+
+def _spelled(shape: tuple[int, ...] | None) -> str:
+    return "not there" if shape is None else "×".join(map(str, shape)) or "a number"
 
 
 def _with_proposal(search: ResolvedSearch, fields: Fields) -> ResolvedSearch:

@@ -12,8 +12,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, JobFileError, QuorateError, RequestError
 from quorate.observe.quantities import count, plural
 from quorate.spec.search_load import ResolvedSearch
-from quorate.storage.atomic import write_atomically
-from quorate.storage.run_folder import explaining
+from quorate.storage.atomic import explaining, write_atomically
 from quorate.supervisor.signals import Signals
 from quorate.tune.journal import Journal, reports_of
 from quorate.tune.proposal import refuse_unreported

@@ -123,6 +123,7 @@ class Hyperband(FIFOScheduler):  # type: ignore[misc]
         self.reasons: dict[str, str] = {}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        keep_actors(tune_controller, trial)
         if self._bands is None:
             self._waiting.append(trial)
         else:
@@ -194,7 +195,8 @@ class Population(FIFOScheduler):  # type: ignore[misc]
         self._reached: dict[int, tuple[int, Any]] = {}
         self.reasons: dict[str, str] = {}
 
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:  # noqa: ARG002
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        keep_actors(tune_controller, trial)
         self._members[trial.config["trial"]] = trial
         trial.config.setdefault("until", self._interval)
         trial.config["interval"] = self._interval
@@ -248,6 +250,11 @@ class Population(FIFOScheduler):  # type: ignore[misc]
                 reason=exploit.reason,
             )
         self._reached.clear()
+
+
+def keep_actors(controller: Any, trial: Any) -> None:
+    """Of trials that pause for each other, Tune keeps a single actor, and starts the others anew each time."""
+    controller._tune_controller._actor_cache.increase_max(trial.placement_group_factory)
 
 
 class _Stopping:

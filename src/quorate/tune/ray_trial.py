@@ -1,12 +1,21 @@
 """A trial inside of Ray Tune: an actor that trains one run after the other, in its own share of the cluster."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 
 from quorate.api.warm import WarmRunner
+from quorate.coordinator.news import Outcome
+from quorate.engines.engine import Prepared
+from quorate.engines.node_code import moved
+from quorate.engines.ray_host import working_folder
+from quorate.observe.event import Event
 from quorate.spec.search_load import ResolvedSearch
+from quorate.supervisor.signals import Signals
+from quorate.supervisor.supervisor import Launch
 from quorate.tune.trial_run import Plan, Report, TrialRun
 
 METRIC = "metrics/"
@@ -25,12 +34,15 @@ class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
     is in the trial's run folder.
     """
 
-    def setup(self, config: dict[str, Any], search: ResolvedSearch, manner: dict[str, Any]) -> None:
-        """`manner` are the keys of a job that say where and how all trials run."""
+    def setup(self, config: dict[str, Any], search: ResolvedSearch, manner: dict[str, Any], sent: Path | None) -> None:
+        """`manner` are the keys of a job that say where and how all trials run. Of the folder `sent` on the driver's
+        machine there is a copy here, in which this process stands."""
         self._search = search
         self._manner = manner
+        self._sent = sent
+        self._copy = working_folder()
         self._warm = WarmRunner()
-        self._run = TrialRun(self._warm)
+        self._run = TrialRun(self._train_here)
         self._has_begun = False
         self._config = config
 
@@ -58,6 +70,18 @@ class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
     def cleanup(self) -> None:
         self._run.close()
         self._warm.close()
+
+    def _train_here(
+        self,
+        launch: Launch,
+        show: Callable[[Event], None],
+        accept: Callable[[Prepared], None],
+        signals: Signals,
+    ) -> Outcome:
+        if self._sent is not None and self._copy is not None:
+            there = moved(launch.preparation, self._sent, self._copy)
+            launch = replace(launch, task=there.task, search_path=there.search_path)
+        return self._warm(launch, show, accept, signals)
 
     def _plan(self) -> Plan:
         config, trial = self._config, self._config["trial"]

@@ -12,8 +12,9 @@ from typing import Any
 
 from quorate.core.errors import QuorateError, RequestError, RunError
 from quorate.core.machine import usable_cores
+from quorate.engines.node_code import NodeCode, code_of
 from quorate.history.search_record import SearchRecord
-from quorate.spec.engine import RAY_CLIENT
+from quorate.spec.engine import RAY_CLIENT, RuntimeEnvSpec
 from quorate.spec.search import HyperbandSpec, PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.search_folder import SearchFolder
@@ -24,6 +25,7 @@ from quorate.tune.mlflow_parent import MlflowParent
 log = logging.getLogger(__name__)
 
 INSTALL = "pip install 'quorate[tune]'"
+KEY_OF_ADDRESS = "address"
 OBJECT_STORE = 100 * 2**20
 """Bytes for what Ray shares: configurations and numbers."""
 _TUNE = {
@@ -52,8 +54,9 @@ def run_search(
         if parent.uri is not None:
             manner["track.mlflow"] = parent.uri
         try:
-            with _settings(search.spec), _connected(search), listening_to_signals() as signals:
-                _run(search, journal, manner, signals, tick)
+            code = _code_of(search, folder)
+            with listening_to_signals() as signals, _settings(search.spec), _connected(search, code) as sent:
+                _run(search, journal, manner, sent, signals, tick)
         except BaseException:
             parent.end(SearchRecord.read(folder, with_runs=False))
             raise
@@ -61,7 +64,12 @@ def run_search(
 
 
 def _run(
-    search: ResolvedSearch, journal: Journal, manner: dict[str, Any], signals: Signals, tick: Callable[[], None]
+    search: ResolvedSearch,
+    journal: Journal,
+    manner: dict[str, Any],
+    sent: Path | None,
+    signals: Signals,
+    tick: Callable[[], None],
 ) -> None:
     from quorate.tune.ray_driver import COMPLETE, Driver
 
@@ -70,8 +78,10 @@ def _run(
     try:
         source, scheduler = _parts(search, journal)
         driver = Driver(search, journal, source, scheduler, signals, tick)
-        _tuner(search, journal.folder, manner, source, scheduler, driver).fit()
-        reason = driver.reason or COMPLETE
+        if not signals.reason:
+            actor = {"search": search, "manner": manner, "sent": sent}
+            _tuner(demand_of(search), journal.folder, actor, source, scheduler, driver).fit()
+        reason = driver.reason or signals.reason or COMPLETE
     except Exception as error:
         if (own := own_error(error)) is error:
             raise
@@ -135,15 +145,16 @@ def interval_of(search: ResolvedSearch) -> int:
 
 
 def _tuner(
-    search: ResolvedSearch, folder: SearchFolder, manner: dict[str, Any], source: Any, scheduler: Any, driver: Any
+    demand: dict[str, float], folder: SearchFolder, given: dict[str, Any], source: Any, scheduler: Any, driver: Any
 ) -> Any:
+    """`given` is what each actor is told at its start."""
     from ray import tune
 
     from quorate.tune.ray_trial import TrialActor, run_name
 
-    actor = tune.with_parameters(TrialActor, search=search, manner=manner)
+    actor = tune.with_parameters(TrialActor, **given)
     return tune.Tuner(
-        tune.with_resources(actor, tune.PlacementGroupFactory([demand_of(search)])),
+        tune.with_resources(actor, tune.PlacementGroupFactory([demand])),
         tune_config=tune.TuneConfig(
             num_samples=-1,
             search_alg=source,
@@ -182,16 +193,25 @@ def _settings(spec: SearchSpec) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _code_of(search: ResolvedSearch, folder: SearchFolder) -> NodeCode:
+    """What the nodes of a cluster are given: as for a job on it. On this machine all is there."""
+    if search.spec.address == "local":
+        return NodeCode()
+    stays = [folder.path.parent, *(Path(each) for each in (search.spec.storage, search.source) if each)]
+    return code_of(search.job.spec.task, RuntimeEnvSpec(), stays)
+
+
 @contextlib.contextmanager
-def _connected(search: ResolvedSearch) -> Iterator[None]:
-    """A cluster of its own on this machine, with room for as many trials as are asked for at once; or one that is."""
+def _connected(search: ResolvedSearch, code: NodeCode) -> Iterator[Path | None]:
+    """A cluster of its own on this machine, with room for as many trials as are asked for at once; or one that is. It
+    tells which folder was sent to its nodes."""
     import ray
 
-    from quorate.engines.ray_connection import init, refuse_unreachable
+    from quorate.engines.ray_connection import connect, init
 
     if ray.is_initialized():
         _refuse_without_room(demand_of(search))
-        yield
+        yield None
         return
     logging.getLogger("ray").setLevel(logging.ERROR)
     # What becomes of an actor that died is in the journal; it would print the traceback of each.
@@ -201,18 +221,19 @@ def _connected(search: ResolvedSearch) -> Iterator[None]:
             f"address: {search.spec.address} is for programs outside of the cluster, and Ray Tune cannot be driven "
             "from there. Type the command on a machine of the cluster, with address: auto."
         )
-    options: dict[str, Any] = {}
+    session = None
     if search.spec.address == "local":
         cpus = demand_of(search).get("CPU", 1.0)
         wanted = math.ceil((search.spec.concurrent or 1) * cpus)
         cores = wanted if search.spec.concurrent else max(wanted, usable_cores())
-        options = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
-    refuse_unreachable(search.spec.address, "address")
-    init(search.spec.address, search.spec.name, "address", **options)
-    session = ray._private.worker._global_node.get_session_dir_path() if search.spec.address == "local" else None
+        options: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
+        init("local", search.spec.name, KEY_OF_ADDRESS, num_cpus=cores, **options)
+        session = ray._private.worker._global_node.get_session_dir_path()
+    else:
+        connect(search.spec.address, search.spec.name, code, KEY_OF_ADDRESS)
     try:
         _refuse_without_room(demand_of(search))
-        yield
+        yield code.root
     except BaseException:
         session = None  # what Ray has logged may tell why
         raise
