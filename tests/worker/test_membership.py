@@ -102,6 +102,14 @@ def test_all_members_learn_the_same_generation(tmp_path: Path) -> None:
         assert event["members"][1] == {"worker": 1, "address": "127.0.0.1:5001", "lanes": [2]}
 
 
+def test_an_evaluation_does_not_wait_for_the_next_heartbeat(tmp_path: Path) -> None:
+    hour = 36_000.0  # a heartbeat every hour
+    with serve(tmp_path, workers=1, failure_timeout=hour) as served, joined(served, failure_timeout=hour) as members:
+        members[0].publish(make_event("step", 1))
+        members[0].publish(make_event("evaluation", 1))
+        wait_until(lambda: served.kinds() == ["generation", "step", "evaluation"])
+
+
 def test_complete_is_answered_when_all_are_done(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served, joined(served, workers=2) as members, supervising(served) as supervisor:
         early = threading.Thread(target=members[1].complete, args=("digest", {}))

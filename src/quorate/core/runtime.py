@@ -74,6 +74,7 @@ class Latch:
 
     def __init__(self, runtime: Runtime) -> None:
         self._changed = runtime.condition()
+        self.wakes = 0
         self.is_set = False
 
     def set(self) -> None:
@@ -81,7 +82,17 @@ class Latch:
             self.is_set = True
             self._changed.notify_all()
 
-    def wait(self, seconds: float) -> bool:
-        """Pause for so many seconds, or until it is set; whether it is."""
+    def wake(self) -> None:
+        """End the pause of those who wait for it. It is not set by that."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.is_set, max(0.0, seconds))
+            self.wakes += 1
+            self._changed.notify_all()
+
+    def wait(self, seconds: float, since: int | None = None) -> bool:
+        """Pause for so many seconds, or until it is set; whether it is. Given how many `wakes` there were, also until
+        there is another."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.is_set or (since is not None and self.wakes != since), max(0.0, seconds)
+            )
+            return self.is_set

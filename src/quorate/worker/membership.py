@@ -15,6 +15,7 @@ from quorate.core.runtime import SYSTEM, Latch, Runtime, Thread
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Pace, WorkerStatus
 from quorate.observe.event import Event
+from quorate.observe.events import EvaluationDone
 from quorate.wire.link import Deadline
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import (
@@ -188,6 +189,8 @@ class Membership:
     def publish(self, event: Event) -> None:
         """Tell an event with the next heartbeat. It never waits."""
         self._outbox.publish(event)
+        if isinstance(event, EvaluationDone):
+            self._closing.wake()  # a search decides by it whether this run goes on
 
     # --- leaving
 
@@ -312,6 +315,7 @@ class Membership:
 
     def _keep_beating(self) -> None:
         while not self._closing.is_set:
+            wakes = self._closing.wakes
             try:
                 has_arrived = self._beat(self._timing.lease / 2)
             except Exception:
@@ -320,7 +324,7 @@ class Membership:
                 has_arrived = False
             # A burst of events goes out at once; a coordinator that is away is not hurried.
             if not has_arrived or self._outbox.is_empty:
-                self._closing.wait(self._timing.heartbeat_every)
+                self._closing.wait(self._timing.heartbeat_every, since=wakes)
 
     def _beat(self, timeout: float) -> bool:
         """Send one; whether it was answered. A coordinator that restarts is away for a while: no error."""
