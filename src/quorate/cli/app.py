@@ -10,6 +10,7 @@ import typer
 
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
+from quorate.cli.find_lr import find_lr
 from quorate.cli.history import diff, logs, report, runs, show, trace
 from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, stop, train
 from quorate.cli.models import app as models
@@ -100,12 +101,12 @@ def doctor(
 
 app = group_of_verbs("quorate", add_completion=True)
 VERBS: list[Callable[..., None]] = [
-    *(init, plan, train, resume, tune, evaluate),
+    *(init, plan, find_lr, train, resume, tune, evaluate),
     *(runs, show, logs, report, top, diff, trace),
     *(resize, checkpoint, stop, chaos, track, doctor),
 ]
 for verb in VERBS:
-    app.command("eval" if verb is evaluate else verb.__name__)(verb)
+    app.command("eval" if verb is evaluate else verb.__name__.replace("_", "-"))(verb)
 app.add_typer(checkpoints, name="checkpoints")
 app.add_typer(data, name="data")
 app.add_typer(models, name="models")

@@ -19,7 +19,7 @@ from quorate.core.user_code import blame_user_code, building_code, given, likely
 from quorate.data.sampler import Sampler
 from quorate.spec.job import ScheduleSpec
 from quorate.training.device import CPU, Device
-from quorate.training.rate_schedule import factor_at
+from quorate.training.rate_schedule import RateRange, factor_at
 from quorate.training.sharded_tensors import is_spread, spread_like
 from quorate.training.task import Task
 
@@ -85,7 +85,8 @@ class Optimizers:
         factor = factor_at(self._schedule, step, sampler)
         for name, optimizer in self.by_name.items():
             for group, base in zip(optimizer.param_groups, self._base_rates[name], strict=True):
-                group["lr"] = base * factor
+                if not isinstance(self._schedule, RateRange) or self._schedule.is_followed(base):
+                    group["lr"] = base * factor
 
     def update(self) -> None:
         """New parameters, by what stands in their `.grad`."""
@@ -285,6 +286,9 @@ class Optimizers:
 
     def _build_schedulers(self, task: Task) -> dict[str, LRScheduler]:
         schedulers = {}
+        if isinstance(self._schedule, RateRange):
+            self._schedule.check(rate for rates in self._base_rates.values() for rate in rates)
+            return {}
         for name, optimizer in self.by_name.items():
             with building_code("schedule()"):
                 scheduler = task.schedule(optimizer)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quorate.spec.job import AverageSpec
+from quorate.spec.job import AverageSpec, JobSpec
 
 MICRO_BATCH = "micro_batch"
 """Under this name a search for the largest batch gives its result, as a metric."""
@@ -17,7 +17,8 @@ class RunMode:
     `evaluates_only`: evaluate the state as it is, and change nothing. `replayed_step`: train up to this step, and save
     the states before and after it instead of those that the job asks for. `averaged`: whether the averages of the
     parameters are evaluated, or the parameters; None as the job does it. `batch_for`: find the largest micro-batch that
-    fits into memory which so many workers share.
+    fits into memory which so many workers share. `rates`: up to step `until`, follow a learning-rate range test instead
+    of the schedule: the rate that the task is built with, the first and the last.
     """
 
     until: int | None = None
@@ -25,11 +26,22 @@ class RunMode:
     replayed_step: int | None = None
     averaged: bool | None = None
     batch_for: int = 0
+    rates: tuple[float, float, float] | None = None
 
     @property
     def is_training(self) -> bool:
         """Whether what comes out is the job itself, so that being interrupted must not lose it."""
         return not self.evaluates_only and self.replayed_step is None and not self.batch_for
+
+    def applied_to(self, spec: JobSpec) -> JobSpec:
+        """The job as a worker does it."""
+        if self.rates is None or self.until is None:
+            return spec
+        from quorate.training.rate_schedule import RateRange  # torch, which a launcher does without
+
+        built_with, first, last = self.rates
+        ranged = RateRange(built_with=built_with, first=first, last=last, steps=self.until)
+        return spec.model_copy(update={"schedule": ranged})
 
     def last_step(self, total: int) -> int:
         """The last step to train, of a job that has so many."""

@@ -43,7 +43,7 @@ class Line:
 
     @classmethod
     def of(
-        cls, name: str, xs: Sequence[int] | NDArray[Any], ys: Sequence[float] | Numbers, most: int = MOST_POINTS
+        cls, name: str, xs: Sequence[float] | NDArray[Any], ys: Sequence[float] | Numbers, most: int = MOST_POINTS
     ) -> "Line":
         """From at least one point; all are finite."""
         steps, values = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
