@@ -10,7 +10,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test test-services test-ray test-oldest-torch coverage test-long test-faults soak simulate mutants check format proto setup-all bench bench-setup clean help
+.PHONY: demo setup test test-services test-ray test-oldest-torch coverage test-long test-faults soak simulate mutants check format proto docs docs-serve setup-all bench bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -67,6 +67,13 @@ format: .venv/.stamp-dev      ## put the code into shape
 proto: .venv/.stamp-dev       ## generate the protobuf stubs again
 	$(BIN)/python scripts/proto.py
 
+docs: .venv/.stamp-docs       ## build the documentation into site/, and check its links
+	$(BIN)/python scripts/reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs-serve: .venv/.stamp-docs   ## show the documentation in a browser, built again after each change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 setup-all: .venv/.stamp-examples .venv/.stamp-dev   ## install every extra
 
 bench: .venv/.stamp-core      ## measure Quorate and its peers; WHAT="scaling recovery" chooses other benchmarks
@@ -76,7 +83,7 @@ bench-setup: .venv/.stamp-core   ## install the peers that the benchmarks compar
 	@sh scripts/bench_setup.sh
 
 clean:           ## remove what was built, but not the runs
-	rm -rf .venv .venv-services .venv-bench .venv-oldest .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist src/*.egg-info
+	rm -rf .venv .venv-services .venv-bench .venv-oldest .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist site src/*.egg-info
 
 # Before anything is made: an environment of an old Python would be found again, and fail each time.
 .venv/bin/pip:
@@ -98,6 +105,10 @@ clean:           ## remove what was built, but not the runs
 
 .venv/.stamp-dev: .venv/.stamp-core
 	@$(PIP) --no-build-isolation --editable '.[dev,examples]'
+	@touch $@
+
+.venv/.stamp-docs: .venv/.stamp-core
+	@$(PIP) --no-build-isolation --editable '.[docs]'
 	@touch $@
 
 # Services have an environment of their own: they bring half a gigabyte that nobody needs who changes the core.

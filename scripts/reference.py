@@ -39,7 +39,7 @@ JOB_INTRO = """\
 ```yaml
 version: {version}
 name: digits
-task: examples/digits.py:Digits    # file.py:Class, relative to this file, or package.module:Class
+task: examples/digits.py:Digits    # file.py:Class, relative to this file
 params: {{learning_rate: 0.1}}
 lanes: 4
 batch_size: 64                     # the global batch, shared by the lanes
