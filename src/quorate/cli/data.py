@@ -44,8 +44,8 @@ def index(
 ) -> None:
     """List the shards in a folder with a digest of every block.
 
-    Training reads the shards by this index: tar (as WebDataset has it), parquet, jsonl, txt and hdf5. It is the file
-    index.quorate beside them. The same shards give the same index.
+    Training reads the shards by this index: tar (as WebDataset has it), parquet, jsonl, txt, hdf5 and tfrecord.
+    It is the file index.quorate beside them. The same shards give the same index.
 
     \b
     Examples:

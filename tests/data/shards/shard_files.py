@@ -13,18 +13,19 @@ import numpy
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from tfrecord.writer import TFRecordWriter
 
 from quorate.data.shards.formats import format as ranges
-from quorate.data.shards.formats import hdf5, lines, tar
+from quorate.data.shards.formats import hdf5, lines, tar, tfrecord
 
-KINDS = {"tar": "tar", "jsonl": "jsonl", "text": "txt", "parquet": "parquet", "hdf5": "h5"}
+KINDS = {"tar": "tar", "jsonl": "jsonl", "text": "txt", "parquet": "parquet", "hdf5": "h5", "tfrecord": "tfrecord"}
 SMALL_BLOCK = 2000
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few records, so that small files have several."""
-    for module in (hdf5, lines, ranges, tar):
+    for module in (hdf5, lines, ranges, tar, tfrecord):
         monkeypatch.setattr(module, "BLOCK", SMALL_BLOCK)
 
 
@@ -90,6 +91,19 @@ def write_hdf5(file: Path, rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
+def write_tfrecord(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    kinds = {"id": "int", "x": "float", "raw": "byte"}
+    writer = TFRecordWriter(str(file))
+    for row in rows:
+        writer.write({name: (value, kinds[name]) for name, value in row.items()})
+    writer.close()
+
+
+def _tfrecord_row(random: numpy.random.Generator, number: int) -> dict[str, Any]:
+    numbers = numpy.array([number, -number, 1 << (number % 63)][: 1 + number % 3], numpy.int64)
+    return {"id": numbers, "x": random.random(number % 20 + 1, numpy.float32), "raw": random.bytes(number * 7 % 300)}
+
+
 def _tar_row(random: numpy.random.Generator, number: int) -> dict[str, Any]:
     size = int(random.integers(0, 900))
     return {"__key__": f"sample/{number:06d}", "bin": random.bytes(size), "cls": str(number % 10).encode()}
@@ -118,6 +132,7 @@ MAKERS: dict[str, tuple[Callable[[numpy.random.Generator, int], Any], Callable[[
     "text": (_text_row, lambda file, rows: file.write_text("".join(f"{row}\n" for row in rows))),
     "parquet": (_parquet_row, write_parquet),
     "hdf5": (_hdf5_row, write_hdf5),
+    "tfrecord": (_tfrecord_row, write_tfrecord),
 }
 
 

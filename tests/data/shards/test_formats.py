@@ -156,7 +156,7 @@ def test_others_have_no_columns(kind: str, tmp_path: Path) -> None:
 @every_kind
 def test_a_shard_without_records_is_in_the_index_and_has_no_block(kind: str, tmp_path: Path) -> None:
     written = write_shards(kind, tmp_path, (3, 2))
-    contents = {"tar": bytes(10240), "jsonl": b"\n\n", "text": b""}
+    contents = {"tar": bytes(10240), "jsonl": b"\n\n", "text": b"", "tfrecord": b""}
     file = written.files[0].with_name(f"shard-000-empty.{KINDS[kind]}")
     if kind == "parquet":
         parquet.write_table(parquet.read_table(written.files[0]).slice(0, 0), file)

@@ -157,8 +157,9 @@ _COMPRESSED = {
 class Scanner:
     """The bytes of a file from the beginning of the present block on, as far as they were needed."""
 
-    def __init__(self, file: ShardFile) -> None:
+    def __init__(self, file: ShardFile, *, looks_for_compression: bool = True) -> None:
         self._file = file
+        self._looks = looks_for_compression  # for what begins like no text and no tar file; a number may
         self._position = 0
         self.start = 0
         self.buffer = bytearray()
@@ -173,7 +174,7 @@ class Scanner:
         """Read one piece more; whether there was one."""
         more = self._file.read(self._position, BLOCK)
         ending = next((ending for ending, begin in _COMPRESSED.items() if begin.match(more)), None)
-        if not self._position and ending is not None:
+        if self._looks and not self._position and ending is not None:
             name = self._file.name
             raise RequestError(
                 f"{name} is compressed as a whole, though its name does not say so, and no block of it can be read by "

@@ -1,20 +1,25 @@
 """Which kind of shard a file is, by the ending of its name."""
 
+import re
+
 from quorate.core.errors import RequestError
 from quorate.data.shards.formats.format import Format
 from quorate.data.shards.formats.hdf5 import Hdf5
 from quorate.data.shards.formats.lines import JsonLines, TextLines
 from quorate.data.shards.formats.parquet import Parquet
 from quorate.data.shards.formats.tar import Tar
+from quorate.data.shards.formats.tfrecord import TfRecord
 
-_FORMATS: dict[str, type[Format]] = {each.kind: each for each in (Tar, Parquet, JsonLines, TextLines, Hdf5)}
+_FORMATS: dict[str, type[Format]] = {each.kind: each for each in (Tar, Parquet, JsonLines, TextLines, Hdf5, TfRecord)}
 ENDINGS = {ending: kind for kind, each in _FORMATS.items() for ending in each.endings}
+_NUMBER = re.compile(r"-\d+-of-\d+$")
 _COMPRESSED = (".gz", ".tgz", ".zst", ".bz2", ".xz", ".zip")
 
 
 def kind_of(name: str) -> str | None:
-    """What a file is; None if it is no shard."""
-    return next((kind for ending, kind in ENDINGS.items() if name.lower().endswith(ending)), None)
+    """What a file is; None if it is no shard. A number behind the ending is that of the shard, as Beam writes it."""
+    bare = _NUMBER.sub("", name.lower())
+    return next((kind for ending, kind in ENDINGS.items() if bare.endswith(ending)), None)
 
 
 def is_compressed_shard(name: str) -> bool:
