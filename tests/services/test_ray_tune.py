@@ -235,25 +235,33 @@ def test_a_budget_that_is_spent_ends_the_search_in_order(
     assert runs == sorted(path.name for path in (on_nodes.search() / "trials").glob("trial-*"))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("number", "moment"), [(signal.SIGINT, "lock"), (signal.SIGTERM, "trials.jsonl")])
-def test_a_signal_before_the_first_trial_ends_ray_as_well(
-    searches: Searches, number: signal.Signals, moment: str
-) -> None:
+def test_a_signal_while_ray_starts_ends_that_as_well(searches: Searches) -> None:
     searches.environment["THIS_SEARCH"] = str(searches.folder)
     searches.write(budget={"trials": 1})
     driver = searches.start("tune", "search.yaml")
-    await_condition("it has come so far", (searches.search() / moment).exists, PATIENCE)
-    assert not searches.of_kind("reported")
+    await_condition("it has begun", (searches.search() / "lock").exists, PATIENCE)
+    assert not searches.lines()
+    _ended_by(driver, signal.SIGINT)
+    assert searches.of_kind("search-ended")[-1]["reason"] == "interrupted"
+    await_condition("nothing of it is left", lambda: not _of_environment("THIS_SEARCH", searches.folder), PATIENCE)
+
+
+def test_a_search_that_was_ended_before_its_first_trial_is_resumed(on_nodes: Searches) -> None:
+    on_nodes.write(budget={"trials": 1})
+    driver = on_nodes.start("tune", "search.yaml")
+    await_condition("it has begun", lambda: bool(on_nodes.lines()), PATIENCE)
+    assert not on_nodes.of_kind("reported")
+    _ended_by(driver, signal.SIGTERM)
+    assert on_nodes.of_kind("search-ended")[-1]["reason"] == "terminated"
+    on_nodes.run("tune", "--resume", "last")
+    assert set(on_nodes.digests()) == {1}
+
+
+def _ended_by(driver: "subprocess.Popen[str]", number: signal.Signals) -> None:
     driver.send_signal(number)
     told, errors = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 128 + number, told + errors
     assert "Traceback" not in errors
-    ended = "interrupted" if number == signal.SIGINT else "terminated"
-    assert searches.of_kind("search-ended")[-1]["reason"] == ended
-    await_condition("nothing of it is left", lambda: not _of_environment("THIS_SEARCH", searches.folder), PATIENCE)
-    searches.run("tune", "--resume", "last")
-    assert set(searches.digests()) == {1}
 
 
 def _of_environment(name: str, value: Path) -> list[psutil.Process]:

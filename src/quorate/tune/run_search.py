@@ -29,8 +29,9 @@ KEY_OF_ADDRESS = "address"
 OBJECT_STORE = 100 * 2**20
 """Bytes for what Ray shares: configurations and numbers."""
 _TUNE = {
-    # What a trial computes is in its run folder, and what is decided in the journal.
+    # What a trial computes is in its run folder, and what is decided in the journal: Tune's own state is never read.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -45,7 +46,8 @@ def run_search(
 
     The listener hears each line of the log, and `tick` is called several times a second.
     """
-    with folder.lock():
+    # From here on a signal only asks for the end: Ray, which takes seconds to start, would be left behind half-started.
+    with listening_to_signals() as signals, folder.lock():
         refuse_without_ray()
         journal = Journal(folder, listener)
         _share(folder, search.spec.storage)
@@ -55,7 +57,7 @@ def run_search(
             manner["track.mlflow"] = parent.uri
         try:
             code = _code_of(search, folder)
-            with listening_to_signals() as signals, _settings(search.spec), _connected(search, code) as sent:
+            with _settings(search.spec), _connected(search, code) as sent:
                 _run(search, journal, manner, sent, signals, tick)
         except BaseException:
             parent.end(SearchRecord.read(folder, with_runs=False))
