@@ -89,6 +89,8 @@ MORE = {
         "traces": "../how-to/traces.md",
     },
     "notify": {"notifications": "../how-to/logs.md#notifications"},
+    "callbacks": {"callbacks": "../how-to/callbacks.md"},
+    "train_metrics_every": {"metrics": "../how-to/metrics.md#metrics-of-training-batches"},
 }
 """Pages that say more about a key, by name."""
 

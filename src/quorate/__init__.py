@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    "Callback": "quorate.api.callbacks",
     "Evaluation": "quorate.api.evaluate",
     "Job": "quorate.api.job",
     "JobFailed": "quorate.core.failure",
@@ -42,6 +43,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Callback",
     "Evaluation",
     "Job",
     "JobFailed",

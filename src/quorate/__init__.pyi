@@ -1,4 +1,5 @@
 from quorate import ray as ray
+from quorate.api.callbacks import Callback as Callback
 from quorate.api.evaluate import Evaluation as Evaluation
 from quorate.api.evaluate import evaluate as evaluate
 from quorate.api.job import Job as Job
@@ -25,6 +26,7 @@ from quorate.tune.search import tune as tune
 __version__: str
 
 __all__ = [
+    "Callback",
     "Evaluation",
     "Job",
     "JobFailed",

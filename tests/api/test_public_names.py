@@ -13,6 +13,7 @@ import pytest
 import quorate
 
 PROMISED = [
+    "Callback",
     "Evaluation",
     "Job",
     "JobFailed",

@@ -42,6 +42,8 @@ def test_keys_that_change_only_how_a_job_runs() -> None:
         "check_gradients",
         "track",
         "notify",
+        "callbacks",
+        "train_metrics_every",
         "port",
         "log_level",
     }

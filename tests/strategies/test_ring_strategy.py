@@ -87,9 +87,9 @@ def test_gradients_are_summed_and_notes_put_together() -> None:
     for number in range(3):
         alone.gradients.lanes[number].buckets[0].fill_(10.0**number)
     agreed = alone.advance(
-        lane(0, 2, LossSum(6.0, 2), present=0b01, log={"x": 1.0}, tally=Tally.of(0, (7, 3))),
-        lane(1, 1, LossSum(1.0, 1), present=0b10, log={"x": 4.0, "y": 5.0}, tally=Tally.of(0, (5,))),
-        lane(2, 1, LossSum(5.0, 1), present=0b10, log={"x": 2.0}),
+        lane(0, 2, LossSum(6.0, 2), present=0b01, log={"x": (2.0, 2)}, tally=Tally.of(0, (7, 3))),
+        lane(1, 1, LossSum(1.0, 1), present=0b10, log={"x": (4.0, 1), "y": (5.0, 1)}, tally=Tally.of(0, (5,))),
+        lane(2, 1, LossSum(5.0, 1), present=0b10, log={"x": (2.0, 1)}),
         stop="terminated",
     )
     assert alone.strategy.hosted == range(3)

@@ -105,7 +105,7 @@ class Worker:
             SAMPLES,
             self.gradients.finish(),
             {"": LossSum(loss.item() * SAMPLES * self.loss_factor, SAMPLES)},
-            {"lane": float(lane)},
+            {"lane": (float(lane) * SAMPLES, SAMPLES)},
             self.replica.buffers.take_changes(),
             Tally.of(0, samples),
         )

@@ -21,7 +21,7 @@ lanes = st.builds(
     samples=st.integers(0, 10**9),
     present=st.integers(0, 2**300),
     losses=st.dictionaries(names, losses, max_size=2),
-    log=st.dictionaries(names, st.floats(), max_size=2),
+    log=st.dictionaries(names, st.tuples(st.floats(), st.floats(0, 1e9)), max_size=2),
     buffers=st.just({}),
     tally=st.builds(Tally, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
     data_s=st.floats(0, 1e9),
@@ -36,7 +36,7 @@ NO_REQUEST = StepRequest()
 @example([LaneResult(0, 1, (1 << 40_000) - 1)], NO_REQUEST, [])
 @example([LaneResult(2, 0, bad=(7, 3), why=((7, "größe.tar, byte 512: torn"),))], NO_REQUEST, [])
 @example(
-    [LaneResult(0, 1, 0, {str(i): loss for i, loss in enumerate(ODD)}, {"x": math.nan, "y": -math.inf})],
+    [LaneResult(0, 1, 0, {str(i): loss for i, loss in enumerate(ODD)}, {"x": (math.nan, 1.0), "y": (-math.inf, 2.0)})],
     StepRequest("stop"),
     [],
 )

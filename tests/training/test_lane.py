@@ -63,7 +63,7 @@ def test_a_mean_is_weighted_by_the_lanes_share_of_the_batch() -> None:
     result = lane.run((1, 10.0), (2, 20.0))
     assert lane.gradient == [10 * 1 / 4 + 20 * 2 / 4, 0.0]
     assert result.losses == {"": LossSum(50.0, 3.0)}
-    assert (result.samples, result.present, result.log) == (3, 0b01, {"batch": 50 / 3})
+    assert (result.samples, result.present, result.log) == (3, 0b01, {"batch": (50.0, 3)})
 
 
 def test_a_sum_with_its_count_keeps_its_whole_gradient() -> None:

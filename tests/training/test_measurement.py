@@ -8,7 +8,7 @@ from torch import nn
 
 from quorate.core.errors import MetricError, UserCodeError
 from quorate.training.device import CPU
-from quorate.training.evaluation import measured
+from quorate.training.measurement import measured
 from quorate.training.task import Task
 
 

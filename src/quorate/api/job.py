@@ -73,6 +73,8 @@ class JobKeys(TypedDict, total=False):
     check_gradients: Section | None
     track: Section | None
     notify: Section | None
+    callbacks: Sequence[str]
+    train_metrics_every: int | None
     port: int
     log_level: Literal["debug", "info", "warning", "error"]
 

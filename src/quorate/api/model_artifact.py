@@ -162,7 +162,7 @@ def _save_model(loaded: LoadedModel, folder: Path) -> tuple[str, str]:
     from mlflow.models import Model
     from mlflow.pytorch import save_model
 
-    from quorate.training.evaluation import evaluation_mode
+    from quorate.training.measurement import evaluation_mode
 
     call, why_no_signature = _called_with(loaded)
     signature = None if call is None else call.signature()
@@ -232,7 +232,7 @@ def _called_with(loaded: LoadedModel) -> tuple[ModelCall | None, str]:
     from quorate.data.sampler import Request, Source
     from quorate.data.samples import batch_of
     from quorate.data.streams import preserved_generators
-    from quorate.training.evaluation import evaluation_mode
+    from quorate.training.measurement import evaluation_mode
     from quorate.worker.assembly import build_samples, evaluation_plan
 
     calls: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []

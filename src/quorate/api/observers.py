@@ -62,6 +62,10 @@ def _switched_on(run: RunFolder, spec: JobSpec, tell: Callable[[str], None]) -> 
             log.warning("the run is not tracked: %s. quorate track does that later", error)
         else:
             yield process
+    if spec.callbacks:
+        from quorate.api.callbacks import CallbackServer, load_callbacks
+
+        yield CallbackServer(run, load_callbacks(spec.callbacks))
     if spec.notify is not None:
         from quorate.tracking.notify import Notifier
 

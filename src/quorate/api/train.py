@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from quorate.api import session
+from quorate.api.callbacks import Callback, with_callbacks
 from quorate.api.job import Job, JobKeys, overrides_from
 from quorate.api.recorded_run import short_path
 from quorate.api.result import Result
@@ -29,10 +30,11 @@ from quorate.storage.run_folder import runs_folder
 from quorate.supervisor.signals import Signals, collecting_signals
 
 
-def train(job: Job, progress: bool = True) -> Result:
+def train(job: Job, progress: bool = True, *, callbacks: Sequence[Callback] = ()) -> Result:
     """Train a job here and return how it ended; a failed job raises `JobFailed`, a mistake `RequestError`.
 
-    Progress is shown on standard error or, in a notebook, under the cell; `progress=False` shows nothing.
+    Progress is shown on standard error or, in a notebook, under the cell; `progress=False` shows nothing. `callbacks`
+    hear of steps, evaluations and checkpoints.
 
     The first Ctrl-C (in a notebook: interrupting the kernel) waits for the running step and saves a checkpoint, the
     second ends the job at once; either raises KeyboardInterrupt when all workers have ended. SIGTERM does the same and
@@ -41,11 +43,17 @@ def train(job: Job, progress: bool = True) -> Result:
     main one `train` hears no signals.
     """
     _refuse_what_is_no_job(job)
-    result = shown(lambda watch: session.start(job.resolved, watch, runner_here()), progress)
+    result = shown(lambda watch: session.start(job.resolved, watch, runner_here()), progress, callbacks)
     return replace(result, task_type=job.task_type)
 
 
-def launch(main: Callable[..., Any], *, progress: bool = True, **keys: Unpack[JobKeys]) -> Result:
+def launch(  # type: ignore[misc]  # in Python, `callbacks` may be objects, too
+    main: Callable[..., Any],
+    *,
+    progress: bool = True,
+    callbacks: Sequence[Callback | str] = (),
+    **keys: Unpack[JobKeys],
+) -> Result:
     """Run `main(run)` in every worker: a training loop of your own, to the same bits on any number of them.
 
     ::
@@ -55,7 +63,9 @@ def launch(main: Callable[..., Any], *, progress: bool = True, **keys: Unpack[Jo
 
     The keys are those of `Job`; what `main` takes besides `run` are its `params`. It ends as `train` does.
     """
-    return train(Job(task=main, **keys), progress)
+    named = [each for each in callbacks if isinstance(each, str)]
+    made = [each for each in callbacks if not isinstance(each, str)]
+    return train(Job(task=main, callbacks=named, **keys), progress, callbacks=made)
 
 
 def _refuse_what_is_no_job(job: object) -> None:
@@ -78,6 +88,7 @@ def resume(
     task: Any = None,
     trust_source: bool = False,
     progress: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Go on from the newest whole checkpoint of a run: a name, a unique prefix of one, a path, or ``"last"``.
 
@@ -89,15 +100,15 @@ def resume(
     """
     layer = overrides_from("quorate.resume", overrides, task)
     resume_run = partial(session.resume, runs_folder(runs), str(run), os.environ, layer, runner=runner_here())
-    return shown(lambda watch: resume_run(watch=watch, branch=branch, trust_source=trust_source), progress)
+    return shown(lambda watch: resume_run(watch=watch, branch=branch, trust_source=trust_source), progress, callbacks)
 
 
-def shown(run: Callable[[Watch], Result], progress: bool) -> Result:
+def shown(run: Callable[[Watch], Result], progress: bool, callbacks: Sequence[Callback] = ()) -> Result:
     """Run a job, show it where it is looked at, and let a signal that has ended it do what it does without one."""
     watch = watch_here(progress)
     try:
         with passing_on_signals() as signals:
-            result = run(watch)
+            result = run(with_callbacks(watch, callbacks))
     except QuorateError as error:
         raise error.with_traceback(None) from None  # the message says it; our own frames say nothing to the caller
     if isinstance(watch, NotebookDisplay):

@@ -393,6 +393,12 @@ class JobSpec(Section):
     Where they differ, tensor and workers are named."""
     track: Annotated[TrackSpec | None, Mark.MANNER] = None
     notify: Annotated[NotifySpec | None, Mark.MANNER] = None
+    callbacks: Annotated[
+        list[Annotated[str, AfterValidator(_checked_reference)]],
+        Mark.MANNER,
+        Allowed("a list of classes, such as [tell.py:Tell]"),
+    ] = []
+    train_metrics_every: Annotated[OptionalCount, Mark.MANNER] = None
     port: Annotated[int, Mark.MANNER, Field(ge=0, le=65535), Allowed("a port from 0 (any free one) to 65535")] = 0
     """The coordinator's port; 0 takes a free one."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Mark.MANNER] = "info"

@@ -81,6 +81,7 @@ def resolve_layers(
     layers = _migrated(layers).under(from_environment).under(overrides)
     layers, task_problems = _with_task_placed(layers, job_folder)
     layers = _with_code_placed(_with_key_placed(layers, job_folder or Path.cwd()), job_folder or Path.cwd())
+    layers = _with_callbacks_placed(layers, job_folder or Path.cwd())
     spec, mistakes = _checked(layers)
     found = [*problems, *unreadable, *mistakes, *task_problems]
     if spec is None or found:
@@ -153,6 +154,15 @@ def _with_task_placed(layers: Layers, job_folder: Path | None) -> tuple[Layers, 
     meant = nearest_file(file.name, [sibling.name for sibling in file.parent.glob("*.py")])
     hint = f"Did you mean {meant[0]}?" if meant else "The file is looked for relative to the job file."
     return placed, [Problem("task", f"there is no file {file} ({layers.origin('task')})", hint)]
+
+
+def _with_callbacks_placed(layers: Layers, folder: Path) -> Layers:
+    """The files of callbacks made absolute."""
+    try:
+        placed = [str(TaskReference.parse(each).within(folder)) for each in layers.values["callbacks"]]
+    except (KeyError, AttributeError, TypeError, ValueError):
+        return layers  # what is malformed is told with the other keys
+    return replace(layers, values={**layers.values, "callbacks": placed})
 
 
 def _with_key_placed(layers: Layers, folder: Path) -> Layers:

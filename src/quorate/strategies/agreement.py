@@ -97,7 +97,7 @@ class WorkerNote:
                 samples,
                 int(present, 16),
                 {name: LossSum(*loss) for name, loss in losses.items()},
-                logged,
+                {name: (total, count) for name, (total, count) in logged.items()},
                 {},
                 Tally.from_hex(tally),
                 indices_of(read) if read else NO_INDICES,
@@ -297,7 +297,7 @@ def _lone(lane: LaneResult, request: StepRequest) -> Agreement | None:
         lane.tally,
         lane.present,
         lane.losses,
-        lane.log,
+        mean_log([lane]) if lane.log else {},
         lane.buffers,
         request,
         bad=lane.bad,
@@ -425,9 +425,9 @@ def total_losses(lanes: Sequence[LaneResult]) -> dict[str, LossSum]:
 
 
 def mean_log(lanes: Sequence[LaneResult]) -> dict[str, float]:
-    """The mean over samples of what the task has logged in these lanes."""
+    """The mean over samples of what the task has logged in these lanes, and of its metrics."""
     sums: dict[str, LossSum] = {}
     for lane in lanes:
-        for name, value in lane.log.items():
-            sums.setdefault(name, LossSum()).add(LossSum(value * lane.samples, lane.samples))
+        for name, sum_and_count in lane.log.items():
+            sums.setdefault(name, LossSum()).add(LossSum(*sum_and_count))
     return {name: logged.mean for name, logged in sums.items()}

@@ -8,10 +8,10 @@ And a sanity check of it before the first step, so that a mistake in metrics() d
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,15 +19,13 @@ from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, MetricError, QuorateError, RequestError, TaskError, UserCodeError
 from quorate.core.failure import Failure
 from quorate.core.processes import ask_child
-from quorate.core.user_code import given, likely_slip, user_code
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.sampler import EvaluationPlan
 from quorate.data.samples import Samples, batch_of
 from quorate.training.accumulated import AccumulatedMetric, compute, take_states
-from quorate.training.device import Device, is_scalar
-from quorate.training.hints import hint_for
 from quorate.training.losses import LossSum
+from quorate.training.measurement import Sums, as_written, evaluation_mode, measure
 from quorate.training.progress import metric_of
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
@@ -38,16 +36,6 @@ log = logging.getLogger(__name__)
 
 SANITY_CHECK_LIMIT = 20.0
 """Seconds that the sanity check may take."""
-
-Sums = dict[str, tuple[float, float]]
-"""Name → (sum, count)."""
-
-
-class Measured(NamedTuple):
-    """What metrics() gives of a batch: sums of numbers, and metrics that accumulate."""
-
-    sums: Sums
-    accumulated: dict[str, AccumulatedMetric]
 
 
 @dataclass(frozen=True)
@@ -95,7 +83,7 @@ class Evaluator:
         left_out = LeftOut()
         notes: list[str] = []
         self._accumulated, self._states = {}, {}
-        with self._weights(), self._as_written(), evaluation_mode(self._replica.model):
+        with self._weights(), as_written(self._replica), evaluation_mode(self._replica.model):
             versions = self._replica.versions()
             hosted = self._plan.hosted_batches(strategy.hosted)
             own = {batch: self._evaluate(step, batch, left_out, notes) for batch in hosted}
@@ -140,12 +128,6 @@ class Evaluator:
         average = self._replica.average
         return average.in_place() if self._averaged and average is not None else nullcontext()
 
-    def _as_written(self) -> AbstractContextManager[None]:
-        """Nothing is compiled for evaluation: that takes a minute, was not tried before, and gives other numbers than
-        `quorate evaluate`, which has no training batch to try it on."""
-        replica = self._replica
-        return replica.device.as_written(replica.model) if replica.device.compiles else nullcontext()
-
     def _evaluate(self, step: int, batch: int, left_out: LeftOut, notes: list[str]) -> Sums:
         self._advance()
         read = self._feed.next(self._plan.request(batch))
@@ -156,71 +138,13 @@ class Evaluator:
             return {}
         self._replica.begin_batch()
         seed = derive_seed(self._seed, "evaluation", step, batch)
-        found = _measure(self._task, self._replica, read.content, len(read.samples), seed)
+        found = measure(self._task, self._replica, read.content, len(read.samples), seed)
         if found.accumulated:
             self._states[batch] = take_states(found.accumulated)
             self._accumulated |= found.accumulated
         self._replica.settle()
         self._put_back.update(self._watch.after_batch())
         return found.sums
-
-
-def _measure(task: Task, replica: Replica, content: Any, samples: int, seed: int) -> Measured:
-    device = replica.device
-    device.seed(seed)
-    batch = device.move(content)
-    with device.autocast():
-        return measured(task, replica.model, batch, samples, device)
-
-
-def measured(task: Task, model: torch.nn.Module, batch: Any, samples: int, device: Device) -> Measured:
-    """The metrics of one batch of so many samples."""
-    with user_code("metrics()", hint_for):
-        metrics = task.metrics(model, batch)
-    if not isinstance(metrics, Mapping):
-        raise MetricError(
-            f"metrics() gave {given(metrics)}; it must return a dict of numbers by name.{likely_slip(metrics)}"
-        )
-    accumulated = {str(name): value for name, value in metrics.items() if isinstance(value, AccumulatedMetric)}
-    numbers = {name: value for name, value in metrics.items() if str(name) not in accumulated}
-    sums = {str(name): _sum_and_count(str(name), value, samples) for name, value in _read(numbers, device).items()}
-    return Measured(sums, accumulated)
-
-
-def _read(metrics: Mapping[Any, Any], device: Device) -> dict[Any, Any]:
-    """The same with numbers for its tensors of one element, all of them read at once."""
-    parts = [part for value in metrics.values() for part in (value if isinstance(value, tuple) else (value,))]
-    numbers = iter(device.numbers([part for part in parts if is_scalar(part)])())
-
-    def read(part: Any) -> Any:
-        return next(numbers) if is_scalar(part) else part
-
-    return {name: tuple(map(read, v)) if isinstance(v, tuple) else read(v) for name, v in metrics.items()}
-
-
-def _sum_and_count(name: str, value: Any, samples: int) -> tuple[float, float]:
-    if not isinstance(value, tuple):
-        return _number(name, value, "") * samples, float(samples)
-    if len(value) != 2:
-        raise MetricError(f"metrics() gave {given(value)} as '{name}'; a tuple must be (sum, count): two numbers.")
-    return _number(name, value[0], " in (sum, count)"), _number(name, value[1], " in (sum, count)")
-
-
-def _number(name: str, value: Any, where: str) -> float:
-    try:
-        # Not of text: float("0.5") would read it, and a slip would pass.
-        if not isinstance(value, str | bytes):
-            return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    raise MetricError(
-        f"metrics() gave {given(value)} as '{name}'{where}; a metric is one number, the mean over the samples of the "
-        f"batch, or (sum, count).{_slip(value)}"
-    )
-
-
-def _slip(value: Any) -> str:
-    return " Take its mean: .mean()." if getattr(value, "shape", None) else ""
 
 
 def _means(everyone: Sequence[dict[str, dict[str, tuple[float, float]]]]) -> dict[str, float]:
@@ -238,20 +162,6 @@ def _nothing_to_evaluate(why: Sequence[tuple[int, str]]) -> JobError:
         "Every sample of the validation set is bad and was left out (on_bad_sample: skip), so there is nothing to "
         f"evaluate on. Sample {index}: {text}. Mend the files, or decode() if it raises."
     )
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Every layer in evaluation mode, and no gradients."""
-    # Each module's own mode is put back: a task may keep some layers in evaluation mode all along.
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def sanity_check_evaluation(task: Task, replica: Replica, samples: Samples, plan: EvaluationPlan) -> None:
@@ -316,7 +226,7 @@ def _try_in_child(task: Task, replica: Replica, samples: Samples, plan: Evaluati
             return ""
         with evaluation_mode(replica.model):
             seed = derive_seed(replica.spec.seed, "evaluation", 0, 0)
-            found = _measure(task, replica, batch.content, len(batch.samples), seed)
+            found = measure(task, replica, batch.content, len(batch.samples), seed)
             computed = _computed_of_two(found.accumulated)
             watch.after_batch()
     except QuorateError as error:

@@ -16,6 +16,7 @@ from quorate.training.flat_buffers import Taken
 from quorate.training.gradients import Gradients
 from quorate.training.lane_program import EagerProgram, LaneProgram, MicroBatch
 from quorate.training.losses import LossSum, Unread
+from quorate.training.measurement import as_written, evaluation_mode, measure
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task, take_log
@@ -29,6 +30,8 @@ class LaneResult:
     `bad` are those that could not be read and were left out; `why` says of the first of these what is wrong. `data_s`
     are the seconds that its worker has waited for them, `put_back` the names of what user code has assigned.
 
+    `log` has sums and counts of what the task has logged, and of its metrics where the step computes them.
+
     Its samples were cut into so many `micro_batches`. `shortage` says how its memory ran out: then it is void.
     `losses` and `log` are not there before what is `unread` was brought from the device, nor are `buffers`, the changed
     ones, where all of them were `taken`: `LaneRunner.read` does both.
@@ -38,7 +41,7 @@ class LaneResult:
     samples: int
     present: int = 0
     losses: dict[str, LossSum] = field(default_factory=dict)
-    log: dict[str, float] = field(default_factory=dict)
+    log: dict[str, tuple[float, float]] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     tally: Tally = NOTHING
     read: Indices = field(default_factory=lambda: NO_INDICES)
@@ -67,7 +70,8 @@ def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
     """The losses and logged numbers of these lanes, now that they are read."""
     for result in results:
         if result.unread is not None:
-            result.losses, result.log = result.unread.sums(numbers), result.unread.means(numbers)
+            result.losses = result.unread.sums(numbers)
+            result.log = {**result.log, **result.unread.logged_sums(numbers)}
             result.unread = None
 
 
@@ -89,6 +93,7 @@ class LaneRunner:
         self._replica = replica
         self._device = replica.device
         self._threads = replica.spec.threads
+        self._metrics_every = replica.spec.train_metrics_every
         self._gradients = gradients
         self._watch = watch
         self._seed = seed
@@ -139,6 +144,8 @@ class LaneRunner:
             result.taken = replica.buffers.take()
             if result.taken is None:
                 result.buffers = replica.buffers.take_changes()
+        if self._metrics_every is not None and step % self._metrics_every == 0:
+            result.log = {**self._metrics(step, lane, batches), **result.log}
         assigned = self._watch.after_lane()
         if self._graphs is not None:
             self._graphs.lane_ended(assigned)
@@ -169,6 +176,25 @@ class LaneRunner:
             if logged := take_log(self._task):
                 unread.logged.append((samples, logged))
         return unread
+
+    def _metrics(self, step: int, lane: int, batches: Sequence[tuple[int, Any]]) -> dict[str, tuple[float, float]]:
+        """What metrics() gives of the lane's samples, by the weights with which the step began. The gradient and the
+        buffers of the lane are safe by now; each lane begins with its own random numbers."""
+        replica, totals = self._replica, dict[str, LossSum]()
+        with as_written(replica), evaluation_mode(replica.model):
+            for number, (samples, content) in enumerate(batches):
+                replica.begin_batch()
+                seed = derive_seed(self._seed, "train metrics", step, lane, number)
+                found = measure(self._task, replica, content, samples, seed)
+                for metric in found.accumulated.values():
+                    metric.reset()  # these are of evaluations only
+                for name, (total, count) in found.sums.items():
+                    if name != "loss":  # which the step has
+                        totals.setdefault(name, LossSum()).add(LossSum(total, count))
+                replica.settle()
+        replica.begin_lane()
+        take_log(self._task)
+        return {name: (sums.total, sums.count) for name, sums in totals.items()}
 
     def abandon(self, lane: int) -> None:
         """Memory ran out in the middle of a lane: leave nothing of it behind, and let nobody wait for its gradient."""

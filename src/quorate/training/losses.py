@@ -57,7 +57,7 @@ class Unread:
     logged: list[tuple[int, dict[str, list[float | torch.Tensor]]]] = field(default_factory=list)
 
     def scalars(self) -> Iterator[torch.Tensor]:
-        """All that is to be read, in the order in which `sums` and `means` take it."""
+        """All that is to be read, in the order in which `sums` and `logged_sums` take it."""
         for loss in self.losses:
             yield loss.value
             if isinstance(loss.items, torch.Tensor):
@@ -78,14 +78,14 @@ class Unread:
                 sums[name] = part
         return sums
 
-    def means(self, numbers: Iterator[float]) -> dict[str, float]:
-        """What the task has logged, as a mean over samples."""
+    def logged_sums(self, numbers: Iterator[float]) -> dict[str, tuple[float, float]]:
+        """What the task has logged, as sums over samples with their count."""
         totals: dict[str, LossSum] = {}
         for samples, logged in self.logged:
             for name, values in logged.items():
                 read = [next(numbers) if isinstance(value, torch.Tensor) else value for value in values]
                 totals.setdefault(name, LossSum()).add(LossSum(sum(read) / len(read) * samples, samples))
-        return {name: total.mean for name, total in totals.items()}
+        return {name: (logged.total, logged.count) for name, logged in totals.items()}
 
 
 def checked_losses(loss: Any, samples: int, names: Mapping[str, Any]) -> list[GivenLoss]:

@@ -104,6 +104,11 @@ class OwnLoop(Task):
             )
         if clip is not None and spec.clip_norm not in (None, clip):
             raise TaskError(f"clip_norm: the job says {spec.clip_norm}, and run.clip() says {clip}. Give it once.")
+        if spec.train_metrics_every is not None and self._turns.measure is None:
+            raise TaskError(
+                "train_metrics_every asks for metrics of training batches: say by run.evaluate(dataset, measure) how "
+                "to measure one, or leave it out."
+            )
         refused = {
             f"strategy: {spec.strategy.kind}": not fixes_bits(spec.strategy),
             "on_bad_sample: skip": spec.on_bad_sample == "skip",
