@@ -24,4 +24,11 @@ CASES = (
     Case("Numbers of GPUs that are none", command="quorate plan job.yaml --gpus 8,many"),
     Case("A misspelt variable", environment={"QUORATE_LANE": "2"}),
     Case("A variable with a wrong value", environment={"QUORATE_LANES": "none"}),
+    Case("A job file without a verb", command="quorate job.yaml"),
+    Case("A setting without its flag", command="quorate train job.yaml learning_rate=0.1"),
+    Case("The job file as an option", command="quorate train --config job.yaml"),
+    Case("Another ending of the job file", command="quorate train job.yml"),
+    Case("A number of GPUs", command="quorate train job.yaml --gpus 2"),
+    Case("Prints of nobody", command="quorate train job.yaml --print firts"),
+    Case("A job file in place of a run", command="quorate resume job.yaml"),
 )

@@ -25,6 +25,38 @@ UNNAMED = """
 def datasets(self):
     return quorate.Shards("photos", decode=len, cache={"folder": "cache"})
 """
+NO_LENGTH = """\
+from sound import *
+
+class Rows(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return torch.ones(3), torch.ones(1)
+
+class Mine(Sound):
+    def datasets(self):
+        return Rows()
+"""
+TOO_LONG = """\
+from sound import *
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return 2 * len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+class Mine(Sound):
+    def datasets(self):
+        return Rows(super().datasets()[0])
+"""
+NO_NUMBER = """
+def datasets(self):
+    return [(torch.tensor([float("nan")] * 3), torch.ones(1)) for _ in range(24)]
+"""
 
 CASES = (
     mistaken("A training set that is empty", "def datasets(self):\n    return []"),
@@ -45,4 +77,16 @@ CASES = (
         story="`photos` was indexed.",
         prepare=files(WORDS, indexed=True),
     ),
+    mistaken("A dataset without a length", task=NO_LENGTH),
+    mistaken("A dataset that is shorter than its len()", task=TOO_LONG),
+    mistaken(
+        "A file that is not there", "def datasets(self):\n    return torch.load('data/train.pt'), super().datasets()[1]"
+    ),
+    mistaken("Data with NaN in them", NO_NUMBER),
+    mistaken(
+        "An evaluation without a validation set",
+        "def datasets(self):\n    return super().datasets()[0]",
+        job="evaluate: {every: 2, metric: loss}",
+    ),
+    mistaken("Samples that are text", "def datasets(self):\n    return [('a', 'text') for _ in range(24)]"),
 )

@@ -31,4 +31,12 @@ CASES = (
         "Several mistakes at once",
         text="task: task.py:Mine\nbatchsize: 8\nlanes: 0\nepochs: 3\nsteps: 4\nlog_level: warn\n",
     ),
+    Case("A key with a wrong indentation", text="task: task.py:Mine\nbatch_size: 8\n  lanes: 2\nsteps: 4\n"),
+    Case("A colon without a blank behind it", text="task: task.py:Mine\nbatch_size: 8\nlanes:2\nsteps: 4\n"),
+    Case("A key that is given twice", text="task: task.py:Mine\nbatch_size: 8\nsteps: 4\nbatch_size: 16\n"),
+    Case("A key without a value", text="task: task.py:Mine\nbatch_size:\nsteps: 4\n"),
+    Case("A job of a script's arguments", text="--lr 0.1 --batch-size 8\n"),
+    Case("No workers", job="workers: 0"),
+    Case("A seed that is no whole number", job="seed: 1.5"),
+    Case("A parameter outside of params", job="lr: 0.1"),
 )

@@ -29,6 +29,7 @@ PLACEHOLDERS: Placeholders = [
     (r"on host [\w.-]+", "on host <host>"),
     (r"\b[0-9a-f]{12}…", "<digest>…"),
     (r"\bdigest is [0-9a-f]{32}\b", "digest is <digest>"),
+    (r"\bthe float \d+\.\d+", "the float <n>"),
     (r"\b[0-9,]+ are free", "<n> are free"),
     (r"(-of-\d)\.[0-9a-f]{32}\.", r"\1.<digest>."),
     (r"\bport \d{5}\b", "port <port>"),

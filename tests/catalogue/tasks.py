@@ -54,6 +54,98 @@ NORMALIZED = """
 def model(self):
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 """
+UNINITIALISED = """\
+from sound import *
+
+class Net(nn.Module):
+    def __init__(self):
+        self.layer = nn.Linear(3, 1)
+
+class Mine(Sound):
+    def model(self):
+        return Net()
+"""
+SQUARES = """
+def loss(self, model, batch):
+    inputs, targets = batch
+    return (model(inputs) - targets) ** 2
+"""
+ITEM = """
+def loss(self, model, batch):
+    return super().loss(model, batch).item()
+"""
+CUT_OFF = """
+def loss(self, model, batch):
+    with torch.no_grad():
+        return super().loss(model, batch)
+"""
+TOO_FEW_CLASSES = """
+def model(self):
+    return nn.Linear(3, 10)
+
+def datasets(self):
+    return [(torch.ones(3), 10) for _ in range(24)]
+
+def loss(self, model, batch):
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)
+"""
+FROZEN = """
+def model(self):
+    return super().model().requires_grad_(False)
+"""
+OTHER_PARAMETERS = """
+def optimizer(self, model):
+    return torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1)
+"""
+OWN_BACKWARD = """
+def loss(self, model, batch):
+    loss = super().loss(model, batch)
+    loss.backward()
+    return loss
+"""
+OWN_STEP = """
+def optimizer(self, model):
+    self.sgd = super().optimizer(model)
+    return self.sgd
+
+def loss(self, model, batch):
+    loss = super().loss(model, batch)
+    loss.backward(retain_graph=True)
+    self.sgd.step()
+    return loss
+"""
+IN_PLACE = """
+def loss(self, model, batch):
+    inputs, targets = batch
+    outputs = torch.sigmoid(model(inputs))
+    outputs += 1
+    return nn.functional.mse_loss(outputs, targets)
+"""
+HISTORY = """
+history = []
+
+def loss(self, model, batch):
+    self.history.append(1.0)
+    return super().loss(model, batch)
+"""
+DICT = """
+def model(self):
+    return nn.ModuleDict({"net": nn.Linear(3, 1)})
+
+def loss(self, model, batch):
+    inputs, targets = batch
+    return nn.functional.mse_loss({"output": model["net"](inputs)}, targets)
+"""
+UNPACKED = """
+def loss(self, model, batch):
+    inputs, targets, weights = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+"""
+NO_TASK = """\
+class Mine:
+    def model(self): ...
+"""
 
 CASES = (
     mistaken("A class that is not there", job="task: task.py:Mien"),
@@ -76,4 +168,20 @@ CASES = (
     mistaken("Batch normalization of a single sample", NORMALIZED, job="batch_size: 4\nlanes: 4"),
     mistaken("An exception in a later step", LATER),
     mistaken("A process that is ended by the task", "def loss(self, model, batch):\n    import os\n    os._exit(3)"),
+    mistaken("A model that does not call super().__init__()", task=UNINITIALISED),
+    mistaken("A loss of every sample", SQUARES),
+    mistaken("A loss as a plain number", ITEM),
+    mistaken("A loss without a gradient", CUT_OFF),
+    mistaken("A label that is no class of the model", TOO_FEW_CLASSES),
+    mistaken("A model with nothing to train", FROZEN),
+    mistaken("An optimizer of the parameters of another model", OTHER_PARAMETERS),
+    mistaken("backward() in loss()", OWN_BACKWARD),
+    mistaken("A step of the optimizer in loss()", OWN_STEP),
+    mistaken("A value that is changed in place", IN_PLACE),
+    mistaken("A history that loss() keeps", HISTORY),
+    mistaken("A dict in the place of a tensor", DICT),
+    mistaken("A batch that has other parts", UNPACKED),
+    mistaken(".cuda() without a GPU", "def model(self):\n    return super().model().cuda()"),
+    mistaken("A tensor on the GPU without one", 'def model(self):\n    return nn.Linear(3, 1, device="cuda")'),
+    mistaken("A class that is no task", task=NO_TASK),
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from catalogue import command_lines, data_verbs, datasets, job_files, machine, runs, signals, tasks
+from catalogue import command_lines, data_verbs, datasets, job_files, machine, own_loops, runs, signals, tasks
 from catalogue.case import Case
 from catalogue.forked import run_forked
 from catalogue.page import Page
@@ -14,6 +14,7 @@ PAGES = (
     Page("job_files", "Mistakes in a job file", job_files.CASES),
     Page("command_lines", "Mistakes on the command line and in the environment", command_lines.CASES),
     Page("tasks", "Mistakes in a task", tasks.CASES),
+    Page("own_loops", "Mistakes in a training loop of one's own", own_loops.CASES),
     Page("datasets", "Mistakes in the data", datasets.CASES),
     Page("data_verbs", "Mistakes with data in shards", data_verbs.CASES),
     Page("runs", "Mistakes with runs and folders", runs.CASES),

@@ -175,8 +175,8 @@ def with_a_graph_of_its_own(pair: Pair) -> None:
     [
         (detach_between, "'weight' was detached"),
         (detach_at_the_end, "'weight' was detached.*zero_grad"),
-        (backward_by_oneself, r"'weight' was computed inside loss\(\)"),
-        (put_one_there, r"'weight' was computed inside loss\(\)"),
+        (backward_by_oneself, r"'weight' was computed by the task itself"),
+        (put_one_there, r"'weight' was computed by the task itself"),
         (with_a_graph_of_its_own, "'weight' carries a graph"),
     ],
 )

@@ -172,7 +172,13 @@ def test_a_single_sample_cannot_be_normalized(shared: Share, words: str) -> None
     assert hint.endswith(words)
 
 
+def test_a_layer_that_does_not_fit_is_told_with_the_one_that_does() -> None:
+    hint = hint_for(raised_by(lambda: nn.Linear(3, 2)(torch.zeros(2, 4))))
+    assert "The second takes 3 values a row and the first has 4." in hint
+    assert "nn.Linear(4, 2)" in hint
+
+
 def test_what_is_not_surely_right_is_not_said() -> None:
     assert hint_for(raised_by(lonely), share(3, 12)) == ""
-    assert hint_for(raised_by(lambda: nn.Linear(3, 2)(torch.zeros(2, 4)))) == ""
+    assert hint_for(raised_by(lambda: torch.zeros(2, 4) + torch.zeros(2, 3))) == ""
     assert hint_for(KeyError("labels")) == ""

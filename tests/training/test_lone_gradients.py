@@ -104,7 +104,7 @@ def backward_in_loss(lone: Lone) -> None:
     [
         (clear_between, "'weight' was detached"),
         (replace_at_the_end, "'weight' was detached"),
-        (backward_in_loss, r"'weight' was computed inside loss"),
+        (backward_in_loss, r"'weight' was computed by the task itself"),
     ],
 )
 def test_interference_is_refused_by_name(act: Callable[[Lone], None], text: str) -> None:

@@ -118,7 +118,7 @@ def used_as_a_dense_matrix(collected: Collected) -> None:
     [
         (replaced, "was detached"),
         (replaced_at_the_end, "was detached"),
-        (computed_in_the_loss, r"computed inside loss\(\)"),
+        (computed_in_the_loss, r"computed by the task itself"),
         (used_as_a_dense_matrix, r"'table.weight' is dense, though.*sparse=False"),
     ],
 )

@@ -26,6 +26,11 @@ from quorate.observe.screen import Screen
 
 STOPPED = {130: "interrupted", 143: "terminated"}
 INDENT = 2
+FLAGS_ELSEWHERE = {
+    **dict.fromkeys(("gpus", "devices", "nproc", "nproc_per_node", "num_processes", "world_size"), "--workers "),
+    "num_workers": "--set loader_workers=",
+}
+"""How others call what is set so here."""
 
 
 def show_error(error: Exception, as_json: bool) -> int:
@@ -84,6 +89,11 @@ def _plainer(message: str) -> str:
         behind = [value for before, value in itertools.pairwise(sys.argv) if before == wrong[1]]
         joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{wrong[1]}=")]
         return f'{wrong[1]}: the text "{[*behind, *joined, ""][0]}" is not a whole number.'
+    if (extra := re.match(r"Got unexpected extra argument\(?s?\)? \(([A-Za-z_][\w.]*=[^\s)]+)", message)) is not None:
+        key = extra[1] if _is_key(extra[1].partition("=")[0]) else f"params.{extra[1]}"
+        return f"unexpected {extra[1]}. A setting needs its flag: --set {shlex.quote(key)}"
+    if (verb := re.match(r"No such command '(.*\.ya?ml)'", message)) is not None:
+        return f"{verb[1]} is no verb. Did you mean quorate train {verb[1]}?"
     message = re.sub(r" \(Possible options: (.*)\)$", r". Did you mean \1?", message)
     return f"{message[:1].lower()}{message[1:]}"
 
@@ -100,15 +110,24 @@ def _meant(flag: str, context: Any) -> str:
     """What to type for what is no flag, but may be a key of the job or a parameter of the task."""
     if context is None or all(each.name != "settings" for each in context.command.params):
         return ""
-    # Only now: it takes its time to import.
-    from quorate.spec.job import JobSpec
-
     behind = [value for before, value in itertools.pairwise(sys.argv) if before == flag and not value.startswith("--")]
     joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{flag}=")]
     name, value = flag.removeprefix("--").replace("-", "_"), [*behind, *joined, "VALUE"][0]
-    if name.partition(".")[0] in JobSpec.model_fields:
+    if value.endswith((".yaml", ".yml")):
+        return f". The job file needs none: {context.command_path} {value}"
+    if name in FLAGS_ELSEWHERE:
+        return f". Here it is {FLAGS_ELSEWHERE[name]}{value}"
+    if _is_key(name):
         return f". To set this key of the job: --set {shlex.quote(f'{name}={value}')}"
     return f". To set a parameter of the task: --set {shlex.quote(f'params.{name}={value}')}"
+
+
+def _is_key(name: str) -> bool:
+    """Whether a job has this key."""
+    # Only now: it takes its time to import.
+    from quorate.spec.job import JobSpec
+
+    return name.partition(".")[0] in JobSpec.model_fields
 
 
 def _show_failed_job(error: JobFailed) -> dict[str, Any]:

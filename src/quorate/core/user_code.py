@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import JobError, QuorateError, RequestError, UserCodeError
+from quorate.core.first_aid import first_aid
 
 # With its slash: a user's folder may be called quorate-experiments and stand beside the package.
 PACKAGE = f"{Path(__file__).parents[1]}/"
@@ -22,12 +22,6 @@ _FOREIGN = tuple(
     f"{os.path.realpath(folder)}{os.sep}"
     for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), PACKAGE)
 )
-_NO_GPU = re.compile(
-    r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device|"
-    r"Attempting to deserialize object on a CUDA device",
-    re.IGNORECASE,
-)
-
 Hint = Callable[[BaseException], str]
 """What to say beside the text of an exception; nothing for one that speaks for itself."""
 
@@ -78,17 +72,8 @@ def blame_user_code(
     """
     if isinstance(error, QuorateError) and (exit_code == RequestError.exit_code or _is_ours(error)):
         return
-    message = with_hint(f"{describe(error)} (in {where})", hint(error) or _without_gpu(error))
+    message = with_hint(f"{describe(error)} (in {where})", hint(error) or first_aid(error))
     raise UserCodeError(message, user_traceback(error), exit_code) from error
-
-
-def _without_gpu(error: BaseException) -> str:
-    if _NO_GPU.search(str(error)) is None:
-        return ""
-    return (
-        'There is no GPU here that this job uses. Leave out .cuda() and .to("cuda"): model and batches are put on the '
-        "job's device (`device`) as they are; a tensor made in loss() is put beside others with device=batch.device."
-    )
 
 
 def building_code(where: str, hint: Hint = lambda _: "") -> user_code:

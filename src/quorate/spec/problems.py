@@ -104,6 +104,8 @@ def _value_hint(value: Any, details: ErrorDetails, choices: tuple[str, ...]) -> 
     kind = details["type"]
     if kind == "value_error":
         return str(details.get("ctx", {}).get("error", ""))
+    if value is None:
+        return "Write a value behind the colon, or leave the key out."
     if kind == "string_type" and isinstance(value, bool | int | float):
         return f'If text is meant, write it in quotes: "{str(value).lower()}".'
     if kind == "int_type" and isinstance(value, float) and value.is_integer():

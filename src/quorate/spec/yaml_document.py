@@ -161,6 +161,7 @@ def _syntax_problem(error: yaml.YAMLError) -> Problem:
         "then write it in quotes.",
         "parsing a flow": f"A bracket is opened{where} and not closed, or a comma is missing between its values.",
         "quoted scalar": f"A quote is opened{where} and not closed.",
+        "could not find expected ':'": f"Write a colon and a blank behind the key{where}, as in `lanes: 2`.",
         "aliases": "Write the value out, or quote text that begins with a star.",
     }
     return Problem(place, text, next((hint for part, hint in hints.items() if part in text), ""))

@@ -312,6 +312,8 @@ def _not_found(runs: Path, reference: str, names: list[str]) -> str:
             return f"{reference} is a search, and no run: its trials are runs in {trials}; `runs` says where to look"
     if os.sep in reference:
         return f"{reference} is not a run folder: it has no file `created`, which every run has"
+    if reference.endswith((".yaml", ".yml")):
+        return f"{reference} is a job file, and no run. quorate train {reference} begins one; quorate runs lists them"
     if not names:
         return (
             f"there is no run {reference!r}: there are none at all in {where_looked(runs)}; "

@@ -258,8 +258,9 @@ def cannot_be_summed(name: str, gradient: torch.Tensor) -> UnsupportedModelError
 def computed_inside(name: str) -> UnsupportedModelError:
     """There is a gradient where no backward pass of ours has been."""
     return UnsupportedModelError(
-        f"The gradient of '{name}' was computed inside loss(): loss() must not call backward() itself. "
-        "Return the loss, or a dict of losses by optimizer; for gradients within it use torch.autograd.grad."
+        f"The gradient of '{name}' was computed by the task itself: leave out backward(). Return the loss (in a loop "
+        "of your own: run.step(loss)), or a dict of losses by optimizer; for gradients within it use "
+        "torch.autograd.grad."
     )
 
 

@@ -81,6 +81,13 @@ def _class_out_of_bounds(found: re.Match[str], _: Share | None) -> str:
     return f"Classes count from 0, so a target of {found[1]} needs a model with at least {needed} outputs."
 
 
+def _layer_that_does_not_fit(found: re.Match[str], _: Share | None) -> str:
+    return (
+        f"The second takes {found[3]} values a row and the first has {found[2]}. If this is a layer, make it "
+        f"nn.Linear({found[2]}, {found[4]}), or mend what comes before it."
+    )
+
+
 def _cannot_repeat(found: re.Match[str], _: Share | None) -> str:
     instead = next((told for pattern, told in _INSTEAD if re.search(pattern, found[1], re.IGNORECASE)), "")
     allowed = "`deterministic: false` in the job file allows it; the bits may then differ from run to run."
@@ -140,6 +147,24 @@ _HINTS: tuple[tuple[str, str | Say], ...] = (
         r"got mixed torch.Tensor and DTensor",
         "With strategy: fsdp weights are whole only while the model or one of its units is called: have loss() and "
         "metrics() call the model itself, and move what they do with its other modules and parameters into forward().",
+    ),
+    (r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)", _layer_that_does_not_fit),
+    (
+        r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)",
+        "This loss takes a row of scores for each target: see that neither is flattened with another dimension.",
+    ),
+    (
+        r"must be Tensor, not|'(dict|list|tuple)' object has no attribute '(size|shape|dim|device|to|float|backward)'",
+        'Take the tensor out of what is given here, such as output.logits of a model\'s output, or batch["labels"].',
+    ),
+    (
+        r"modified by an inplace operation|in-place operation",
+        "Write `x = x + 1` in the place of `x += 1`, and leave out relu_() and `inplace=True` there: the gradient "
+        "needs the value that is written over.",
+    ),
+    (
+        r"(too many|not enough) values to unpack",
+        "Where this is a batch: it has the parts of a sample of datasets(), in their order.",
     ),
     (
         r"backward through the graph a second time",

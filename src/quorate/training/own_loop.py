@@ -71,6 +71,8 @@ class OwnLoop(Task):
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:  # noqa: ARG002
         turns = self._turns
+        if turns.is_entered and turns.place is Place.RETURNED:
+            raise self._returned_early()
         if not turns.is_entered or turns.place is not Place.BATCH:
             raise JobError(f"{self._name}() has a loop of its own, and this takes a quorate.Task.")
         self._batches_left -= 1
@@ -261,7 +263,8 @@ class OwnLoop(Task):
         total = self._sampler.total_steps
         return JobError(
             f"{self._name}() returned before the job was done, which has {total:,} steps: every worker must come to "
-            "the same steps. `steps`, `epochs` and `early_stop` of the job say when it ends."
+            "the same steps. Read run.batches() to its end, without `break` or `return` in the loop; `steps`, `epochs` "
+            "and `early_stop` of the job say when it ends."
         )
 
 

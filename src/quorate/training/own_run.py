@@ -127,7 +127,8 @@ class Batches:
             if turns.owes_step:
                 raise TaskError(
                     "run.step(loss) was not called for the last batch: every batch of run.batches() needs one call, "
-                    "also where it is of no use (give a loss that is multiplied by zero)."
+                    "also where it is of no use (give a loss that is multiplied by zero). It takes the place of "
+                    "loss.backward(), optimizer.step() and zero_grad()."
                 )
             batch = turns.park(Place.BATCH)
             if batch is STOP:
@@ -277,7 +278,7 @@ class Run:
 
     def _prepared(self, called: str) -> Turns:
         if self._turns.place is Place.TOP:
-            raise TaskError(f"run.{called}() was called before run.prepare(model, optimizer).")
+            raise TaskError(f"run.{called}() was called before run.prepare(model, optimizer). Call that first.")
         return self._turns
 
 

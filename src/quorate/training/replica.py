@@ -281,7 +281,8 @@ def build_model(task: Task, seed: int) -> torch.nn.Module:
     if not any(p.requires_grad for p in model.parameters()):
         count = sum(1 for _ in model.parameters())
         why = f"none of its {count} parameters has requires_grad" if count else "it has no parameters at all"
-        raise TaskError(f"model() gave a {type(model).__name__} with nothing to train: {why}.")
+        remedy = "Set requires_grad where something is to be trained" if count else "Keep layers as attributes of it"
+        raise TaskError(f"model() gave a {type(model).__name__} with nothing to train: {why}. {remedy}.")
     with building_code("initial_weights()"):
         weights = task.initial_weights()
         if weights is not None:

@@ -1,0 +1,55 @@
+"""What to do about exceptions that beginners meet, in whatever part of their code: surely right, or nothing."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+
+def first_aid(error: BaseException) -> str:
+    """What to do about an exception of a user's code; nothing for one that speaks for itself."""
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        return _no_file(error.filename)
+    for pattern, say in _REMEDIES:
+        found = re.search(pattern, f"{type(error).__name__}: {error}", re.IGNORECASE)
+        if found is not None:
+            return say(found) if callable(say) else say
+    return ""
+
+
+def _no_file(name: str) -> str:
+    if Path(name).is_absolute():
+        return "Mend the path, or make it one of the job's `params`."
+    return (
+        f"A relative path counts from where the command is given, here {Path.cwd()}. Make it "
+        f'Path(__file__).parent / "{name}" to find it beside the task.'
+    )
+
+
+def _no_module(found: re.Match[str]) -> str:
+    name = found[1].partition(".")[0]
+    return f"Is {name} misspelt? Otherwise install it: pip install {name}. A module of your own lies beside the task."
+
+
+_Say = str | Callable[[re.Match[str]], str]
+
+_REMEDIES: tuple[tuple[str, _Say], ...] = (
+    (
+        r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device|"
+        r"Attempting to deserialize object on a CUDA device",
+        'There is no GPU here that this job uses. Leave out .cuda() and .to("cuda"): model and batches are put on the '
+        "job's device (`device`) as they are; a tensor made in loss() is put beside others with device=batch.device.",
+    ),
+    (r"^ModuleNotFoundError: No module named '([^']+)'", _no_module),
+    (
+        r"before Module\.__init__\(\) call",
+        "Call super().__init__() first, in the __init__ of the model.",
+    ),
+    (
+        r"^(TabError|IndentationError)",
+        "Indent with four spaces, and never with tabs.",
+    ),
+    (
+        r"^SyntaxError",
+        "Mend the line that is named below; often the mistake is at its end, or in the line before.",
+    ),
+)
