@@ -31,7 +31,8 @@ from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark, keys_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-GENERATED = "<!-- Written by scripts/reference.py from the code: change it there. -->\n<!-- test: parse -->"
+GENERATED = "<!-- Written by scripts/reference.py from the code: change it there. -->"
+EXAMPLES = "<!-- test: parse, the examples name files and runs of nobody -->"
 
 JOB_INTRO = """\
 # Job keys
@@ -192,7 +193,7 @@ def cli_page() -> str:
     group: Any = typer.main.get_command(app)
     verbs = list(_verbs(group, "quorate"))
     lines = [f"- [`{path}`](#{path.replace(' ', '-')}): {_first_sentence(verb.help)}" for path, verb in verbs]
-    parts = [GENERATED, "# Command line", "\n".join(lines), CLI_NOTES]
+    parts = [GENERATED + "\n" + EXAMPLES, "# Command line", "\n".join(lines), CLI_NOTES]
     parts += [part for path, verb in verbs for part in _verb(path, verb)]
     return "\n\n".join(parts) + "\n"
 
@@ -265,7 +266,7 @@ def api_page() -> str:
         kind = "Functions" if isinstance(value, FunctionType) else "Classes"
         groups["Errors" if inspect.isclass(value) and issubclass(value, Exception) else kind].append((name, value))
     groups["Functions"].append(("ray.trainer", quorate.ray.trainer))
-    parts = [GENERATED, "# Python", API_INTRO]
+    parts = [GENERATED + "\n" + EXAMPLES, "# Python", API_INTRO]
     for heading, names in groups.items():
         parts += [f"## {heading}", " · ".join(f"[{name}](#{_anchor(name)})" for name, _ in names)]
         parts += [part for name, value in names for part in _public(name, value)]

@@ -1,6 +1,5 @@
 """The documentation says what the code does: keys, floors, commands, links and snippets."""
 
-import ast
 import re
 import tomllib
 from pathlib import Path
@@ -36,13 +35,21 @@ def floors() -> list[set[str]]:
     return [set(layer.split(" | ")) for layer in layers if layer != "__main__"]
 
 
-def relative_links() -> list[tuple[str, str]]:
-    return [
-        (name, target)
-        for name, page in PAGES.items()
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page)
-        if "://" not in target
-    ]
+def relative_links() -> dict[str, list[str]]:
+    """What each page links to in the repository, itself included."""
+    found = {name: re.findall(r"\]\(([^)\s]+)\)", _without_blocks(page)) for name, page in PAGES.items()}
+    return {name: [target for target in targets if "://" not in target] for name, targets in found.items()}
+
+
+def anchors(page: str) -> set[str]:
+    """Of the headings of a page, as code hosts and MkDocs make them."""
+    headings = re.findall(r"^#+ (.*)$", _without_blocks(page), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+def _without_blocks(page: str) -> str:
+    return re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
 
 
 # --- the job file
@@ -50,23 +57,6 @@ def relative_links() -> list[tuple[str, str]]:
 
 def test_the_example_job_file_is_valid() -> None:
     assert load_job(ROOT / "examples/digits.yaml", {}, []).spec.name == "digits"
-
-
-# --- Python
-
-
-@pytest.mark.parametrize("page", [name for name, page in PAGES.items() if snippets(page, "python")])
-def test_python_snippets_parse(page: str) -> None:
-    for snippet in snippets(PAGES[page], "python"):
-        ast.parse(snippet)
-
-
-def test_public_names_in_the_documentation_exist() -> None:
-    stub = ast.parse((ROOT / "src/quorate/__init__.pyi").read_text())
-    public = {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    snippets_of_all = "\n".join(code for page in PAGES.values() for code in snippets(page, "python"))
-    used = set(re.findall(r"\bquorate\.([A-Za-z]\w*)", snippets_of_all))
-    assert {"Task", "Job", "train"} <= used <= public
 
 
 # --- the code
@@ -96,9 +86,19 @@ def test_every_make_target_in_the_documentation_exists() -> None:
     assert {"demo", "test"} <= told <= targets
 
 
-@pytest.mark.parametrize(("page", "target"), relative_links())
-def test_relative_links_lead_somewhere(page: str, target: str) -> None:
-    assert ((ROOT / page).parent / target).exists()
+@pytest.mark.parametrize("page", relative_links())
+def test_relative_links_lead_somewhere(page: str) -> None:
+    for link in relative_links()[page]:
+        path, _, anchor = link.partition("#")
+        target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert target.exists(), link
+        assert not anchor or target.suffix != ".md" or anchor in anchors(target.read_text()), link
+
+
+def test_every_page_is_in_the_index_which_is_the_navigation() -> None:
+    told = {(ROOT / "docs" / link.partition("#")[0]).resolve() for link in relative_links()["docs/README.md"]}
+    pages = {ROOT / name for name in PAGES if name.startswith("docs/") and not name.startswith("docs/decisions/0")}
+    assert pages - told == {ROOT / "docs/README.md"}
 
 
 def test_every_decision_is_in_the_index() -> None:
