@@ -13,10 +13,10 @@ from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.listing import CheckpointInfo, checkpoint_name
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.checkpoint.reshard import collected, is_in_pieces
-from quorate.checkpoint.store import AttemptGone, Loaded, NoSpace
+from quorate.checkpoint.store import Loaded, NoSpace
 from quorate.checkpoint.tensor_file import tensors_in
 from quorate.checkpoint.tree import Encoded
-from quorate.core.errors import CheckpointError
+from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
 from quorate.storage.atomic import Buffer
 

@@ -1,7 +1,8 @@
-"""The contract of a store of checkpoints, for a folder and for one in memory."""
+"""The contract of a store of checkpoints, for a folder, for an object store and for one in memory."""
 
 import errno
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,30 @@ import torch
 from checkpoint.memory_store import MemoryStore
 from checkpoint.split_save import split
 from checkpoint.whole_save import save_whole
+from object_store import BUCKET
+from quorate.checkpoint import object_attempt
 from quorate.checkpoint import store as store_module
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.store import AttemptGone, CheckpointFolder, CheckpointStore, NoSpace, remove_surplus
+from quorate.checkpoint.store import CheckpointFolder, CheckpointStore, NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import encode
-from quorate.core.errors import CheckpointError, LeaseExpired
+from quorate.core.errors import AttemptGone, CheckpointError, LeaseExpired
 from quorate.core.generation import Cursor
+from quorate.storage.objects import ObjectStore
+from quorate.storage.run_folder import RunFolder
 
 STATE = {"a": torch.arange(4.0), "b": {"c": torch.ones(2, dtype=torch.int64), "d": "text"}}
 
 
-@pytest.fixture(params=["folder", "memory"])
+@pytest.fixture(params=["folder", "memory", "objects"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
-    return CheckpointFolder(tmp_path / "checkpoints") if request.param == "folder" else MemoryStore()
+    if request.param == "memory":
+        return MemoryStore()
+    if request.param == "objects":
+        request.getfixturevalue("s3")
+        RunFolder(tmp_path).keep_in(ObjectStore(f"s3://{BUCKET}/{tmp_path.name}-{secrets.token_hex(4)}"))
+    return CheckpointFolder(tmp_path / "checkpoints")
 
 
 def steps(store: CheckpointStore) -> list[int]:
@@ -163,6 +173,7 @@ def _fill(store: CheckpointStore, patch: pytest.MonkeyPatch) -> None:
         store.free = 1
     else:
         patch.setattr(store_module, "write_part", full)
+        patch.setattr(object_attempt, "write_part", full)
 
 
 def test_after_a_power_cut_what_was_committed_is_there_and_nothing_else() -> None:

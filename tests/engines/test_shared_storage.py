@@ -58,11 +58,11 @@ def test_the_address_that_hosts_share_is_removed_with_its_token(tmp_path: Path) 
 
 
 def test_what_a_launcher_that_was_killed_has_asked_is_removed_and_hosts_answer_the_next(tmp_path: Path) -> None:
-    Reach(tmp_path)
-    reach = Reach(tmp_path)
+    Reach(str(tmp_path))
+    reach = Reach(str(tmp_path))
     assert len(list(tmp_path.glob(".reach-*"))) == 1
     assert not reach.is_answered_by("host")
-    assert why_out_of_reach(reach.folder, reach.nonce, "host") == ""
+    assert why_out_of_reach(reach.place, reach.nonce, "host") == ""
     assert reach.is_answered_by("host")
     assert "no such folder" in why_out_of_reach(str(tmp_path / "other"), reach.nonce, "host")
     reach.close()

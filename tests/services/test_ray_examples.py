@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.ray_nodes import RayNodes
 from examples.example_files import EXAMPLES, ROOT, module_of
-from services.test_ray_engine import ON_RAY, STRATEGIES, Training
+from services.ray_training import ON_RAY, STRATEGIES, Training
 
 TEXT = "To be, or not to be: that is the question.\n" * 40
 JOBS = {

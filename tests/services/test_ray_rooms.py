@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.ray_nodes import RayNodes
-from services.test_ray_engine import PATIENCE
+from services.ray_training import PATIENCE
 
 PROGRAM = f"""
 import json, sys, time

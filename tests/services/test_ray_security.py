@@ -9,7 +9,7 @@ import ray.util
 
 from benchmarks.ray_nodes import RayNodes
 from examples.example_files import ROOT
-from services.test_ray_engine import ON_RAY, TASK, Training
+from services.ray_training import ON_RAY, Training, write_job
 
 SCRIPT = ROOT / "scripts" / "ray_certificates.sh"
 TLS = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
@@ -32,12 +32,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    file = tmp_path / "job.yaml"
-    file.write_text(
-        f"version: 2\nname: small\ntask: {TASK}:Small\nlanes: 2\nbatch_size: 12\nsteps: 10\nseed: 5\nworkers: 2\n"
-        f"runs: {tmp_path}/runs\n"
-    )
-    return file
+    return write_job(tmp_path, "workers: 2", lanes=2, steps=10)
 
 
 def test_a_job_trains_on_two_nodes_with_a_token_and_tls(job: Path, nodes: RayNodes) -> None:

@@ -14,7 +14,7 @@ from benchmarks.ray_nodes import RayNodes
 from command import await_condition
 from quorate.observe.events import EvaluationDone, StepCompleted
 from quorate.observe.jsonl import JsonlSink
-from services.test_ray_engine import PATIENCE, TASK, Training
+from services.ray_training import PATIENCE, TASK, Training
 
 # Each starts a job on a cluster, some of them twice.
 pytestmark = pytest.mark.timeout(900)

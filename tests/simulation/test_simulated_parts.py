@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.store import AttemptGone
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.core.errors import QuorateError
+from quorate.core.errors import AttemptGone, QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.training.progress import Progress

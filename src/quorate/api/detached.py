@@ -24,6 +24,7 @@ from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped
 from quorate.api.result import Result
 from quorate.api.run_part import Watch
 from quorate.api.session import is_private, resumable, resume_in, run_on_engine, start_in
+from quorate.api.stored_run import store_of
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.engines.node_code import NodeCode, below
@@ -121,6 +122,11 @@ def _detachable(resolved: ResolvedJob) -> RaySpec:
         raise RequestError(
             "--detach needs engine.storage: a folder that this machine and all nodes have mounted, such as "
             "--set engine.storage=/mnt/shared. The run is kept there, for whoever looks at it from elsewhere."
+        )
+    if store_of(resolved.spec) is not None:
+        raise RequestError(
+            f"--detach keeps the whole run in engine.storage, for whoever looks at it from elsewhere: that has to be a "
+            f"folder that this machine and all nodes have mounted, and not a store ({engine.storage})."
         )
     if not Path(engine.storage).is_dir():
         raise RequestError(

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from quorate.api.stored_run import keep_in_store, refuse_unusable_store, store_of
 from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.engines.cluster import Cluster
@@ -33,7 +34,8 @@ def engine_of(
     refuse_missing_engine(spec)
     demand = resources_each(spec.engine, spec.device, spec.threads)
     places = launch.first_workers + (spec.spares + server_count(spec.strategy) if launch.mode.is_training else 0)
-    storage = None if spec.engine.storage is None else Path(spec.engine.storage)
+    keep_in_store(launch.run, spec)
+    storage = None if spec.engine.storage is None or launch.run.stored else Path(spec.engine.storage)
     settings = ClusterSettings(demand, spec.engine.placement, places, storage, is_gang=is_gang(spec.strategy))
     sent = code or node_code(spec, launch.preparation.task, launch.run.path.parent, launch.job_source)
     if settings.is_gang:
@@ -58,7 +60,8 @@ def node_code(spec: JobSpec, task: str, runs: Path, job_source: str) -> NodeCode
     if spec.engine.address == "local":  # the only node is this machine, where all is
         return NodeCode(modules=tuple(asked.py_modules), pip=tuple(asked.pip), variables=asked.env_vars)
     stays = [runs, *_job_files(job_source)]
-    return code_of(task, asked, [*stays, *([Path(spec.engine.storage)] if spec.engine.storage else [])])
+    is_folder = spec.engine.storage is not None and store_of(spec) is None
+    return code_of(task, asked, [*stays, *([Path(spec.engine.storage or "")] if is_folder else [])])
 
 
 def _job_files(source: str) -> list[Path]:
@@ -91,6 +94,7 @@ def refuse_missing_engine(spec: JobSpec) -> None:
             f"engine: ray needs the library ray, which is not installed here: {INSTALL}. "
             "The nodes of the cluster need the same version of it. Without a cluster: --set engine=local"
         )
+    refuse_unusable_store(spec)
 
 
 def refuse_cluster(spec: JobSpec, what: str) -> None:

@@ -16,6 +16,7 @@ from quorate.api.recorded_run import (
     short_path,
 )
 from quorate.api.result import Result
+from quorate.api.stored_run import mirrored
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import search_own, why_foreign
@@ -117,7 +118,8 @@ class Part:
         place = Place("launcher", self.run.name)
         self.run.logs.mkdir(exist_ok=True)  # logs may be removed to save space, and the run resumed after that
         log_file = LogFile(self.run.logs / "launcher.jsonl", {"process": place.process})
-        with contextlib.closing(log_file), also_logging(RecordHandler(place, log_file.append), self._spec.log_level):
+        logged = also_logging(RecordHandler(place, log_file.append), self._spec.log_level)
+        with contextlib.closing(log_file), logged, mirrored(self.run, self._spec):
             return self._train(signals)
 
     def _train(self, signals: Signals) -> Result:

@@ -34,6 +34,7 @@ from quorate.api.recorded_run import (
 )
 from quorate.api.result import Result
 from quorate.api.run_part import Part, Runner, Watch
+from quorate.api.stored_run import store_of
 from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
 from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
@@ -52,6 +53,7 @@ from quorate.spec.lineage import with_branch
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.secrets import job_secrets
+from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.submission import forget_asked, forget_submission
 from quorate.supervisor.signals import Signals, listening_to_signals
@@ -242,9 +244,10 @@ def _train_in_new_run(
     _refuse_what_is_missing(resolved.spec)
     with listening_to_signals() as signals:
         # In a storage that others have, too, its name is not that of another run.
-        engine = resolved.spec.engine
+        engine, url = resolved.spec.engine, store_of(resolved.spec)
         storage = Path(engine.storage) if isinstance(engine, RaySpec) and engine.storage else None
-        run = RunFolder.create(folder.absolute(), resolved.spec.name, beside=storage)
+        beside = storage if url is None else ObjectStore(url)
+        run = RunFolder.create(folder.absolute(), resolved.spec.name, beside=beside)
         with run.lock():
             try:
                 run.write_job(text, is_private=is_private(resolved.spec))

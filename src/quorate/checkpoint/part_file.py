@@ -15,6 +15,7 @@ import xxhash
 
 from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Part
+from quorate.checkpoint.object_folder import fetch_missing
 from quorate.core.errors import CheckpointError
 from quorate.core.machine import fresh_memory
 from quorate.core.regular_file import open_regular
@@ -86,11 +87,17 @@ def parts_in(folder: Path) -> dict[int, Part]:
     """
     found: dict[int, Part] = {}
     for entry in sorted(folder.iterdir(), reverse=True):
-        match = _PART_NAME.fullmatch(entry.name)
-        if match is not None and entry.is_file():
-            digest = f"{_DIGEST_OF_LENGTH[len(match[2])]}:{match[2]}"
-            found[int(match[1]) - 1] = Part(entry.name, entry.stat().st_size, digest)
+        if entry.is_file() and (named := part_named(entry.name, entry.stat().st_size)) is not None:
+            found[named[0]] = named[1]
     return dict(sorted(found.items()))
+
+
+def part_named(name: str, size: int) -> tuple[int, Part] | None:
+    """The part of a file with this name, and its index; None for a file that is none."""
+    match = _PART_NAME.fullmatch(name)
+    if match is None:
+        return None
+    return int(match[1]) - 1, Part(name, size, f"{_DIGEST_OF_LENGTH[len(match[2])]}:{match[2]}")
 
 
 def verify_part(folder: Path, part: Part) -> None:
@@ -125,6 +132,7 @@ def reading(folder: Path, part: Part) -> Iterator[Callable[[memoryview], None]]:
             raise CheckpointError(f"{problem} is truncated: it became shorter while it was read")
         digester.update(buffer)
 
+    fetch_missing(folder, part.file, part.bytes)
     try:
         with io.FileIO(open_regular(folder / part.file)) as file:
             size = os.fstat(file.fileno()).st_size

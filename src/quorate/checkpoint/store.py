@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,9 +33,11 @@ from quorate.checkpoint.listing import (
     survey,
 )
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
+from quorate.checkpoint.object_attempt import ObjectAttempt
+from quorate.checkpoint.object_folder import ObjectFolder, objects_of
 from quorate.checkpoint.part_file import DIGESTS, SEALED, parts_in, verify_part, write_part
 from quorate.checkpoint.retention import Retention, surplus
-from quorate.core.errors import CheckpointError, UntrustedError
+from quorate.core.errors import AttemptGone, CheckpointError, UntrustedError
 from quorate.core.generation import Cursor, GenerationId
 from quorate.core.regular_file import read_regular
 from quorate.spec.job import CheckpointSpec
@@ -45,10 +47,6 @@ log = logging.getLogger(__name__)
 
 VOUCHER = "voucher-"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
-class AttemptGone(CheckpointError):  # noqa: N818 (a happening, not a mistake)
-    """Another writer has given the attempt up, or a later one has swept it away."""
 
 
 class NoSpace(CheckpointError):  # noqa: N818
@@ -240,6 +238,7 @@ class CheckpointFolder:
         self.folder = folder
         self.digest = digest
         self.cipher = cipher
+        self._objects = objects_of(folder)
 
     @classmethod
     def of_job(cls, folder: Path, rules: CheckpointSpec) -> "CheckpointFolder":
@@ -253,8 +252,20 @@ class CheckpointFolder:
 
     # --- writing
 
-    def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> FolderAttempt:
-        path = self.folder / (name or f"{WRITING}{checkpoint_name(cursor)}-{secrets.token_hex(4)}")
+    def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> Attempt:
+        if self._objects is None:
+            return self._open_here(cursor, needed, name)
+        attempt = self._open_there(self._objects, cursor, needed, name or _new_name(cursor))
+        if not name:
+            attempt.begin()
+        return attempt
+
+    def _open_there(self, objects: ObjectFolder, cursor: Cursor, needed: int, name: str) -> ObjectAttempt:
+        explain = partial(_explained, folder=self.folder, cursor=cursor, needed=needed)
+        return ObjectAttempt(name, cursor, objects, self.digest, self.cipher, explain)
+
+    def _open_here(self, cursor: Cursor, needed: int = 0, name: str = "") -> FolderAttempt:
+        path = self.folder / (name or _new_name(cursor))
         if not name:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -270,8 +281,10 @@ class CheckpointFolder:
         older generation than has committed here by now: it was replaced and has not heard of it, on another host say.
         The same state saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
         """
+        if self._objects is not None:
+            return self._commit_objects(self._objects, attempt, manifest, check)
         final = self.folder / checkpoint_name(manifest.cursor)
-        source = self.open(manifest.cursor, name=attempt)
+        source = self._open_here(manifest.cursor, name=attempt)
         if final.exists() and isinstance(present := self._checked(look_at(final)), CheckpointInfo):
             _refuse_another_state(present, manifest)
             source.give_up()
@@ -287,13 +300,7 @@ class CheckpointFolder:
                 write_new_file(source.path / MANIFEST, [written.to_json().encode()])
                 sync_folder(source.path)
                 check()
-                newest = newest_generation(self.folder)
-                if manifest.generation is not None and manifest.generation < newest:
-                    raise CheckpointError(
-                        f"the checkpoint of step {manifest.step} is not committed: generation {GenerationId(*newest)} "
-                        "has committed one since, and its writer is still of generation "
-                        f"{GenerationId(*manifest.generation)}"
-                    )
+                self._refuse_older(manifest)
                 if final.exists():
                     self._set_aside(final)
                 move_into_place(source.path, final)
@@ -302,6 +309,39 @@ class CheckpointFolder:
                 (source.path / MANIFEST).unlink(missing_ok=True)
                 raise
         return CheckpointInfo(final, whole)
+
+    def _commit_objects(
+        self, objects: ObjectFolder, attempt: str, manifest: Manifest, check: Callable[[], None]
+    ) -> CheckpointInfo:
+        """The same where the manifest is what commits: of several who put it, one alone does."""
+        final = self.folder / checkpoint_name(manifest.cursor)
+        source = self._open_there(objects, manifest.cursor, 0, attempt)
+        parts = tuple(source.written().values())
+        whole = replace(manifest, parts=parts, created=datetime.now(UTC).isoformat(timespec="seconds"))
+        written = whole if self.cipher is None else whole.sealed(self.cipher)
+        while True:
+            objects.refresh()
+            if final.exists():
+                if isinstance(present := self._checked(look_at(final)), CheckpointInfo):
+                    _refuse_another_state(present, manifest)
+                    source.give_up()
+                    return present
+                objects.uncommit(final.name)
+            check()
+            self._refuse_older(manifest)
+            if objects.commit(final.name, written.to_json().encode()):
+                source.forget()
+                objects.refresh()
+                return CheckpointInfo(final, whole)
+
+    def _refuse_older(self, manifest: Manifest) -> None:
+        newest = newest_generation(self.folder)
+        if manifest.generation is not None and manifest.generation < newest:
+            raise CheckpointError(
+                f"the checkpoint of step {manifest.step} is not committed: generation {GenerationId(*newest)} "
+                "has committed one since, and its writer is still of generation "
+                f"{GenerationId(*manifest.generation)}"
+            )
 
     # --- reading
 
@@ -376,9 +416,16 @@ class CheckpointFolder:
 
     def _set_aside(self, path: Path) -> None:
         """First from the list, in one move, then from the disk."""
+        if self._objects is not None:
+            self._objects.remove(path.name)
+            return
         doomed = self.folder / f"{REMOVING}{path.name}-{secrets.token_hex(4)}"
         move_into_place(path, doomed)
         discard(doomed)
+
+
+def _new_name(cursor: Cursor) -> str:
+    return f"{WRITING}{checkpoint_name(cursor)}-{secrets.token_hex(4)}"
 
 
 def why_not_plain(sealed: str, run: str) -> str:

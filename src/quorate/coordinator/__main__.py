@@ -35,6 +35,7 @@ from quorate.core.networks import enter_network
 from quorate.core.timing import Timing
 from quorate.observe.events import CoordinatorReplaced
 from quorate.observe.jsonl import JsonlSink
+from quorate.storage.incarnations import IncarnationWatch
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.wire.certificates import Identity
@@ -138,8 +139,10 @@ async def _serve(appointment: Appointment) -> None:
         is_fixed=appointment.is_fixed,
     )
 
+    watched = run.incarnations if run.stored is None else IncarnationWatch(run.incarnations, timing.heartbeat_every)
+
     def is_superseded() -> bool:
-        return run.incarnations.newest() > settings.incarnation
+        return watched.newest() > settings.incarnation
 
     with contextlib.closing(EventLog(JsonlSink(run.events_file))) as event_log:
         service = CoordinatorService(

@@ -149,6 +149,10 @@ class CheckpointError(JobError):
     """A checkpoint that cannot be written or read."""
 
 
+class AttemptGone(CheckpointError):  # noqa: N818 (a happening, not a mistake)
+    """Another writer has given a save up, or a later one has swept it away."""
+
+
 class NewerFormatError(CheckpointError):
     """A checkpoint that a newer version of Quorate has written: not damaged, and not for this version."""
 

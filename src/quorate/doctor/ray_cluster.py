@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError
 from quorate.doctor import node_probe
 from quorate.doctor.cluster import ClusterReading, NodeReading, WayReading
@@ -35,7 +36,7 @@ def read_cluster(address: str, storage: str | None) -> ClusterReading:
         readings = {node["NodeID"]: _read(node, probes[node["NodeID"]]) for node in nodes}
         heard = [node for node in nodes if not readings[node["NodeID"]].trouble]
         if storage is not None:
-            _look_for_storage(Path(storage), readings, {one["NodeID"]: probes[one["NodeID"]] for one in heard})
+            _look_for_storage(storage, readings, {one["NodeID"]: probes[one["NodeID"]] for one in heard})
         return ClusterReading(tuple(readings.values()), _ways(heard, probes, readings), storage)
 
 
@@ -99,9 +100,11 @@ def _ways(
     return tuple(ways)
 
 
-def _look_for_storage(folder: Path, readings: dict[str, NodeReading], probes: Mapping[str, Any]) -> None:
+def _look_for_storage(storage: str, readings: dict[str, NodeReading], probes: Mapping[str, Any]) -> None:
     """A question is written here and read there, and the answer the other way round."""
-    nonce = secrets.token_hex(8)
+    if is_url(storage):
+        raise RequestError("--storage: name a folder. A job whose engine.storage is a store checks that by itself.")
+    folder, nonce = Path(storage), secrets.token_hex(8)
     question = folder / f".quorate-doctor-{nonce}"
     try:
         question.write_text(nonce)

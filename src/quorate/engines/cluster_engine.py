@@ -94,12 +94,15 @@ class ClusterEngine:
         self._settings = settings
         self._stopped = stopped
         self._shared = share(run, settings.storage)
-        self._reach = Reach(self._shared.path)
+        # What every host has to reach: where the run is kept.
+        self._place = str(self._shared.path) if run.stored is None else run.stored.url
+        self._reach = Reach(self._place)
         self._notices: SimpleQueue[Notice] = SimpleQueue()
         self._loop = EventLoop(self._tick, LOOK_FOR_ROOM, self._fail)
         self._nodes = Nodes()
         self._hosts = Hosts(cluster, self._loop, run, self._greet, self._hear, self._lost)
-        self._coordinators = Coordinators(self._hosts, self._nodes, str(self._shared.path))
+        is_stored = run.stored is not None
+        self._coordinators = Coordinators(self._hosts, self._nodes, str(self._shared.path), stays_home=is_stored)
         self._places = Places(
             cluster,
             self._loop,
@@ -226,7 +229,7 @@ class ClusterEngine:
         self._coordinators.place()
 
     def _greet(self, host: Host) -> None:
-        host.tell("check_storage", self._reach.folder, self._reach.nonce)
+        host.tell("check_storage", self._reach.place, self._reach.nonce)
 
     def _prepare(self, node: str) -> Host:
         host = self._hosts.on(node)
@@ -280,8 +283,8 @@ class ClusterEngine:
         if not reason:
             return
         told = (
-            f"host {self._nodes.in_words(host.node)} does not reach the run's folder {self._reach.folder}: {reason}. "
-            "Set engine.storage to a folder that all hosts have mounted under the same path."
+            f"host {self._nodes.in_words(host.node)} does not reach the run's folder {self._reach.place}: {reason}. "
+            "Set engine.storage to a folder that all hosts have mounted under the same path, or to an object store."
         )
         if not self._is_ready:
             self._fail(Failure.of(RequestError(told)))
@@ -351,7 +354,7 @@ class ClusterEngine:
         checkpoint = assignment.checkpoint
         if checkpoint is not None and Path(checkpoint).parent == self._run.checkpoints:
             checkpoint = str(self._shared.checkpoints / Path(checkpoint).name)
-        return replace(assignment, storage=str(self._shared.path), checkpoint=checkpoint)
+        return replace(assignment, storage=self._place, checkpoint=checkpoint)
 
     def _send(self, place: Place, node: str) -> None:
         assert place.assignment is not None

@@ -12,9 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from quorate.core.addresses import is_url
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.networks import Network
@@ -24,6 +26,7 @@ from quorate.engines.local import LocalEngine
 from quorate.engines.log_tails import LogLines, LogTails
 from quorate.engines.scratch import Scratch
 from quorate.engines.shared_storage import why_out_of_reach
+from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
@@ -112,9 +115,9 @@ class HostAgent:
 
     # --- commands, from any thread; none of them waits
 
-    def check_storage(self, folder: str, nonce: str) -> None:
-        """Look whether a folder here is the launcher's, and can be written."""
-        self._commands.put(lambda: self._report(StorageChecked(why_out_of_reach(folder, nonce, self._network.host))))
+    def check_storage(self, place: str, nonce: str) -> None:
+        """Look whether a folder here, or a store, is the launcher's, and can be written."""
+        self._commands.put(lambda: self._report(StorageChecked(why_out_of_reach(place, nonce, self._network.host))))
 
     def prepare(self, preparation: Preparation) -> None:
         """Import the task, once."""
@@ -199,8 +202,15 @@ class HostAgent:
 
     def _start(self, assignment: Assignment) -> None:
         if self._engine is not None:
-            storage = assignment.storage or assignment.run
-            self._engine.start(replace(assignment, run=str(self._run.path), storage=storage))
+            storage, checkpoint = assignment.storage or assignment.run, assignment.checkpoint
+            if is_url(storage):
+                # A folder of this host shows what lies there.
+                own = RunFolder(Path(assignment.run)).checkpoints
+                self._run.keep_in(ObjectStore(storage))
+                storage = str(self._run.path)
+                if checkpoint is not None and Path(checkpoint).parent == own:
+                    checkpoint = str(self._run.checkpoints / Path(checkpoint).name)
+            self._engine.start(replace(assignment, run=str(self._run.path), storage=storage, checkpoint=checkpoint))
 
     def _start_coordinator(self, number: int, appointment: Mapping[str, Any]) -> None:
         try:

@@ -75,11 +75,13 @@ class RemoteCoordinator:
 
 
 class Coordinators:
-    """Places coordinators on hosts. Changed in the loop's thread alone."""
+    """Places coordinators on hosts. Changed in the loop's thread alone. `stays_home`: on no other than the launcher's,
+    whose folder of the run no other host has."""
 
-    def __init__(self, hosts: Hosts, nodes: Nodes, run: str) -> None:
+    def __init__(self, hosts: Hosts, nodes: Nodes, run: str, stays_home: bool = False) -> None:
         self._hosts = hosts
         self._nodes = nodes
+        self._stays_home = stays_home
         # The run's folder as every host reaches it.
         self._run = run
         self._placed: dict[int, tuple[RemoteCoordinator, str]] = {}
@@ -109,7 +111,7 @@ class Coordinators:
             child, appointment = self._unplaced.pop(0)
             able = (node for _, node in reversed(self._placed.values()) if self._hosts.find(node))
             last = next((node for node in able if node not in self._nodes.avoided), None)
-            node = last or self._next_node()
+            node = self._next_node() if last is None or self._stays_home else last
             if node != last:
                 # The port was free on the host of the last one only.
                 appointment = {**appointment, "port": self._first_port}
@@ -121,7 +123,7 @@ class Coordinators:
         assert self._nodes.view is not None
         home, avoid = self._nodes.view.home, self._nodes.avoided
         living = [node.id for node in self._nodes.view.nodes if node.id not in avoid]
-        if home in living:
+        if home is not None and (home in living or self._stays_home):
             return home
         in_use = [host.node for host in self._hosts.all]
         return next((node for node in (*in_use, *living) if node not in avoid), self._nodes.view.nodes[0].id)

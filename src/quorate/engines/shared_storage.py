@@ -9,17 +9,23 @@ import secrets
 import shutil
 from pathlib import Path
 
+from quorate.core.addresses import is_url
 from quorate.core.errors import RunError
+from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError
 from quorate.storage.run_folder import RunFolder
 
 OWNER = "owner"
 """The file, in a run's folder in the storage, that says which run that is."""
+REACH = ".reach-"
 SHARED = ("checkpoints", "events.jsonl", "coordinators", "micro_batches.json", "coordinator.json")
 
 
 def share(run: RunFolder, storage: Path | None) -> RunFolder:
-    """The run's folder for all hosts. What an earlier part of the run has left at home moves there."""
-    if storage is None:
+    """The run's folder for all hosts. What an earlier part of the run has left at home moves there.
+
+    One that is kept in an object store has no such folder: each host has one of its own, which shows what is there.
+    """
+    if storage is None or run.stored is not None:
         return run
     shared = RunFolder(storage / run.name)
     try:
@@ -70,45 +76,81 @@ def _link(here: Path, there: Path) -> None:
 
 
 class Reach:
-    """Whether hosts see the same folder: each finds what this process wrote there, and answers in the same way."""
+    """Whether hosts see the same place: each finds what this process wrote there, and answers in the same way."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, place: str) -> None:
+        self.place = place
         self.nonce = secrets.token_hex(8)
+        self._files = _files_at(place)
+        name = f"{REACH}{self.nonce}"
         try:
-            for left in folder.glob(".reach-*"):  # of a launcher that was killed: the run is this one's now
-                left.unlink(missing_ok=True)
-            (folder / f".reach-{self.nonce}").write_text(self.nonce)
+            for left in self._files.names():  # of a launcher that was killed: the run is this one's now
+                if left.startswith(REACH):
+                    self._files.remove(left)
+            self._files.put(name, self.nonce.encode())
+            if isinstance(self._files, ObjectStore) and self._files.create(name, b"another"):
+                raise RunError(
+                    f"engine.storage: {self._files} has replaced an object that was to be created only if it is not "
+                    "there (If-None-Match: *). Without that two coordinators may take the same number: use another "
+                    "store, or a folder that all hosts have mounted."
+                )
+        except StoreError as error:
+            raise RunError(f"engine.storage: {error.message}") from None
         except OSError as error:
-            raise RunError(f"{folder} cannot be written ({error.strerror or error}).") from error
-
-    @property
-    def folder(self) -> str:
-        return str(self._folder)
+            raise RunError(f"{place} cannot be written ({error.strerror or error}).") from error
 
     def is_answered_by(self, host: str) -> bool:
         """Whether what a host says to have written is seen here."""
-        return _answer_of(self._folder, self.nonce, host).exists()
+        try:
+            return bool(self._files.read(_answer_of(self.nonce, host)))
+        except (OSError, StoreError):
+            return False
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            for file in self._folder.glob(f".reach-{self.nonce}*"):
-                file.unlink()
+        with contextlib.suppress(OSError, StoreError):
+            for name in self._files.names():
+                if name.startswith(f"{REACH}{self.nonce}"):
+                    self._files.remove(name)
 
 
-def why_out_of_reach(folder: str, nonce: str, host: str) -> str:
-    """On a host: what is wrong with the folder; nothing if it is the launcher's, and can be written."""
-    place = Path(folder)
+def why_out_of_reach(place: str, nonce: str, host: str) -> str:
+    """On a host: what is wrong with the place; nothing if it is the launcher's, and can be written."""
+    files = _files_at(place)
     try:
-        if (place / f".reach-{nonce}").read_text() != nonce:
-            return "the folder of this name is another one there"
-        _answer_of(place, nonce, host).write_text(nonce)
-    except FileNotFoundError:
+        if files.read(f"{REACH}{nonce}") != nonce.encode():
+            return "what is there under this name is something else"
+        files.put(_answer_of(nonce, host), nonce.encode())
+    except (FileNotFoundError, ObjectMissing):
         return "there is no such folder, or another one of this name"
+    except StoreError as error:
+        return error.message.rstrip(".")
     except OSError as error:
         return error.strerror or str(error)
     return ""
 
 
-def _answer_of(folder: Path, nonce: str, host: str) -> Path:
-    return folder / f".reach-{nonce}-{host}"
+class _Folder:
+    """As much of a folder as a store of objects has as well."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def put(self, name: str, content: bytes) -> None:
+        (self._path / name).write_bytes(content)
+
+    def read(self, name: str) -> bytes:
+        return (self._path / name).read_bytes()
+
+    def names(self) -> list[str]:
+        return [entry.name for entry in self._path.iterdir()]
+
+    def remove(self, name: str) -> None:
+        (self._path / name).unlink(missing_ok=True)
+
+
+def _files_at(place: str) -> _Folder | ObjectStore:
+    return ObjectStore(place) if is_url(place) else _Folder(Path(place))
+
+
+def _answer_of(nonce: str, host: str) -> str:
+    return f"{REACH}{nonce}-{host}"

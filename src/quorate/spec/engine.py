@@ -35,15 +35,17 @@ def checked_address(address: str) -> str:
     return address
 
 
+def checked_storage(place: str | None) -> str | None:
+    """A folder or a prefix of an object store that several hosts reach; the same for `checked_folder`."""
+    return place if place is not None and is_url(place) else checked_folder(place)
+
+
 def checked_folder(folder: str | None) -> str | None:
     """A folder that several hosts reach. Raises ValueError that says what to write instead."""
     if folder is None:
         return None
     if is_url(folder):
-        raise ValueError(
-            f"Storage is a folder that all hosts have mounted. Copies of checkpoints go to {shown_place(folder)} with "
-            "checkpoint.to."
-        )
+        raise ValueError(f"It is a folder that all hosts have mounted, and {shown_place(folder)} is none.")
     if not PurePath(folder).is_absolute():
         raise ValueError("All hosts look for it, wherever they stand: write an absolute path, such as /mnt/shared.")
     return folder
@@ -59,8 +61,9 @@ def _checked_variables(variables: dict[str, str]) -> dict[str, str]:
 def secret_keys(engine: Mapping[str, Any]) -> Iterator[str]:
     """The keys of a cluster that have a secret in them. A rule asks for them: what breaks a rule is not shown."""
     given: dict[str, Any] = dict(engine.get("runtime_env") or {})
-    if has_secret(engine.get("address") or ""):
-        yield "address"
+    for key in ("address", "storage"):
+        if has_secret(engine.get(key) or ""):
+            yield key
     if any(has_secret(url) for package in given.get("pip") or () for url in _URL.findall(package)):
         yield "runtime_env.pip"
     for name, value in (given.get("env_vars") or {}).items():
@@ -123,7 +126,8 @@ class RaySpec(Section):
 
     `address` is where the cluster is: `auto` is the one of RAY_ADDRESS or of this machine, `local` one that begins and
     ends with the job. `placement: pack` fills one node before the next, `spread` takes the emptiest, and
-    `strict_spread` has one worker on a node at most. `storage` is a folder that all hosts reach; null: the run's own.
+    `strict_spread` has one worker on a node at most. `storage` is what all hosts reach: a folder,
+    or a prefix of an object store; null: the run's own folder.
     """
 
     kind: Literal["ray"]
@@ -139,8 +143,8 @@ class RaySpec(Section):
     """What Ray sets aside for each worker."""
     storage: Annotated[
         str | None,
-        AfterValidator(checked_folder),
-        Allowed("the absolute path of a folder that all hosts reach, or null: the run's own folder"),
+        AfterValidator(checked_storage),
+        Allowed("a folder (an absolute path) or an object store (s3://…) for all hosts, or null: the run's folder"),
     ] = None
     """A folder that all hosts reach."""
     runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()

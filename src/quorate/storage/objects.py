@@ -32,6 +32,7 @@ _TRIES = 2
 _LOGIN = re.compile(r"[^\s\"'<>/@:=(]+:[^\s\"'<>]*@")
 _QUERY = re.compile(r"\?[^\s\"'<>=]+=[^\s\"'<>]*")
 _BEYOND = ("InvalidRange", "416")
+_EXISTS = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
 _UNREACHABLE = ("Connect", "Connection", "ClientOSError", "ServerDisconnected", "HTTPClientError", "gaierror")
 
 
@@ -48,6 +49,10 @@ class StoreError(JobError):
 
 class ObjectMissing(StoreError):  # noqa: N818 (a happening, not a mistake)
     """The store answers, and does not have it."""
+
+
+class ObjectExists(StoreError):  # noqa: N818 (a happening, not a mistake)
+    """The store has it already."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +94,11 @@ class ObjectStore:
     secret in it is refused.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, like: "ObjectStore | None" = None) -> None:
         refuse_secret(url)
         self.url = normalised(url).rstrip("/")
         self._protocol, _, self._root = self.url.partition("://")
-        self._opened: Any = None
+        self._opened: Any = None if like is None else like._opened
 
     def __str__(self) -> str:
         return shown(self.url)
@@ -104,6 +109,10 @@ class ObjectStore:
         with self._explaining():
             return bool(getattr(self._filesystem, "async_impl", False))
 
+    def below(self, prefix: str) -> "ObjectStore":
+        """The part of it under a prefix."""
+        return ObjectStore(f"{self.url}/{prefix}", self)
+
     def put_file(self, key: str, file: Path) -> None:
         """Store a file's content. An OSError is trouble with the file itself."""
         size = file.stat().st_size
@@ -113,6 +122,24 @@ class ObjectStore:
     def put(self, key: str, content: bytes) -> None:
         with self._explaining():
             self._do("pipe_file", self._path(key), content, bytes=len(content))
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Store an object that is not there yet: of several who try, one alone does, and the others hear False."""
+        try:
+            with self._explaining():
+                self._do("pipe_file", self._path(key), content, bytes=len(content), mode="create")
+        except ObjectExists:
+            return False
+        return True
+
+    def names(self) -> tuple[str, ...]:
+        """What is directly under the URL: objects, and what stands before the first / of others."""
+        with self._explaining():
+            try:
+                found = self._do("ls", self._base or "/", detail=False)
+            except FileNotFoundError:
+                return ()
+        return tuple(str(name).rstrip("/").rpartition("/")[2] for name in found)
 
     def read(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """The content of a small object, or a range of any: fewer bytes than asked for where the object ends."""
@@ -216,6 +243,8 @@ class ObjectStore:
         code, name = _code(error), type(error).__name__
         if isinstance(error, FileNotFoundError) and key and code != "NoSuchBucket":
             return ObjectMissing(f"{self}: there is no object {key}.")
+        if isinstance(error, FileExistsError) or code in _EXISTS:
+            return ObjectExists(f"{self}: it is there already.")
         lasting = self._for_a_person(error, code)
         if lasting is not None:
             return StoreError(f"{self}: {lasting}", lasts=True)

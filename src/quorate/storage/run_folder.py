@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import hashlib
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from quorate.core.regular_file import read_regular
 from quorate.storage.atomic import explaining, write_atomically
 from quorate.storage.incarnations import Incarnations
 from quorate.storage.lock import FolderLock, Holder
+from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError
 
 USUAL_RUNS = Path("runs")
 RUNS_ENV = "QUORATE_RUNS"
@@ -26,6 +29,8 @@ RUNS_ENV = "QUORATE_RUNS"
 LAST = "last"
 SHOWN = 8
 _CREATED = "created"
+STORED = "storage.json"
+"""Says in which object store a run has what several hosts need."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +58,37 @@ class RunFolder:
         self.logs = path / "logs"
         self.address_file = path / "coordinator.json"
         self.lock_file = path / "lock"
-        self.incarnations = Incarnations(path / "coordinators")
+        self.incarnations = Incarnations(path / "coordinators", lambda: self.stored)
         self._lock = FolderLock(self.lock_file, f"run {self.name}", f"end it: quorate stop {self.name}")
 
+    @cached_property
+    def stored(self) -> ObjectStore | None:
+        """Where a run on several hosts keeps what all of them need, if that is an object store: its prefix there."""
+        try:
+            return _opened(str(json.loads(read_regular(self.path / STORED))["url"]), os.getpid())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedFileError(f"{self.path / STORED} cannot be read: {error!r}") from None
+
+    def keep_in(self, store: ObjectStore) -> None:
+        """Have what all hosts need in an object store from now on. Several folders of one run may say so: one on each
+        host."""
+        self._write(self.path / STORED, {"url": store.url})
+        self.__dict__.pop("stored", None)
+
     @classmethod
-    def create(cls, runs: Path, name: str, beside: Path | None = None) -> "RunFolder":
+    def create(cls, runs: Path, name: str, beside: Path | ObjectStore | None = None) -> "RunFolder":
         """Make the folder of a new run: ``name-0001``, or the number after the highest there is; also of those in the
-        folder `beside`, where it is to be known by the same name."""
+        folder or store `beside`, where it is to be known by the same name."""
+        others: Iterable[Path] = ()
+        if isinstance(beside, ObjectStore):
+            others = [Path(other) for other in beside.names()]
+        elif beside is not None and beside.is_dir():
+            others = beside.iterdir()
         with explaining(f"cannot make a run folder in {runs}", "Choose another folder with `runs`."):
             runs.mkdir(parents=True, exist_ok=True)
-            run = cls(claim_folder(runs, name, () if beside is None or not beside.is_dir() else beside.iterdir()))
+            run = cls(claim_folder(runs, name, others))
             try:
                 run.logs.mkdir()
                 run.checkpoints.mkdir()
@@ -133,6 +159,10 @@ class RunFolder:
         door without a key, and by which certificate it is known there."""
         fields = {"address": address, "token": token} | ({} if door is None else {"door": dict(door)})
         self._write(self.address_file, fields, mode=0o600)
+        if self.stored is not None:
+            # Who has the token knows its digest. It is in no object: others may read the bucket.
+            public = {"address": address, "token_digest": _digest(token)}
+            self.stored.put(self.address_file.name, json.dumps(public).encode())
 
     def read_door(self) -> Door:
         """Where to ask the coordinator for something. OSError if it cannot be read, ValueError if it is damaged."""
@@ -148,11 +178,16 @@ class RunFolder:
         """Where the coordinator listens, if it does and if this is asked by the owner of the run; by one who knows the
         job's token only the coordinator of that job is meant."""
         try:
-            told = json.loads(read_regular(self.address_file))
+            try:
+                told = json.loads(read_regular(self.address_file))
+            except FileNotFoundError:
+                if self.stored is None:
+                    raise
+                told = json.loads(self.stored.read(self.address_file.name))
             address = told.get("address")
-            if token is not None and told.get("token") != token:
+            if token is not None and told.get("token_digest", _digest(told.get("token", ""))) != _digest(token):
                 return None
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, StoreError):
             return None
         return address if isinstance(address, str) else None
 
@@ -163,6 +198,9 @@ class RunFolder:
         with explaining(f"cannot remove {self.address_file}"):
             # What a link leads to, where hosts share the run: the token is in it.
             self.address_file.resolve().unlink(missing_ok=True)
+        if self.stored is not None:
+            with contextlib.suppress(StoreError):  # nobody listens there, which whoever asks finds out
+                self.stored.remove(self.address_file.name)
 
     def write_job(self, text: str, *, is_private: bool = False) -> None:
         """Write down the job; for its owner only, if there is something secret in it, and so are then the checkpoints,
@@ -208,10 +246,19 @@ class RunFolder:
     def write_micro_batches(self, changes: Sequence[tuple[int, int]]) -> None:
         """Since which steps lanes have more micro-batches than the job says, where memory ran out (step, number).
         Workers write it, all the same, before such a step is done."""
-        self._write(self.micro_batches_file, {"since": [list(change) for change in changes]})
+        known = {"since": [list(change) for change in changes]}
+        if self.stored is not None:
+            self.stored.put(self.micro_batches_file.name, json.dumps(known).encode())
+        else:
+            self._write(self.micro_batches_file, known)
 
     def read_micro_batches(self) -> tuple[tuple[int, int], ...]:
-        known = (self._read(self.micro_batches_file) or {}).get("since", ())
+        try:
+            name = self.micro_batches_file.name
+            found = self._read(self.micro_batches_file) if self.stored is None else json.loads(self.stored.read(name))
+        except ObjectMissing:
+            found = None
+        known = (found or {}).get("since", ())
         return tuple((int(step), int(count)) for step, count in known)
 
     def _write(self, file: Path, fields: dict[str, Any], mode: int = 0o644) -> None:
@@ -322,6 +369,16 @@ def _not_found(runs: Path, reference: str, names: list[str]) -> str:
     close = difflib.get_close_matches(reference, names, n=SHOWN, cutoff=0.5)
     hint = f"did you mean {_listed(close)}?" if close else f"there are {_listed(names[::-1])}"
     return f"there is no run {reference!r} in {runs.absolute()}; {hint}"
+
+
+@cache
+def _opened(url: str, pid: int) -> ObjectStore:  # noqa: ARG001 (a fork cannot use what its parent has opened)
+    """One for all that this process does there: to open it takes a while."""
+    return ObjectStore(url)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _listed(names: list[str]) -> str:

@@ -18,11 +18,11 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.reshard import check_written
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.store import Attempt, AttemptGone, CheckpointStore, NoSpace, remove_surplus
+from quorate.checkpoint.store import Attempt, CheckpointStore, NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import Arena, TensorFile
 from quorate.checkpoint.tree import join_skeletons
 from quorate.core.digests import weights_digest
-from quorate.core.errors import CheckpointError, JobError, LinkError, QuorateError, ReplicasDiffer
+from quorate.core.errors import AttemptGone, CheckpointError, JobError, LinkError, QuorateError, ReplicasDiffer
 from quorate.core.generation import GenerationId
 from quorate.core.spans import COMMIT, COPY, DIGEST, WRITE, SpanRecorder
 from quorate.core.user_code import describe

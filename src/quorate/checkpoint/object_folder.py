@@ -1,0 +1,114 @@
+"""Checkpoints that lie in an object store, and the folder of a run that shows them.
+
+A run says in `storage.json` that its checkpoints are there. Its folder then has a copy of each manifest, and of the
+parts those that somebody has read here: whatever reads a folder of checkpoints reads these as well.
+
+::
+
+    STORE/RUN/step-00000200/manifest.json       the marker that commits: it is put last and removed first
+    STORE/RUN/step-00000200/1-of-2.….safetensors
+    STORE/RUN/.writing-step-00000200-…/         what writers of one that is not committed tell each other
+"""
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from quorate.checkpoint.manifest import MANIFEST, Manifest
+from quorate.core.errors import CheckpointError
+from quorate.storage.atomic import discard, move_into_place, write_atomically
+from quorate.storage.objects import ObjectMissing, ObjectStore, Stored, StoreError
+from quorate.storage.run_folder import RunFolder
+
+_NAMED = "step-"
+
+
+class ObjectFolder:
+    """The checkpoints of a run in a store, shown by a folder. Every trouble is a `CheckpointError`."""
+
+    def __init__(self, store: ObjectStore, folder: Path) -> None:
+        self.store = store
+        self.folder = folder
+
+    def objects(self) -> dict[str, Stored]:
+        """All of the run."""
+        with explaining():
+            return self.store.list()
+
+    def refresh(self) -> None:
+        """Show what is there now: each checkpoint that has its manifest and all parts of it."""
+        found = self.objects()
+        whole = {key.partition("/")[0]: found[key].bytes for key in found if key.endswith(f"/{MANIFEST}")}
+        for name, size in whole.items():
+            manifest = self.folder / name / MANIFEST
+            if not manifest.exists() or manifest.stat().st_size != size:
+                with explaining(), contextlib.suppress(ObjectMissing):  # it is being removed
+                    self._show(name, self.store.read(f"{name}/{MANIFEST}"), found)
+        for entry in self.folder.iterdir() if self.folder.is_dir() else ():
+            if entry.name.startswith(_NAMED) and entry.name not in whole:
+                discard(entry)
+
+    def _show(self, name: str, content: bytes, found: dict[str, Stored]) -> None:
+        try:
+            parts = Manifest.from_json(content.decode()).parts
+            if any(f"{name}/{part.file}" not in found for part in parts):
+                return  # of a writer that was replaced, and whose parts were taken for leftovers
+        except (CheckpointError, UnicodeDecodeError):
+            pass  # who looks at it finds out what is wrong with it
+        (self.folder / name).mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / name / MANIFEST, content)
+
+    def fetch(self, name: str, file: str, size: int) -> None:
+        """Have a part of a checkpoint in the folder."""
+        partial = self.folder / name / f".{file}.{secrets.token_hex(4)}.partial"
+        try:
+            with explaining(), contextlib.suppress(ObjectMissing):  # which whoever opens it tells
+                self.store.fetch(f"{name}/{file}", partial, size)
+                move_into_place(partial, self.folder / name / file)
+        finally:
+            discard(partial)
+
+    def commit(self, name: str, content: bytes) -> bool:
+        """Make what lies there a checkpoint; False where another has done so meanwhile."""
+        with explaining():
+            return self.store.create(f"{name}/{MANIFEST}", content)
+
+    def uncommit(self, name: str) -> None:
+        """What is left is no checkpoint."""
+        with explaining():
+            self.store.remove(f"{name}/{MANIFEST}")
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint, or what lies there for one."""
+        found = [key for key in self.objects() if key.startswith(f"{name}/")]
+        if not found:
+            raise CheckpointError(f"cannot remove checkpoint {name}: it is not in {self.store}.")
+        # The manifest first: what is left then is no checkpoint.
+        for key in sorted(found, key=lambda each: not each.endswith(f"/{MANIFEST}")):
+            with explaining():
+                self.store.remove(key)
+        discard(self.folder / name)
+
+
+def objects_of(folder: Path) -> ObjectFolder | None:
+    """What a folder of checkpoints shows; None for one that has them itself."""
+    store = RunFolder(folder.parent).stored
+    return None if store is None else ObjectFolder(store, folder)
+
+
+def fetch_missing(checkpoint: Path, file: str, size: int) -> None:
+    """Before a part is read: where it is still in a store only, have it here."""
+    if not (checkpoint / file).exists() and (objects := objects_of(checkpoint.parent)) is not None:
+        objects.fetch(checkpoint.name, file, size)
+
+
+@contextlib.contextmanager
+def explaining() -> Iterator[None]:
+    """Trouble with the store, as whoever saves or loads knows it."""
+    try:
+        yield
+    except ObjectMissing:
+        raise
+    except StoreError as error:
+        raise CheckpointError(error.message) from None
