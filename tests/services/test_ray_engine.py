@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ray_nodes import RayNodes
-from services.ray_training import ON_RAY, STEPS, TASK, Training, write_job
+from services.ray_training import ON_RAY, STEPS, STRATEGIES, TASK, Training, write_job
 
 
 @pytest.fixture(scope="module")
