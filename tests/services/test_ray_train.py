@@ -182,3 +182,19 @@ def test_nothing_is_left_of_a_job_that_is_stopped(slow: tuple[Training, Path], n
     training.await_event("step", 2)
     training.interrupt()
     await_condition("the end of Ray Train's workers", lambda: not nodes.processes("ray::RayTrainWorker") or None, 60.0)
+
+
+def test_a_gang_saves_and_begins_again_elsewhere_when_a_node_is_about_to_be_taken_away(
+    slow: tuple[Training, Path], nodes: RayNodes, digest: str
+) -> None:
+    """The last of all: the node is not used any more."""
+    training, go = slow
+    training.await_event("step", 7)
+    nodes.drain_last(600)
+    training.await_event("generation", 2)
+    go.touch()
+    result = training.result()
+    assert result["weights_digest"] == digest
+    assert not training.events("lost"), "nobody was lost: all have left"
+    assert steps_of(training) == list(range(1, STEPS + 1)), "no step is done again"
+    assert len(training.events("generation")) == 2

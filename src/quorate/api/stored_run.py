@@ -81,7 +81,7 @@ def keep_in_store(run: RunFolder, spec: JobSpec) -> None:
 @contextlib.contextmanager
 def mirrored(run: RunFolder, spec: JobSpec) -> Iterator[None]:
     """While a part of a run is trained, and at its end: what its folder has besides, in the store."""
-    if store_of(spec) is None:
+    if store_of(spec) is None and run.stored is None:
         yield
         return
     mirror = _Mirror(run, spec)

@@ -56,7 +56,8 @@ LOOK_AT_STOP = 0.1
 CLOSE_PATIENCE = 30.0
 GANG_LOSS = (
     "a worker that dies is replaced where it was, and costs no completed step. A node that is lost, or a process of Ray"
-    " Train, costs the steps since the newest checkpoint: all workers begin again from it."
+    " Train, costs the steps since the newest checkpoint: all workers begin again from it. If it is told before that a"
+    " node is taken away, they save first."
 )
 """What is said once of a gang on a cluster."""
 
@@ -74,6 +75,10 @@ class ClusterSettings:
     # A folder that all hosts have mounted; without it they reach the run's own.
     storage: Path | None = None
     is_gang: bool = False
+
+
+def _is_of_gang(host: Host) -> bool:
+    return node_of(host.node) != host.node
 
 
 class ClusterEngine:
@@ -334,13 +339,16 @@ class ClusterEngine:
 
     def _leave(self, node: Node) -> None:
         """Have everybody there leave in good order, and nobody else come: what they compute is not done again."""
-        if self._hosts.find(node.id) is None:
+        here = [host for host in self._hosts.all if node_of(host.node) == node.id]
+        if not here:
             return
         left = None if node.deadline is None else max(0.0, node.deadline - time.time())
         when = "" if left is None else f" in {left:.0f} s"
         where = self._nodes.in_words(node.id)
         self._notices.put(Remark(f"host {where} is about to be taken away{when}: whoever is there leaves"))
-        for place in self._places.on(node.id):
+        # A gang cannot do without one of its own: all save at the end of their step, and begin again elsewhere.
+        is_with_gang = any(_is_of_gang(host) for host in here)
+        for place in self._places.all if is_with_gang else self._places.on(node.id):
             if place.pid is None:
                 self._places.leave(place)  # who was to be there goes elsewhere
             else:
@@ -379,9 +387,14 @@ class ClusterEngine:
         elif place is not None and place.node == host.node and place.pid == report.pid:
             if isinstance(report, Exited):
                 place.pid, place.since = None, time.monotonic()
-                if host.node in self._nodes.avoided:
+                if self._is_to_be_left(host):
                     self._places.leave(place)
             self._notices.put(report)
+
+    def _is_to_be_left(self, host: Host) -> bool:
+        """Whether nobody is to be started there any more; with a gang, because one of its nodes is taken away."""
+        group = [one for one in self._hosts.all if _is_of_gang(one)] if _is_of_gang(host) else [host]
+        return any(node_of(one.node) in self._nodes.avoided for one in group)
 
     # --- the end
 

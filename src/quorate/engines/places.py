@@ -79,6 +79,10 @@ class Places:
     def find(self, slot: int) -> Place | None:
         return self._places.get(slot)
 
+    @property
+    def all(self) -> list[Place]:
+        return list(self._places.values())
+
     def on(self, node: str) -> list[Place]:
         return [place for place in self._places.values() if place.node == node]
 

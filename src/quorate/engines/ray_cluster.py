@@ -47,6 +47,8 @@ class RayCluster:
         self._sent: Path | None = None
         self._is_ours = False
         self._rooms: list[RayRoom] = []
+        # Nodes that are about to be taken away, as of the last look.
+        self._draining: frozenset[str] = frozenset()
 
     def connect(self) -> ClusterView:
         if not ray.is_initialized():
@@ -58,6 +60,7 @@ class RayCluster:
     def look(self) -> ClusterView:
         free = ray_state.available_resources_per_node()
         draining = ray_state.state.get_draining_nodes()  # by node, the deadline in milliseconds, 0 for none
+        self._draining = frozenset(draining)
         nodes, cores = [], 0.0
         for one in ray.nodes():
             if one["Alive"]:

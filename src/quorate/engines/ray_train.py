@@ -25,7 +25,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from quorate.engines.cluster import ClusterFailed, GroupLost, HostLost
+from quorate.engines.cluster import ClusterFailed, GroupLost, HostLost, node_of
 from quorate.engines.host import Report
 from quorate.engines.node_code import NodeCode
 from quorate.engines.ray_cluster import RayCluster, RayHostLink
@@ -244,6 +244,10 @@ class RayTrainCluster(RayCluster):
             if self._group is None:
                 self._group = self._find_group()
             if self._group is None or not self._group.free:
+                return None
+            if any(node_of(place) in self._draining for place in self._group.actors):
+                if len(self._group.free) == len(self._group.actors):
+                    self.break_up(self._group)  # all have left it: Ray Train starts the next one elsewhere
                 return None
             return self._group, self._group.free.pop(0)
 
