@@ -1,10 +1,17 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fsspec import AbstractFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
+from object_store import BUCKET, SeaweedStore, s3, seaweed
 from quorate.core.errors import RunError
 from quorate.engines.shared_storage import Reach, share, why_out_of_reach
+from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder, write_creation
+
+__all__ = ["s3", "seaweed"]
 
 
 def run_in(folder: Path) -> RunFolder:
@@ -67,3 +74,23 @@ def test_what_a_launcher_that_was_killed_has_asked_is_removed_and_hosts_answer_t
     assert "no such folder" in why_out_of_reach(str(tmp_path / "other"), reach.nonce, "host")
     reach.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_answer_in_a_store_as_well_and_nothing_is_left(s3: SeaweedStore, tmp_path: Path) -> None:
+    place = f"s3://{BUCKET}/{tmp_path.name}/run"
+    reach = Reach(place)
+    assert not reach.is_answered_by("host")
+    assert why_out_of_reach(place, reach.nonce, "host") == ""
+    assert reach.is_answered_by("host")
+    assert "no such folder" in why_out_of_reach(f"{place}-of-another", reach.nonce, "host")
+    reach.close()
+    assert ObjectStore(place).list() == {}
+
+
+def test_a_store_that_replaces_what_is_to_be_created_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A kind of store whose library takes no notice of the condition.
+    monkeypatch.setattr(
+        MemoryFileSystem, "pipe_file", lambda self, path, value, **_: AbstractFileSystem.pipe_file(self, path, value)
+    )
+    with pytest.raises(RunError, match="If-None-Match"):
+        Reach("memory://bucket/run")

@@ -71,7 +71,6 @@ def test_a_cluster_is_found_by(address: str) -> None:
         ({"kind": "ray", "per_worker": {"cpu": 0}}, "engine.per_worker.cpu: 0 is not a number above 0"),
         ({"kind": "ray", "per_worker": {"gpu": 2}}, "engine.per_worker.gpu: 2 is not a number from 0 to 1"),
         ({"kind": "ray", "storage": "shared"}, "write an absolute path, such as /mnt/shared"),
-        ({"kind": "ray", "storage": "s3://bucket/x"}, "go to s3://bucket/x with checkpoint.to"),
         ({"kind": "ray", "runtime_env": {"pip": "numpy"}}, "is not a list of packages for pip"),
         ({"kind": "ray", "runtime_env": {"pips": []}}, "Did you mean engine.runtime_env.pip?"),
         ({"kind": "ray", "runtime_env": {"env_vars": {"a b": "1"}}}, "'a b' is no name of a variable"),
@@ -94,6 +93,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     "engine",
     [
         {"address": "ray://me:s3cret@head:10001"},
+        {"storage": "s3://me:s3cret@bucket/runs"},
         {"runtime_env": {"env_vars": {"WANDB_API_KEY": "0123456789abcdef0123456789abcdef"}}},
         {"runtime_env": {"env_vars": {"RAY_AUTH_TOKEN": "short"}}},
         {"runtime_env": {"pip": ["--extra-index-url https://me:s3cret@packages.example", "numpy"]}},

@@ -3,6 +3,7 @@ import pickle
 import socket
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.indexing import build_index
 from quorate.storage import objects
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, refuse_unknown_store
+from quorate.storage.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -39,6 +41,35 @@ class TestStore:
         listed = store.list()
         assert {key: each.bytes for key, each in listed.items()} == {"small": 3, "folder/large": len(content)}
         assert all(abs((each.modified or 0) - time.time()) < 60 for each in listed.values())
+
+    def test_of_several_who_create_an_object_one_does(self, store: ObjectStore) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            created = list(threads.map(lambda number: store.create("key", str(number).encode()), range(4)))
+        assert sum(created) == 1
+        assert store.read("key") == str(created.index(True)).encode()
+        assert store.names() == ("key",)
+
+    def test_coordinators_that_begin_at_once_get_numbers_of_their_own(self, store: ObjectStore, tmp_path: Path) -> None:
+        run = RunFolder(tmp_path)
+        run.keep_in(store)
+        with ThreadPoolExecutor(4) as threads:
+            taken = list(threads.map(lambda launch: run.incarnations.take(2, launch), "abcd"))
+        assert sorted(taken) == [3, 4, 5, 6] and run.incarnations.newest() == 6
+        last = "abcd"[taken.index(6)]
+        assert run.incarnations.is_taken_by_other("another") and not run.incarnations.is_taken_by_other(last)
+
+    def test_hosts_find_the_coordinator_by_the_token_which_is_not_in_the_store(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
+        for run in (here, there):
+            run.path.mkdir()
+            run.keep_in(store)
+        here.write_address("10.0.0.5:1", "the-token-of-the-job")
+        assert there.read_address("the-token-of-the-job") == "10.0.0.5:1" and there.read_address("another") is None
+        assert not [key for key in store.list() if b"the-token-of-the-job" in store.read(key)]
+        here.remove_address()
+        assert there.read_address("the-token-of-the-job") is None
 
     def test_reads_ranges(self, store: ObjectStore) -> None:
         content = bytes(range(256))
