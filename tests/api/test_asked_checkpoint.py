@@ -128,7 +128,7 @@ def test_what_a_killed_part_of_the_run_has_left_is_not_waited_for(job: Job) -> N
     CheckpointFolder(job.run.checkpoints).open(Cursor(500))
     damaged = job.save(400)
     part_of(damaged.path).write_bytes(b"damaged")
-    (CheckpointFolder(job.run.checkpoints).open(Cursor(500)).path / "half").touch()
+    (CheckpointFolder(job.run.checkpoints).open_here(Cursor(500)).path / "half").touch()
     job.on_wish = lambda: job.save(AT + 1)
     assert ask(job).cursor == Cursor(AT + 1)
     assert len(job.heard) == 1

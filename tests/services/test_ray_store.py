@@ -49,7 +49,7 @@ def test_a_run_in_a_store_has_the_bits_of_one_machine_and_goes_on_elsewhere(
     slow = ["--set", f"params.go={tmp_path / 'go'}", "--set", "params.pause=0.5"]
     training = Training(job, nodes.environment, *ON_RAY, "--set", f"engine.storage={place}", *slow)
     try:
-        saved = training.await_event("checkpoint_saved")
+        saved = training.await_event("checkpoint")
         assert saved[0]["parts"] == 2, "each host has written its own"
         training.interrupt()
     finally:
@@ -87,7 +87,7 @@ def test_a_killed_launcher_is_followed_by_one_elsewhere_from_the_newest_checkpoi
     place = f"s3://{BUCKET}/{tmp_path.name}"
     slow = ["--set", f"params.go={tmp_path / 'go'}", "--set", "params.pause=0.5"]
     training = Training(job, nodes.environment, *ON_RAY, "--set", f"engine.storage={place}", *slow)
-    training.await_event("checkpoint_saved")
+    training.await_event("checkpoint")
     training.end()
     (tmp_path / "go").touch()
     (name,) = ObjectStore(place).names()

@@ -254,7 +254,7 @@ class CheckpointFolder:
 
     def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> Attempt:
         if self._objects is None:
-            return self._open_here(cursor, needed, name)
+            return self.open_here(cursor, needed, name)
         attempt = self._open_there(self._objects, cursor, needed, name or _new_name(cursor))
         if not name:
             attempt.begin()
@@ -264,7 +264,8 @@ class CheckpointFolder:
         explain = partial(_explained, folder=self.folder, cursor=cursor, needed=needed)
         return ObjectAttempt(name, cursor, objects, self.digest, self.cipher, explain)
 
-    def _open_here(self, cursor: Cursor, needed: int = 0, name: str = "") -> FolderAttempt:
+    def open_here(self, cursor: Cursor, needed: int = 0, name: str = "") -> FolderAttempt:
+        """The same in the folder itself."""
         path = self.folder / (name or _new_name(cursor))
         if not name:
             try:
@@ -284,7 +285,7 @@ class CheckpointFolder:
         if self._objects is not None:
             return self._commit_objects(self._objects, attempt, manifest, check)
         final = self.folder / checkpoint_name(manifest.cursor)
-        source = self._open_here(manifest.cursor, name=attempt)
+        source = self.open_here(manifest.cursor, name=attempt)
         if final.exists() and isinstance(present := self._checked(look_at(final)), CheckpointInfo):
             _refuse_another_state(present, manifest)
             source.give_up()
