@@ -146,7 +146,7 @@ class RaySpec(Section):
         AfterValidator(checked_storage),
         Allowed("a folder (an absolute path) or an object store (s3://…) for all hosts, or null: the run's folder"),
     ] = None
-    """A folder that all hosts reach."""
+    """A folder or an object store that all hosts reach."""
     runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
     """What the nodes are given before a worker starts."""
     grow: GrowSpec | None = None
