@@ -29,6 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("services")
             if item.path.name.startswith("test_ray_"):
                 item.add_marker("ray")
+                if item.get_closest_marker("timeout") is None:
+                    item.add_marker(pytest.mark.timeout(1800))  # a busy machine takes minutes until a job has begun
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 

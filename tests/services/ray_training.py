@@ -10,7 +10,8 @@ from typing import Any
 from command import await_condition
 
 TASK = Path(__file__).parent / "ray_task.py"
-PATIENCE = 240.0
+PATIENCE = 600.0
+"""Seconds: a busy machine takes minutes until a job has begun."""
 STEPS = 30
 STRATEGIES = {
     "ring": [],

@@ -17,7 +17,6 @@ from quorate.storage.objects import ObjectStore
 from services.ray_training import ON_RAY, PATIENCE, Training, write_job
 
 __all__ = ["s3", "seaweed"]
-pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

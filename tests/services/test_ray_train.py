@@ -16,9 +16,6 @@ from quorate.observe.events import EvaluationDone, StepCompleted
 from quorate.observe.jsonl import JsonlSink
 from services.ray_training import PATIENCE, TASK, Training
 
-# Each starts a job on a cluster, some of them twice.
-pytestmark = pytest.mark.timeout(900)
-
 STEPS = 30
 ON_RAY = ["--set", "engine=ray", "--set", "engine.placement=spread"]
 FSDP = ["--set", "strategy=fsdp"]
