@@ -22,7 +22,7 @@ from quorate.checkpoint.selection import BEST, LAST, best_among, own_among, sele
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.transfer import CopiedRun, Source, copy_checkpoints
 from quorate.core.addresses import is_url
-from quorate.core.errors import CheckpointError, JobError, QuorateError, RunError, UntrustedError
+from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError, UntrustedError
 from quorate.core.generation import Cursor
 from quorate.core.user_code import given
 from quorate.history.run_record import RunRecord
@@ -164,6 +164,11 @@ def rekey_run(
     Whatever gets the new key is vouched for by it from then on. So where the run is encrypted already, what was not
     written with the present key is refused before anything changes, unless `include_untrusted` asks for it.
     """
+    if run.stored is not None:
+        raise RequestError(
+            f"run {run.name} is kept in {run.stored}, where no checkpoint can be replaced in one move: only those in a "
+            "folder are rekeyed."
+        )
     new = None if place is None else read_key(place)
     old: Cipher | None = None if old_place is None else read_key(old_place)
     rewritten: list[str] = []

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from quorate.checkpoint.listing import REMOVING, Skipped, cursor_of
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
+from quorate.checkpoint.object_folder import fetch_missing
 from quorate.checkpoint.part_file import verify_part
 from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError, QuorateError
@@ -241,7 +242,8 @@ class FolderPlace:
         with self.explaining():
             write_atomically(self.folder / file, content)
 
-    def fetch(self, file: str, target: Path, size: int) -> None:  # noqa: ARG002 (a Place)
+    def fetch(self, file: str, target: Path, size: int) -> None:
+        fetch_missing((self.folder / file).parent, Path(file).name, size)
         with self.explaining(file):
             source = opened_regular(self.folder / file)
 
