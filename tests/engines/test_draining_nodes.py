@@ -8,10 +8,10 @@ import pytest
 
 from command import PATIENCE, await_condition
 from engines.test_cluster_engine import Job, job_on
-from memory_cluster import MemoryCluster
+from memory_cluster import MemoryCluster, MemoryLink, MemoryRoom
 from memory_engine import MemoryEngine
 from quorate.engines import cluster_engine
-from quorate.engines.cluster import ClusterView
+from quorate.engines.cluster import ClusterView, node_of
 from quorate.engines.engine import Exited, Ready, Remark, Started
 from quorate.worker.assignment import Assignment
 
@@ -94,3 +94,31 @@ def test_a_job_that_begins_does_not_begin_on_a_draining_node(tmp_path: Path) -> 
         job.start(0)
         assert job.nodes[0] == "b"
         assert "a" not in job.cluster.links
+
+
+class GangRoom(MemoryRoom):
+    def node(self) -> str | None:
+        taken = super().node()
+        return None if taken is None else f"{taken}/group-0"
+
+
+class GangCluster(MemoryCluster):
+    """Its hosts are those of places, as Ray Train's are."""
+
+    def ask_room(self, node: str | None, avoid: frozenset[str]) -> MemoryRoom:
+        return GangRoom(self, node, avoid)
+
+    def open_host(self, node: str) -> MemoryLink:
+        link = super().open_host(node_of(node))
+        self.links[node] = self.links.pop(node_of(node))
+        return link
+
+
+def test_all_of_a_gang_are_asked_to_leave_and_leave_their_places_when_one_node_drains(tmp_path: Path) -> None:
+    with job_on(tmp_path, {"a": 1, "b": 1, "c": 0}, GangCluster, home="c", workers=2, is_gang=True) as job:
+        job.until(Ready)
+        pids = [job.start(slot).pid for slot in (0, 1)]
+        job.cluster.draining["a"] = None
+        exits = [job.until(Exited) for _ in pids]
+        assert sorted((one.pid, one.code) for one in exits) == sorted((pid, 0) for pid in pids), "nobody was killed"
+        await_condition("their rooms to be free", lambda: job.cluster.free["a"] == job.cluster.free["b"] == 1)
