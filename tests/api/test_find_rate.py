@@ -11,6 +11,7 @@ from quorate.api.find_rate import _rate_param, divergence, smooth, suggestions
 from quorate.core.errors import RequestError
 from quorate.history.report.charts import Line
 from quorate.history.report.plot_file import Plot, write_plot
+from quorate.observe.quantities import measure
 
 RATES = [10 ** (-6 + step / 10) for step in range(80)]
 
@@ -67,11 +68,11 @@ def test_a_curve_is_drawn_into_a_file(tmp_path: Path) -> None:
     drawn = ElementTree.parse(tmp_path / "curve.svg").getroot()
     assert drawn.tag.endswith("svg")
     texts = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"a <test>", "lr", "loss", "best", "0.0001"} <= set(texts)
+    assert {"a <test>", "lr", f"loss  {measure(values[-1])}", "best", "0.0001"} <= set(texts)
     write_plot(plot, tmp_path / "curve.png")
     image = pytest.importorskip("PIL.Image")
     with image.open(tmp_path / "curve.png") as picture:
-        assert picture.size == (800, 450)
+        assert picture.size == (1600, 900)
         assert len(picture.getcolors(1 << 20)) > 3
     with pytest.raises(RequestError, match=r"ends in \.svg or \.png"):
         write_plot(plot, tmp_path / "curve.pdf")

@@ -1,4 +1,7 @@
+import sys
 from pathlib import Path
+
+import pytest
 
 import quorate
 from history.run_builder import Story, complete_run
@@ -26,3 +29,16 @@ def test_all_numbers_of_a_run_by_step_each_once(tmp_path: Path) -> None:
 def test_of_a_run_that_has_told_nothing_there_is_none(tmp_path: Path) -> None:
     run = complete_run(tmp_path, story=None)
     assert quorate.open_run(run.path).history == []
+
+
+def test_it_is_a_table_where_pandas_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = complete_run(tmp_path, story=Story().begin().train(1, 2).evaluate(2, accuracy=0.25))
+    history = quorate.open_run(run.path).history
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(quorate.RequestError, match="pip install pandas"):
+        history.to_dataframe()
+    monkeypatch.undo()
+    pytest.importorskip("pandas")
+    table = history.to_dataframe()
+    assert list(table.index) == [1, 2]
+    assert table["val/accuracy"].dropna().to_dict() == {2: 0.25}

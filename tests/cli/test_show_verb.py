@@ -367,3 +367,24 @@ def test_what_is_encrypted_is_told(keys: dict[str, Any], told: str) -> None:
     job = {"version": 2, "name": "a", "task": "task.py:A", "lanes": 4, "batch_size": 8, "steps": 8, **keys}
     words = encryption_in_words(resolve_mapping(job, "job.yaml", {}, []).spec)
     assert words.startswith(told) and bool(words) == bool(told)
+
+
+def test_learning_curves_are_drawn_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = Story().begin().train(1, 30, log={"accuracy": 0.5, "own": 2.0}).evaluate(30, loss=0.5, accuracy=0.25)
+    run = complete_run(tmp_path, story=story)
+    for name in ("curves.svg", "curves.png"):
+        app(["show", str(run.path), "--plot", str(tmp_path / name)], standalone_mode=False)
+        assert f"{name}: loss, accuracy, own" in capsys.readouterr().out.replace("\n", "")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert all(name in drawn for name in ("train/loss", "val/loss", "train/accuracy", "val/accuracy", "train/own"))
+    assert "throughput" not in drawn
+    app(["show", str(run.path), "--plot", str(tmp_path / "curves.svg"), "--json"], standalone_mode=False)
+    document = json.loads(capsys.readouterr().out)
+    validate("show", document)
+    assert document["plot"] == str(tmp_path / "curves.svg")
+
+
+def test_of_a_run_without_steps_nothing_is_drawn(tmp_path: Path) -> None:
+    run = complete_run(tmp_path, story=None)
+    with pytest.raises(RunError, match="has no step yet, so there is nothing to draw"):
+        app(["show", str(run.path), "--plot", str(tmp_path / "curves.svg")], standalone_mode=False)

@@ -15,6 +15,7 @@ from quorate.api.recorded_run import (
     refuse_lost_checkpoints,
     warn_of_damaged_result,
 )
+from quorate.api.run_history import History, history_of
 from quorate.api.tasks import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, own_among, why_foreign
@@ -87,12 +88,10 @@ class Result:
         return list(self.fields.get("recoveries") or ())
 
     @property
-    def history(self) -> list[dict[str, float]]:
+    def history(self) -> History:
         """The numbers of steps and evaluations so far, a mapping for each step: ``step``, ``train/loss``,
         ``train/learning_rate``, ``train/epoch``, what the task logged (``train/NAME``) and metrics (``val/NAME``), by
-        the names that they have in trackers. ``pandas.DataFrame(result.history)`` makes a table of them."""
-        from quorate.api.run_history import history_of
-
+        the names that they have in trackers. ``result.history.to_dataframe()`` is the same as a table of pandas."""
         return history_of(RunFolder(self.folder))
 
     @property

@@ -1,6 +1,8 @@
 """The numbers of a run as records, one for each step, by the names that they have in trackers."""
 
-from quorate.core.errors import RunError
+from typing import Any
+
+from quorate.core.errors import RequestError, RunError
 from quorate.core.regular_file import opened_regular
 from quorate.observe.events import read_event
 from quorate.storage.run_folder import RunFolder
@@ -9,7 +11,21 @@ from quorate.tracking.curves import TRAIN, VALIDATION, Curves
 _TOLD = (f"{TRAIN}/", f"{VALIDATION}/")
 
 
-def history_of(run: RunFolder) -> list[dict[str, float]]:
+class History(list[dict[str, float]]):
+    """A mapping for each step, by the names that numbers have in trackers."""
+
+    def to_dataframe(self) -> Any:
+        """A row for each step, as pandas has it; NaN where a step has no such number."""
+        try:
+            import pandas
+        except ImportError:
+            raise RequestError(
+                "to_dataframe needs the library pandas, which is not installed: pip install pandas"
+            ) from None
+        return pandas.DataFrame(self).set_index("step") if self else pandas.DataFrame()
+
+
+def history_of(run: RunFolder) -> History:
     """In the order of steps; a step that was redone is there once. Lines that are no events are passed over."""
     curves, records = Curves(), dict[int, dict[str, float]]()
     try:
@@ -23,7 +39,7 @@ def history_of(run: RunFolder) -> list[dict[str, float]]:
                     if point.name.startswith(_TOLD):
                         records.setdefault(point.step, {"step": point.step})[point.name] = point.value
     except FileNotFoundError:
-        return []
+        return History()
     except OSError as error:
         raise RunError(f"cannot read {run.events_file}: {error.strerror or error}") from error
-    return [records[step] for step in sorted(records)]
+    return History(records[step] for step in sorted(records))

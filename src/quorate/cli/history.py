@@ -79,6 +79,14 @@ def show(
         bool,
         typer.Option("--follow", "-f", help="Show its progress first, as train does, until it has ended."),
     ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw its learning curves into this file, which ends in .svg or .png.",
+            show_default=False,
+        ),
+    ] = None,
     runs: Runs = RUNS,
     address: Address = None,
     as_json: Json = False,
@@ -101,6 +109,8 @@ def show(
 
       quorate show last --follow
 
+      quorate show last --plot curves.png
+
       quorate show digits-0001 --json
     """
     from quorate.api.ray_jobs import find_run
@@ -109,9 +119,10 @@ def show(
     if (search := SearchFolder.meant(runs, run)) is not None:
         from quorate.cli.search_view import show_search
 
-        if with_ledger or with_data or follow:
+        if with_ledger or with_data or follow or plot:
             raise RequestError(
-                f"{run} is a search; --ledger, --data and --follow are about a run: one of those in {search.trials}."
+                f"{run} is a search; --ledger, --data, --follow and --plot are about a run: one of those in "
+                f"{search.trials}."
             )
         show_search(search, as_json)
         return
@@ -130,6 +141,12 @@ def show(
         samples, code = show_samples(folder, with_data, with_ledger, as_json)
         if not as_json:
             raise typer.Exit(code)
+    if plot is not None:
+        from quorate.cli.curves_view import draw_curves
+
+        samples |= draw_curves(folder, plot, as_json)
+        if not as_json:
+            return
     show_run(folder, samples, as_json)
     raise typer.Exit(code)
 
