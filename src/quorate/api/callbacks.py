@@ -110,6 +110,7 @@ class Callback:
             def on_evaluation(self, evaluation):
                 print(evaluation.step, evaluation.metrics["accuracy"])
 
+
         quorate.train(job, callbacks=[Tell()])
 
     A job file names classes: ``callbacks: [tell.py:Tell]``. Hooks are called in the launcher, in order, once for each
