@@ -45,6 +45,8 @@ def get_into_trouble(place):
         return
     if TROUBLE == "sys.exit":
         sys.exit(0)
+    if TROUBLE == "interrupt":
+        raise KeyboardInterrupt
     if TROUBLE == "os._exit":
         os._exit(0)
     if TROUBLE == "abort":
@@ -230,6 +232,33 @@ def test_sys_exit_is_an_exception_like_any_other(troubled: Workplace, place: str
     assert failure["kind"] == "UserCodeError"
     assert "SystemExit: 0" in failure["message"]
     assert ("loss()" if place == "loss" else f"sample {FATAL_SAMPLE} of the training set") in failure["message"]
+
+
+OWN_LOOP = """
+import torch
+
+
+def main(run):
+    model = torch.nn.Linear(3, 1)
+    model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for inputs in run.batches(torch.ones(32, 3)):
+        result = run.step(model(inputs).mean())
+        if result is not None and result.step == 3:
+            raise KeyboardInterrupt("enough")
+"""
+
+
+@pytest.mark.parametrize("loop", ["a task", "a loop of one's own"])
+def test_a_keyboard_interrupt_that_the_task_raises_ends_the_job_at_once(troubled: Workplace, loop: str) -> None:
+    if loop != "a task":
+        (troubled.folder / "own.py").write_text(OWN_LOOP)
+    task = ("--set", "task=own.py:main") if loop != "a task" else ()
+    failure = failure_of(troubled, "--workers", "2", *task, TROUBLE="interrupt in loss")
+    assert failure["kind"] == "UserCodeError"
+    assert failure["message"].count("KeyboardInterrupt") == 1
+    assert ("(in loss())" if loop == "a task" else "KeyboardInterrupt: enough (in main())") in failure["message"]
+    (run,) = (troubled.folder / "runs").iterdir()
+    assert not [event for event in troubled.events(run) if event["kind"] == "lost"]
 
 
 @pytest.mark.parametrize("trouble", ["os._exit", pytest.param("segfault", marks=pytest.mark.long)])

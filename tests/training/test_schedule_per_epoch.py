@@ -64,7 +64,7 @@ def test_a_loop_of_ones_own_comes_to_the_bits_of_the_task(tmp_path: Path) -> Non
 
 
 def test_an_epoch_whose_last_step_is_left_out_counts(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"epochs": 4, "batch_size": 10, "on_poison": "skip"}
+    keys: dict[str, Any] = {"epochs": 4, "batch_size": 10, "on_nonfinite_loss": "skip"}
     void = [step for step, batch in enumerate(batches(**keys), 1) if batch & POISONED]
     assert any(step % 5 == 0 for step in void), "otherwise it shows nothing"
     ran = on_one_and_on_three(Poisoned, tmp_path, **keys, schedule={"per": "epoch"})

@@ -76,7 +76,8 @@ def warm() -> Iterator[None]:
                 quorate.train(job.replace(params={"learning_rate": rate}))
 
     The task is imported again after a change of its source or the environment, and with another seed if its module
-    draws numbers when it is imported; but what it reads from other files then is read once.
+    draws numbers when it is imported; but what it reads from other files then is read once. The block
+    is that of its own thread: runs that another thread begins are cold, unless it has a block, too.
     """
     with WarmRunner() as runner:
         before = _runner.set(runner)

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,6 +23,10 @@ _FOREIGN = tuple(
     f"{os.path.realpath(folder)}{os.sep}"
     for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), PACKAGE)
 )
+
+RAISED = (Exception, SystemExit, KeyboardInterrupt)
+"""What user code may raise. A worker must not vanish for any of it: the others would do the step again, and vanish."""
+
 Hint = Callable[[BaseException], str]
 """What to say beside the text of an exception; nothing for one that speaks for itself."""
 
@@ -44,7 +49,8 @@ def announcing(tell: Callable[[str], None]) -> Iterator[None]:
 class user_code:  # noqa: N801 (read as a statement: with user_code("loss()"))
     """Turn an exception of the user's code into a `UserCodeError` that says where it was called from.
 
-    A bare SystemExit counts too: a worker must not vanish because a task calls `sys.exit()`. So does an error of
+    A bare SystemExit counts too: a worker must not vanish because a task calls `sys.exit()`. So does a
+    KeyboardInterrupt where nobody listens to Ctrl-C, as in workers: the task has raised it. And so does an error of
     Quorate's tree that the task raises itself once the job is under way: a `TaskError` would pass for a refusal then.
     """
 
@@ -59,7 +65,7 @@ class user_code:  # noqa: N801 (read as a statement: with user_code("loss()"))
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception | SystemExit):
+        if isinstance(error, RAISED):
             blame_user_code(error, self._where, self._hint, self._exit_code)
 
 
@@ -70,6 +76,8 @@ def blame_user_code(
 
     For whoever cannot afford a `with` block: one costs three calls, and `try` nothing.
     """
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        return
     if isinstance(error, QuorateError) and (exit_code == RequestError.exit_code or _is_ours(error)):
         return
     message = with_hint(f"{describe(error)} (in {where})", hint(error) or first_aid(error))

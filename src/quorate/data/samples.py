@@ -13,7 +13,7 @@ import numpy
 from quorate.core.addresses import shown_place
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, UserCodeError
-from quorate.core.user_code import describe, user_traceback, with_hint
+from quorate.core.user_code import RAISED, describe, user_traceback, with_hint
 from quorate.data.bad_sample import BadSample, LeftOut
 from quorate.data.collate import ScarceRoom, UnlikeSamples, collate, fresh_copy
 from quorate.data.datasets import Columns, Dataset, columns_of
@@ -239,7 +239,7 @@ class Samples:
             return self._unlike(request, error, left_out)
         except Unreachable as error:
             return FetchFailure(request, index, error.message, "", kind="access")
-        except (Exception, SystemExit) as error:  # a loader must not vanish because a dataset calls `sys.exit()`
+        except RAISED as error:
             return FetchFailure(request, index, describe(error), user_traceback(error))
 
     def _collated(self, fetched: Sequence[Any], room: ScarceRoom | None) -> Any:

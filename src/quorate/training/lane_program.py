@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from quorate.core.spans import BACKWARD, FORWARD, SpanRecorder
-from quorate.core.user_code import blame_user_code
+from quorate.core.user_code import RAISED, blame_user_code
 from quorate.training.gradients import Gradients
 from quorate.training.hints import Share
 from quorate.training.losses import GivenLoss, checked_losses
@@ -46,7 +46,7 @@ class EagerProgram:
         try:
             with replica.device.autocast():
                 loss = replica.device.compiled(self._task.loss)(replica.model, content)
-        except (Exception, SystemExit) as error:
+        except RAISED as error:
             blame_user_code(error, "loss()", share.hint)
             raise
         if spans is not None:
@@ -61,7 +61,7 @@ class EagerProgram:
             is_last = batch.is_last and name == SOLE
             try:
                 self._gradients.backward(value, start, inputs, retain=position < len(losses), is_last=is_last)
-            except (Exception, SystemExit) as error:
+            except RAISED as error:
                 blame_user_code(error, "backward()", share.hint)
                 raise
         if spans is not None:

@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from quorate.checkpoint.pieces import Piece
 from quorate.core.errors import RunError, TaskError
-from quorate.core.user_code import blame_user_code, building_code, given, likely_slip, user_code
+from quorate.core.user_code import RAISED, blame_user_code, building_code, given, likely_slip, user_code
 from quorate.data.sampler import Sampler
 from quorate.spec.job import ScheduleSpec
 from quorate.training.device import CPU, Device
@@ -94,7 +94,7 @@ class Optimizers:
             for optimizer in self.by_name.values():
                 _unfuse_if_torn(optimizer, _has_gradient, optimizer.state.get)
                 optimizer.step()
-        except (Exception, SystemExit) as error:
+        except RAISED as error:
             blame_user_code(error, "optimizer.step()")
             raise
 
@@ -158,7 +158,7 @@ class Optimizers:
             for scheduler in self._schedulers.values():
                 if not isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step()
-        except (Exception, SystemExit) as error:
+        except RAISED as error:
             blame_user_code(error, "optimizer.step()")
             raise
 

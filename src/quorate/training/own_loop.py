@@ -15,7 +15,7 @@ from greenlet import greenlet
 
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, RequestError, TaskError, UnsupportedModelError
-from quorate.core.user_code import blame_user_code
+from quorate.core.user_code import RAISED, blame_user_code
 from quorate.data.sampler import Sampler
 from quorate.data.streams import seed_generators
 from quorate.observe.events import StepCompleted
@@ -240,7 +240,7 @@ class OwnLoop(Task):
         assert self._greenlet is not None
         try:
             self._greenlet.switch(value) if self._greenlet else self._greenlet.switch()
-        except (Exception, SystemExit) as error:
+        except RAISED as error:
             code = JobError.exit_code if self._turns.is_entered else RequestError.exit_code
             blame_user_code(error, f"{self._name}()", hint_for, code)
             raise

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from quorate.core.user_code import blame_user_code
+from quorate.core.user_code import RAISED, blame_user_code
 from quorate.servers.applied import Unit
 from quorate.servers.unit_record import UnitRecord
 from quorate.strategies.units.step_settings import StepSettings, learning_rates
@@ -98,7 +98,7 @@ class HeldBlocks:
                 for name, optimizer in self._replica.optimizers.by_name.items():
                     if not changed.isdisjoint(self._replica.optimizers.parameters(name)):
                         optimizer.step()
-            except (Exception, SystemExit) as error:
+            except RAISED as error:
                 blame_user_code(error, "optimizer.step()")
                 raise
             finally:
