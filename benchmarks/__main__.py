@@ -143,6 +143,7 @@ def step(
     Examples:
       python -m benchmarks step
       python -m benchmarks step --systems quorate,hand-written --rounds 9
+      python -m benchmarks step --systems quorate,quorate-own-loop --rounds 9
     """
     from benchmarks.run import Options, run
     from benchmarks.selection import choose_systems

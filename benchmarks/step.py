@@ -1,5 +1,6 @@
 """The step benchmark: what a loop costs over one that is written by hand."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -43,7 +44,7 @@ class Step:
     def explained(self, rows: Sequence[Row]) -> list[Row]:
         """With the overhead over the hand-written loop, and that of a loop of one's own over a task, where measured."""
         by_hand = {row.case: row.ms for row in rows if row.system == HAND_WRITTEN.name}
-        by_task = {row.case: row.ms for row in rows if row.system == QUORATE.name}
+        by_task = {row.case: row for row in rows if row.system == QUORATE.name}
         return [_with_turns(_with_overhead(row, by_hand.get(row.case)), by_task.get(row.case)) for row in rows]
 
     def remarks(self, row: Row) -> dict[str, str]:
@@ -60,10 +61,12 @@ class Step:
         return remarks
 
 
-def _with_turns(row: Row, by_task: float | None) -> Row:
-    if not by_task or row.system != OWN_LOOP.name:
+def _with_turns(row: Row, by_task: Row | None) -> Row:
+    """The two take turns, so that each round has a difference of its own: what slows down a round is in both."""
+    if by_task is None or row.system != OWN_LOOP.name:
         return row
-    return row.with_details(over_task_us=(row.ms - by_task) * 1000)
+    differences = [own - task for own, task in zip(row.rounds_ms, by_task.rounds_ms, strict=False)]
+    return row.with_details(over_task_us=statistics.median(differences or [row.ms - by_task.ms]) * 1000)
 
 
 def _with_overhead(row: Row, base: float | None) -> Row:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_type_hints
 
 import torch
-from greenlet import greenlet
+from greenlet import getcurrent, greenlet
 
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, RequestError, TaskError, UnsupportedModelError
@@ -23,7 +23,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.strategy import RingSpec, fixes_bits
 from quorate.training.hints import hint_for
 from quorate.training.loop import Loop
-from quorate.training.own_run import NOT_GIVEN, STOP, Place, Run, StepResult, Turns
+from quorate.training.own_run import AT_BATCH, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
 from quorate.training.progress import Progress
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task
@@ -71,9 +71,9 @@ class OwnLoop(Task):
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:  # noqa: ARG002
         turns = self._turns
-        if turns.is_entered and turns.place is Place.RETURNED:
+        if turns.place is not AT_BATCH and turns.place is Place.RETURNED and turns.is_entered:
             raise self._returned_early()
-        if not turns.is_entered or turns.place is not Place.BATCH:
+        if turns.place is not AT_BATCH or not turns.is_entered:
             raise JobError(f"{self._name}() has a loop of its own, and this takes a quorate.Task.")
         self._batches_left -= 1
         turns.is_last = self._ends_step and not self._batches_left
@@ -150,9 +150,9 @@ class OwnLoop(Task):
     def begin_step(self, step: int) -> None:
         """A step begins: where it is the first of an epoch, `main` does what it does after the last one."""
         turns = self._turns
-        if turns.place is Place.BATCH and turns.epoch not in (None, self._sampler.epoch_of(step)):
+        if turns.epoch is not None and turns.place is AT_BATCH and turns.epoch != self._sampler.epoch_of(step):
             self._resume_outside(STOP)
-        if turns.place is Place.RETURNED:
+        if turns.place is not AT_BATCH and turns.place is Place.RETURNED:
             raise self._returned_early()
         if turns.state:
             turns.agreed = turns.kept_state()
@@ -170,7 +170,7 @@ class OwnLoop(Task):
                 "worker hosts. Change it after `if result is not None:`, or after an epoch."
             )
         self._resume_outside(StepResult.of(told))
-        self._kept = turns.kept_state()
+        self._kept = turns.kept_state() if turns.state else ""
         if self._kept and not isinstance(self._sampler.spec.strategy, RingSpec):
             raise UnsupportedModelError("run.state is kept with `strategy: ring` only; servers know nothing of it.")
         return progress if self._kept == progress.kept else progress.keeping(self._kept)
@@ -211,6 +211,7 @@ class OwnLoop(Task):
         run = Run(self._turns, self.log)
         params = {name: getattr(self, name) for name in self._params}
         self._greenlet = greenlet(lambda: type(self)._main(run, **params))
+        self._turns.to_loop = getcurrent().switch
         self._resume()
 
     def _restart(self) -> None:
@@ -237,14 +238,15 @@ class OwnLoop(Task):
 
     def _resume(self, value: Any = None) -> None:
         """It is the turn of `main`, until it waits again or returns."""
-        assert self._greenlet is not None
+        main = self._greenlet
+        assert main is not None
         try:
-            self._greenlet.switch(value) if self._greenlet else self._greenlet.switch()
+            main.switch(value) if main else main.switch()
         except RAISED as error:
             code = JobError.exit_code if self._turns.is_entered else RequestError.exit_code
             blame_user_code(error, f"{self._name}()", hint_for, code)
             raise
-        if self._greenlet.dead:
+        if not main:
             self._turns.place = Place.RETURNED
 
     def _resume_outside(self, value: Any) -> None:

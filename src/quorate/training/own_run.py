@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
-from greenlet import getcurrent
 
 from quorate.core.errors import TaskError, UnsupportedModelError
 from quorate.core.user_code import given
@@ -32,8 +31,12 @@ class StepResult(NamedTuple):
     @classmethod
     def of(cls, told: StepCompleted) -> "StepResult":
         """What is told of the step."""
-        losses = [loss for loss in told.losses.values() if loss is not None]
-        loss = sum(losses) if losses else None
+        losses = told.losses
+        if len(losses) == 1:
+            (loss,) = losses.values()
+        else:
+            counted = [each for each in losses.values() if each is not None]
+            loss = sum(counted) if counted else None
         assert told.step is not None and told.epoch is not None
         return cls(told.step, told.epoch, loss, told.learning_rates, told.gradient_norms, told.log or {})
 
@@ -49,8 +52,14 @@ class Place(Enum):
     RETURNED = "nowhere: it has returned"
 
 
+AT_BATCH, AT_STEP = Place.BATCH, Place.STEP
+"""By names of their own: to look up a member of an enumeration takes time, and there are several turns a step."""
+
+
 class Turns:
     """What `main` and the loop know of each other; one of the two runs at a time."""
+
+    to_loop: Callable[[], Any]  # what the loop gives, when it has had its turn
 
     def __init__(self) -> None:
         self.prepared: tuple[Any, Any, Any] | None = None
@@ -83,7 +92,7 @@ class Turns:
     def park(self, place: Place) -> Any:
         """Called by `main`: it is the loop's turn, until this returns what that gives."""
         self.place = place
-        return getcurrent().parent.switch()
+        return self.to_loop()
 
     def take_up_state(self) -> None:
         """What was set before the loop are initial values: those that the run has kept go over them."""
@@ -130,7 +139,7 @@ class Batches:
                     "also where it is of no use (give a loss that is multiplied by zero). It takes the place of "
                     "loss.backward(), optimizer.step() and zero_grad()."
                 )
-            batch = turns.park(Place.BATCH)
+            batch = turns.park(AT_BATCH)
             if batch is STOP:
                 turns.in_pass, turns.is_read = False, True
                 return
@@ -258,16 +267,17 @@ class Run:
     def step(self, loss: Any) -> StepResult | None:
         """Hand over the loss of a batch: a mean over its samples, or (sum, count). The last batch of a step gives what
         that has come to, once all lanes are summed and the optimizer has stepped; others give None."""
-        turns = self._prepared("step")
+        turns = self._turns
         if not turns.owes_step:
+            self._prepared("step")
             raise TaskError(
                 "run.step(loss) is called once for each batch of run.batches(), inside that loop: here is no batch, or "
                 "it has had its step."
             )
-        if not isinstance(loss, torch.Tensor | tuple | Mapping):
+        if type(loss) is not torch.Tensor and not isinstance(loss, torch.Tensor | tuple | Mapping):
             raise TaskError(f"run.step() was given {given(loss)}: it takes the loss as a tensor, not its .item().")
         turns.owes_step, turns.loss = False, loss
-        result: StepResult | None = turns.park(Place.STEP) if turns.is_last else None
+        result: StepResult | None = turns.park(AT_STEP) if turns.is_last else None
         return result
 
     def log(self, name: str, value: float | torch.Tensor) -> None:
