@@ -151,6 +151,7 @@ TRAINING = Board(
             Panel(
                 "Validation", RATE, {"{{run}} {{metric}}": selected("quorate_validation_metric")}, "Last evaluation."
             ),
+            Panel("Logged", RATE, {"{{run}} {{name}}": selected("quorate_logged")}, "By the task, with self.log."),
             Panel("Learning rate", RATE, {"{{run}} {{optimizer}}": selected("quorate_learning_rate")}, "Of each step."),
             Panel("Gradient norm", RATE, {"{{run}} {{optimizer}}": selected("quorate_gradient_norm")}, "Of each step."),
             Panel("Loss scale", PLAIN, {"{{run}}": selected("quorate_loss_scale")}, "Of jobs in fp16."),

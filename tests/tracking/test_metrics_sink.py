@@ -276,7 +276,8 @@ def test_the_number_of_series_has_a_bound(told: list[Event]) -> None:
         assert values.get("cause", "other") in CAUSES
     assert at_first <= len(job.series)
     assert all(
-        by_name.get(f"quorate_{name}", 0) <= MOST_NAMES for name in ("loss", "gradient_norm", "validation_metric")
+        by_name.get(f"quorate_{name}", 0) <= MOST_NAMES
+        for name in ("loss", "gradient_norm", "logged", "validation_metric")
     )
     assert by_name.get("quorate_worker_cpu_ratio", 0) <= PLACES
     assert by_name.get("quorate_machine_cpu_ratio", 0) <= PLACES
@@ -291,6 +292,13 @@ def test_a_task_that_makes_up_names_is_not_followed_for_ever() -> None:
     assert sum(name == "quorate_validation_metric" for name, _ in job.series) == MOST_NAMES
     job.handle(EvaluationDone(metrics={"metric 0": 2.0, "metric 5000": 2.0}))
     assert 2.0 in [value for (name, _), value in job.series.items() if name == "quorate_validation_metric"]
+
+
+def test_what_a_task_logs_is_shown_as_it_was_last() -> None:
+    job = Scraped()
+    job.handle(StepCompleted(step=1, log={"own": 0.25, "word": "none"}))
+    job.handle(StepCompleted(step=2))
+    assert [value for (name, _), value in job.series.items() if name == "quorate_logged"] == [0.25]
 
 
 def test_more_gpus_than_a_host_has_are_not_shown() -> None:

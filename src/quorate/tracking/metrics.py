@@ -187,6 +187,7 @@ class Metrics:
         yield _named("loss", "Training loss of the last step.", steps.losses, "optimizer")
         yield _named("learning_rate", "Learning rate of the last step.", steps.learning_rates, "optimizer")
         yield _named("gradient_norm", "Norm of the gradient of the last step.", steps.gradient_norms, "optimizer")
+        yield _named("logged", "What the task has logged in the last step that had it.", steps.logged, "name")
         yield _named("validation_metric", "The last evaluation of the validation set.", self.validation, "metric")
         if last is not None:
             yield _gauge("epoch", "The epoch of the last step, from 0.", last.epoch or 0)

@@ -59,6 +59,7 @@ class StepSums:
         self.seconds = Distribution()
         self.by_phase = {phase: Distribution() for phase in PHASES}
         self.losses, self.learning_rates, self.gradient_norms = NamedNumbers(), NamedNumbers(), NamedNumbers()
+        self.logged = NamedNumbers()
         self._phases = tuple(self.by_phase.values())
 
     def add(self, event: StepCompleted) -> None:
@@ -75,6 +76,8 @@ class StepSums:
         self.losses.update(event.losses)
         self.learning_rates.update(event.learning_rates)
         self.gradient_norms.update(event.gradient_norms)
+        if event.log:
+            self.logged.update(event.log)
         self.last = event
         self.position = event.step or 0
         self.count += 1
