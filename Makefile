@@ -86,10 +86,14 @@ clean:           ## remove what was built, but not the runs
 	rm -rf .venv .venv-services .venv-bench .venv-oldest .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* build dist site src/*.egg-info
 
 # Before anything is made: an environment of an old Python would be found again, and fail each time.
+define NEEDS_PYTHON
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "Quorate needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
+	echo "Name another, such as: make $(or $(firstword $(MAKECMDGOALS)),demo) PYTHON=python3.12"; exit 1; } >&2
+endef
+
 .venv/bin/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "Quorate needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
-		echo "Name another, such as: make $(or $(firstword $(MAKECMDGOALS)),demo) PYTHON=python3.12"; exit 1; } >&2
+	$(NEEDS_PYTHON)
 	$(PYTHON) -m venv .venv
 
 # setuptools is installed first, so that building the package itself needs nothing from outside the constraints.
@@ -113,11 +117,13 @@ clean:           ## remove what was built, but not the runs
 
 # Services have an environment of their own: they bring half a gigabyte that nobody needs who changes the core.
 .venv-services/.stamp: pyproject.toml constraints.txt scripts/services_setup.sh
+	$(NEEDS_PYTHON)
 	@PYTHON=$(PYTHON) sh scripts/services_setup.sh
 	@touch $@
 
 # setuptools without its pin: old versions of torch want an older one.
 .venv-oldest/.stamp: pyproject.toml constraints.txt
+	$(NEEDS_PYTHON)
 	$(PYTHON) -m venv .venv-oldest
 	@grep -vE '^(torch|setuptools)==' constraints.txt > .venv-oldest/constraints.txt
 	.venv-oldest/bin/pip install --quiet --constraint .venv-oldest/constraints.txt setuptools 'torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml).*'

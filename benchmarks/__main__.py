@@ -180,7 +180,8 @@ def startup(
     """Time the way from the command to the first complete step.
 
     A tiny MLP on 2 workers, against a plain script that imports torch and takes a step, and torchrun with 2 processes.
-    Systems: quorate, quorate-warm (a run after others in one program), plain-python, torchrun.
+    Systems: quorate, quorate-warm (a run after others in one program), plain-python, torchrun; and what starts no job:
+    quorate-help (`quorate --help`), quorate-import (`import quorate`).
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The startup benchmark: from the command to the first complete step."""
+"""The startup benchmark: from the command to the first complete step, and what a command takes that starts no job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,11 @@ from benchmarks.system import System, Turn
 QUORATE = System("quorate", "benchmarks.own.startup", is_ours=True)
 PLAIN = System("plain-python", "benchmarks.own.startup")
 TORCHRUN = System("torchrun", "benchmarks.own.startup")
+HELP = System("quorate-help", "benchmarks.own.startup", is_ours=True)
+IMPORT = System("quorate-import", "benchmarks.own.startup", is_ours=True)
 WARM = System("quorate-warm", "benchmarks.own.warm_runs", is_ours=True)
-SYSTEMS = (QUORATE, WARM, PLAIN, TORCHRUN)
-PROCESSES = {QUORATE: 2, WARM: 2, PLAIN: 1, TORCHRUN: 2}
+SYSTEMS = (QUORATE, WARM, PLAIN, TORCHRUN, HELP, IMPORT)
+PROCESSES = {QUORATE: 2, WARM: 2, PLAIN: 1, TORCHRUN: 2, HELP: 1, IMPORT: 1}
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,10 @@ TARGETS = (
         is_lowest=False,
     ),
     *(
+        Target("startup", f"{what}: ms", _detail("command_ms", system=system), 300.0, is_lowest=False)
+        for what, system in (("quorate --help", "quorate-help"), ("import quorate", "quorate-import"))
+    ),
+    *(
         Target(
             "recovery",
             f"{workers} workers: ms from the kill to the next step, beyond the redone one",

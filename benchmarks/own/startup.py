@@ -28,7 +28,8 @@ def main() -> None:
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command[1:4])} … ended with code {done.returncode}")
     details = {"command_ms": (ended - began) * 1000}
-    answer(reading("tiny-mlp", order["processes"], [(moment(done.stdout) - began) * 1000], details=details))
+    case = "no job" if order["system"] in WITHOUT_JOB else "tiny-mlp"
+    answer(reading(case, order["processes"], [(moment(done.stdout) - began) * 1000], details=details))
 
 
 def _quorate(order: dict[str, Any]) -> Command:
@@ -60,10 +61,19 @@ def _torchrun(order: dict[str, Any]) -> Command:
     return [*command, "--module", module], lambda stdout: max(map(float, stdout.split()))
 
 
+WITHOUT_JOB = {"quorate-help": ["-m", "quorate", "--help"], "quorate-import": ["-c", "import quorate"]}
+
+
+def _without_job(order: dict[str, Any]) -> Command:
+    # There is no step: what counts is when the command has ended, which is when its output is looked at.
+    return [sys.executable, *WITHOUT_JOB[order["system"]]], lambda _: time.time()
+
+
 COMMANDS: dict[str, Callable[[dict[str, Any]], Command]] = {
     "quorate": _quorate,
     "plain-python": _plain,
     "torchrun": _torchrun,
+    **dict.fromkeys(WITHOUT_JOB, _without_job),
 }
 
 

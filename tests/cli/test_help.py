@@ -16,7 +16,8 @@ GROUP: Any = typer.main.get_command(app)
 VERBS: list[str] = sorted(GROUP.commands)
 
 # What takes long to import, and is not needed to answer.
-HEAVY = ["torch", "numpy", "grpc", "pydantic", "yaml", "rich", "importlib.metadata", "quorate.spec", "quorate.api"]
+HEAVY = ["torch", "numpy", "pandas", "ray", "mlflow", "grpc", "pydantic", "yaml", "rich", "asyncio"]
+HEAVY += ["importlib.metadata", "quorate.spec", "quorate.api"]
 
 ANSWER = """
 import sys
@@ -42,6 +43,12 @@ def help_of(*verb: str, columns: int = 80) -> str:
 
 def examples_of(verb: str) -> list[str]:
     return re.findall(r"^\s*(quorate .*)$", GROUP.commands[verb].help, re.MULTILINE)
+
+
+def test_the_package_is_imported_without_them() -> None:
+    code = f"import sys, quorate; print([name for name in {[*HEAVY, 'typer']!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("columns", [80, 40])

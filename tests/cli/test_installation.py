@@ -20,20 +20,22 @@ esac
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-def test_an_old_python_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["demo", "test-services", "test-oldest-torch"])
+def test_an_old_python_is_refused_before_anything_is_made(target: str, tmp_path: Path) -> None:
     old = tmp_path / "python3.8"
     old.write_text(OLD.format(python=sys.executable))
     old.chmod(0o755)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     before = sorted(tmp_path.iterdir())
     done = subprocess.run(
-        ["make", "demo", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        ["make", target, f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode != 0
     assert "Quorate needs Python 3.11 or newer" in done.stderr
     assert "is Python 3.8.10" in done.stderr
-    assert "make demo PYTHON=python3.12" in done.stderr
+    assert f"make {target} PYTHON=python3.12" in done.stderr
     assert sorted(tmp_path.iterdir()) == before
 
 
