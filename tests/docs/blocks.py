@@ -41,7 +41,7 @@ a_running_job() {
     QUORATE_EPOCHS=30 quorate train examples/digits.yaml --workers 2 --quiet &
     wait_for_step
 }
-trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
+trap 'code=$?; kill $(jobs -p) 2>/dev/null || true; wait; exit $code' EXIT
 """
 
 

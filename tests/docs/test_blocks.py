@@ -91,7 +91,8 @@ def test_the_blocks_of_a_page_run_one_after_another(page: str, tmp_path: Path) -
     for name in ("examples", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT / "examples"), "COLUMNS": "120"}
+    modules = os.pathsep.join([str(ROOT / "examples"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PATH": path, "PYTHONPATH": modules}
     done = subprocess.run(
         ["bash", "-c", script_of(page)],
         cwd=tmp_path,
