@@ -65,7 +65,7 @@ class Block:
     @property
     def is_run(self) -> bool:
         """Whether a shell does something with it."""
-        return self.mark != "parse" and self.language in ("sh", "python")
+        return self.mark != "parse" and (self.language in ("sh", "python") or self.file is not None)
 
     @property
     def commands(self) -> list[str]:
