@@ -237,7 +237,7 @@ EXCHANGE = Board(
                 PLAIN,
                 {
                     "{{run}}": selected("quorate_generation"),
-                    "{{run}} coordinator": selected("quorate_coordinator_incarnation"),
+                    "{{run}} coordinator": selected("quorate_coordinator_number"),
                 },
                 "Links are made anew in each.",
             ),

@@ -87,7 +87,7 @@ def _kill_one(patient: Patient, process: subprocess.Popen[bytes], step: float) -
     time.sleep(random.uniform(0, step))
     killed = time.time()
     os.kill(random.choice(victims), signal.SIGKILL)
-    step_ended, back = await_sight("the training goes on", lambda: patient.went_on(killed), process, LONGEST)
+    step_ended, back = await_sight("the training continues", lambda: patient.went_on(killed), process, LONGEST)
     return (step_ended - killed) * 1000, None if back is None else (back - killed) * 1000
 
 

@@ -64,7 +64,7 @@ def _kill(run: WatchedRun, process: subprocess.Popen[bytes], case: str, order: d
         os.kill(coordinator, signal.SIGKILL)
         await_sight("another coordinates", lambda: run.coordinator() != coordinator, process)
         back = time.time()
-        await_sight("training goes on", lambda: sum(t > back for t in run.step_times()) >= STEADY, process)
+        await_sight("training continues", lambda: sum(t > back for t in run.step_times()) >= STEADY, process)
     moments = sorted(run.step_times())
     before = max(moment for moment in moments if moment <= killed)
     return 1000 * max(later - earlier for earlier, later in itertools.pairwise(moments) if earlier >= before)

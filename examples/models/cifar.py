@@ -45,7 +45,7 @@ def read(file: Path) -> torch.Tensor:
     content = torch.from_numpy(numpy.fromfile(file, numpy.uint8))
     if not len(content) or len(content) % BYTES:
         raise quorate.RequestError(
-            f"{file} is damaged: it has {len(content):,} bytes, which is no multiple of {BYTES:,}, as many as a "
+            f"{file} is damaged: it has {len(content):,} bytes, which is not a multiple of {BYTES:,}, as many as a "
             f"image and its class take.\n{HOW_TO_GET_IT}"
         )
     return content.view(-1, BYTES)

@@ -205,5 +205,5 @@ def test_the_checkpoint_with_which_a_run_ends_is_as_good(job: Job, monkeypatch: 
 def test_a_run_that_is_not_running_cannot_be_asked(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "runs", "over")
     run.write_job("")
-    with pytest.raises(RunError, match="over-0001 is not running, so there is nobody to ask"):
+    with pytest.raises(RunError, match="over-0001 is not running, so it cannot be asked"):
         control.save(run, 5)

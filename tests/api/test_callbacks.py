@@ -142,7 +142,7 @@ def test_what_a_callback_raises_is_named_and_the_others_are_called(
         serve(run, Fails(), heard, events=[RunBegan(), *steps(1, 2, 3)])
     assert heard.steps == [1, 2, 3]
     first, last = [record.getMessage() for record in caplog.records]
-    assert first.startswith("callback Fails: on_step_end at step 1 raised SystemExit: no more. Training goes on")
+    assert first.startswith("callback Fails: on_step_end at step 1 raised SystemExit: no more. Training continues")
     assert last == "callback Fails: on_step_end raised 3 times in all"
 
 

@@ -73,6 +73,6 @@ def test_verify_says_whether_it_was_asked_who_wrote_them(encrypted: Encrypted, t
 def test_what_was_planted_is_no_way_back_when_the_last_good_one_is_to_be_removed(encrypted: Encrypted) -> None:
     run = encrypted.source.run
     encrypted.plant(9, run.checkpoints)
-    with pytest.raises(RunError, match="has no whole checkpoint any more"):
+    with pytest.raises(RunError, match="has no valid checkpoint left"):
         remove_from_run(run, ["2", "4"], force=False)
     assert len(CheckpointFolder(run.checkpoints).list()) == 3

@@ -101,7 +101,7 @@ def test_a_job_that_fails_in_its_lineage_says_how_to_go_on(workplace: Workplace)
     failed = workplace.train(TROUBLE="loss")
     assert (failed.code, workplace.result()["status"]) == (1, "failed")
     assert "trouble in loss" in failed.error
-    assert failed.advice == "quorate resume tiny-0001  (goes on in its lineage)"
+    assert failed.advice == "quorate resume tiny-0001  (continues its lineage)"
     resumed = workplace.run("resume", "last", "--workers", "2", "--json")
     assert resumed.code == 0, resumed.stderr
     assert "workers: 2" in (workplace.last / "job.yaml").read_text()

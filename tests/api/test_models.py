@@ -90,7 +90,7 @@ def test_a_run_that_is_not_complete_is_not_registered(used_workplace: Workplace)
     with run.lock():
         assert refused(run) == "run tiny-0001 is still running: a model is registered when its run is complete"
     run.write_result({**(run.read_result() or {}), "status": "failed"})
-    assert refused(run).startswith("run tiny-0001 is not complete: it is failed. Go on with `quorate resume tiny-0001`")
+    assert refused(run).startswith("run tiny-0001 is not complete: it is failed. Resume it with `quorate resume tiny-")
     (run.path / "result.json").unlink()
     assert refused(run).startswith("run tiny-0001 is not complete: it was killed.")
 

@@ -99,7 +99,7 @@ def test_a_notebook_trains_in_one_display_refuses_a_class_in_a_cell_and_survives
 
     (stop,) = outputs(interrupted, "error")
     assert stop["ename"] == "KeyboardInterrupt"
-    assert 'quorate.resume("tiny-0002") goes on' in stop["evalue"]
+    assert 'quorate.resume("tiny-0002") resumes it' in stop["evalue"]
     (alive,) = outputs(afterwards, "stream")
     assert alive["text"].startswith("<Result tiny-0002: interrupted, ")
     assert workplace.checkpoints()

@@ -65,7 +65,7 @@ def test_a_lost_job_is_taken_from_the_newest_checkpoint_of_a_job_of_that_name(
 def test_a_lost_job_that_no_checkpoint_holds_is_told(tmp_path: Path) -> None:
     run = build_run(tmp_path)
     run.job_file.unlink()
-    with pytest.raises(RunError, match=r"job\.yaml is gone, and run .* has no checkpoint that would hold the job"):
+    with pytest.raises(RunError, match=r"job\.yaml is gone, and run .* has no checkpoint that has the job"):
         recorded_job(run)
     add_checkpoint(run, 8)  # of a job without keys
     with pytest.raises(RunError, match="the job in checkpoint step-00000008-evaluated cannot be read by this version"):
@@ -104,7 +104,7 @@ def test_whoever_looks_for_the_last_passes_over_one_of_another_job(tmp_path: Pat
     own, other = save(run, 8), save(run, 100, seed=7)
     assert open_run(run.path).steps == 8
     assert [each.path for each in verify_run(run, "last").examined] == [own.path]
-    with pytest.raises(RunError, match="has no whole checkpoint any more"):
+    with pytest.raises(RunError, match="has no valid checkpoint left"):
         remove_from_run(run, ["last"], force=False)
     (tmp_path / "copies").mkdir()
     assert [copied.name for copied in copy_run(run, str(tmp_path / "copies"), "last").copied] == [own.path.name]
@@ -125,14 +125,14 @@ def test_a_checkpoint_of_a_newer_version_is_not_passed_over(tmp_path: Path) -> N
     save(run, 8)
     save(run, 12, format=99)
     with pytest.raises(
-        RunError, match=r"step-00000012-.* written by a newer Quorate \(format 99; .* go on from step-00000008"
+        RunError, match=r"step-00000012-.* written by a newer Quorate \(format 99; .* resume from step-00000008"
     ):
         newest_checkpoint(run, spec, spec.checkpoint)
 
 
 def test_checkpoints_that_the_events_tell_of_and_that_are_gone(tmp_path: Path) -> None:
     run = build_run(tmp_path, story=Story().begin().tell("checkpoint", 4).tell("checkpoint", 6))
-    with pytest.raises(RunError, match=r"its events tell of a checkpoint at step 6, and .* has none any more"):
+    with pytest.raises(RunError, match=r"its events record a checkpoint at step 6, and .* has none any longer"):
         newest_checkpoint(run, spec_of(run), spec_of(run).checkpoint)
 
 
@@ -148,5 +148,5 @@ def test_one_of_another_job_is_marked_in_the_list_and_where_it_is_verified(tmp_p
     page = io.StringIO()
     print_list(Page(page, is_terminal=False), found, datetime.now(UTC))
     print_verified(Page(page, is_terminal=False), run.name, verify_run(run))
-    assert page.getvalue().count(f"step-00000100-evaluated is not of this run, and is passed over: {why}") == 2
+    assert page.getvalue().count(f"step-00000100-evaluated is not of this run, and is ignored: {why}") == 2
     assert "of another run" in page.getvalue()

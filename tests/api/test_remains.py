@@ -37,7 +37,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint(run: RunFolder) -> None:
     remains = remains_of(run, spec(), KILLED)
     assert (remains.run, remains.folder, remains.logs) == ("tiny-0001", str(run.path), "runs/tiny-0001/logs")
     assert remains.resume == "quorate resume tiny-0001"
-    assert remains.advice == "quorate resume tiny-0001  (goes on from step 8)"
+    assert remains.advice == "quorate resume tiny-0001  (resumes from step 8)"
     assert remains_of(run, spec()) == remains, "so does one that was stopped"
 
 
@@ -45,7 +45,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint(run: RunFolder) -> None:
 def test_what_would_fail_again_in_the_same_way_goes_on_as_a_branch(run: RunFolder, kind: str) -> None:
     remains = remains_of(run, spec(), replace(RAISED, kind=kind))
     assert remains.resume == "quorate resume tiny-0001 --branch"
-    assert remains.advice == f"{remains.resume}  (once it is mended: goes on from step 8 in a new run)"
+    assert remains.advice == f"{remains.resume}  (once it is fixed: resumes from step 8 in a new run)"
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_what_would_fail_again_in_the_same_way_goes_on_as_a_branch(run: RunFolde
         (
             RAISED,
             None,
-            "mend it and train again; no checkpoint was saved yet, so there is nothing to resume "
+            "fix it and train again; no checkpoint was saved yet, so there is nothing to resume "
             "(checkpoint.minutes: 10)",
         ),
-        (BEFORE, 100, "mend it and train again; nothing was trained yet, so there is nothing to resume"),
+        (BEFORE, 100, "fix it and train again; nothing was trained yet, so there is nothing to resume"),
         (None, 100, "train again; nothing was trained yet, so there is nothing to resume"),
     ],
 )

@@ -86,7 +86,7 @@ class TestOpenRun:
         result = opened(used_workplace)
         assert (result.status, result.steps, result.error, result.exit_code) == ("failed", 0, "the loss is nan", 1)
         assert repr(result) == "<Result tiny-0001: failed, 0 steps>"
-        with pytest.raises(quorate.RunError, match="has nothing to load: its events tell of a checkpoint at step 8"):
+        with pytest.raises(quorate.RunError, match="has nothing to load: its events record a checkpoint at step 8"):
             result.load_model()
 
 

@@ -93,7 +93,7 @@ def test_one_that_is_gone_is_told_and_the_port_of_the_run_is_left_to_it(
         spec = resolved.spec.model_copy(update={"port": server.getsockname()[1]})
         place = find_task(run, spec.task)
         aside, mode = replace(resolved, spec=spec), RunMode(evaluates_only=True)
-        with pytest.raises(JobFailed, match="is not there any more: it was removed while this job was starting"):
+        with pytest.raises(JobFailed, match="is no longer there: it was removed while this job was starting"):
             run_in_scratch(tmp_path / "scratch", aside, mode, gone, lambda _: None, place)
 
 

@@ -76,7 +76,7 @@ def test_a_project_that_was_moved_with_its_runs_has_it_where_it_lay(
     moved = RunFolder(tmp_path / "new" / "runs" / run.name)
     place = find_task(moved, f"{tmp_path}/old/task_of_mine.py:Mine")
     assert place == TaskLocation(f"{tmp_path}/new/task_of_mine.py:Mine")
-    assert f"not at {tmp_path}/old/task_of_mine.py any more: the one at {tmp_path}/new/task_of_mine.py" in caplog.text
+    assert f"not at {tmp_path}/old/task_of_mine.py: the one at {tmp_path}/new/task_of_mine.py" in caplog.text
     (tmp_path / "new" / "nets_of_mine.py").write_text("RATE = 0.1  # slow\n")
     assert find_task(moved, f"{tmp_path}/old/task_of_mine.py:Mine") == place, "comments do not count"
 
@@ -106,7 +106,7 @@ def test_another_projects_file_in_that_place_is_not_taken_for_it(
     place = find_task(run, "/gone/task_of_mine.py:Mine")
     assert place.reference == f"{run.path}/source/task_of_mine.py:Mine"
     assert place.search_path[0] == f"{run.path}/source"
-    assert f"/gone/task_of_mine.py is not there any more, and {tmp_path}/task_of_mine.py has other code" in caplog.text
+    assert f"/gone/task_of_mine.py is no longer there, and {tmp_path}/task_of_mine.py has other code" in caplog.text
 
 
 def test_without_a_file_the_kept_source_is_the_task_each_run_its_own(
@@ -145,7 +145,7 @@ def test_other_code_is_refused_with_the_difference_and_the_same_is_not(tmp_path:
     with pytest.raises(RunError) as refused:
         refuse_other_code(run, recorded, prepared(now), "Undo it.")
     first, *lines = refused.value.message.split("\n")
-    assert first.endswith("so it would not produce what it promised. Undo it. What differs:")
+    assert first.endswith("so its results would differ. Undo it. What differs:")
     assert lines[0] == f"  --- nets_of_mine.py (kept in {run.path})"
     assert "  -RATE = 0.1" in lines
 

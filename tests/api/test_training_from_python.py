@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_whole_script_after_a_checkpoint(workplace: Workplace) -
     assert [run.name for run in workplace.runs()] == ["tiny-0001"]  # the loop did not go on to the next job
     steps = workplace.result()["steps"]
     assert workplace.checkpoints()[-1].startswith(f"step-{steps:08}")
-    message = f'run tiny-0001 was interrupted at step {steps}; quorate.resume("tiny-0001") goes on'
+    message = f'run tiny-0001 was interrupted at step {steps}; quorate.resume("tiny-0001") resumes it'
     assert stderr.strip().splitlines()[-1] == f"KeyboardInterrupt: {message}"
 
 

@@ -46,7 +46,7 @@ SOMEWHERE = (
     (r"\bstep([ -])\d+", r"step\1<n>"),
     (r'"step": \d+', '"step": <n>'),
     (r"while in \w+", "while in <phase>"),
-    (r"last word was step <n>, \w+", "last word was step <n>, <phase>"),
+    (r"last seen at step <n>, \w+", "last seen at step <n>, <phase>"),
     (r'"phase": "\w+"', '"phase": "<phase>"'),
     (r"heard for [0-9.]+ s", "heard for <n> s"),
 )

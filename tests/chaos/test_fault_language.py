@@ -229,7 +229,7 @@ def test_chance_keeps_to_the_mean_and_heeds_the_seed() -> None:
     ]
     assert {fault.act for fault in drawn} == set(Act)
     assert {fault.whom for fault in drawn if fault.act is Act.KILL} == {None, *Whom} - {Whom.SERVER}
-    assert all(fault.step > 200 for fault in drawn if fault.whom is Whom.LAUNCHER), "nothing to go on from"
+    assert all(fault.step > 200 for fault in drawn if fault.whom is Whom.LAUNCHER), "nothing to resume from"
 
 
 def test_a_mean_is_given_in_steps_or_in_time() -> None:

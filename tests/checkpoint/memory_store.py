@@ -83,7 +83,7 @@ class MemoryStore:
 
     def parts_of(self, attempt: str) -> dict[int, tuple[Part, bytes]]:
         if attempt not in self.attempts:
-            raise AttemptGone(f"attempt {attempt} was given up by another writer")
+            raise AttemptGone(f"attempt {attempt} was abandoned by another writer")
         return self.attempts[attempt]
 
 

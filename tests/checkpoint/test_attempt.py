@@ -61,7 +61,7 @@ def test_whoever_comes_too_late_notices(attempt: FolderAttempt) -> None:
     write(attempt, 0)
     attempt.give_up()
     assert entries(attempt) == []
-    with pytest.raises(AttemptGone, match="given up by another writer"):
+    with pytest.raises(AttemptGone, match="abandoned by another writer"):
         write(attempt, 1)
     with pytest.raises(AttemptGone):
         attempt.written()

@@ -109,7 +109,7 @@ def test_one_that_was_committed_cannot_be_given_up(store: CheckpointStore) -> No
 
 def test_who_may_not_commit_may_try_again_later(store: CheckpointStore) -> None:
     def refuse() -> None:
-        raise LeaseExpired("the coordinator has not been heard for too long")
+        raise LeaseExpired("the coordinator has sent no heartbeat for too long")
 
     attempt = store.open(Cursor(1))
     for index in (0, 1):

@@ -98,7 +98,7 @@ def test_a_manifest_cannot_reach_outside(copy: Path, tmp_path: Path) -> None:
 
 def test_a_name_of_a_run_cannot_reach_outside(copy: Path, tmp_path: Path) -> None:
     (copy / ORIGIN).write_text('{"run": "../../etc", "created": "2026-01-01T00:00:00+00:00"}')
-    with pytest.raises(CheckpointError, match="no name of a folder"):
+    with pytest.raises(CheckpointError, match="not the name of a folder"):
         fetch_run(tmp_path / "elsewhere", str(copy))
 
 
@@ -199,7 +199,7 @@ def test_says_what_is_missing(copy: Path, tmp_path: Path) -> None:
         fetch_run(tmp_path / "elsewhere", str(copy.parent))
     shutil.rmtree(copy / "step-00000002")
     part_of(copy / "step-00000004").unlink()
-    with pytest.raises(RunError, match="there is no whole checkpoint at"):
+    with pytest.raises(RunError, match="there is no valid checkpoint at"):
         fetch_run(tmp_path / "elsewhere", str(copy))
     assert not list((tmp_path / "elsewhere").iterdir()), "nothing half fetched is left"
 
@@ -245,7 +245,7 @@ def test_code_beside_a_copy_is_not_kept_unless_that_is_asked_for(copy: Path, tmp
     with pytest.raises(RunError) as refused:
         find_task(RunFolder(fetched.path), "/gone/task.py:Tiny", untrusted=fetched.untrusted)
     assert refused.value.message == (
-        f"the task /gone/task.py is not here, and going on would run the source that lies at {copy} (source.json: "
+        f"the task /gone/task.py is not here, and resuming would run the source at {copy} (source.json: "
         "task.py, parts/net.py): code of whoever can write there. If that is you, add --trust-source; or name the task "
         "by --task FILE:Class."
     )
@@ -266,7 +266,7 @@ def test_code_beside_encrypted_copies_is_kept_only_if_a_checkpoint_under_the_key
     put_source(encrypted.copy, TaskSource("task.py", {"task.py": b"import os; os.abort()\n"}))
     fetched = fetch_run(tmp_path / "elsewhere", str(encrypted.copy), trust_source=True)
     assert read_source(fetched.path) is None
-    assert "is not the code that the checkpoint under the key tells of" in fetched.untrusted
+    assert "is not the code that the encrypted checkpoint records" in fetched.untrusted
     assert "is left out: its digest is" in caplog.text
     put_source(encrypted.copy, CODE)
     kept = read_source(fetch_run(tmp_path / "elsewhere", str(encrypted.copy)).path)

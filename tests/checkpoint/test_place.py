@@ -245,7 +245,7 @@ def test_a_copy_that_cannot_be_read_back_is_trouble_of_the_place(
         copy_one(info, place)
     assert harmed
     assert caught.value.message.startswith(f"{tmp_path}/backup: the copy of step-00000004")
-    assert "although the checkpoint is whole" in caught.value.message
+    assert "although the checkpoint is valid" in caught.value.message
     assert ".copying-" not in caught.value.message and not caught.value.lasts
     assert place.contents() == Contents()
 
@@ -300,5 +300,5 @@ def test_addresses() -> None:
     assert isinstance(place_at("/mnt/backup/tiny-0001"), FolderPlace)
     assert str(place_at("file:///mnt/backup/tiny-0001")) == "/mnt/backup/tiny-0001"
     assert str(place_for("s3://bucket/prefix/", "tiny-0001")) == "s3://bucket/prefix/tiny-0001"
-    with pytest.raises(RequestError, match="no kind of store"):
+    with pytest.raises(RequestError, match="not a kind of store"):
         place_at("sss://bucket/tiny-0001")

@@ -70,7 +70,7 @@ def test_a_damaged_one_is_no_choice(folder: CheckpointFolder, caplog: pytest.Log
     ("which", "best", "told"),
     [
         (5, LOWEST, "run r has no checkpoint of step 5. There are those of steps 2, 4, 6, 8."),
-        ("newest", LOWEST, "'newest' is no checkpoint: give a step, last or best."),
+        ("newest", LOWEST, "'newest' is not a checkpoint: give a step, last or best."),
         ("best", lambda: None, "run r has no evaluation yet that could be the best. There are those of steps 2, 4, 6"),
     ],
 )
@@ -83,7 +83,7 @@ def test_what_is_not_there_is_told_with_what_is(
 
 
 def test_a_run_without_any(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="run r has no whole checkpoint"):
+    with pytest.raises(RunError, match="run r has no valid checkpoint"):
         select("r", CheckpointFolder(tmp_path), "last", LOWEST)
 
 

@@ -145,7 +145,7 @@ def test_a_fault_that_does_not_come_about_is_told_and_is_no_success(place: Workp
     done = place.run("chaos", "job.yaml", "--against", REFERENCE, "-q", "--fault", "kill worker 1 at step 24 in join")
     assert done.code == 1
     assert "not fired" in done.stdout
-    assert "same weights, but one of the faults did not come about" in done.stdout
+    assert "same weights, but one of the faults did not happen" in done.stdout
 
 
 @pytest.mark.long
@@ -177,7 +177,7 @@ def test_other_bits_are_told(place: Workplace) -> None:
         (["--fault", "kill worker 2 at step 2"], "there is no worker 2; the job runs on workers 0 to 1"),
         (
             ["--fault", "kill all at step 1", "--against", REFERENCE, "--set", "seed=4"],
-            f"run {REFERENCE} means something else than this job: seed: 0 → 4. Name a run of the same job",
+            f"run {REFERENCE} is not a run of this job: seed: 0 → 4. Name a run of the same job",
         ),
     ],
 )

@@ -90,7 +90,7 @@ def test_the_only_whole_one_is_not_removed_unless_forced(used_workplace: Workpla
     assert removed["removed"] == ["step-00000006"]
     part_of(used_workplace, "step-00000008-evaluated").unlink()
     refused = run(used_workplace, "rm", "last", "--checkpoint", "4", code=2)
-    assert "no whole checkpoint any more" in refused["error"]
+    assert "no valid checkpoint left" in refused["error"]
     assert used_workplace.checkpoints() == ["step-00000004-evaluated", "step-00000008-evaluated"]
     assert run(used_workplace, "rm", "last", "--checkpoint", "last")["removed"] == ["step-00000008-evaluated"]
     assert "has no checkpoint '5'" in run(used_workplace, "rm", "last", "--checkpoint", "5", code=2)["error"]

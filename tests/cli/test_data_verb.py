@@ -54,7 +54,7 @@ def test_the_documents_of_all_verbs_are_as_their_schemas_say(kind: str, workplac
     assert document(workplace, "verify", "shards")["flaws"] == []
     stats = document(workplace, "stats", "shards")
     assert stats["bytes"] == indexed["bytes"] == sum(file.stat().st_size for file in written.files)
-    assert stats["shard_records"] == {"least": 1, "median": 17, "most": 30}
+    assert stats["shard_records"] == {"min": 1, "median": 17, "max": 30}
     preview = document(workplace, "preview", "shards", "--records", "2", "--from", "30")
     assert [(each["sample"], each["row"], each["bad"]) for each in preview["preview"]] == [(30, 0, None), (31, 0, None)]
     assert [each["file"] for each in preview["preview"]] == [file.name for file in written.files[1:]]
@@ -106,7 +106,7 @@ def test_an_index_is_replaced_only_if_forced(folder: Path, capsys: pytest.Captur
     run(capsys, "index", str(folder))
     write_shards("text", folder, (1, 2, 3, 4))
     before = (folder / NAME).read_bytes()
-    with pytest.raises(Exception, match=r"is there already\. .*--force makes it anew"):
+    with pytest.raises(Exception, match=r"is there already\. .*--force rebuilds it"):
         run(capsys, "index", str(folder))
     assert (folder / NAME).read_bytes() == before
     run(capsys, "index", str(folder), "--force")
@@ -178,9 +178,9 @@ def test_a_sheet_never_replaces_what_is_no_picture(folder: Path, capsys: pytest.
     before = file.read_bytes()
     run(capsys, "index", str(folder))
     for name in (file, folder / "new", folder / "png"):
-        with pytest.raises(RequestError, match=r"is no name for a contact sheet.*\.png"):
+        with pytest.raises(RequestError, match=r"is not a name for a contact sheet.*\.png"):
             run(capsys, "preview", str(folder), "--sheet", str(name))
-        with pytest.raises(RequestError, match="is no name for a contact sheet"):
+        with pytest.raises(RequestError, match="is not a name for a contact sheet"):
             write_contact_sheet(name, [picture(0)])
     assert file.read_bytes() == before
     assert {each.name for each in folder.iterdir()} == {"a.tar", NAME}

@@ -103,7 +103,7 @@ def test_a_worker_that_is_stopped_is_found_by_its_silence_and_replaced(workplace
     assert done.document["weights_digest"] == undisturbed
     (loss,) = lost(workplace)
     assert f"pid {victim}" in loss["message"]
-    assert "has not been heard for" in loss["message"]
+    assert "has sent no heartbeat for" in loss["message"]
     workplace.assert_nobody_left()
 
 

@@ -28,14 +28,14 @@ def test_the_step_at_which_two_runs_part_and_the_tensors_in_which_they_do(two_ru
         "checkpoint.keep": (3, 1),
     }
     # The rate acts for the first time when step 1 is applied, so step 2 is the first with another loss.
-    assert document["parting"]["step"] == 2
+    assert document["divergence"]["step"] == 2
     assert document["replay"]["moment"] == "before"
     assert document["replay"]["unfaithful"] == []
     assert [tensor["name"] for tensor in document["replay"]["tensors"]] == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert not document["same_weights"]
 
     told = two_runs.run("diff", "tiny-0001", "tiny-0002", COLUMNS="40").stdout
-    assert "They part at step 2" in told
+    assert "They diverge at step 2" in told
     assert "\nparams.learning_rate (affects results)\n  tiny-0001  -\n  tiny-0002  0.02\n" in told
     assert max(len(line.rstrip()) for line in told.splitlines()) <= 40
 
@@ -48,7 +48,7 @@ def test_the_step_at_which_two_runs_part_and_the_tensors_in_which_they_do(two_ru
 
 def test_a_run_and_itself_do_not_part(used_workplace: Workplace) -> None:
     told = used_workplace.run("diff", "last", "tiny-0001").stdout
-    assert "They do not part" in told
+    assert "They do not diverge" in told
     assert "the same weights" in told
     assert "All keys of their jobs are equal." in told
 

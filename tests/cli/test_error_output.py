@@ -89,7 +89,7 @@ def test_a_terminal_gets_lines_that_fit_it(
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    message = "worker 0 has not been heard for 5.1 s (failure_timeout: 5.0); its last word was step 3, compute."
+    message = "worker 0 has sent no heartbeat for 5.1 s (failure_timeout: 5.0); last seen at step 3, compute."
     show_error(RunError(message), as_json=False)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().err).rstrip("\n").split("\n")
     assert len(lines) > 1

@@ -48,12 +48,12 @@ def test_checkpoints_that_were_removed_are_missed_as_by_resume(used_workplace: W
     done = used_workplace.run("eval", "last")
     assert done.code == 2
     assert done.error.startswith(
-        "run tiny-0001 has nothing to evaluate: its events tell of a checkpoint at step 8, and "
+        "run tiny-0001 has nothing to evaluate: its events record a checkpoint at step 8, and "
     )
-    assert "runs/tiny-0001/checkpoints has none any more. Put the folder back if you have it" in done.error
+    assert "runs/tiny-0001/checkpoints has none any longer. Put the folder back if you have it" in done.error
     exported = used_workplace.run("checkpoints", "export", "last", "model.pt")
     assert exported.code == 2
-    assert "has nothing to load: its events tell of a checkpoint at step 8" in exported.error
+    assert "has nothing to load: its events record a checkpoint at step 8" in exported.error
 
 
 def test_what_cannot_be_evaluated_is_told(used_workplace: Workplace) -> None:
@@ -62,7 +62,7 @@ def test_what_cannot_be_evaluated_is_told(used_workplace: Workplace) -> None:
     assert absent.error == "run tiny-0001 has no checkpoint of step 5. There are those of steps 4, 6, 8."
     word = used_workplace.run("eval", "last", "--checkpoint", "newest", "--json")
     assert word.code == 2
-    assert "'newest' is no checkpoint: give a step, last or best." in json.loads(word.stdout)["error"]
+    assert "'newest' is not a checkpoint: give a step, last or best." in json.loads(word.stdout)["error"]
     source = used_workplace.task.read_text()
     used_workplace.task.write_text(source.replace("return Points(32), Points(6)", "return Points(32)"))
     blind = used_workplace.run("eval", "last")

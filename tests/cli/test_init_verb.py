@@ -164,7 +164,7 @@ def test_a_link_to_nowhere_is_in_the_way_too(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(RequestError, match="is there already and is not a folder"):
+    with pytest.raises(RequestError, match="already exists and is not a folder"):
         write_scaffold(tmp_path / "file", None, force=True)
     with pytest.raises(RequestError, match=r"cannot write into .*: Not a directory"):
         write_scaffold(tmp_path / "file" / "inner", None, force=True)

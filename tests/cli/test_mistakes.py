@@ -46,7 +46,7 @@ def test_a_folder_that_was_removed_under_the_command_is_told_in_one_sentence(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     for verb in (["runs"], ["show", "last"], ["init"], ["train", "job.yaml"], ["doctor"], ["diff", "a", "b"]):
-        with pytest.raises(RequestError, match=r"the folder in which this was typed cannot be found any more .* cd ~"):
+        with pytest.raises(RequestError, match=r"the folder in which this was typed can no longer be found .* cd ~"):
             app(verb, standalone_mode=False)
     source = str(Path(quorate.__file__).parents[1])
     done = subprocess.run(
@@ -152,7 +152,7 @@ def test_a_disk_that_is_full_for_a_while_is_told_while_it_is_and_what_is_missing
         told = Listener(running.process)
         running.await_event("step", at_least=2)
         fill(workplace.folder / "runs")
-        told.await_line(f"cannot write in {workplace.last}: No space left on device. Training goes on, unseen")
+        told.await_line(f"cannot write in {workplace.last}: No space left on device. Training continues, unseen")
         (workplace.folder / "runs" / "ballast").unlink()
         told.await_line("missing here: events.jsonl could not be written (No space left on device)")
         running.process.send_signal(signal.SIGTERM)

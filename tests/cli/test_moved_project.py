@@ -29,7 +29,7 @@ def test_a_project_that_was_moved_and_given_another_comment_goes_on_to_the_same_
     stopped.task.write_text(f"# A word about it.\n\n\n{stopped.task.read_text()}")
     done = stopped.run("resume", "last", "--workers", "2", "--json")
     assert done.code == 0, done.stderr
-    assert "WARNING: the task is not at /old/project/task.py any more: the one at task.py is used" in done.stderr
+    assert "WARNING: the task is no longer at /old/project/task.py: the one at task.py is used" in done.stderr
     assert (done.document["from_step"], done.document["weights_digest"]) == (6, undisturbed)
     assert f"task: {stopped.task}:Tiny" in (stopped.last / "job.yaml").read_text(), "the next time it is found there"
 
@@ -39,7 +39,7 @@ def test_without_its_project_a_run_goes_on_evaluates_and_exports_by_the_source_t
 ) -> None:
     stopped.task.unlink()
     told = (
-        "WARNING: the task /old/project/task.py is not there any more: the source that the run keeps is used "
+        "WARNING: the task /old/project/task.py is no longer there: the source that the run keeps is used "
         "(runs/tiny-0001/source); --task FILE:Class names another"
     )
     resumed = stopped.run("resume", "last", "--workers", "2", "--json")
@@ -71,6 +71,6 @@ def test_a_task_that_is_named_on_the_command_line_may_have_another_name(stopped:
     assert done.document["weights_digest"] == undisturbed
     assert f"task: {moved}:Tiny  # --task" in (stopped.last / "job.yaml").read_text()
     refused = stopped.run("resume", "last", "--task", "elsewhere/digits.py:Other", "--steps", "16")
-    assert "means something else than what is asked for now: task: " in refused.error
+    assert "was started with other values for keys that affect results: task: " in refused.error
     exported = quorate.open_run(stopped.last).load_model(task=f"{Path(moved)}:Tiny")
     assert sum(each.numel() for each in exported.parameters()) > 0

@@ -278,7 +278,7 @@ def test_code_that_somebody_puts_beside_a_copy_is_not_run(used_workplace: Workpl
     (backup / "tiny-0001" / "source.json").write_text(json.dumps(page))
     refused = used_workplace.run("resume", str(backup / "tiny-0001"), "--steps", "10", "--json")
     assert refused.code == 2, refused.stderr
-    assert f"would run the source that lies at {backup}/tiny-0001 (source.json: task.py)" in refused.document["error"]
+    assert f"would run the source at {backup}/tiny-0001 (source.json: task.py)" in refused.document["error"]
     assert "add --trust-source; or name the task by --task FILE:Class." in refused.document["error"]
     assert not proof.exists()
     trusted = used_workplace.run("resume", str(backup / "tiny-0001"), "--steps", "10", "--trust-source", "--json")

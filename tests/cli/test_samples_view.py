@@ -47,7 +47,7 @@ def test_of_many_epochs_the_last_and_the_broken_ones_are_shown() -> None:
     assert lines[2].split()[:4] == ["2", "7-9", "30", "broken"]
     assert lines[3].split()[0] == "10"
     assert "9 earlier epochs, none of them broken; --json has all" in lines
-    assert "2 steps were told again, after going on from a checkpoint; each counts once." in lines
+    assert "2 steps were repeated after resuming from a checkpoint; each counts once." in lines
     assert lines[-1] == "Broken in epoch 2: step 7 did not tell which samples were used."
 
 

@@ -99,7 +99,7 @@ def test_a_complete_run_from_top_to_bottom(runs: Path) -> None:
     assert shown["source"] == "kept in source/: task.py, a/b.py, nets.py"
     assert (shown["weights"], shown["folder"]) == ("ab" * 32, str(run.path))
     assert shown["next"] == "quorate resume tiny-0001 --steps 16"
-    assert shown["told"] == "8 steps, 2 evaluations, 1 generation"
+    assert shown["recorded"] == "8 steps, 2 evaluations, 1 generation"
     assert shown["generation"] == "1.1: worker 0 hosts lanes 0-1, worker 1 hosts lanes 2-3"
     assert shown["timing"] == "failure_timeout 5 s, so heartbeat 0.5 s, lease 4 s, connect 10 s"
     assert shown["machine"] == "torch 2.13.0, python 3.11.7"
@@ -165,7 +165,7 @@ def test_the_job_by_meaning_and_manner_with_origins(runs: Path) -> None:
 
 def test_curves_of_losses_and_metrics(runs: Path) -> None:
     text = page(build_run(runs, story=Story().begin().train(1, 8).evaluate(4, accuracy=0.5).evaluate(8, accuracy=0.75)))
-    assert "  loss         █▄▂▂▁▁▁▁\n               first 1.000, last 0.1250, least 0.1250, greatest 1.000\n" in text
+    assert "  loss         █▄▂▂▁▁▁▁\n               first 1.000, last 0.1250, min 0.1250, max 1.000\n" in text
     assert "  accuracy     ▁█\n" in text
 
 
@@ -205,7 +205,7 @@ def test_a_lost_run_says_so_once(runs: Path) -> None:
     told = page(build_run(runs, story=story.tell("failure", 4, cause=failure.kind, message=failure.message)))
     assert f"failure      {failure.message}" in told
     assert "killed together" not in told
-    assert "nothing was saved to go on from" in told
+    assert "nothing was saved to resume from" in told
     assert "resume" not in told, "one advice, which knows whether there is a checkpoint"
 
 
@@ -213,7 +213,7 @@ def test_a_run_in_several_parts(runs: Path) -> None:
     story = Story().begin().train(1, 4).tell("stop", reason="interrupted").pause(1000).begin(from_step=2).train(3, 8)
     text = page(build_run(runs, story=story, result=COMPLETE))
     assert rows(text)["took"] == "11 s of training, in 2 parts"
-    assert "2 steps told again, after going on from a checkpoint" in text
+    assert "2 steps repeated after resuming from a checkpoint" in text
     assert rows(text)["stop"] == "interrupted"
 
 

@@ -20,7 +20,7 @@ def test_ctrl_c_stops_cleanly_and_a_resume_on_other_workers_ends_with_the_same_b
     steps = done.document["steps"]
     assert 2 <= steps < 8
     assert "Traceback" not in done.stderr
-    assert done.advice == f"quorate resume tiny-0001  (goes on from step {steps})"
+    assert done.advice == f"quorate resume tiny-0001  (resumes from step {steps})"
     workplace.assert_nobody_left()
     assert workplace.checkpoints()[-1].startswith(f"step-{done.document['steps']:08}")
     kinds = [event["kind"] for event in workplace.events()]

@@ -32,7 +32,7 @@ def test_keys_resize_save_and_stop_a_running_job(workplace: Workplace) -> None:
         assert "running" in frame
         assert "loss" in frame
         seen.type("+")
-        await_condition("the answer", lambda: "going on with 3 workers" in shown(seen))
+        await_condition("the answer", lambda: "continuing with 3 workers" in shown(seen))
         running.await_event("resize")
         await_condition("the third", lambda: _members(workplace) == 3)
         seen.type("c")

@@ -13,7 +13,7 @@ from quorate.spec.tracking import TrackSpec
 def test_a_run_that_nobody_tracks(used_workplace: Workplace) -> None:
     done = used_workplace.run("track", "last")
     assert done.code == 2
-    assert "the job of run tiny-0001 is tracked by nobody: say where to, such as --mlflow true" in done.error
+    assert "the job of run tiny-0001 is not tracked: say where to track it, such as --mlflow true" in done.error
 
 
 def test_a_mode_that_there_is_not(used_workplace: Workplace) -> None:

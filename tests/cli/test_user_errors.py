@@ -19,7 +19,7 @@ def test_an_exception_in_one_of_two_workers_comes_back_once_as_the_users_own_tra
     assert [failure["message"] for failure in workplace.failures()] == [done.error]
     steps = [event["step"] for event in workplace.events() if event["kind"] == "step"]
     assert steps == [1, 2, 3, 4], "what was trained before is told, whoever was the first to fail"
-    assert done.advice == "quorate resume tiny-0001 --branch  (once it is mended: goes on from step 4 in a new run)"
+    assert done.advice == "quorate resume tiny-0001 --branch  (once it is fixed: resumes from step 4 in a new run)"
     assert done.stderr.endswith("\nlogs: runs/tiny-0001/logs\n")
 
 

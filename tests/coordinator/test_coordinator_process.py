@@ -161,7 +161,7 @@ def test_of_two_that_both_believe_the_older_ends_and_leaves_everything_to_the_ne
             client.stop("after")
             client.close()
     log = (run.logs / "coordinator.jsonl").read_text()
-    assert "incarnation 1 ends: another coordinator has taken its place (incarnation 2)" in log
+    assert "coordinator 1 ends: coordinator 2 has taken its place" in log
     events = [json.loads(line) for line in run.events_file.read_text().splitlines()]
     assert [event.get("reason") for event in events] == ["before", "after"]
 

@@ -452,7 +452,7 @@ class TestPlacesThatGaveUp:
         assert gave_up.endswith(": no memory.")
         assert "last words" not in gave_up
         other = autopsy_of_exit(replace(report, exit_code=1), enrolled(0), "no memory.").message
-        assert other.endswith(" Its last words: no memory.")
+        assert other.endswith(" Its last message: no memory.")
 
 
 class TestBadLinks:
@@ -627,7 +627,7 @@ class TestWords:
         settings = replace(SETTINGS, workers=workers)
         state = between(settings=settings, wanted=workers, given_up={0: 2}, awaited=frozenset({0}), founders={0})
         gave_up = ExitReported(0, pid_of(0), "a", GAVE_UP, None, WorkerStatus())
-        (warning,) = [message for message in said(decide(state, gave_up, 2.0)) if "in a row have given up" in message]
+        (warning,) = [message for message in said(decide(state, gave_up, 2.0)) if "in a row have failed" in message]
         assert ("quorate resize" in warning) is advised
 
     def test_a_warning_of_who_leaves_is_of_its_step(self) -> None:

@@ -154,8 +154,8 @@ def test_silence_counts_as_a_loss_after_failure_timeout_and_not_before() -> None
     loss = loss_of(decision)
     assert loss.detect_s == 5.0
     assert loss.message == (
-        "worker 2 (pid 4712 on host a) has not been heard for 5.0 s (failure_timeout: 5.0);"
-        " its last word was its registration."
+        "worker 2 (pid 4712 on host a) has sent no heartbeat for 5.0 s (failure_timeout: 5.0);"
+        " last seen when it registered."
     )
 
 
@@ -186,7 +186,7 @@ def test_who_counts_as_lost_can_change_nothing_any_more() -> None:
 def test_silence_tells_the_last_word() -> None:
     events = [(0.0, heartbeat(2, 1, step=17)), *beats_until(5.0, 0, 1)]
     loss = loss_of(last_of(training(), *events))
-    assert (loss.message or "").endswith("its last word was step 17, compute.")
+    assert (loss.message or "").endswith("last seen at step 17, compute.")
 
 
 def test_a_pause_of_the_coordinator_loses_nobody() -> None:
@@ -261,7 +261,7 @@ def test_a_second_loss_while_forming_just_leaves_one_fewer() -> None:
 def test_who_gives_up_for_a_symptom_is_lost_when_it_exits_with_its_last_words(kind: str) -> None:
     told, lost = play(training(), (1.0, FailureReported(0, replace(PEER_LOST, kind=kind))), (1.1, exited(0, 1)))
     assert (type(told.state), told.actions) == (Training, ())
-    assert told_of(lost).endswith(f"Its last words: {PEER_LOST.message}")
+    assert told_of(lost).endswith(f"Its last message: {PEER_LOST.message}")
 
 
 @pytest.mark.parametrize("kind", ["HelperLost", "OutOfMemory"])
@@ -329,7 +329,7 @@ def test_a_place_whose_processes_give_up_is_filled_later_and_later_although_the_
         step += 1
     assert after == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     (warning,) = warnings
-    assert warning.startswith("3 processes in a row have given up in the place of worker 1, none with a completed step")
+    assert warning.startswith("3 processes in a row have failed in the place of worker 1, none with a completed step")
     assert "there is no memory for its gradients. The next is started in 2 s" in warning
     assert "`quorate resize RUN 2`" in warning
 
@@ -409,7 +409,7 @@ def test_a_registration_that_arrives_after_the_death_of_its_process_takes_no_pla
     assert late.state == dead_early.state
     (refusal,) = late.actions
     assert isinstance(refusal, Refuse)
-    assert "it counts as lost, and its place is for another" in refusal.failure.message
+    assert "it counts as lost and was replaced" in refusal.failure.message
     assert decide(late.state, registered(1, life=1), 1.2).actions == (Welcome(1, 4.0),)
 
 

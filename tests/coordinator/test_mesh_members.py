@@ -185,7 +185,7 @@ def test_without_a_checkpoint_who_has_trained_makes_room_and_all_begin_anew() ->
     after = decide(gone.state, registered(0, life=1), 3.0)
     generation = declared(after)
     assert (generation.restored, generation.behind) == (Cursor(), ())
-    assert any("begins again with step 1" in message for message in messages_of(after.actions))
+    assert any("restarts at step 1" in message for message in messages_of(after.actions))
 
 
 def test_a_checkpoint_that_is_found_after_all_is_taken_up() -> None:

@@ -219,4 +219,4 @@ class TestWishesForACheckpoint:
         forming = last_of(training(), (1.0, killed(1))).state
         decision = decide(forming, SaveRequested("a"), 1.1)
         assert (decision.state, decision.actions) == (forming, ())
-        assert "to be asked for again" in decision.reason
+        assert "to be requested again" in decision.reason

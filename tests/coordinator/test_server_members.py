@@ -126,7 +126,7 @@ def test_without_a_checkpoint_it_begins_again_and_says_so() -> None:
     decisions = play(serving_job(settings), (1.0, killed(A)), *all_report((0, 1), 25), (2.0, registered(A, life=1)))
     assert declared(decisions[-1]).cursor == Cursor()
     (told,) = messages_of(decisions[-1].actions)
-    assert "no checkpoint exists: it begins again with step 1" in told
+    assert "there is no checkpoint: it restarts at step 1" in told
 
 
 def test_a_worker_does_not_found_a_job_whose_servers_are_gone() -> None:
@@ -330,7 +330,7 @@ def test_fewer_servers_hand_over_before_the_last_ones_go() -> None:
 @pytest.mark.parametrize(
     ("settings", "asked", "why"),
     [
-        (SERVED, ResizeRequested(servers=0), "0 servers: it has 2 servers, and 1 is the least"),
+        (SERVED, ResizeRequested(servers=0), "0 servers: it has 2 servers, and 1 is the minimum"),
         (SETTINGS, ResizeRequested(servers=1), "1 servers: only `strategy: parameter-server` has servers"),
         (SERVED, ResizeRequested(workers=9, servers=1), "9 workers and 1 servers: it has 8 lanes"),
     ],
@@ -397,7 +397,7 @@ def test_without_a_checkpoint_lost_blocks_take_the_job_back_to_its_first_step() 
     gone = play(without_replicas().state, (1.2, reported(1, 25, 2, LOST)), (1.3, killed(A)))
     back = play(gone[-1].state, *((2.0, registered(server, life=1)) for server in (A, B)))
     assert declared(back[-1]).cursor == Cursor()
-    assert any("it begins again with step 1" in message for message in messages_of(back[-1].actions))
+    assert any("it restarts at step 1" in message for message in messages_of(back[-1].actions))
 
 
 def test_a_job_that_stops_ends_as_it_was_saved_when_blocks_are_lost() -> None:

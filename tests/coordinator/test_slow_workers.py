@@ -203,7 +203,7 @@ def test_by_speed_lanes_are_shared_anew_at_a_step_boundary_and_the_reason_is_tol
     assert watch.regroupings() == [Regroup(GenerationId(3, 1), at_boundary=True)]
     (notice,) = watch.notices()
     assert notice == (
-        "the lanes are shared anew by speed at the next step boundary: worker 0 (21 ms a lane) hosts 4 instead of 3, "
+        "the lanes are redistributed by speed at the next step boundary: worker 0 (21 ms a lane) hosts 4 instead of 3, "
         "worker 1 (81 ms a lane) hosts 1 instead of 3, worker 2 (21 ms a lane) hosts 3 instead of 2. The work of a "
         "step is expected to take 86 ms instead of 245 ms."
     )

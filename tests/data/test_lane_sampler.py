@@ -116,7 +116,7 @@ def test_a_set_smaller_than_a_batch_is_refused_with_the_remedy() -> None:
         sampler(5, batch_size=8, lanes=2, epochs=1)
     with pytest.raises(TaskError, match=r"An epoch of order\(\) has 3 samples, less than one batch"):
         sampler(9, lambda epoch, generator: range(3), batch_size=8, lanes=2, epochs=1)
-    with pytest.raises(TaskError, match=r"order\(\) gave no samples for epoch 0"):
+    with pytest.raises(TaskError, match=r"order\(\) returned no samples for epoch 0"):
         sampler(9, lambda epoch, generator: [], batch_size=8, lanes=2, epochs=1)
     assert sampler(5, batch_size=8, lanes=2, epochs=1, last_batch="keep").total_steps == 1
 

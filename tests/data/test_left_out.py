@@ -98,7 +98,7 @@ def trouble(folder: Path, index: int) -> FetchFailure:
 def test_a_record_that_was_always_bad_is_mended_and_not_restored(tmp_path: Path) -> None:
     shards_of(tmp_path, ['{"id": 1}', '{"id": '])
     hint = trouble(tmp_path, 1).hint
-    assert hint.startswith("Mend the record")
+    assert hint.startswith("Repair the record")
     assert f"`quorate data index {tmp_path} --force`" in hint
     assert "on_bad_sample: skip" in hint
 

@@ -178,10 +178,10 @@ class OnlyItems:
         (iter([1]), "list_iterator as the training set, which has no len"),
         (OnlyItems(), "gave an OnlyItems as the training set, which has no len"),
         ({1, 2}, r"set as the training set, which has no \[\]"),
-        ([], "training set that datasets.. gave is empty"),
+        ([], "training set that datasets.. returned is empty"),
         (None, r"gave nothing \(None\) as the training set.*Is a `return` missing"),
         (Streamed, r"gave the class Streamed as the training set.*Is `\(\)` missing after Streamed"),
-        (DataLoader(Streamed()), "gave a DataLoader as the training set; give the dataset that is inside it"),
+        (DataLoader(Streamed()), "returned a DataLoader as the training set; give the dataset that is inside it"),
     ],
 )
 def test_what_cannot_be_read_by_index_is_refused(dataset: Any, text: str) -> None:

@@ -51,7 +51,7 @@ def test_a_coordinator_that_answers(run: RunFolder) -> None:
     ("call", "held", "level", "words"),
     [
         (nobody, True, Level.PROBLEM, "nobody listens at 127.0.0.1:4711 (Connection refused), although process"),
-        (nobody, False, Level.WARNING, "nobody is at work on this run any more"),
+        (nobody, False, Level.WARNING, "nothing works on this run any longer"),
         (another, True, Level.PROBLEM, "another job's coordinator listens at 127.0.0.1:4711"),
         (another, False, Level.WARNING, "another job's coordinator listens at 127.0.0.1:4711"),
     ],
@@ -73,7 +73,7 @@ def test_a_run_without_a_coordinator(run: RunFolder) -> None:
     with run.lock():
         found = check_coordinator(run, nobody)
     assert found.level is Level.NOTE
-    assert "starts or ends just now" in found.text
+    assert "is starting or ending" in found.text
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"address": "nowhere", "token": "x"}', '{"token": "x"}', "7"])

@@ -92,8 +92,8 @@ def test_cifar_is_read_as_its_authors_wrote_it(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (None, r"There is no test_batch.bin in .*data \(params.data\)"),
-        (b"", "it has 0 bytes, which is no multiple of 3,073"),
-        (b"x" * BYTES + b"y", "it has 3,074 bytes, which is no multiple of 3,073"),
+        (b"", "it has 0 bytes, which is not a multiple of 3,073"),
+        (b"x" * BYTES + b"y", "it has 3,074 bytes, which is not a multiple of 3,073"),
         (b"\x0a" + b"x" * (BYTES - 1), r"A class in .* is 10; they should be from 0 to 9"),
     ],
     ids=["missing", "empty", "cut", "class"],

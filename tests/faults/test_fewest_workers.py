@@ -69,7 +69,7 @@ def test_when_no_replacement_comes_up_a_job_below_min_workers_ends_and_says_so(p
     message = document["failure"]["message"]
     assert "worker 1 (pid " in message
     assert "exited with code 7" in message
-    assert "so the job is given up." in message
+    assert "so the job is stopped." in message
     assert crowds(place, document) == [2]
     # What it leaves can be gone on with, once replacements come up again.
     resumed = place.run("resume", document["run"], "--json")

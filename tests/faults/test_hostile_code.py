@@ -293,7 +293,7 @@ def test_metrics_that_dead_lock_again_and_again_end_the_job(troubled: Workplace)
     assert (failure["kind"], failure["phase"], failure["step"]) == ("WorkerLost", "evaluation", 4)
     assert failure["message"].startswith("the evaluation of step 4 has not come any further for ")
     assert "worker 0 is held up in the task's own code (evaluating a batch)" in failure["message"]
-    assert "Workers have now hung there 3 times in a row, so the job is given up" in failure["message"]
+    assert "Workers have now hung there 3 times in a row, so the job is stopped" in failure["message"]
     lost = [event for event in troubled.events() if event["kind"] == "lost"]
     assert [(event["step"], event["phase"]) for event in lost] == [(4, "evaluation")] * 3
 

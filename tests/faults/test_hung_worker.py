@@ -31,7 +31,7 @@ def test_a_worker_that_is_stopped_for_ever_is_out_in_time(place: Workplace, phas
     assert not Path(f"/proc/{stopped}").exists()
     (loss,) = told(place, document, "lost")
     assert f"(pid {stopped} on host" in loss["message"]
-    assert "has not been heard for" in loss["message"]
+    assert "has sent no heartbeat for" in loss["message"]
     # From its last heartbeat, which was sent before it was stopped, by the coordinator's own clock.
     assert KEYS["failure_timeout"] <= loss["detect_s"] <= ALLOWED
     (recovery,) = document["recoveries"]

@@ -79,7 +79,7 @@ def test_a_job_whose_checkpoints_are_gone_ends_rather_than_begin_again(workplace
     kill(running, pids[1], 1)
     done = running.done()
     assert done.code == 1
-    assert "every worker is lost, and the checkpoint of step 2 cannot be read any more" in done.error
+    assert "every worker is lost, and the checkpoint of step 2 can no longer be read" in done.error
     assert "The job ends rather than begin again with step 1." in done.error
     assert "put a checkpoint back into the run and resume it" in done.advice
     assert [event["from_step"] for event in generations(workplace)] == [0]

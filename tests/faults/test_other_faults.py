@@ -106,7 +106,7 @@ def test_a_worker_that_is_cut_off_for_a_while(place: Workplace) -> None:
     assert_same(place, document)
     (loss,) = told(place, document, "lost")
     assert loss["worker"] == 1
-    assert "has not been heard for" in loss["message"]
+    assert "has sent no heartbeat for" in loss["message"]
 
 
 @pytest.mark.parametrize("fault", ["starve worker 1 at step 10 in exchange", "kill loader of worker 0 at step 10"])

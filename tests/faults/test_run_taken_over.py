@@ -14,7 +14,7 @@ def test_a_launcher_whose_run_was_taken_over_during_a_step_ends_and_does_not_tak
     taken = run.next_incarnation(launch="another launch")
     done = running.done()
     assert done.code == 1
-    assert f"run {run.name} goes on elsewhere" in done.error
+    assert f"run {run.name} continues elsewhere" in done.error
     assert run.incarnations.newest() == taken, "it was not taken back"
     assert "writes nothing more" in workplace.log("coordinator")
     assert not workplace.failures(), "the run's events are the other's to write"

@@ -59,4 +59,4 @@ def test_with_balance_by_speed_lanes_move_away_from_a_slow_worker(place: Workpla
     assert even == {0: 3, 1: 3, 2: 2}
     assert later
     assert all(sharing[1] < even[1] and sum(sharing.values()) == KEYS["lanes"] for sharing in later)
-    assert any(notice.startswith("the lanes are shared anew by speed") for notice in logged(place, document, "info"))
+    assert any(notice.startswith("the lanes are redistributed by speed") for notice in logged(place, document, "info"))

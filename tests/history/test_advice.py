@@ -28,7 +28,7 @@ def command(status: Status, *checkpoints: CheckpointRecord, spec: JobSpec | None
 def test_what_ended_too_early_goes_on_from_its_newest_usable_checkpoint(status: Status) -> None:
     advice = advise(replace(RECORD, status=status), SPEC, (WHOLE, NEWER_BUT_DAMAGED), "tiny-0001")
     assert advice is not None
-    assert (advice.command, advice.purpose) == ("quorate resume tiny-0001", "goes on from step 4")
+    assert (advice.command, advice.purpose) == ("quorate resume tiny-0001", "resumes from step 4")
 
 
 def test_without_a_usable_checkpoint_there_is_nothing_to_go_on_from() -> None:
@@ -36,7 +36,7 @@ def test_without_a_usable_checkpoint_there_is_nothing_to_go_on_from() -> None:
         advice = advise(RECORD, SPEC, checkpoints, "tiny-0001")
         assert advice is not None
         assert advice.command is None
-        assert "start it anew with quorate train" in advice.purpose
+        assert "start again with quorate train" in advice.purpose
 
 
 @pytest.mark.parametrize("kind", ["UserCodeError", "LossError", "MetricError", "UnsupportedModelError"])

@@ -321,7 +321,7 @@ def test_a_run_that_has_told_nothing_yet(judged: Judged) -> None:
     for story in (Story(), begin(Story())):
         ledger = judged(story)
         assert (ledger.epochs, ledger.is_whole) == ((), True)
-        assert "nothing to judge" in ledger.verdict
+        assert "nothing to check" in ledger.verdict
 
 
 def test_a_branch_that_ended_where_it_began(judged: Judged) -> None:

@@ -211,7 +211,7 @@ class TestElsewhere:
         assert stream.getvalue() == ""
         screen.handle(step(1))
         screen.handle(make_event("generation", None, {"members": members[:1], "lanes": 8}))
-        assert stream.getvalue().splitlines()[-1] == "going on with 8 lanes on 1 worker"
+        assert stream.getvalue().splitlines()[-1] == "continuing with 8 lanes on 1 worker"
 
     def test_a_sharded_gang_is_told_with_its_mesh(self) -> None:
         stream = io.StringIO()
@@ -220,7 +220,7 @@ class TestElsewhere:
         members = [{"worker": worker, "lanes": [0, 1] if worker == 0 else []} for worker in range(2)]
         formed = make_event("generation", None, {"members": members, "lanes": 2, "mesh": "tensor 2"})
         screen.handle(formed)
-        assert stream.getvalue().splitlines()[-1] == "going on with 2 lanes on 2 workers (tensor 2)"
+        assert stream.getvalue().splitlines()[-1] == "continuing with 2 lanes on 2 workers (tensor 2)"
         assert isinstance(formed, GenerationFormed)
         assert [member.lanes for member in formed.computing] == [(0, 1), (0, 1)]
 
@@ -236,9 +236,9 @@ class TestElsewhere:
         screen.handle(make_event("generation", None, {"members": both, "lanes": 8, "from_step": 22}, 100.5))
         assert stream.getvalue().splitlines()[1:] == [
             "worker 1 (pid 123 on host x) was killed by SIGKILL at step 17 while in exchange",
-            "going on with 8 lanes on 1 worker",
+            "continuing with 8 lanes on 1 worker",
             "worker 1 is back after 0.3 s, 8 lanes on 2 workers",
-            "going on with 8 lanes on 2 workers",
+            "continuing with 8 lanes on 2 workers",
         ]
 
     def test_going_on_from_a_checkpoint_says_from_where(self) -> None:

@@ -53,7 +53,7 @@ def test_a_full_disk_is_told_once_in_a_sentence_with_the_remedy(full: Disk, tmp_
     full.now += 0.1
     told = watch.look(has_news=False)
     assert told is not None and told.message is not None
-    assert told.message.startswith(f"cannot write in {tmp_path}: No space left on device. Training goes on")
+    assert told.message.startswith(f"cannot write in {tmp_path}: No space left on device. Training continues")
     assert "Make room there: a checkpoint that fails is tried again" in told.message
     full.now += 10 * SILENCE
     assert watch.look(has_news=False) is None

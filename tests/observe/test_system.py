@@ -110,7 +110,7 @@ def test_a_monitor_that_fails_says_so_once_and_goes_on(tmp_path: Path, caplog: p
     assert [told.get(timeout=60).step for _ in range(2)] == [3, 4]
     watching.close()
     assert [record.message for record in caplog.records] == [
-        "what this machine uses cannot be told now. Training goes on."
+        "the load of this machine cannot be measured now. Training continues."
     ]
 
 

@@ -236,7 +236,7 @@ class Referee:
         """The job is over, in the coordinator's eyes."""
         if failure is not None:
             # By min_workers a link that stays cut leaves no way out.
-            hopeless = ("so the job is given up", "leave fewer than min_workers", "none can be left out")
+            hopeless = ("so the job is stopped", "leave fewer than min_workers", "none can be left out")
             if any(end in failure.message for end in hopeless):
                 return
             if failure.kind == POISON_BATCH and self._has_poison:
@@ -323,7 +323,7 @@ class Referee:
             self._break(6, f"{writer.place} removes a checkpoint after its lease ended")
         newest = self.newest_checkpoint()
         if newest is not None and newest.cursor == cursor:
-            self._break(5, f"{writer.place} removes the newest whole checkpoint, of {_at(cursor)}")
+            self._break(5, f"{writer.place} removes the newest valid checkpoint, of {_at(cursor)}")
         self.spoilt(cursor)
 
     def newest_checkpoint(self) -> Holding | None:

@@ -470,7 +470,7 @@ class SimulatedWorker(Process):
         if taken is None:
             taken = self._ground.disk.restore_at(generation.cursor)
         if taken is None:
-            raise StateLost(f"the checkpoint of step {generation.cursor.step} is not there any more.")
+            raise StateLost(f"the checkpoint of step {generation.cursor.step} is no longer there.")
         self.is_dirty = True
         self._sleep("copy", self._ground.paces.copy)
         self.holding = taken

@@ -54,7 +54,7 @@ def test_with_replicas_a_killed_worker_costs_no_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("save_every", "said", "started"), [(8, "from a checkpoint", 5), (100, "it begins again with step 1", 8)]
+    ("save_every", "said", "started"), [(8, "from a checkpoint", 5), (100, "it restarts at step 1", 8)]
 )
 def test_without_replicas_it_costs_the_steps_since_the_checkpoint(save_every: int, said: str, started: int) -> None:
     verdict = calm_but_for(SimulatedFault("kill", 0.8, 3, "exchange"), mesh=SHARDED, save_every=save_every)

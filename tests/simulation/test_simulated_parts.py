@@ -262,7 +262,7 @@ def test_the_referee_sees_what_is_written_down_twice() -> None:
 
 def test_the_referee_sees_an_end_that_should_not_be() -> None:
     watching = referee()
-    watching.ended(Failure("WorkerLost", "… so the job is given up; …"), "", "failure")
+    watching.ended(Failure("WorkerLost", "… so the job is stopped; …"), "", "failure")
     watching.ended(None, "", "interrupted")
     watching.ended(None, undisturbed(COURSE)[max(undisturbed(COURSE))], "complete")
     with pytest.raises(InvariantBroken, match=r"invariant 4.* the job ends with PeerLost"):
@@ -315,7 +315,7 @@ def test_the_referee_sees_a_checkpoint_that_is_torn_and_one_that_is_removed_thou
     save(watching, Witness(2))
     save(watching, Witness(4))
     watching.removed(worker, Cursor(2))
-    with pytest.raises(InvariantBroken, match=r"invariant 5.* removes the newest whole checkpoint, of step 4"):
+    with pytest.raises(InvariantBroken, match=r"invariant 5.* removes the newest valid checkpoint, of step 4"):
         watching.removed(worker, Cursor(4))
 
 

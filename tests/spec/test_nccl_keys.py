@@ -68,9 +68,9 @@ def test_what_the_shell_has_set_otherwise_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"algorithm": "Rings"}, "'Rings' is none of Ring, Tree"),
-        ({"algorithm": "allreduce:Ring;broadcast:Bush"}, "'Bush' is none of"),
-        ({"protocol": "^LL,simpel"}, "'simpel' is none of LL, LL128, Simple"),
+        ({"algorithm": "Rings"}, "'Rings' is not one of Ring, Tree"),
+        ({"algorithm": "allreduce:Ring;broadcast:Bush"}, "'Bush' is not one of"),
+        ({"protocol": "^LL,simpel"}, "'simpel' is not one of LL, LL128, Simple"),
         ({"p2p_level": "PCI"}, "is not LOC, NVL, PIX, PXB, PHB, SYS"),
         ({"infiniband": ""}, "is not true, false, the beginning of the names of adapters"),
         ({"timeout": 0}, "is not a number above 0"),

@@ -234,7 +234,7 @@ MISTAKES = {
         of("{grid: [1, 2]}") + "algorithm: optuna\n",
         [
             "space.params.rate: algorithm: optuna (find.yaml line 5) chooses values by itself, and goes through no "
-            "grid (find.yaml line 4). Write choice in the place of grid."
+            "grid (find.yaml line 4). Write choice instead of grid."
         ],
     ),
     "fewer modes than metrics": (
@@ -272,7 +272,7 @@ MISTAKES = {
     "pbt over what cannot change": (
         of("{choice: [32, 64]}", "batch_size") + "scheduler: pbt\n",
         [
-            "space.batch_size: it cannot change while a trial goes on from the checkpoint of another, as with pbt "
+            "space.batch_size: it cannot change while a trial continues from the checkpoint of another, as pbt does "
             "(find.yaml line 5) (find.yaml line 4). Search over params, clip_norm or schedule; or use another "
             "scheduler."
         ],
@@ -365,7 +365,7 @@ def test_a_batch_size_that_each_trial_would_look_for_is_refused(folder: Path) ->
     (folder / "digits.yaml").write_text(JOB.replace("batch_size: 64", "batch_size: auto"))
     assert problems(folder, ONE) == [
         "batch_size: every trial would look for a batch size of its own (digits.yaml line 2). "
-        "Write a number: `quorate plan` tells what fits."
+        "Write a number: `quorate plan` says what fits."
     ]
 
 

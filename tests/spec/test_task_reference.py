@@ -27,9 +27,9 @@ def test_it_is_spelled_as_it_was_read(text: str) -> None:
         ("digits.py:", "name of a class"),
         ("digits.py:3d", "name of a class"),
         ("tasks/digits:Digits", "tasks/digits.py:Digits"),
-        (":Digits", "a file or a module"),
-        ("package..digits:Digits", "a file or a module"),
-        ("my digits:Digits", "a file or a module"),
+        (":Digits", "A file or a module"),
+        ("package..digits:Digits", "A file or a module"),
+        ("my digits:Digits", "A file or a module"),
     ],
 )
 def test_what_to_write_instead(text: str, advice: str) -> None:

@@ -173,9 +173,9 @@ class TestTrouble:
             refuse_unknown_store("s3://bucket/prefix")
 
     def test_unknown_kind(self) -> None:
-        with pytest.raises(RequestError, match="'sss' is no kind of store"):
+        with pytest.raises(RequestError, match="'sss' is not a kind of store"):
             refuse_unknown_store("sss://bucket")
-        with pytest.raises(StoreError, match="'sss' is no kind of store") as caught:
+        with pytest.raises(StoreError, match="'sss' is not a kind of store") as caught:
             ObjectStore("sss://bucket").list()
         assert caught.value.lasts
 
@@ -191,8 +191,8 @@ class TestTrouble:
         ("url", "why"),
         [
             ("ftp://127.0.0.1:9/x", r"the store cannot be reached \(ConnectionRefusedError\)"),
-            ("ftp:///x", "cannot be opened: the library for ftp:// wants to know host, and this address does not say"),
-            ("reference://x", "cannot be opened: the library for reference:// wants to know fo, and"),
+            ("ftp:///x", "cannot be opened: the library for ftp:// needs host, and this address does not say"),
+            ("reference://x", "cannot be opened: the library for reference:// needs fo, and"),
         ],
     )
     def test_a_library_that_cannot_be_opened(self, url: str, why: str) -> None:

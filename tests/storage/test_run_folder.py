@@ -448,7 +448,7 @@ class TestFiles:
     def test_an_edited_result_is_told(self, tmp_path: Path, content: bytes) -> None:
         run = RunFolder.create(tmp_path, "mnist")
         run.result_file.write_bytes(content)
-        with pytest.raises(DamagedFileError, match=r"result\.json .*quorate resume goes on as if it were not there"):
+        with pytest.raises(DamagedFileError, match=r"result\.json .*quorate resume continues as if it were not there"):
             run.read_result()
         assert run.whole_result() is None
 

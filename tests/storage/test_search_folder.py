@@ -59,7 +59,7 @@ def test_where_a_run_may_be_meant_as_well(tmp_path: Path) -> None:
 def test_whoever_needs_a_run_is_told_where_those_of_a_search_are(tmp_path: Path) -> None:
     folder = made(tmp_path)
     for reference in ("find-0001", str(folder.path)):
-        with pytest.raises(RunError, match=r"is a search, and no run: its trials are runs in .*/find-0001/trials"):
+        with pytest.raises(RunError, match=r"is a search, not a run: its trials are runs in .*/find-0001/trials"):
             RunFolder.find(tmp_path, reference)
 
 

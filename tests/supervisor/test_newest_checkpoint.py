@@ -46,14 +46,14 @@ def test_a_branch_that_has_not_saved_yet_goes_back_to_where_it_began(tmp_path: P
 @pytest.mark.parametrize("saved", [8, None])
 def test_where_none_is_whole_any_more_the_job_ends(tmp_path: Path, saved: int | None) -> None:
     damage(save(tmp_path, 8))
-    with pytest.raises(JobFailed, match=r"no whole checkpoint in .*; step-00000008: .*rather than begin again") as told:
+    with pytest.raises(JobFailed, match=r"no valid checkpoint in .*; step-00000008: .*rather than begin again") as told:
         find_newest(CheckpointFolder(tmp_path), None, saved)
     assert (told.value.failure.kind, told.value.failure.step) == (CHECKPOINT_LOST, saved)
 
 
 def test_where_the_beginning_is_gone_the_job_ends(tmp_path: Path) -> None:
     for folder in (tmp_path / "own", tmp_path / "of another run"):
-        with pytest.raises(JobFailed, match="what the job began from cannot be read any more"):
+        with pytest.raises(JobFailed, match="what the job began from can no longer be read"):
             find_newest(CheckpointFolder(tmp_path / "own"), folder / "step-00000004", saved=None)
 
 
@@ -67,7 +67,7 @@ def test_a_replacement_whose_checkpoint_was_removed_takes_the_newest_or_makes_ro
     assert newest_instead(gone, CheckpointFolder(own), own, why_foreign).path == newest
     save(other, 8)
     for folder in (other, tmp_path / "empty"):
-        with pytest.raises(LinkError, match="is not there any more"):
+        with pytest.raises(LinkError, match="is no longer there"):
             newest_instead(folder / "step-00000004", CheckpointFolder(folder), own, why_foreign)
 
 

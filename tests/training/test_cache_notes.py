@@ -64,7 +64,7 @@ def test_a_decode_that_draws_is_told_once(workers: int, loaders: int, tmp_path: 
     ran = run(Drawing, tmp_path / "run", workers, **keys)
     assert ran.ended.ending == "complete"
     (line,) = told(ran)
-    assert line.startswith("decoded samples are not cached any more: decode() draws random numbers")
+    assert line.startswith("decoded samples are no longer cached: decode() draws random numbers")
     assert set(ran.fields("step", "draws").values()) == {True}
 
 

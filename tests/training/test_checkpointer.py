@@ -423,7 +423,7 @@ def test_one_that_another_gives_up_while_it_is_committed_is_void_and_no_failure(
     assert len(calls) == 2
     assert crew.first.events == []
     assert crew.names() == []
-    assert "given up by another writer" in (crew.first.saving.failure or "")
+    assert "abandoned by another writer" in (crew.first.saving.failure or "")
     crew.save_in_background(at(1))
     crew.whole(1)
 
@@ -821,7 +821,7 @@ class TestTheLease:
         def check() -> None:
             calls.append(bool(list(crew.folder.folder.glob("*/manifest.json"))))
             if len(calls) >= 3 and not is_back.is_set():  # from the third on, when the manifest is written
-                raise LeaseExpired("the coordinator has not been heard for too long")
+                raise LeaseExpired("the coordinator has sent no heartbeat for too long")
 
         crew.first.check_commit = check
         expected = state_of(crew.first, at(1))
@@ -848,7 +848,7 @@ class TestTheLease:
         def check() -> None:
             calls.append(1)
             if crew.folder.folder.joinpath("step-00000002").exists():
-                raise LeaseExpired("the coordinator has not been heard for too long")
+                raise LeaseExpired("the coordinator has sent no heartbeat for too long")
 
         crew.first.check_commit = check
         crew.train(2)

@@ -129,7 +129,7 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
 def test_a_chip_that_is_too_old_is_told_with_both_numbers_and_what_to_do(chip: Callable[[int, int], None]) -> None:
     chip(6, 1)
-    with pytest.raises(RunError, match=r"A chip has compute capability 6\.1; 7\.5 is the least .* Use `device: cpu`"):
+    with pytest.raises(RunError, match=r"A chip has compute capability 6\.1; 7\.5 is the minimum .* Use `device: cpu`"):
         CudaDevice()
     chip(7, 5)
     assert CudaDevice().precision == "fp32"

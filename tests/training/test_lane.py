@@ -119,10 +119,13 @@ def test_a_lane_draws_from_a_stream_of_its_own() -> None:
 
 
 MISTAKES: dict[str, tuple[Any, str]] = {
-    "number": (lambda model, batch: 1.0, "loss() gave the float 1.0; it must return a tensor with one element. Return"),
+    "number": (
+        lambda model, batch: 1.0,
+        "loss() returned the float 1.0; it must return a tensor with one element. Return",
+    ),
     "nothing": (
         lambda model, batch: None,
-        "loss() gave nothing (None); it must return a tensor with one element. Is a",
+        "loss() returned nothing (None); it must return a tensor with one element. Is a",
     ),
     "vector": (lambda model, batch: model["a"].repeat(3), "a tensor of shape (3,); it must have one element"),
     "constant": (lambda model, batch: torch.tensor(1.0), "does not depend on the parameters"),
@@ -131,7 +134,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "counts": (lambda model, batch: (model["a"].sum(), torch.ones(2)), "gave a Tensor of shape (2,) as the count"),
     "other names": (
         lambda model, batch: {"a": model["a"].sum()},
-        "loss() gave a dict with 'a' and optimizer() a single",
+        "loss() returned a dict with 'a' and optimizer() a single",
     ),
 }
 
@@ -165,7 +168,7 @@ def test_the_loss_is_found_in_the_whole_output_of_a_model() -> None:
 def test_what_a_named_loss_may_not_give() -> None:
     with pytest.raises(LossError, match=r"gave the float 1.0 for 'b'; it must return a tensor"):
         OneLane(lambda model, batch: {"a": model["a"].sum(), "b": 1.0}, Named).run((1, 1.0))
-    with pytest.raises(LossError, match=r"loss\(\) gave nothing \(None\)"):
+    with pytest.raises(LossError, match=r"loss\(\) returned nothing \(None\)"):
         OneLane(lambda model, batch: None, Named).run((1, 1.0))
 
 

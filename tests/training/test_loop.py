@@ -298,8 +298,8 @@ def test_a_batch_in_which_nothing_counts_is_refused_before_it_ruins_the_weights(
 @pytest.mark.parametrize(
     ("result", "kind", "text"),
     [
-        ("list", "MetricError", "metrics() gave a list of one value; it must return a dict of numbers by name"),
-        ("triple", "MetricError", "metrics() gave a tuple of 3 values as 'loss'; a tuple must be (sum, count)"),
+        ("list", "MetricError", "metrics() returned a list of one value; it must return a dict of numbers by name"),
+        ("triple", "MetricError", "metrics() returned a tuple of 3 values as 'loss'; a tuple must be (sum, count)"),
         ("raise", "UserCodeError", "KeyError: 'no such metric' (in metrics())"),
     ],
 )

@@ -46,14 +46,17 @@ ONE_NUMBER = "a metric is one number, the mean over the samples of the batch, or
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (None, "metrics() gave nothing (None); it must return a dict of numbers by name. Is a `return` missing?"),
-        (0.5, "metrics() gave the float 0.5; it must return a dict of numbers by name."),
-        ({"f1": None}, f"metrics() gave nothing (None) as 'f1'; {ONE_NUMBER}"),
-        ({"f1": "0.5"}, f"metrics() gave the text \"0.5\" as 'f1'; {ONE_NUMBER}"),
-        ({"f1": torch.ones(3)}, f"metrics() gave a Tensor of shape (3,) as 'f1'; {ONE_NUMBER} Take its mean: .mean()."),
-        ({"f1": [1.0, 2.0]}, f"metrics() gave a list of 2 values as 'f1'; {ONE_NUMBER}"),
-        ({"f1": (1.0, 2.0, 3.0)}, "metrics() gave a tuple of 3 values as 'f1'; a tuple must be (sum, count)"),
-        ({"f1": (1.0, None)}, "metrics() gave nothing (None) as 'f1' in (sum, count); a metric is one number"),
+        (None, "metrics() returned nothing (None); it must return a dict of numbers by name. Is a `return` missing?"),
+        (0.5, "metrics() returned the float 0.5; it must return a dict of numbers by name."),
+        ({"f1": None}, f"metrics() returned nothing (None) as 'f1'; {ONE_NUMBER}"),
+        ({"f1": "0.5"}, f"metrics() returned the text \"0.5\" as 'f1'; {ONE_NUMBER}"),
+        (
+            {"f1": torch.ones(3)},
+            f"metrics() returned a Tensor of shape (3,) as 'f1'; {ONE_NUMBER} Take its mean: .mean().",
+        ),
+        ({"f1": [1.0, 2.0]}, f"metrics() returned a list of 2 values as 'f1'; {ONE_NUMBER}"),
+        ({"f1": (1.0, 2.0, 3.0)}, "metrics() returned a tuple of 3 values as 'f1'; a tuple must be (sum, count)"),
+        ({"f1": (1.0, None)}, "metrics() returned nothing (None) as 'f1' in (sum, count); a metric is one number"),
     ],
 )
 def test_what_is_no_metric_is_named_with_what_was_given(answer: Any, text: str) -> None:

@@ -53,7 +53,7 @@ def test_memory_that_is_nearly_full_is_told_once_with_what_helps() -> None:
     assert watch.notes() == [], "there is room, whichever step of the job this is"
     assert watch.notes() == [
         "the memory of the GPU is nearly full: 96.2 of 100.0 GiB. If it runs out, the job ends; `on_out_of_memory: "
-        "shrink` goes on with smaller micro-batches, `memory: {checkpoint_activations: true}` needs less."
+        "shrink` continues with smaller micro-batches, `memory: {checkpoint_activations: true}` needs less."
     ]
     assert watch.notes() == watch.notes() == []
 

@@ -250,7 +250,7 @@ def test_what_optimizer_may_not_give(case: str) -> None:
 
 
 def test_what_schedule_may_not_give() -> None:
-    with pytest.raises(TaskError, match=r"schedule\(\) gave the float 0.5; it must return a scheduler"):
+    with pytest.raises(TaskError, match=r"schedule\(\) returned the float 0.5; it must return a scheduler"):
         optimizers(schedule=lambda o: 0.5)
 
 

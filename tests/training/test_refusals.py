@@ -303,7 +303,7 @@ def test_what_the_task_gives_instead_of_a_model_is_named() -> None:
         def model(self) -> Any:
             return {"weights": 1}
 
-    with pytest.raises(TaskError, match=r"model\(\) gave a dict"):
+    with pytest.raises(TaskError, match=r"model\(\) returned a dict"):
         Replica(NotAModel(), gang.job(tasks.Regression))
 
 

@@ -232,10 +232,10 @@ def test_initial_weights_replace_what_model_built() -> None:
     ("task_type", "error", "text"),
     [
         (WrongPreset, UserCodeError, r"in initial_weights\(\)"),
-        (NoModel, TaskError, r'model\(\) gave the text "a model"; it must return a torch.nn.Module'),
+        (NoModel, TaskError, r'model\(\) returned the text "a model"; it must return a torch.nn.Module'),
         (Frozen, TaskError, r"a Linear with nothing to train: none of its 2 parameters has requires_grad"),
         (Unparametrized, TaskError, "an? Tanh with nothing to train: it has no parameters at all"),
-        (Forgetful, TaskError, r"model\(\) gave nothing \(None\).*Is a `return` missing"),
+        (Forgetful, TaskError, r"model\(\) returned nothing \(None\).*Is a `return` missing"),
         (Task, UserCodeError, r"NotImplementedError.*in model\(\)"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_mistake_in_metrics_is_told_before_it_costs_an_epoch() -> None:
     assert "test_sanity_check.py" in error.traceback
     error = refused(lambda task, model, batch: {"loss": None})
     assert isinstance(error, TaskError)
-    assert error.message.startswith("metrics() gave nothing (None) as 'loss'")
+    assert error.message.startswith("metrics() returned nothing (None) as 'loss'")
 
 
 class Remembers(Tried):
@@ -121,7 +121,7 @@ class Unvalidated(Tried):
 def test_a_metric_that_is_watched_needs_a_validation_set() -> None:
     sanity_check(lambda *_: 1 / 0, Unvalidated)
     assert refused(base=Unvalidated, **EARLY).message == (
-        "early_stop.metric: 'accuracy' is measured on the validation set, and datasets() gave none. "
+        "early_stop.metric: 'accuracy' is measured on the validation set, and datasets() returned none. "
         "Return (training set, validation set), or leave early_stop out."
     )
 

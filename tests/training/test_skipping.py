@@ -131,4 +131,4 @@ def test_weights_that_are_spoilt_are_not_skipped_to_the_end(workers: int, tmp_pa
     failure = run(Exploding, tmp_path / "run", workers, on_nonfinite_loss="skip").ended.failure
     assert failure.kind == "LossError"
     assert "at step 2" in failure.message
-    assert "the weights are not finite any more" in failure.message
+    assert "the weights are no longer finite" in failure.message

@@ -259,7 +259,7 @@ def little_memory(sock: socket.socket) -> None:
     [
         (nothing, PeerLost, "it closed the connection"),
         (memory_alone, FrameError, r"worker 0 \(this host\) passed 1 descriptors where 2 were expected"),
-        (memory_twice, FrameError, r"worker 0 \(this host\) passed something that is no connection"),
+        (memory_twice, FrameError, r"worker 0 \(this host\) passed something that is not a connection"),
         (little_memory, FrameError, f"shared {SLOT:,} bytes of memory where {2 * SLOT * SLOTS:,} were expected"),
     ],
 )

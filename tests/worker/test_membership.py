@@ -634,8 +634,8 @@ def test_a_worker_that_is_stopped_at_step_17_is_expelled_after_failure_timeout(t
                 assert supervisor.news(60.0, [(0, 4710), (1, pid)]) == News(None, ((1, pid),), workers=2)
                 wait_until(lambda: is_over(member))
                 (lost,) = [event for event in served.events() if event["kind"] == "lost"]
-            assert lost["message"].startswith(f"worker 1 (pid {pid} on host a) has not been heard for ")
-            assert lost["message"].endswith("(failure_timeout: 2.0); its last word was step 17, exchange.")
+            assert lost["message"].startswith(f"worker 1 (pid {pid} on host a) has sent no heartbeat for ")
+            assert lost["message"].endswith("(failure_timeout: 2.0); last seen at step 17, exchange.")
             assert lost["detect_s"] >= 2.0
         finally:
             member.close()

@@ -258,7 +258,7 @@ class CallbackServer:
                 count = self._raised[name, hook] = self._raised.get((name, hook), 0) + 1
                 if count == 1:
                     where = f"{hook}{_at(step)}"
-                    message = "callback %s: %s raised %s. Training goes on, and it is called again"
+                    message = "callback %s: %s raised %s. Training continues, and it is called again"
                     log.warning(message, name, where, describe(error), exc_info=error)
             self._call = None
 

@@ -179,7 +179,7 @@ def _reference(run: str, resolved: ResolvedJob) -> Result:
     changed = [change for change in changes(recorded, resolved.spec) if change.mark is Mark.MEANING]
     if changed:
         raise RunError(
-            f"run {result.run} means something else than this job: {'; '.join(map(str, changed))}. Name a run of the "
+            f"run {result.run} is not a run of this job: {'; '.join(map(str, changed))}. Name a run of the "
             "same job, or leave out --against: then the job is run undisturbed first."
         )
     return result
@@ -207,11 +207,11 @@ def _run_separately(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: Wat
         if run is not None and code == -signal.SIGKILL:
             code, run = _launch(Launcher(resolved, faults, watch, run))
     if run is None:
-        raise RunError("the job could not be started; what is wrong was told above.")
+        raise RunError("the job could not be started; see the error above.")
     result = open_run(run)
     failure = result.fields.get("failure")
     if failure is None and code != 0:
-        message = f"the job was not taken up again (code {code}): see what was told above."
+        message = f"the job was not resumed (code {code}): see the messages above."
         return result, Failure("JobError", message)
     return result, None if failure is None else Failure.from_dict(failure)
 

@@ -80,8 +80,8 @@ def remove_from_run(run: RunFolder, which: Sequence[str], *, force: bool) -> tup
     rest = [each for each in there.own() if each.path not in doomed]
     if not force and not there.has_whole(rest) and there.has_whole(list(doomed.values())):
         raise RunError(
-            f"without {', '.join(path.name for path in doomed)}, run {run.name} has no whole checkpoint any more, and "
-            "nothing to resume from. Remove it all the same with --force"
+            f"without {', '.join(path.name for path in doomed)}, run {run.name} has no valid checkpoint left to resume "
+            "from. Remove it all the same with --force"
         )
     removed = []
     for path, each in doomed.items():
@@ -194,7 +194,7 @@ def rekey_run(
             except CheckpointError as error:
                 raise CheckpointError(
                     f"{error.message}. {len(rewritten)} of {len(infos)} were rewritten, and all are as readable as "
-                    "they were. Try again when this is mended; one that is damaged can be removed with "
+                    "they were. Try again when this is fixed; one that is damaged can be removed with "
                     f"`quorate checkpoints rm {run.name} --checkpoint {info.cursor.step}`"
                 ) from None
         run.write_job(dump_job(resolved))
@@ -295,7 +295,7 @@ def export_model(
     kind = kind or (Format.TORCH if out.suffix in _TORCH_ENDINGS else Format.SAFETENSORS)
     file = out / _USUAL_NAMES[kind] if out.is_dir() else out
     if file.exists() and not force:
-        raise RunError(f"{file} is there already. Choose another file, or replace it with --force")
+        raise RunError(f"{file} already exists. Choose another file, or replace it with --force")
     loaded = model_of(run, which, task, averaged=averaged)
     state: Mapping[str, Any] = loaded.model.state_dict()
     manifest = loaded.checkpoint.manifest

@@ -129,10 +129,10 @@ def _signal(run: RunFolder, now: bool) -> bool:
 def _does_not_end(run: RunFolder, launcher: Holder, now: bool, patience: float) -> JobError:
     number = f" {launcher.pid}" if launcher.pid is not None else ""
     more = (
-        f"Its launcher (process{number}) hangs, or was stopped: `kill -CONT{number}` lets it go on, "
+        f"Its launcher (process{number}) hangs, or was stopped: `kill -CONT{number}` lets it continue, "
         f"`kill -KILL{number}` ends it with every process of the job; the checkpoints so far are kept."
         if now
-        else "It still completes a step, or saves: `quorate show` tells which. Wait longer with --timeout, "
+        else "It still completes a step, or saves: `quorate show` says which. Wait longer with --timeout, "
         f"or end it without a save: quorate stop {run.name} --now"
     )
     return JobError(f"run {run.name} was asked to end, and has not in {patience:g} s. {more}")
@@ -181,7 +181,7 @@ class _SaveRequest:
             if time.monotonic() >= self._over:
                 raise RunError(
                     f"run {self._run.name} has saved no checkpoint in {self._patience:g} s. A step may take longer "
-                    "than that, or the save fails: `quorate show` tells which. Wait longer with --timeout"
+                    "than that, or the save fails: `quorate show` says which. Wait longer with --timeout"
                 )
 
     def _ask(self) -> None:
@@ -268,8 +268,8 @@ def _coordinator_of(run: RunFolder, patience: float) -> "contextlib.closing[Supe
                 f"run {run.name} was submitted, and has not begun: wait for it with `quorate logs -f {run.name}`."
             ) from None
         raise RunError(
-            f"run {run.name} is not running, so there is nobody to ask. Look at it with `quorate show {run.name}`; "
-            f"`quorate resume {run.name} --workers N` goes on with as many workers as you like."
+            f"run {run.name} is not running, so it cannot be asked. Look at it with `quorate show {run.name}`; "
+            f"`quorate resume {run.name} --workers N` continues with as many workers as you like."
         ) from None
     except PermissionError:
         raise RunError(f"run {run.name} belongs to somebody else: only its owner may ask it for something.") from None

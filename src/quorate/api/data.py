@@ -51,9 +51,9 @@ class Verified:
 class Spread:
     """The least, the middle and the most of some numbers."""
 
-    least: int
+    min: int
     median: int
-    most: int
+    max: int
 
     @classmethod
     def of(cls, numbers: numpy.ndarray) -> "Spread":
@@ -88,12 +88,12 @@ def index_data(
     if output is not None and not is_url(output):
         file = str(Path(output).expanduser().absolute())
     if not file.endswith(Path(NAME).suffix):
-        raise RequestError(f"{shown(file)} is no name for an index: let it end with {Path(NAME).suffix}")
+        raise RequestError(f"{shown(file)} is not a name for an index: it must end with {Path(NAME).suffix}")
     if not force:
         _refuse_indexes_below(place)
     if not force and _exists(file):
         raise RequestError(
-            f"{shown(file)} is there already. `quorate data verify` compares it with the shards; --force makes it anew."
+            f"{shown(file)} already exists. `quorate data verify` compares it with the shards; --force rebuilds it."
         )
     index = build_index(place, _root(place, file), progress)
     try:

@@ -100,7 +100,7 @@ def evaluate_run(
 
     def warn_of_changed_code(now: Prepared) -> None:
         if is_other_code(run, recorded_environment(run, info), now):
-            log.warning("the task's code has changed since run %s began; it is evaluated by the one of now", run.name)
+            log.warning("the task's code has changed since run %s began; the current code evaluates it", run.name)
 
     def choose(scratch: Path) -> tuple[CheckpointInfo, Path]:
         _, info = chosen_checkpoint(run, recorded.spec, which, resolved.spec.checkpoint)

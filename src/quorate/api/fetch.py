@@ -110,7 +110,9 @@ def _make(target: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
                 here_at(run.path).write(name, content)
                 (run.path / name).chmod(0o600)  # there may be a secret in the job
         if not run.job_file.is_file():
-            raise RunError(f"the copy at {place} has no job.yaml, so it cannot go on: it ended before that was copied.")
+            raise RunError(
+                f"the copy at {place} has no job.yaml, so it cannot be resumed: it ended before the copy of it."
+            )
         try:
             recorded, resolved = jobs(run)
         except QuorateError as error:
@@ -119,7 +121,7 @@ def _make(target: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
         search = _bring(run, place, recorded, resolved)
         if search.newest is None:
             why = f": {search.skipped[0].reason}" if search.skipped else ""
-            raise RunError(f"there is no whole checkpoint at {place}{why}")
+            raise RunError(f"there is no valid checkpoint at {place}{why}")
         write_creation(run.path, origin.created)
         _warn(run, search)
         move_into_place(run.path, final)
@@ -196,10 +198,10 @@ def _take_source(run: RunFolder, place: Place, jobs: Jobs, trusted: bool) -> str
         told = None if newest is None else newest.manifest.environment.get(SOURCE)
         if told != page.source.digest:
             log.warning(
-                "the task's source at %s is left out: its digest is %s, and the checkpoint under the key says %s",
+                "the task's source at %s is left out: its digest is %s, and the encrypted checkpoint says %s",
                 *(place, page.source.digest, told),
             )
-            return f"{_would_run(page, place)}, which is not the code that the checkpoint under the key tells of"
+            return f"{_would_run(page, place)}, which is not the code that the encrypted checkpoint records"
     with run.lock():
         page.keep(run.path)
     return ""
@@ -208,4 +210,4 @@ def _take_source(run: RunFolder, place: Place, jobs: Jobs, trusted: bool) -> str
 def _would_run(page: SourcePage, place: Place) -> str:
     files = sorted(page.source.files, key=lambda name: name != page.source.main)
     named = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-    return f"going on would run the source that lies at {place} ({SOURCE_PAGE}: {named})"
+    return f"resuming would run the source at {place} ({SOURCE_PAGE}: {named})"

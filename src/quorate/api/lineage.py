@@ -87,5 +87,5 @@ def _failed(run: RunFolder, failed: JobFailed) -> JobFailed:
         run.write_result({**about, "failure": failed.failure.to_dict()})
     command = f"quorate resume {run_argument(run)}"
     logs = short_path(Path(failed.remains.logs)) if failed.remains else short_path(run.logs)
-    remains = Remains(run.name, str(run.path), logs, command, f"{command}  (goes on in its lineage)")
+    remains = Remains(run.name, str(run.path), logs, command, f"{command}  (continues its lineage)")
     return JobFailed(failed.failure, remains)

@@ -310,7 +310,7 @@ def _checkpoint(run: RunFolder, spec: JobSpec, which: str, ended_with: str) -> C
     _, info = chosen_checkpoint(run, spec, which, spec.checkpoint)
     if which == LAST and info.manifest.weights_digest != ended_with:
         raise RunError(
-            f"the last checkpoint of run {run.name} is damaged or gone: {info.path.name} is the newest whole one, and "
+            f"the last checkpoint of run {run.name} is damaged or gone: {info.path.name} is the newest valid one, and "
             f"the run ended with other weights. `quorate checkpoints verify {run.name}` says what is wrong; "
             f"--checkpoint {info.manifest.step} takes this one"
         )
@@ -325,8 +325,8 @@ def _weights_at_the_end(run: RunFolder) -> str:
     if result is None or result.get("status") != "complete":
         how = "was killed" if result is None else f"is {result.get('status')}"
         raise RunError(
-            f"run {run.name} is not complete: it {how}. Go on with `quorate resume {run.name}`, and register it then; "
-            f"`quorate checkpoints export {run.name} FILE` writes the weights that it has"
+            f"run {run.name} is not complete: it {how}. Resume it with `quorate resume {run.name}`, and register it "
+            f"then; `quorate checkpoints export {run.name} FILE` writes the weights that it has"
         )
     return str(result.get("weights_digest"))
 
@@ -364,7 +364,7 @@ def _is_there(file: Path, digest: str) -> bool:
     if not file.exists():
         return False
     if sha256_of(file) != digest:
-        raise RequestError(f"{file} is there already, and another. Choose another folder, or move it away")
+        raise RequestError(f"{file} already exists with other content. Choose another folder, or move it away")
     return True
 
 

@@ -101,7 +101,7 @@ def parse_memory(text: str) -> int:
     """Bytes, as a person writes them: 80GB, 80 GiB, 512M."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]I?)?)B?", text.strip().upper())
     if not found or not float(found[1]):
-        raise RequestError(f"--memory: {text!r} is no amount of memory. Write such as 80GB or 141GiB.")
+        raise RequestError(f"--memory: {text!r} is not an amount of memory. Write for example 80GB or 141GiB.")
     return int(float(found[1]) * _UNITS[found[2]])
 
 
@@ -109,7 +109,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     """Numbers of GPUs: 8,16,32."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 1 <= int(part) <= 2**16 for part in parts):
-        raise RequestError(f"--gpus: {text!r} is no list of numbers of GPUs. Write such as 8 or 8,16,32.")
+        raise RequestError(f"--gpus: {text!r} is not a list of numbers of GPUs. Write for example 8 or 8,16,32.")
     return tuple(map(int, parts))
 
 
@@ -269,7 +269,7 @@ class _Planning:
         if self.spec.batch_size == AUTO_BATCH:
             yield f"batch_size: auto is found when a job begins; this is for {FIRST_GUESS} samples at a time"
         if self.spec.strategy.compress is not None:
-            yield "communication is told without strategy.compress, which makes it less"
+            yield "communication is given without strategy.compress, which makes it less"
 
     def _advice(self, plan: Plan, found: Footprint, again: Footprint | None) -> Iterator[str]:
         """What would make it fit, in the order of what it costs; what does not suffice alone says so."""
@@ -361,7 +361,5 @@ def _target(spec: JobSpec, device: str, memory: int | None, workers: int) -> Tar
     gpus = gpus_here()
     there = memory_of(gpus[0]) if gpus else None
     if there is None:
-        raise RequestError(
-            "how much memory a GPU has cannot be told here: say it with --memory, such as --memory 80GB."
-        )
+        raise RequestError("how much memory a GPU has is not known here: give it with --memory, such as --memory 80GB.")
     return Target(there, -(-(workers + server_count(spec.strategy)) // len(gpus)), "the GPU here")

@@ -130,7 +130,7 @@ def pictures_among(records: Sequence[Any]) -> list[Any]:
 def refuse_no_picture_file(file: Path) -> None:
     """Refuse a file for a contact sheet that is not named like one: it would be written over."""
     if file.suffix.lower() != ".png":
-        raise RequestError(f"{file} is no name for a contact sheet, which is a PNG file: let it end with .png")
+        raise RequestError(f"{file} is not a name for a contact sheet, which is a PNG file: it must end with .png")
 
 
 def write_contact_sheet(file: Path, pictures: Sequence[Any]) -> None:

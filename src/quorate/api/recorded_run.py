@@ -63,8 +63,8 @@ def _saved_keys(run: RunFolder) -> dict[str, Any]:
     own = [info for info in saved if run.name.startswith(f"{info.manifest.job.get('name')}-")] or list(saved)
     if not own:
         raise RunError(
-            f"{short_path(run.job_file)} is gone, and run {run.name} has no checkpoint that would hold the job. "
-            "Put the file back, or start anew with quorate train."
+            f"{short_path(run.job_file)} is gone, and run {run.name} has no checkpoint that has the job. "
+            "Put the file back, or start again with quorate train."
         )
     problems = []
     for info in reversed(own):
@@ -140,7 +140,7 @@ def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resolv
     if {change.key for change in changed} <= {"epochs", "steps"}:
         raise RunError(f"run {run.name} {_why_not_this_long(run_argument(run), recorded.spec, resolved)}")
     raise RunError(
-        f"run {run.name} means something else than what is asked for now: {listed(changed, resolved)}. "
+        f"run {run.name} was started with other values for keys that affect results: {listed(changed, resolved)}. "
         "Resume without the change, or start a new run from its checkpoint with --branch."
     )
 
@@ -232,20 +232,20 @@ def newest_checkpoint(run: RunFolder, recorded: JobSpec, rules: CheckpointSpec) 
     for left in search.skipped:
         if left.kind is Unusable.NEWER:
             # Going back would undo the steps in between, which nobody has asked for.
-            away = "" if newest is None else f", or move {short_path(left.path)} away to go on from {newest.path.name}"
+            away = "" if newest is None else f", or move {short_path(left.path)} away to resume from {newest.path.name}"
             raise RunError(
                 f"checkpoint {left.path.name} of run {run.name} {left.reason}. Resume with that version{away}."
             )
     if newest is None:
-        refuse_lost_checkpoints(run, recorded, "go on from")
-        raise RunError(f"run {run.name} has nothing to go on from: {_why_nothing(search.skipped)}")
+        refuse_lost_checkpoints(run, recorded, "resume from")
+        raise RunError(f"run {run.name} has nothing to resume from: {_why_nothing(search.skipped)}")
     return warned_of(newest, search.skipped)
 
 
 def _why_nothing(skipped: Sequence[Skipped]) -> str:
     if not skipped:
         return (
-            "it ended before its first checkpoint. Start it anew with quorate train; "
+            "it ended before its first checkpoint. Start again with quorate train; "
             "`checkpoint: {every: N}` saves every N steps."
         )
     newest = skipped[0]
@@ -254,7 +254,7 @@ def _why_nothing(skipped: Sequence[Skipped]) -> str:
     count = "its only checkpoint is" if len(skipped) == 1 else f"all its {len(skipped)} checkpoints are"
     return (
         f"{count} damaged. Of the newest, {newest.path.name}, {newest.reason} (in {short_path(newest.path.parent)}). "
-        "Start it anew with quorate train, or put back a copy of the folder if you have one."
+        "Start again with quorate train, or put back a copy of the folder if you have one."
     )
 
 
@@ -270,9 +270,9 @@ def refuse_lost_checkpoints(run: RunFolder, recorded: JobSpec, purpose: str) -> 
     commands = ["quorate resume " + shlex.quote(f"{place.rstrip('/')}/{run.name}") for place in copies]
     copied = f", or resume from a copy: {' or '.join(commands)}" if commands else ""
     raise RunError(
-        f"run {run.name} has nothing to {purpose}: its events tell of a checkpoint at step {max(steps)}, and "
-        f"{short_path(run.checkpoints)} has none any more. Put the folder back if you have it{copied}. Otherwise start "
-        "it anew with quorate train."
+        f"run {run.name} has nothing to {purpose}: its events record a checkpoint at step {max(steps)}, and "
+        f"{short_path(run.checkpoints)} has none any longer. Put the folder back if you have it{copied}. Otherwise "
+        "start again with quorate train."
     )
 
 
@@ -299,14 +299,14 @@ def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) ->
         saved = ()  # trouble with the disk must not hide what has ended the job
     changes = failure is not None and failure.is_repeatable
     if not saved:
-        again = "mend it and train again" if changes else "train again"
+        again = "fix it and train again" if changes else "train again"
         return Remains(run.name, str(run.path), short_path(run.logs), None, _without_checkpoint(spec, failure, again))
     command, step = f"quorate resume {run_argument(run)}", saved[-1].cursor.step
     # The command comes first, where no terminal breaks it.
-    advice = f"{command}  (goes on from step {step})"
+    advice = f"{command}  (resumes from step {step})"
     if changes:
         command += " --branch"
-        advice = f"{command}  (once it is mended: goes on from step {step} in a new run)"
+        advice = f"{command}  (once it is fixed: resumes from step {step} in a new run)"
     return Remains(run.name, str(run.path), short_path(run.logs), command, advice)
 
 

@@ -79,7 +79,7 @@ def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted
     moved, why = _moved(run, reference, kept)
     if moved is not None:
         if not is_there:  # otherwise the project was copied with its runs
-            log.warning("the task is not at %s any more: the one at %s is used", named, short_path(moved))
+            log.warning("the task is no longer at %s: the one at %s is used", named, short_path(moved))
         return TaskLocation(f"{moved}:{reference.class_name}")
     if is_there:
         if why:
@@ -90,8 +90,7 @@ def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted
             raise RunError(f"the task {named} is not here, and {untrusted}; or name the task by --task FILE:Class.")
         return TaskLocation(recorded)
     log.warning(
-        "the task %s is not there any more%s: the source that the run keeps is used (%s); --task FILE:Class names "
-        "another",
+        "the task %s is no longer there%s: the source that the run keeps is used (%s); --task FILE:Class names another",
         *(named, why, short_path(kept.folder)),
     )
     if reference.module is None:
@@ -157,9 +156,7 @@ def refuse_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared
             f"run {run.name} was begun by an earlier version of Quorate, which recorded the text of the task and not "
             f"its code (digest {then[:12]}…), so it cannot be known whether that is the same now. {remedy}"
         )
-    message = (
-        f"the task's code has changed since run {run.name} began, so it would not produce what it promised. {remedy}"
-    )
+    message = f"the task's code has changed since run {run.name} began, so its results would differ. {remedy}"
     kept = read_source(run.path)
     if kept is None or now.source is None:
         since = now.facts[SOURCE]

@@ -115,7 +115,7 @@ def shown(run: Callable[[Watch], Result], progress: bool, callbacks: Sequence[Ca
         watch.conclude(result)
     where = "before its first step"
     if result.steps:
-        where = f'at step {result.steps}; quorate.resume("{result.run}") goes on'
+        where = f'at step {result.steps}; quorate.resume("{result.run}") resumes it'
     pass_on_signal(result.exit_code, f"run {result.run} was {result.status} {where}", signals.received)
     return result
 

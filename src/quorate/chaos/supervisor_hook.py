@@ -128,7 +128,7 @@ class FaultInjection:
             return self._resize(fault, firing, controls)
         if not mark(self._logs, firing):
             return True
-        log.warning("the fault `%s` comes about at step %d, in %s", fault, firing.step, firing.phase)
+        log.warning("the fault `%s` is injected at step %d, in %s", fault, firing.step, firing.phase)
         if fault.act is Act.CUT and self._namespaces is not None and fault.worker is not None:
             namespace = self._namespace_of(fault.worker)
             self._namespaces.cut(namespace)
@@ -147,13 +147,13 @@ class FaultInjection:
             else:
                 controls.resize(controls.workers + RESIZES[fault.act], None)
         except RequestError as error:
-            log.warning("the fault `%s` cannot come about: %s", fault, error.message)
+            log.warning("the fault `%s` cannot be injected: %s", fault, error.message)
             return True
         except LinkError as error:  # a coordinator that is being replaced, say: asked again
             log.info("the fault `%s` has to wait: %s", fault, error.message)
             return False
         mark(self._logs, firing)
-        log.warning("the fault `%s` comes about at step %d, in %s", fault, firing.step, firing.phase)
+        log.warning("the fault `%s` is injected at step %d, in %s", fault, firing.step, firing.phase)
         return True
 
 

@@ -156,11 +156,11 @@ class FaultWatch:
         step, phase = self._place
         loaders = children_of(os.getpid()) if fault.whom is Whom.LOADER else {}
         if fault.whom is Whom.LOADER and not loaders:
-            log.warning("the fault `%s` cannot come about: this worker has no loaders", fault)
+            log.warning("the fault `%s` cannot be injected: this worker has no loaders", fault)
             return
         if not mark(self._logs, Firing(number, self._worker, os.getpid(), step, phase)):
             return
-        log.warning("the fault `%s` comes about at step %d, in %s", fault, step, phase)
+        log.warning("the fault `%s` is injected at step %d, in %s", fault, step, phase)
         if fault.act is Act.SLOW:
             self._factor = fault.factor or 1.0
         elif fault.act is Act.FLIP and self._state is not None:

@@ -162,7 +162,7 @@ def _checked(content: Content) -> Content:
         part = Part(**_as("a part", fields, dict))
         if not _FILE.fullmatch(_as("the file of a part", part.file, str)):
             raise CheckpointError(
-                f"the manifest has a part {part.file!r}, which is no name of a file in the checkpoint"
+                f"the manifest has a part {part.file!r}, which is not the name of a file in the checkpoint"
             )
         _as(f"the size of part {part.file}", part.bytes, int)
         _as(f"the digest of part {part.file}", part.digest, str)

@@ -40,7 +40,7 @@ def select(
             return warned_of(search.newest, search.skipped)
         why = f": {search.skipped[0].reason}" if search.skipped else ""
         when = "every `checkpoint.every` steps, at its best evaluation and at its end"
-        raise RunError(f"run {run} has no whole checkpoint{why}; it saves one {when}")
+        raise RunError(f"run {run} has no valid checkpoint{why}; it saves one {when}")
     found_here = folder.list()
     infos = own_among(found_here, foreign)
     for info in found_here:
@@ -101,7 +101,7 @@ def best_among(infos: Sequence[CheckpointInfo], run: str, best: BestEvaluation |
     if found is None:
         raise RunError(
             f"the best evaluation of run {run} is that of step {best.step} ({best.watched.metric} {best.value:.6g}), "
-            "whose checkpoint is not there: it is still being saved, was removed, or lies in another copy of the run. "
+            "whose checkpoint is not there: it is still being saved, was removed, or is in another copy of the run. "
             f"{_there_are(infos)} Choose one of them by its step"
         )
     return found
@@ -117,7 +117,7 @@ def warned_of(newest: CheckpointInfo, skipped: Sequence[Skipped]) -> CheckpointI
 def _of_step(infos: Sequence[CheckpointInfo], run: str, which: str | int) -> CheckpointInfo:
     text = str(which).strip()
     if not text.isdecimal():
-        raise RunError(f"'{which}' is no checkpoint: give a step, {LAST} or {BEST}. {_there_are(infos)}")
+        raise RunError(f"'{which}' is not a checkpoint: give a step, {LAST} or {BEST}. {_there_are(infos)}")
     # Of two at one step the one that was evaluated is the later.
     found = next((info for info in reversed(infos) if info.cursor.step == int(text)), None)
     if found is None:

@@ -215,7 +215,7 @@ class FolderAttempt:
     @contextmanager
     def present(self) -> Iterator[None]:
         """For what is done in its folder: raise `AttemptGone` where that is not there, or goes meanwhile."""
-        gone = AttemptGone(f"attempt {self.path.name} was given up by another writer")
+        gone = AttemptGone(f"attempt {self.path.name} was abandoned by another writer")
         try:
             if not self.path.is_dir():
                 raise gone
@@ -433,7 +433,7 @@ def why_not_plain(sealed: str, run: str) -> str:
     """Why nothing is read or saved without a key: an encrypted checkpoint is there, and the job names no key."""
     return (
         f"checkpoint {sealed} is encrypted, and the job of run {run} says checkpoint.encrypt: null. Name the key, as "
-        "by --set checkpoint.encrypt.key_file=PATH; to go on without one, first decrypt them all: "
+        "by --set checkpoint.encrypt.key_file=PATH; to continue without one, first decrypt them all: "
         f"quorate checkpoints rekey {run} --decrypt --key-file PATH"
     )
 
@@ -461,7 +461,7 @@ def _refuse_another_state(present: CheckpointInfo, manifest: Manifest) -> None:
     # Digests are of pieces: a run that goes on with another mesh has others for the same weights.
     if found not in ("", weights_digest) and is_cut_alike(present.manifest.skeleton, manifest.skeleton):
         raise CheckpointError(
-            f"checkpoint {present.path} is whole and has other weights ({found}) "
+            f"checkpoint {present.path} is valid and has other weights ({found}) "
             f"than those to be saved ({weights_digest}); one run cannot pass through both. "
             "Move it away, or start a new run."
         )

@@ -173,7 +173,7 @@ class _Entry:
     def view_of(self, memory: memoryview, start: int) -> torch.Tensor:
         begin, end = self.span
         if begin % self.dtype.itemsize:
-            raise self.refused(f"begins at byte {begin:,}, which is no multiple of its {self.dtype.itemsize} bytes")
+            raise self.refused(f"begins at byte {begin:,}, which is not a multiple of its {self.dtype.itemsize} bytes")
         if begin == end:
             return self.shaped(None)
         return self.shaped(torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=start + begin))

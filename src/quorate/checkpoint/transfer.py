@@ -163,7 +163,7 @@ def copy_one(info: CheckpointInfo, place: Place) -> Copied:
         for part in info.manifest.parts:
             verify_part(info.path, part)  # raises if it is not whole here, and it is not the place's fault
         raise StoreError(
-            f"{place}: the copy of {name} is not what was written, although the checkpoint is whole: {error.message}. "
+            f"{place}: the copy of {name} is not what was written, although the checkpoint is valid: {error.message}. "
             "Check the disk there, and that nobody else removes its files."
         ) from None
     return Copied(name, size, round(time.monotonic() - started, 3))
@@ -191,7 +191,7 @@ def read_origin(place: Place) -> Origin | None:
             "copy of the run."
         ) from None
     if Path(origin.run).name != origin.run or origin.run in ("", ".", ".."):
-        raise CheckpointError(f"{place}: {ORIGIN} names a run {origin.run!r}, which is no name of a folder")
+        raise CheckpointError(f"{place}: {ORIGIN} names a run {origin.run!r}, which is not the name of a folder")
     return origin
 
 

@@ -140,6 +140,6 @@ def options(
         os.getcwd()  # noqa: PTH109 (the question is whether there is one)
     except OSError as error:
         raise RequestError(
-            f"the folder in which this was typed cannot be found any more ({error.strerror}): it was removed or moved. "
+            f"the folder in which this was typed can no longer be found ({error.strerror}): it was removed or moved. "
             "Change to one that is there, such as: cd ~"
         ) from None

@@ -87,8 +87,6 @@ def _verdict(trial: Trial, ledger: Ledger) -> str:
     missing = sum(not trial.firings_of(number) for number in range(len(trial.faults)))
     if missing:
         count = "one of the faults" if missing == 1 else f"{missing} of the faults"
-        return (
-            f"same weights, but {count} did not come about: its worker was away until the end, or its phase never came"
-        )
+        return f"same weights, but {count} did not happen: its worker was away until the end, or its phase never came"
     is_bitwise, without_bits = "same: the faults have not changed a bit", "same samples; bits depend on timing here"
     return is_bitwise if trial.promises_bits else without_bits

@@ -46,7 +46,7 @@ def checkpoints() -> None:
 def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
     """List the checkpoints of a run: size, age, metrics, and why each is kept.
 
-    Nothing is read through: verify finds damage that does not show from outside.
+    Contents are not read: verify finds damage inside them.
 
     \b
     Examples:
@@ -60,9 +60,9 @@ def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
 
 @app.command()
 def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_json: Json = False) -> None:
-    """Read checkpoints through and compare them with their digests.
+    """Read checkpoints in full and compare them with their digests.
 
-    The exit code is 1 if one is damaged, and the file that is at fault is named. With the key of an encrypted run, that
+    The exit code is 1 if one is damaged, and the damaged file is named. With the key of an encrypted run, that
     is also one that was not written with it; without the key it says that this was not checked.
 
     \b
@@ -133,8 +133,8 @@ def copy(
 ) -> None:
     """Copy checkpoints of a run to another place, below the run's name.
 
-    Each is verified, and whole there or not there at all. What is there already is left as it is. Another machine goes
-    on from there: quorate resume TO/RUN. The exit code is 1 if one is damaged, which is not copied.
+    Each is verified, and copied completely or not at all. What is there already is left as it is. Another machine can
+    resume from there: quorate resume TO/RUN. The exit code is 1 if one is damaged, which is not copied.
 
     \b
     Examples:
@@ -181,9 +181,9 @@ def rekey(
     """Encrypt the checkpoints of a run with another key.
 
     They are rewritten one after the other, each in one move, so that all can be read at any time; the run is resumed
-    with the new key. Copies in other places are replaced when the run goes on, or by quorate checkpoints copy. Of a run
-    that is encrypted already, what was not written with its key is refused: it could be anybody's. A key is 32 bytes;
-    openssl rand -hex 32 makes one.
+    with the new key. Copies in other places are replaced when the run is resumed, or by quorate checkpoints copy. In a
+    run that is encrypted already, what was not written with its key is refused: anybody could have put it there. A key
+    is 32 bytes; openssl rand -hex 32 makes one.
 
     \b
     Examples:
@@ -210,11 +210,11 @@ def rm(
     checkpoint: Annotated[
         list[str], typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step. Repeatable.")
     ],
-    force: Annotated[bool, typer.Option("--force", help="Also the only whole one.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also the only valid one.")] = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Remove checkpoints of a run; the only whole one is refused.
+    """Remove checkpoints of a run; the only valid one is refused.
 
     \b
     Examples:

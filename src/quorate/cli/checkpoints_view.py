@@ -48,7 +48,7 @@ def print_list(page: Page, found: CheckpointList, now: datetime) -> None:
         if each.problem:
             page.line(f"{each.name} is damaged: {each.problem}")
         if each.foreign:
-            page.line(f"{each.name} is not of this run, and is passed over: {each.foreign}")
+            page.line(f"{each.name} is not of this run, and is ignored: {each.foreign}")
 
 
 def print_verified(page: Page, run: str, verified: Verified) -> None:
@@ -70,10 +70,10 @@ def print_verified(page: Page, run: str, verified: Verified) -> None:
         if each.problem:
             page.line(f"{each.path.name}: {each.problem}")
         if each.foreign:
-            page.line(f"{each.path.name} is not of this run, and is passed over: {each.foreign}")
+            page.line(f"{each.path.name} is not of this run, and is ignored: {each.foreign}")
     # Of a run without a key nobody expects it.
     if verified.not_authenticated not in ("", NO_KEY):
-        page.line(f"Who wrote them was not checked, only that they are whole: {verified.not_authenticated}")
+        page.line(f"Who wrote them was not checked, only that they are intact: {verified.not_authenticated}")
 
 
 def _row(each: CheckpointRecord, now: datetime) -> tuple[Text, ...]:

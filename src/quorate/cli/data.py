@@ -34,7 +34,7 @@ def index(
     path: Place,
     output: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the index there, and not beside the shards.", show_default=False),
+        typer.Option(metavar="FILE", help="Write the index there, instead of next to the shards.", show_default=False),
     ] = None,
     force: Annotated[
         bool,
@@ -45,7 +45,7 @@ def index(
     """List the shards in a folder with a digest of every block.
 
     Training reads the shards by this index: tar (as WebDataset has it), parquet, jsonl, txt, hdf5 and tfrecord.
-    It is the file index.quorate beside them. The same shards give the same index.
+    It is the file index.quorate next to them. The same shards give the same index.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def index(
 
 @app.command()
 def verify(path: IndexedPlace, as_json: Json = False) -> None:
-    """Read all shards through and compare them with their index.
+    """Read all shards in full and compare them with their index.
 
     Each block that has changed is named by its file and place, with shards that are missing, new or of another size.
     The exit code is 1 if there is any.

@@ -153,12 +153,12 @@ def _counted(index: ShardIndex) -> str:
 
 
 def _sizes(spread: Spread) -> str:
-    if spread.least == spread.most:
-        return f"{size(spread.most)} each"
-    return f"{size(spread.least)} to {size(spread.most)}, half of them up to {size(spread.median)}"
+    if spread.min == spread.max:
+        return f"{size(spread.max)} each"
+    return f"{size(spread.min)} to {size(spread.max)}, half of them up to {size(spread.median)}"
 
 
 def _numbers(spread: Spread) -> str:
-    if spread.least == spread.most:
-        return f"{spread.most:,}"
-    return f"{spread.least:,} to {spread.most:,}"
+    if spread.min == spread.max:
+        return f"{spread.max:,}"
+    return f"{spread.min:,} to {spread.max:,}"

@@ -94,16 +94,16 @@ def _parting(pair: RunPair) -> Text:
     if not common:
         return Text("They have no step in common.", style="yellow")
     if parting is None:
-        return Text(f"They do not part: loss and gradient norm have the same bits at all {common:,} common steps.")
+        return Text(f"They do not diverge: loss and gradient norm have the same bits at all {common:,} common steps.")
     values = "; ".join(f"{name} {both[0]!r} and {both[1]!r}" for name, both in parting.values.items())
-    return Text(f"They part at step {parting.step:,}: {values}.", style="yellow")
+    return Text(f"They diverge at step {parting.step:,}: {values}.", style="yellow")
 
 
 def _print_replay(screen: Screen, replayed: Replay) -> None:
     step = f"step {replayed.step:,}"
     for run in replayed.unfaithful:
         screen.print(
-            f"Replayed here, run {run} does not give what it told: it ran with another processor, library or data."
+            f"Replayed here, run {run} does not give what it recorded: it ran with another processor, library or data."
         )
     if replayed.moment is None:
         screen.print(f"Replayed here, they are equal before and after {step}.")

@@ -50,7 +50,7 @@ def show_error(error: Exception, as_json: bool) -> int:
         case _:  # nobody foresaw it: the traceback is for us
             code, fields["error"] = 1, f"Quorate itself has failed: {describe(error)}"
             print(mask("".join(traceback.format_exception(error))), end="", file=sys.stderr)
-            _print_labelled("error", "Quorate itself has failed, by the traceback above; please report it.")
+            _print_labelled("error", "Quorate itself failed (see the traceback above); please report it.")
     # Not to where nothing can be written.
     if as_json and not isinstance(error, OutputError):
         fields = mask_all(fields)

@@ -129,7 +129,7 @@ def show(
     folder = find_run(runs, run, address)
     if follow:
         if as_json:
-            raise RequestError("--follow shows a run while it goes on, and --json is one document: give one of them.")
+            raise RequestError("--follow shows a run while it trains, and --json is one document: give one of them.")
         from quorate.cli.follow_view import follow_run
 
         follow_run(folder)
@@ -154,12 +154,12 @@ def show(
 def logs(
     run: Run,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is written, until the job has ended.")
+        bool, typer.Option("--follow", "-f", help="Keep showing new lines until the job has ended.")
     ] = False,
     worker: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only of this worker.")] = None,
     level: Annotated[str, typer.Option(help="From this level on: debug, info, warning or error.")] = "",
     grep: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only with this text in them, in small letters or not.")
+        str, typer.Option(metavar="TEXT", help="Only lines with this text in them, in upper or lower case.")
     ] = "",
     runs: Runs = RUNS,
     address: Address = None,
@@ -222,14 +222,14 @@ def diff(
     run: Run,
     other: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare it with.", autocompletion=run_names)],
     tensor: Annotated[
-        bool, typer.Option("--tensor", help="Replay the step at which they part, and name the tensors that differ.")
+        bool, typer.Option("--tensor", help="Replay the step at which they diverge, and name the tensors that differ.")
     ] = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Compare two runs: their keys, their metrics, and the first step at which they part.
+    """Compare two runs: their keys, their metrics, and the first step at which they diverge.
 
-    Two runs part where loss or gradient norm differ in any bit. With --tensor both are trained again, from the
+    Two runs diverge where loss or gradient norm differ in any bit. With --tensor both are trained again, from the
     checkpoint before that step, in a folder that is thrown away.
 
     \b

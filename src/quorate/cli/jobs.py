@@ -38,7 +38,7 @@ Faults = Annotated[
     list[str] | None,
     typer.Option("--fault", metavar="FAULT", help='Such as "kill worker 1 at step 20". Repeatable.'),
 ]
-Script = Annotated[Path | None, typer.Option(metavar="FILE", help="A file of faults, one a line; # begins a comment.")]
+Script = Annotated[Path | None, typer.Option(metavar="FILE", help="A file with one fault per line; # is a comment.")]
 AtRandom = Annotated[bool, typer.Option("--random", help="Faults at random; --mtbf and --seed say which.")]
 Mtbf = Annotated[
     str | None,
@@ -70,7 +70,7 @@ Print = Annotated[
     ),
 ]
 Detach = Annotated[
-    bool, typer.Option("--detach", help="Submit it to the job's Ray cluster, and end at once; the job goes on there.")
+    bool, typer.Option("--detach", help="Submit it to the job's Ray cluster, and end at once; the job continues there.")
 ]
 
 
@@ -93,7 +93,7 @@ def train(
     The job is trained in a new run folder. Ctrl-C stops it cleanly and leaves a checkpoint; a second Ctrl-C stops it at
     once. The number of workers changes how long it takes, never the result.
 
-    With --detach it is submitted to its Ray cluster (engine: ray, with engine.storage) and goes on without this
+    With --detach it is submitted to its Ray cluster (engine: ray, with engine.storage) and continues without this
     command. `quorate logs -f`, `show`, `top`, `resize` and `stop` find it by its name: here, and from any machine that
     has the storage, by RAY_ADDRESS or --address.
 
@@ -146,14 +146,14 @@ def resume(
         bool, typer.Option("--branch", help="Start a new run from the checkpoint, with changed keys.")
     ] = False,
     trust_source: Annotated[
-        bool, typer.Option("--trust-source", help="Run the task's source that lies beside a copy of the run.")
+        bool, typer.Option("--trust-source", help="Run the task's source that is stored with a copy of the run.")
     ] = False,
     detach: Detach = False,
     prints: Print = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Resume a run from its newest whole checkpoint.
+    """Resume a run from its newest valid checkpoint.
 
     On any number of workers it ends with the bits that it would have had undisturbed. Keys that only say how a job runs
     may be changed, and it may be made longer; what changes its meaning needs --branch, which starts a new run.
@@ -240,11 +240,11 @@ def resize(
     run: Run,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", metavar="N", min=1, help="How many workers the job shall have from now on."),
+        typer.Option("--workers", metavar="N", min=1, help="The new number of workers."),
     ] = None,
     servers: Annotated[
         int | None,
-        typer.Option("--servers", metavar="N", min=1, help="How many parameter servers it shall have from now on."),
+        typer.Option("--servers", metavar="N", min=1, help="The new number of parameter servers."),
     ] = None,
     runs: Runs = RUNS,
     address: Address = None,
@@ -266,11 +266,11 @@ def resize(
 
     asked = {"worker": workers, "server": servers}
     if workers is None and servers is None:
-        raise RequestError("resize needs to know to what: add --workers N, --servers N, or both.")
+        raise RequestError("resize needs a target: add --workers N, --servers N, or both.")
     folder = control.resize(find_run(runs, run, address), workers, servers)
     numbers = " and ".join(f"{count} {what}{'s' if count > 1 else ''}" for what, count in asked.items() if count)
     fields = {f"{what}s": count for what, count in asked.items() if count}
-    print_answer(as_json, {"run": folder.name, **fields}, f"{folder.name} goes on with {numbers}.")
+    print_answer(as_json, {"run": folder.name, **fields}, f"{folder.name} continues with {numbers}.")
 
 
 def checkpoint(

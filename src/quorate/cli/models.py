@@ -42,8 +42,8 @@ def models() -> None:
 def list_all(mlflow: Mlflow = None, runs: Runs = RUNS, as_json: Json = False) -> None:
     """List all versions of all models, and where each comes from.
 
-    Run and step, the job by a digest of what it means, and the digests of its data and its code. Digests are cut short;
-    --json has them whole, with seed, steps, commit and the digests of files.
+    Run and step, the job by a digest of the keys that affect results, and the digests of its data and its code. Digests
+    are shortened; --json has them in full, with seed, steps, commit and the digests of files.
 
     \b
     Examples:

@@ -140,7 +140,7 @@ Workers = Annotated[
     str | None,
     typer.Option(metavar="N", help="Processes to run on: a number, or auto. Never changes the result."),
 ]
-Lanes = Annotated[int | None, typer.Option(metavar="N", help="Slices of every batch: part of what the job means.")]
+Lanes = Annotated[int | None, typer.Option(metavar="N", help="Slices of every batch. Affects the result.")]
 Steps = Annotated[int | None, typer.Option(metavar="N", help="Train this many steps.")]
 Epochs = Annotated[int | None, typer.Option(metavar="N", help="Train this many epochs.")]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Where every random stream begins.")]

@@ -257,7 +257,7 @@ def _print_curve(page: Page, curve: Curve) -> None:
     if len(curve.steps) == 1:
         page.row(curve.name, measure(curve.first))
         return
-    numbers = {"first": curve.first, "last": curve.last, "least": curve.least[1], "greatest": curve.greatest[1]}
+    numbers = {"first": curve.first, "last": curve.last, "min": curve.least[1], "max": curve.greatest[1]}
     words = [f"{what} {measure(value)}" for what, value in numbers.items()]
     is_steep = curve.least[1] > 0 and curve.greatest[1] > STEEP * curve.least[1]
     values = [math.log(value) for value in curve.values] if is_steep else curve.values
@@ -287,9 +287,9 @@ def _print_events(page: Page, timeline: Timeline) -> None:
     page.section("events")
     rest = sorted(timeline.counts.keys() - {*USUAL_KINDS, "run", "finished"})
     counts = {kind: timeline.counts[kind] for kind in (*USUAL_KINDS, *rest) if kind in timeline.counts}
-    page.items("told", [plural(number, NOUNS.get(kind, kind)) for kind, number in counts.items()])
+    page.items("recorded", [plural(number, NOUNS.get(kind, kind)) for kind, number in counts.items()])
     if timeline.redone:
-        page.row("", f"{plural(timeline.redone, 'step')} told again, after going on from a checkpoint")
+        page.row("", f"{plural(timeline.redone, 'step')} repeated after resuming from a checkpoint")
     if timeline.unreadable_lines:
         page.row("unreadable", f"{plural(timeline.unreadable_lines, 'line')} of events.jsonl")
     story = [event for event in timeline.others if event.kind in STORY]
@@ -347,7 +347,7 @@ def _placement(placed: BlocksPlaced) -> list[str]:
         f"{name_of(each.server)} holds {each.blocks} ({size(each.bytes)}), {each.primary} as the first"
         for each in placed.servers
     ]
-    sent = f"{size(placed.pushed or 0)} pushed and {size(placed.pulled or 0)} pulled in a step, where they travel whole"
+    sent = f"{size(placed.pushed or 0)} pushed and {size(placed.pulled or 0)} pulled in a step, without compression"
     return [whole, *held, sent]
 
 

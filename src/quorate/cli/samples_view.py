@@ -48,7 +48,7 @@ def print_ledger(page: Page, run: str, ledger: Ledger) -> None:
             page.line(f"{left_out:,} earlier epochs, none of them broken; --json has all")
     if ledger.told_again:
         again = "1 step was" if ledger.told_again == 1 else f"{ledger.told_again:,} steps were"
-        page.line(f"{again} told again, after going on from a checkpoint; each counts once.")
+        page.line(f"{again} repeated after resuming from a checkpoint; each counts once.")
     page.line(ledger.verdict)
     for place in ledger.bad_places[:LISTED]:
         page.line(f"  {place.in_words}")

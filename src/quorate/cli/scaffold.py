@@ -79,12 +79,12 @@ def _checked(name: str) -> str:
 
 def _refuse_existing(folder: Path, files: list[Path], force: bool) -> None:
     if os.path.lexists(folder) and not folder.is_dir():
-        raise RequestError(f"{folder} is there already and is not a folder. Choose another folder.")
+        raise RequestError(f"{folder} already exists and is not a folder. Choose another folder.")
     there = [file for file in files if os.path.lexists(file)]
     if there and not force:
         names = " and ".join(map(str, there))
         raise RequestError(
-            f"{names} {'is' if len(there) == 1 else 'are'} there already, and nothing was written. "
+            f"{names} {'is' if len(there) == 1 else 'are'} already there, and nothing was written. "
             "Choose another folder, or replace with --force."
         )
     for file in there:

@@ -132,10 +132,10 @@ def told_in_words(told: dict[str, Any], record: SearchRecord) -> str | None:
     at = "" if step is None else f"step {step:,}"
     said = {
         "began": f"began: {_params(record, trial)}",
-        "resumed": f"goes on from {at}",
+        "resumed": f"resumes from {at}",
         "finished": f"finished{value}",
         "stopped": f"stopped at {at}: {told.get('reason')}",
-        "exploited": f"goes on from {at} of trial {told.get('from')}: {_params(record, trial)}",
+        "exploited": f"continues from {at} of trial {told.get('from')}: {_params(record, trial)}",
         "failed": f"failed: {told.get('message')}",
         "reported": f"is the best so far at {at}{value}" if told.get("best") else "",
     }.get(told["kind"])

@@ -219,13 +219,13 @@ class _Watching:
 
         def ask() -> str:
             resize(run, workers)
-            return f"going on with {workers} workers from the next step boundary on"
+            return f"continuing with {workers} workers from the next step boundary"
 
         self._ask(f"asking for {workers} workers", ask)
 
     def _ask(self, meanwhile: str, ask: Callable[[], str]) -> None:
         if self._busy is not None and self._busy.is_alive():
-            self._said = "one thing after the other: what was asked for before is not done yet"
+            self._said = "please wait: the last request is not done yet"
             return
         self._said = f"{meanwhile} ..."
 
@@ -249,5 +249,5 @@ def _stop(run: RunFolder) -> str:
     from quorate.api.control import ask_to_end
 
     if not ask_to_end(run):
-        return f"nobody answers for it just now: quorate stop {run.name}"
+        return f"its coordinator does not answer right now: quorate stop {run.name}"
     return "stopping after the running step, which is saved"

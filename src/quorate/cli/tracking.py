@@ -54,8 +54,8 @@ def track(
     spec = load_recorded(folder.job_file, {}, layer).spec
     if spec.track is None or not spec.track.has_trackers:
         raise RequestError(
-            f"the job of run {folder.name} is tracked by nobody: say where to, such as --mlflow true, --tensorboard or "
-            "--wandb offline."
+            f"the job of run {folder.name} is not tracked: say where to track it, such as --mlflow true, "
+            "--tensorboard or --wandb offline."
         )
     refuse_missing_libraries(spec.track)
     # The model is built by the task, and what it prints is no part of the answer.

@@ -28,12 +28,12 @@ def tune(
         ),
     ] = None,
     settings: Set = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take a space that is proposed without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Use the proposed space without asking.")] = False,
     resume: Annotated[
         str | None,
         typer.Option(
             metavar="SEARCH",
-            help="Go on with a search: a name, a unique prefix of it, a path, or last.",
+            help="Resume a search: a name, a unique prefix of it, a path, or last.",
             autocompletion=run_names,
         ),
     ] = None,
@@ -47,7 +47,7 @@ def tune(
     """Search for the best values of a job's keys.
 
     Each trial is an ordinary run in the search's own folder. Ctrl-C stops all trials in order, a second one at once;
-    --resume goes on with a search that was stopped or killed: no finished trial is repeated, and the others go on from
+    --resume continues a search that was stopped or killed: no finished trial is repeated, and the others resume from
     their checkpoints. Where the file names no space, one is proposed from the task's params, and shown before it runs.
 
     \b
@@ -89,7 +89,7 @@ def _show_proposal(search: Any, is_accepted: bool) -> None:
     if is_accepted:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise RequestError("the space above is proposed, and nobody can be asked here: add --yes to search it.")
+        raise RequestError("the space above is proposed, and there is no terminal to ask on: add --yes to search it.")
     if not typer.confirm("Search this space?", default=True, err=True):
         raise typer.Exit(0)
 

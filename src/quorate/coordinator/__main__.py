@@ -161,8 +161,7 @@ async def _serve(appointment: Appointment) -> None:
             await _until_over(service, timing)
             if service.superseded.is_set():
                 log.warning(
-                    "incarnation %d ends: another coordinator has taken its place (incarnation %d), and this one "
-                    "writes nothing more",
+                    "coordinator %d ends: coordinator %d has taken its place, and this one writes nothing more",
                     settings.incarnation,
                     run.incarnations.newest(),
                 )

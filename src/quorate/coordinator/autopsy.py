@@ -57,7 +57,7 @@ def autopsy_of_exit(
     if last_words and exit_report.exit_code == GAVE_UP:
         return _lost(f"{who} {what}{where}: {last_words}", exit_report.worker, status)
     if last_words:
-        hint = f" Its last words: {last_words}"
+        hint = f" Its last message: {last_words}"
     return _lost(f"{who} {what}{where}.{hint}", exit_report.worker, status)
 
 
@@ -65,10 +65,10 @@ def autopsy_of_silence(known: Enrolled, now: float, settings: JobSettings) -> Fa
     """Why a worker that says nothing counts as lost."""
     timeout = settings.timing.failure_timeout
     step = f"step {known.status.step}" if known.status.step is not None else ""
-    last_word = ", ".join(filter(None, (step, known.status.phase))) or "its registration"
+    seen = ", ".join(filter(None, (step, known.status.phase)))
     message = (
-        f"{name_enrolled(known)} has not been heard for {now - known.heard:.1f} s (failure_timeout: {timeout});"
-        f" its last word was {last_word}."
+        f"{name_enrolled(known)} has sent no heartbeat for {now - known.heard:.1f} s (failure_timeout: {timeout});"
+        f" last seen {f'at {seen}' if seen else 'when it registered'}."
     )
     return _lost(message, known.worker, known.status)
 
@@ -79,7 +79,7 @@ def autopsy_of_futility(failure: Failure, deaths: int, here: int, settings: JobS
     needed = f" ({here} are left, and min_workers is {least})" if here < least > 1 else ""
     message = (
         f"{failure.message.rstrip()} It is the last of {deaths} workers that were lost without a completed step in"
-        f" between{needed}, so the job is given up."
+        f" between{needed}, so the job is stopped."
     )
     return failure.at(message=message)
 
@@ -90,7 +90,7 @@ def autopsy_of_divergence(failure: Failure, process: tuple[int, int], known: Enr
     who, status = (name_worker(*process, ""), WorkerStatus()) if known is None else (name_enrolled(known), known.status)
     if failure.kind == ResidualsLost.__name__:
         message = (
-            f"{who} cannot go on: {failure.message} All workers are replaced and go back to the newest checkpoint."
+            f"{who} cannot continue: {failure.message} All workers are replaced and go back to the newest checkpoint."
         )
         return Failure(failure.kind, message, worker=process[0], step=status.step, phase=status.phase)
     verdict = "holds wrong bits" if failure.culprits else "may hold wrong bits"

@@ -136,7 +136,7 @@ class EventLog:
             try:
                 record = record_in(line)
             except ValueError as error:
-                log.warning("a worker told something that is no event (%r): %.200s", error, line)
+                log.warning("a worker sent something that is not an event (%r): %.200s", error, line)
                 continue
             if record["kind"] in _TOLD_ONCE:
                 is_new = self._is_new(record["kind"], record.get("step"))

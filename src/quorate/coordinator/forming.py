@@ -139,7 +139,7 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
     told = explain_line_up(members, blamed, chosen) if members.links else []
     if members.generations and not members.has_state and not generation.cursor.step:
         # Nobody shall wonder where its steps have gone.
-        again = "nobody holds the state of the job any more, and no checkpoint exists: it begins again with step 1."
+        again = "no worker holds the state of the job any longer, and there is no checkpoint: it restarts at step 1."
         told.insert(0, again)
     at_work = {member.worker for member in generation.members}
     retiring = {member.worker for member in generation.members if member.role is Role.RETIRING}
@@ -244,7 +244,7 @@ def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: 
     first = min(state.members.keepers, key=lambda known: (known.has_trained, known.worker))
     left = replace(state, members=expel(state.members, {first.process}), since=now)
     told = (
-        "nobody holds the state of the job any more: another process in the place of"
+        "no worker holds the state of the job any longer: another process in the place of"
         f" {name_of(first.worker)} looks for the newest checkpoint"
     )
     inform = LogMessage(step=left.members.cursor.step, time=now, level="info", message=f"{told}.")

@@ -43,7 +43,7 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
         # All members tell the same; the first word is enough, and what comes later is of a generation that is no more.
         known = state.members.find(event.worker, event.pid)
         if known is None or known.within != event.generation:
-            return Decision(state, (), f"{name_of(event.worker)} tells of replicas that have been given up: ignored")
+            return Decision(state, (), f"{name_of(event.worker)} reports replicas that have been abandoned: ignored")
         return condemn(state, event.failure, now)
     known = state.members.find(event.worker)
     failure = event.failure
@@ -123,7 +123,7 @@ def _after_exit(state: Active, event: ExitReported, last_words: str, now: float)
     if not is_missing and event.worker not in members.awaited:
         reaped: Active = replace(state, members=replace(members, reaped=members.reaped | {process}))
         return Decision(
-            reaped, (), f"a process of {name_of(event.worker)} (pid {event.pid}) has ended, which is no member"
+            reaped, (), f"a process of {name_of(event.worker)} (pid {event.pid}) has ended, which is not a member"
         )
     reaped = replace(state, members=expel(members, {process}, reaped={process}))
     if isinstance(reaped, Recalling) and is_missing:
@@ -348,7 +348,7 @@ def _explain_giving_up(members: Members, worker: int, why: str) -> str:
     if members.settings.mesh is not None:
         resize = ", and so do more shards"
     return (
-        f"{REPORTED_GIVEN_UP} processes in a row have given up in the place of {name_of(worker)}, none with a completed"
+        f"{REPORTED_GIVEN_UP} processes in a row have failed in the place of {name_of(worker)}, none with a completed"
         f" step. The last: {why.rstrip('.')}. The next is started in {_back_off(REPORTED_GIVEN_UP):.0f} s, the ones"
         f" after it later and later. If it lacks memory, a smaller batch_size needs less{resize}."
     )

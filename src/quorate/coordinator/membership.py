@@ -124,7 +124,7 @@ def _after_the_end(state: Ended, event: MembershipEvent) -> Decision:
     if isinstance(event, HeartbeatReceived) and event.events:
         heard = state.heard.get(event.worker)
         if heard is None or event.sequence <= heard:
-            return Decision(state, (), f"{name_of(event.worker)} has told this before, or has never joined")
+            return Decision(state, (), f"{name_of(event.worker)} has reported this before, or has never joined")
         later = replace(state, heard={**state.heard, event.worker: event.sequence})
         return Decision(later, (RecordEvents(event.events),), f"{name_of(event.worker)} tells its last events")
     return Decision(state, (), "the job has ended")
@@ -144,10 +144,10 @@ def on_stop_requested(state: Active, event: StopRequested, now: float) -> Decisi
 def on_save_requested(state: Active, event: SaveRequested) -> Decision:
     """A checkpoint shall be saved. Between two generations nobody can: whoever wants one asks again."""
     if not isinstance(state, Training):
-        return Decision(state, (), "a checkpoint is wanted while no generation is at work: to be asked for again")
+        return Decision(state, (), "a checkpoint was requested while no generation is active: to be requested again")
     generation = state.generation.id
     return Decision(
-        state, (RelaySave(generation, event.request),), f"a checkpoint is wanted of generation {generation}"
+        state, (RelaySave(generation, event.request),), f"a checkpoint was requested of generation {generation}"
     )
 
 
@@ -177,7 +177,7 @@ def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> De
         if not settings.servers:
             why = "only `strategy: parameter-server` has servers."
         elif servers < 1:
-            why = f"it has {members.wanted_servers} servers, and 1 is the least."
+            why = f"it has {members.wanted_servers} servers, and 1 is the minimum."
     if why:
         message = f"the job cannot have {asked}: {why}"
         return Decision(state, (Refuse(None, Failure("RequestError", message)),), message)
@@ -185,7 +185,7 @@ def on_resize_requested(state: Active, event: ResizeRequested, now: float) -> De
         return Decision(state, (), f"the job has {asked} already")
     changed: Active = replace(state, members=resized(members, workers, servers))
     changes = {"worker": (members.wanted, workers), "server": (members.wanted_servers, servers)}
-    reason = "the job goes on with " + " and ".join(
+    reason = "the job continues with " + " and ".join(
         f"{plural(after, what)} instead of {before}" for what, (before, after) in changes.items() if before != after
     )
     told = Resized(
@@ -262,8 +262,8 @@ def _find_unended(state: Forming | Training, now: float) -> Decision | None:
         if isinstance(state, Forming) and now - max(killed.since, state.since) >= limit:
             why = (
                 f"{message} The next generation has waited for longer than step_timeout"
-                f" ({limit_words(settings.step_timeout, limit)}), so the job is given up; `quorate resume` goes on from"
-                " the newest checkpoint once the cause is mended."
+                f" ({limit_words(settings.step_timeout, limit)}), so the job is stopped; `quorate resume` goes on from"
+                " the newest checkpoint once the cause is fixed."
             )
             return end(Failure(WORKER_LOST, why, worker=worker))
         if now >= killed.tell_at:

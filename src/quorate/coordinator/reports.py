@@ -72,7 +72,7 @@ def _why_refused(state: Active, event: Registered) -> str:
             return f"there is no place {event.worker}: the job has 0 to {most} (workers)."
         return f"the job has workers 0 to {most}, and {members.wanted_servers} servers."
     if members.is_gone(event.worker, event.pid):
-        return "it counts as lost, and its place is for another."
+        return "it counts as lost and was replaced."
     known = members.find(event.worker)
     if known and known.registration.process != event.process:
         return f"the place is taken: {name_enrolled(known)} has registered for it."
@@ -82,7 +82,7 @@ def _why_refused(state: Active, event: Registered) -> str:
 def _return(state: Active, event: Registered, now: float) -> Decision:
     """A worker of the coordinator before this one comes back."""
     if not is_expected(state, event.worker, event.pid):
-        return _refuse(state, event, "nobody waits for it: it was given up, and its place is for another.")
+        return _refuse(state, event, "nobody waits for it: it was replaced.")
     position = event.position
     if state.members.is_condemned and position and position.generation:
         return _turn_away(state, event, now)
@@ -116,7 +116,7 @@ def on_heartbeat(state: Active, event: HeartbeatReceived, now: float) -> Decisio
     if is_expected(state, event.worker, event.pid):
         return _recall(state, event.worker)
     if known is None:
-        reason = f"{name_of(event.worker)} (pid {event.pid}) sends heartbeats but is no member: no lease"
+        reason = f"{name_of(event.worker)} (pid {event.pid}) sends heartbeats but is not a member: no lease"
         return Decision(state, (), reason)
     heard = replace(known, heard=now)
     actions: tuple[Action, ...] = (GrantLease(event.worker, state.members.settings.timing.lease),)
@@ -181,7 +181,7 @@ def on_state_reported(state: Active, event: StateReported, now: float) -> Decisi
         message = f"{name_of(event.worker)} (pid {event.pid}) counts as lost: another may have taken its place."
         return Decision(state, (Refuse(event.worker, Failure(FrameError.__name__, message)),), message)
     if event.generation != known.within:
-        return Decision(state, (), f"{name_of(event.worker)} tells where it stood in generation {event.generation}")
+        return Decision(state, (), f"{name_of(event.worker)} reports where it was in generation {event.generation}")
     has_trained = known.has_trained or event.cursor >= state.members.cursor
     if state.members.settings.mesh is not None:
         has_trained = event.has_trained  # who was to go back to a checkpoint may not have done so
@@ -229,7 +229,7 @@ def _find_hopeless(state: Active, event: StateReported, now: float) -> Decision 
 
 
 def _recall(state: Active, worker: int) -> Decision:
-    return Decision(state, (Recall(worker),), f"{name_of(worker)} is to tell a new coordinator where it stands")
+    return Decision(state, (Recall(worker),), f"{name_of(worker)} is to report its position to a new coordinator")
 
 
 def on_completed(state: Active, event: Completed, now: float) -> Decision:
@@ -241,7 +241,7 @@ def on_completed(state: Active, event: Completed, now: float) -> Decision:
         return Decision(state, (), f"{name_of(event.worker)} was done in generation {event.generation}: ignored")
     known = state.members.find(event.worker, event.pid)
     if known is None or event.worker not in {member.worker for member in state.generation.members}:
-        return Decision(state, (), f"{name_of(event.worker)} is done but is no member: ignored")
+        return Decision(state, (), f"{name_of(event.worker)} is done but is not a member: ignored")
     completed = (*(done for done in state.completed if done.worker != event.worker), event)
     count = f"{len(completed)} of {len(state.generation.members)}"
     if len(completed) < len(state.generation.members):

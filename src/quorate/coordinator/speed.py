@@ -139,7 +139,7 @@ def find_better_sharing(state: Training, step: int, now: float) -> str:
         for known, lane_s, before, after in zip(measured, seconds, present, best, strict=True)
     )
     return (
-        f"the lanes are shared anew by speed at the next step boundary: {speeds}. The work of a step is expected to "
+        f"the lanes are redistributed by speed at the next step boundary: {speeds}. The work of a step is expected to "
         f"take {would_take * 1000:.3g} ms instead of {takes * 1000:.3g} ms."
     )
 

@@ -160,8 +160,8 @@ def autopsy_of_hangs(members: Members, failure: Failure) -> Failure | None:
     if members.hangs is None or members.hangs.times < MOST_HANGS:
         return None
     message = (
-        f"{failure.message} Workers have now hung there {members.hangs.times} times in a row, so the job is given up; "
-        "`quorate resume` goes on from the newest checkpoint once the cause is mended."
+        f"{failure.message} Workers have now hung there {members.hangs.times} times in a row, so the job is stopped; "
+        "`quorate resume` continues from the newest checkpoint once the cause is fixed."
     )
     return failure.at(message=message)
 
@@ -227,7 +227,7 @@ def _failure(alike: Sequence[Victim]) -> Failure:
     deaths = "; ".join(f"{victim.how} {_WHEN[victim.phase]}" for victim in alike)
     message = (
         f"step {last.step} (epoch {reading.epoch}) kills every worker that takes its lane {reading.lane}: {deaths}. "
-        f"The lane has {_samples(reading)}. Look at these samples and at what the task does with them; mend it or "
+        f"The lane has {_samples(reading)}. Look at these samples and at what the task does with them; fix it or "
         "leave them out. `on_nonfinite_loss: skip` is no remedy: it is for a loss that is not finite."
     )
     return Failure(

@@ -64,7 +64,7 @@ def succeed(settings: JobSettings, handover: Handover, now: float) -> Recalling:
 def take_back(state: Active, event: Registered, now: float) -> Active:
     """A worker has come back, and says where it stands."""
     position = event.position
-    assert position is not None, "whoever comes back says where it stands"
+    assert position is not None, "whoever comes back reports its position"
     generation = position.generation
     returned = Enrolled(
         event,

@@ -18,7 +18,7 @@ def first_aid(error: BaseException) -> str:
 
 def _no_file(name: str) -> str:
     if Path(name).is_absolute():
-        return "Mend the path, or make it one of the job's `params`."
+        return "Fix the path, or make it one of the job's `params`."
     return (
         f"A relative path counts from where the command is given, here {Path.cwd()}. Make it "
         f'Path(__file__).parent / "{name}" to find it beside the task.'
@@ -50,6 +50,6 @@ _REMEDIES: tuple[tuple[str, _Say], ...] = (
     ),
     (
         r"^SyntaxError",
-        "Mend the line that is named below; often the mistake is at its end, or in the line before.",
+        "Fix the line that is named below; often the mistake is at its end, or in the line before.",
     ),
 )

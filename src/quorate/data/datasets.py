@@ -33,7 +33,7 @@ def check_dataset(dataset: Any, which: str, giver: str = "datasets()") -> Datase
     """Refuse what cannot be read by index, with the remedy. `giver` is what gave it."""
     if isinstance(dataset, DataLoader):
         raise TaskError(
-            f"{giver} gave a DataLoader as the {which} set; give the dataset that is inside it. "
+            f"{giver} returned a DataLoader as the {which} set; give the dataset that is inside it. "
             "Quorate makes the batches itself (batch_size, loader_workers in the job file; collate() in the task)."
         )
     lacks = next((lack for name, lack in _NEEDED.items() if not hasattr(dataset, name)), None)
@@ -41,13 +41,13 @@ def check_dataset(dataset: Any, which: str, giver: str = "datasets()") -> Datase
         lacks = "[]"
     if lacks is not None or isinstance(dataset, type):
         raise TaskError(
-            f"{giver} gave {given(dataset)} as the {which} set, which has no {lacks or 'samples'}."
+            f"{giver} returned {given(dataset)} as the {which} set, which has no {lacks or 'samples'}."
             f"{likely_slip(dataset) or _BY_INDEX}"
         )
     with building_code(f"len() of the {which} set"):
         length = len(dataset)
     if length == 0:
-        raise TaskError(f"The {which} set that {giver} gave is empty: its len() is 0.")
+        raise TaskError(f"The {which} set that {giver} returned is empty: its len() is 0.")
     return dataset  # type: ignore[no-any-return]
 
 

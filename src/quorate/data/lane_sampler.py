@@ -33,7 +33,7 @@ class LaneSampler(Sampler):
         self._epoch = lru_cache(maxsize=2)(self._epoch_order)
         self.epoch_length = len(self._epoch(0))
         if self.epoch_length == 0:
-            raise TaskError("order() gave no samples for epoch 0, so there is nothing to train on.")
+            raise TaskError("order() returned no samples for epoch 0, so there is nothing to train on.")
         self.check_trainable("The training set" if self.epoch_length == samples else "An epoch of order()")
 
     def is_own(self, epoch: int) -> bool:
@@ -70,7 +70,7 @@ class LaneSampler(Sampler):
             order = numpy.asarray([int(index) for index in chosen], dtype=numpy.int64)
         if epoch > 0 and len(order) != self.epoch_length:
             raise JobError(
-                f"order() gave {len(order)} samples for epoch {epoch} and {self.epoch_length} for epoch 0. "
+                f"order() returned {len(order)} samples for epoch {epoch} and {self.epoch_length} for epoch 0. "
                 "Every epoch of a job must have the same length."
             )
         outside = order[(order < 0) | (order >= self.samples)]

@@ -27,7 +27,7 @@ from quorate.data.shards.index import NAME
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
 _SKIP = "`on_bad_sample: skip` leaves such samples out."
-_DECODE = f"Mend decode() or the record; {_SKIP}"
+_DECODE = f"Fix decode() or the record; {_SKIP}"
 _COLUMNS = (
     "`quorate data verify PATH` says whether the files are as they were indexed; with decode= the records are read one "
     "by one."
@@ -258,8 +258,8 @@ class Samples:
             # A record of a block that is not damaged was listed as it is: nothing has become of it since.
             is_damaged = isinstance(error.__context__, DamagedBlock)
             what = "Restore the file, or list what it holds now"
-            what = what if is_damaged else "Mend the record, list the files as they are then"
-            hint = f"{what} (`quorate data index {quote(place)}{output} --force`) and train anew; {_SKIP}"
+            what = what if is_damaged else "Repair the record, list the files as they are then"
+            hint = f"{what} (`quorate data index {quote(place)}{output} --force`) and train again; {_SKIP}"
         return FetchFailure(request, index, error.message, error.traceback, hint, "sample")
 
     def _others(self, source: Source, index: int, error: BadSample) -> str:

@@ -38,7 +38,7 @@ TORCH_PATIENCE = 60.0
 # For a process that starts Python: on a machine that is busy with something else this takes seconds.
 PROCESS_PATIENCE = 20.0
 CLUSTER_PATIENCE = 600.0
-REPORT_IT = "This check itself has failed; please report it."
+REPORT_IT = "This check failed itself; please report it."
 
 Call = Callable[[Door], bool]
 """Call the coordinator at this door: whether its job has ended. LinkError if nobody answers."""
@@ -111,8 +111,8 @@ class _Look:
     def findings(self) -> list[Finding]:
         self._thread.join(max(0.0, self._over - time.monotonic()))
         if self._thread.is_alive():
-            text = f"nothing was found out within {self.check.patience:g} s"
-            return [Finding(self.check.name, Level.PROBLEM, text, "Something here hangs; look at it by hand.")]
+            text = f"no answer within {self.check.patience:g} s"
+            return [Finding(self.check.name, Level.PROBLEM, text, "Something here hangs; check it by hand.")]
         return self.found
 
     def _carry_out(self) -> None:
@@ -204,14 +204,14 @@ def check_coordinator(run: RunFolder, call: Call) -> Finding:
     """Whether the coordinator of a run answers."""
     name = f"run {run.name}"
     remedy = (
-        f"Look at quorate logs {run.name}; if the job does not go on, quorate stop {run.name} --now, and then: "
+        f"Look at quorate logs {run.name}; if the job does not continue, quorate stop {run.name} --now, and then: "
         f"quorate resume {run.name}"
     )
     try:
         door = _read_door(run)
     except FileNotFoundError:
         if run.holder() is not None:
-            return Finding(name, Level.NOTE, "starts or ends just now: its coordinator does not listen")
+            return Finding(name, Level.NOTE, "is starting or ending: its coordinator does not listen")
         result = run.whole_result()
         ending = "without a result" if result is None else result.get("status", "over")
         return Finding(name, Level.NOTE, f"is not running ({ending})")
@@ -225,7 +225,7 @@ def check_coordinator(run: RunFolder, call: Call) -> Finding:
         text = f"another job's coordinator listens at {door.address}" if is_other else str(error)
     holder = run.holder()
     if holder is None:
-        left = f"{text}; nobody is at work on this run any more"
+        left = f"{text}; nothing works on this run any longer"
         return Finding(name, Level.WARNING, left, f"quorate resume {run.name}")
     return Finding(name, Level.PROBLEM, f"{text}, although {holder} is at work on this run", remedy)
 

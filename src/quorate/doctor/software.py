@@ -196,7 +196,7 @@ def check_job_variables(environment: Mapping[str, str]) -> Sequence[Finding]:
     """Variables that stand over the keys of every job file."""
     ours = [name for name in sorted(environment) if name.startswith(PREFIX)]
     if not ours:
-        return [Finding("job variables", Level.OK, f"no {PREFIX} variable stands over the keys of a job file")]
+        return [Finding("job variables", Level.OK, f"no {PREFIX} variable overrides the keys of a job file")]
     return [check_job_variable(name, environment[name]) for name in ours]
 
 

@@ -65,7 +65,7 @@ def _refuse_client(address: str, key: str) -> None:
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     if named.startswith(RAY_CLIENT):
         raise RequestError(
-            f"{key}: {named} is a server of Ray Client, which does not tell what is free on which node: "
+            f"{key}: {named} is a server of Ray Client, which does not say what is free on which node: "
             "workers cannot be placed from there. Name the cluster by its host:port (6379 unless another was chosen), "
             "on a machine that reaches all of its nodes; or submit the job to it with --detach."
         )
@@ -87,7 +87,7 @@ def refuse_unreachable(address: str, key: str = KEY_OF_JOBS) -> None:
     except OSError as error:
         raise _not_connected(address, str(error), key=key) from None
     if why:
-        raise _not_connected(address, "it answers, but not in words that both understand", f" {why}", key)
+        raise _not_connected(address, "it answers, but with another protocol", f" {why}", key)
 
 
 def _why_tls_fails(host: str, port: int) -> str:

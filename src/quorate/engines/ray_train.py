@@ -306,7 +306,7 @@ class RayTrainCluster(RayCluster):
         """Have Ray Train run. It starts lost groups anew by itself: where it has ended, it has given up."""
         with self._turn:
             if self._failure:
-                raise ClusterFailed(f"Ray Train has given the gang up: {self._failure}.")
+                raise ClusterFailed(f"Ray Train has given up the gang: {self._failure}.")
             if self._thread is None and not self._is_closed:
                 self._config.over.unlink(missing_ok=True)  # of an earlier part of the run
                 # Not in the main thread: there Ray would take Ctrl-C for itself.
@@ -319,7 +319,7 @@ class RayTrainCluster(RayCluster):
             self._failure = "all of its workers have ended before the job was over"
         except Exception as error:
             if not self._is_closed:
-                log.exception("Ray Train has given the gang up")
+                log.exception("Ray Train has given up the gang")
             self._failure = first_line(error)
 
 

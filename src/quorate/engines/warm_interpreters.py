@@ -206,7 +206,7 @@ class WarmInterpreters:
             parent = self._programs[surroundings] = self._start_parent("quorate.engines.warm_process", [PARENT])
         child = parent.fork(module, arguments, streams)
         if isinstance(child, str):
-            log.info("%s is started anew, and not by process %d: %s", module, parent.pid, child)
+            log.info("%s is started again, and not by process %d: %s", module, parent.pid, child)
             return _fresh(module, arguments, streams)
         return child
 

@@ -36,7 +36,7 @@ class StepEntry:
     def of(cls, event: StepCompleted) -> "StepEntry":
         """Raises ValueError where a step says nothing about samples, or what cannot be."""
         if event.ledger is None or event.samples is None or not _COUNTED.isdisjoint(event.extra or ()):
-            raise ValueError("the step does not tell its samples, or not in a way that can be read")
+            raise ValueError("the step does not record its samples, or not in a readable way")
         if not all(index < _LARGEST for index in event.dropped):
             raise ValueError("a sample has a number that none can have")
         if count_in(bad := _checked(event.bad)) > _LARGEST_BATCH:

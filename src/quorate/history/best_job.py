@@ -53,7 +53,7 @@ def advise_on_search(record: SearchRecord, reference: str) -> Advice | None:
         ended = plural(sum(trial.has_ended for trial in record.trials), "trial")
         return Advice(
             f"quorate tune --resume {reference}",
-            f"goes on with the search; what {ended} came to is not repeated",
+            f"continues the search; what {ended} has done is not repeated",
         )
     if record.status is Status.COMPLETE and record.folder.best_job_file.is_file():
         return Advice(f"quorate train {record.folder.best_job_file}", "trains the best job again, to the same bits")

@@ -199,7 +199,7 @@ def difference_document(pair: RunPair) -> dict[str, Any]:
         "weights_digest": _sides(weights),
         "same_weights": None if None in weights else weights[0] == weights[1],
         "common_steps": pair.comparison.common_steps,
-        "parting": None
+        "divergence": None
         if parting is None
         else {"step": parting.step, "values": {name: _sides(both) for name, both in parting.values.items()}},
     }
@@ -253,8 +253,8 @@ def _curve(curve: Curve) -> dict[str, Any]:
         "count": len(curve.steps),
         "first": curve.first,
         "last": curve.last,
-        "least": {"value": least, "step": least_step},
-        "greatest": {"value": greatest, "step": greatest_step},
+        "min": {"value": least, "step": least_step},
+        "max": {"value": greatest, "step": greatest_step},
     }
 
 

@@ -100,7 +100,7 @@ class Ledger:
         if broken is not None:
             return f"Broken in epoch {broken.epoch}: {broken.reason}."
         if not self.epochs:
-            return "No step is told yet, so there is nothing to judge."
+            return "No step is recorded yet, so there is nothing to check."
         return " ".join(f"{sentence}." for sentence in self._sentences())
 
     def _sentences(self) -> Iterator[str]:

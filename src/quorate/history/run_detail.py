@@ -141,12 +141,12 @@ def advise(
     if newest is None:
         return Advice(
             None,
-            "nothing was saved to go on from: start it anew with quorate train; checkpoint.every saves on the way",
+            "nothing was saved to resume from: start again with quorate train; checkpoint.every saves on the way",
         )
     if record.failure is not None and record.failure.is_repeatable:
         # A changed task is another job, which a run does not turn into.
-        return Advice(f"{resume} --branch", f"once it is mended, goes on from step {newest.step} in a new run")
-    return Advice(resume, f"goes on from step {newest.step}")
+        return Advice(f"{resume} --branch", f"once it is fixed, resumes from step {newest.step} in a new run")
+    return Advice(resume, f"resumes from step {newest.step}")
 
 
 def _about_complete(record: RunRecord, spec: JobSpec | None, resume: str) -> Advice | None:

@@ -54,7 +54,7 @@ class JsonlSink:
             except OSError as error:
                 if not self._missing:
                     log.warning(
-                        "cannot write to %s: %s. Training goes on; events are dropped meanwhile.", self.path, error
+                        "cannot write to %s: %s. Training continues; events are dropped meanwhile.", self.path, error
                     )
                     self._reason = error.strerror or str(error)
                 self.dropped += 1
@@ -220,7 +220,7 @@ class DiskWatch:
         except OSError as error:
             self._is_told = True
             return LogMessage(
-                message=f"cannot write in {self._folder}: {error.strerror or error}. Training goes on, unseen: no "
+                message=f"cannot write in {self._folder}: {error.strerror or error}. Training continues, unseen: no "
                 "progress is shown or kept meanwhile. Make room there: a checkpoint that fails is tried again when the "
                 "next is due, but the last must be saved."
             )

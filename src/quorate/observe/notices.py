@@ -48,7 +48,7 @@ def _generation(event: events.GenerationFormed, progress: Progress) -> Notice | 
     again = f", from step {first:,}" if first < progress.step else ""
     back = sorted(event.processes & progress.lost.keys())
     if not back:
-        return Notice(f"going on with {now}{again}", "yellow")
+        return Notice(f"continuing with {now}{again}", "yellow")
     waited = duration(event.time - min(progress.lost[worker] for worker in back))
     who = f"{names_of(back, ' and ')} {'are' if len(back) > 1 else 'is'}"
     return Notice(f"{who} back after {waited}, {now}{again}", "green")
@@ -83,7 +83,7 @@ def _cost(event: events.CheckpointSaved | events.CheckpointCopied) -> str:
 
 def _copy_failed(event: events.CopyFailed, _: Progress) -> Notice:
     which = "" if event.step is None else f" (checkpoint of step {event.step:,})"
-    return Notice(f"not copied{which}, and training goes on: {event.reason}", "yellow")
+    return Notice(f"not copied{which}, and training continues: {event.reason}", "yellow")
 
 
 def _stop(event: events.RunStopped, progress: Progress) -> Notice:
@@ -125,7 +125,7 @@ _NOTICES: dict[type[Event], Callable[[Any, Progress], Notice | None]] = {
     events.StepCompleted: lambda event, progress: (
         Notice("\n".join(_warnings(event, progress)), "yellow") if event.warnings else None
     ),
-    events.Resized: lambda event, _: Notice(f"asked to go on with {event.said}", "bold"),
+    events.Resized: lambda event, _: Notice(f"asked to continue with {event.said}", "bold"),
     events.RolledBack: lambda event, progress: Notice(
         f"back to step {event.step or 0:,}: what follows it is trained again, up to {progress.place}", "yellow"
     ),

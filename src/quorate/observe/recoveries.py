@@ -15,7 +15,7 @@ _SAID = {
     "killed": "was killed by",
     "exited": "exited",
     "gave_up": "gave up",
-    "silent": "has not been heard|did not come back",
+    "silent": "has not been heard|has sent no heartbeat|did not come back",
     "diverged": "holds wrong bits|may hold wrong bits",
 }
 """What the sentence about a lost worker says right after its name."""

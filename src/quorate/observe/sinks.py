@@ -74,7 +74,7 @@ class Guarded:
 
     def _count(self) -> None:
         if not self.failed:
-            log.exception("%s fails: what it should show is missing. Training goes on.", type(self._sink).__name__)
+            log.exception("%s fails: what it should show is missing. Training continues.", type(self._sink).__name__)
         self.failed += 1
 
 

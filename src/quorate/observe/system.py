@@ -76,7 +76,7 @@ class SystemMonitor:
             except Exception:
                 # Said once, and tried again: a machine that is short of something now may not be later.
                 if not has_failed:
-                    log.exception("what this machine uses cannot be told now. Training goes on.")
+                    log.exception("the load of this machine cannot be measured now. Training continues.")
                 has_failed = True
 
 

@@ -84,7 +84,7 @@ _CAUSES = (
     _Cause(
         r"OpType=(?P<kind>\w+).*?Timeout\(ms\)=(?P<ms>\d+)",
         "{kind} was not done within {ms} ms",
-        "Somebody came late or hangs; nccl.timeout sets this time, and without it who is lost is found sooner.",
+        "A worker was late or hangs; nccl.timeout sets this time, and without it who is lost is found sooner.",
     ),
     _Cause(r"out of memory", "this worker's GPU has no memory left for NCCL's buffers", "Use a smaller batch_size."),
     _Cause(r"unhandled cuda error|ncclUnhandledCudaError|CUDA error", "this worker's GPU has failed", _GPU),

@@ -59,7 +59,7 @@ def _checked_variable(name: str | None) -> str | None:
     if name.startswith(PREFIX):
         raise ValueError(f"Variables that begin with {PREFIX} set keys of the job: choose another name.")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("A name is of letters, digits and underscores, and no digit leads it.")
+        raise ValueError("A name has letters, digits and underscores, and does not start with a digit.")
     return name
 
 
@@ -261,7 +261,7 @@ class JobSpec(Section):
         str,
         Mark.LABEL,
         Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100),
-        Allowed("a name of letters, digits, dots, dashes and underscores, led by a letter or digit (100 at most)"),
+        Allowed("a name of letters, digits, dots, dashes and underscores (at most 100), the first a letter or digit"),
     ] = "job"
     """A label: runs are `name-0001`, `name-0002`, …. By default the name of the file."""
     task: Annotated[
@@ -446,13 +446,13 @@ class TaskReference:
         if not colon:
             raise ValueError(f"Name the class after a colon: {text or 'task.py'}:MyTask.")
         if not class_name.isidentifier():
-            raise ValueError(f"After the colon stands the name of a class, not {class_name!r}.")
+            raise ValueError(f"The name of a class must follow the colon, not {class_name!r}.")
         if location.endswith(".py"):
             return cls(class_name, file=Path(location))
         if "/" in location:
             raise ValueError(f"A file's name ends in .py: {location}.py:{class_name}.")
         if not all(part.isidentifier() for part in location.split(".")):
-            raise ValueError(f"Before the colon stands a file or a module, not {location!r}.")
+            raise ValueError(f"A file or a module must come before the colon, not {location!r}.")
         return cls(class_name, module=location)
 
     def __str__(self) -> str:

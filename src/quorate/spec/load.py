@@ -225,12 +225,12 @@ def _text_of(path: Path, recorded: bool) -> str:
 
 def _meant_by_script(path: Path) -> str:
     """What to type where the file of a task was named: a job file that has it, or how to write one."""
-    told = f"{path} is Python; what is trained is a job file that names a task in it"
+    told = f"{path} is a Python file; what quorate trains is a job file that names a task in it"
     for name in _yaml_files(path.parent):
         file = path.with_name(name)
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if re.search(rf"^task:\s*['\"]?(\./)?{re.escape(path.name)}:", file.read_text(), re.MULTILINE):
-                return f"{told}. You mean: quorate train {file}"
+                return f"{told}. Did you mean: quorate train {file}"
     text = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         text = path.read_text()
@@ -238,7 +238,7 @@ def _meant_by_script(path: Path) -> str:
     loops = re.findall(r"^def (\w+)\(run\b", text, re.MULTILINE)  # training loops of one's own
     call = "quorate.launch()" if loops and not classes else "quorate.train()"
     return (
-        f"{told}. Write one beside it, such as job.yaml with the lines `task: {path.name}:"
+        f"{told}. Write one next to it, such as job.yaml with the lines `task: {path.name}:"
         f"{(*classes, *loops, 'MyTask')[0]}`, `batch_size: 32` and `epochs: 1`, and then: quorate train job.yaml. To "
         f"start it from its own code, call {call} there, and then: python {path}"
     )

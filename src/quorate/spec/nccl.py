@@ -25,7 +25,7 @@ def _checked(text: str | None, names: tuple[str, ...]) -> str | None:
     for part in [] if text is None else text.split(";"):
         listed = part.rpartition(":")[2].removeprefix("^").split(",")
         if unknown := [name for name in listed if name.strip().lower() not in known]:
-            raise ValueError(f"{unknown[0]!r} is none of {', '.join(names)}; ^ before a list leaves those out.")
+            raise ValueError(f"{unknown[0]!r} is not one of {', '.join(names)}; ^ before a list leaves those out.")
     return text
 
 

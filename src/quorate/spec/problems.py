@@ -156,5 +156,5 @@ def plain_problems(value: Any, path: str, origin: Origin) -> Iterator[Problem]:
         yield Problem(path, f"{describe(value)} is not a finite number{in_brackets(origin(path))}")
     # The exact type: a NumPy number passes for a float and cannot be written down as one.
     elif type(value) not in _SCALARS:
-        text = f"{describe(value)} is no value that a job file can hold{in_brackets(origin(path))}"
+        text = f"{describe(value)} is not a value that a job file can hold{in_brackets(origin(path))}"
         yield Problem(path, text, "Use plain numbers, text, lists and mappings.")

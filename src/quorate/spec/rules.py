@@ -92,7 +92,7 @@ def _workers_fill_mesh(job: Job, told: Told) -> Iterator[Problem]:
         yield Problem(
             "lanes",
             f"{lanes} lanes{told('lanes')} cannot be shared evenly by {groups} groups of workers{said}, which compute "
-            f"in step: {lanes} is no multiple of {groups}",
+            f"in step: {lanes} is not a multiple of {groups}",
             f"Use lanes: {-(-lanes // groups) * groups} (which changes what the job computes), or another mesh.",
         )
     if job["min_workers"] not in (1, workers):
@@ -115,7 +115,7 @@ def _sharded_in_step(job: Job, told: Told) -> Iterator[Problem]:
         "last_batch": ("keep", "drop", "the last batch of an epoch may leave lanes without a sample"),
         "on_bad_sample": ("skip", "fail", "a lane may be left without a sample"),
         "compile": (True, "auto", "a model that is gathered on the way is not compiled in this version"),
-        "batch_size": (AUTO, "64", "the largest batch is looked for on one device (`quorate plan` tells what fits)"),
+        "batch_size": (AUTO, "64", "the largest batch is looked for on one device (`quorate plan` says what fits)"),
     }
     for key, (value, instead, why) in refused.items():
         if job[key] == value and job[key] is not False:
@@ -348,7 +348,7 @@ def _cluster_fits(job: Job, told: Told) -> Iterator[Problem]:
         yield Problem(
             "batch_size",
             f"auto{told('batch_size')} is looked for on this machine, and {said} trains on others",
-            "Write a number: `quorate plan` tells what fits.",
+            "Write a number: `quorate plan` says what fits.",
         )
     for secret in secret_keys(given):
         path = f"engine.{secret}"

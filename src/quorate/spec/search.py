@@ -99,7 +99,7 @@ class SearchSpec(Section):
     name: Annotated[
         str,
         Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100),
-        Allowed("a name of letters, digits, dots, dashes and underscores, led by a letter or digit (100 at most)"),
+        Allowed("a name of letters, digits, dots, dashes and underscores (at most 100), the first a letter or digit"),
     ] = "search"
     job: Annotated[str | dict[str, Any], Allowed("the path of a job file, or a mapping of the keys of a job")] = ""
     metric: Annotated[

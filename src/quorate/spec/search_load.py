@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 SEARCH_FILE, JOB_FILE = "search.yaml", "job.yaml"
 USUAL_TRIALS = 16
 """Of a search that is made from a job file alone."""
-_HEADER = "# The search as it was resolved: every key, with where its value came from. Its job is beside it."
+_HEADER = "# The search as it was resolved: every key, with where its value came from. Its job is next to it."
 _SMALLER = re.compile(r"loss|error|perplexity|mae|mse|rmse", re.IGNORECASE)
 _LARGER = re.compile(r"acc|accuracy|top\d*|f1|auc|recall|precision|iou|map|bleu|score|reward|r2", re.IGNORECASE)
 
@@ -338,7 +338,7 @@ class SearchReading:
             overrides.append(Override("evaluate.mode", spec.modes[0], f"{name}: mode"))
         if job.spec.batch_size == AUTO_BATCH:
             text = f"every trial would look for a batch size of its own{in_brackets(job.origins['batch_size'])}"
-            self._job_problems.append(Problem("batch_size", text, "Write a number: `quorate plan` tells what fits."))
+            self._job_problems.append(Problem("batch_size", text, "Write a number: `quorate plan` says what fits."))
         try:
             return _over(job, overrides)
         except JobFileError as error:

@@ -124,7 +124,7 @@ def _algorithm_takes_space(spec: SearchSpec, _: Job, told: Told) -> Iterator[Pro
             yield Problem(path, text, "Write grid: [0.1, 0.01], or give the range a step.")
         if isinstance(spec.algorithm, OptunaSpec) and dimension.kind == "grid":
             text = f"algorithm: optuna{told('algorithm')} chooses values by itself, and goes through no grid{said}"
-            yield Problem(path, text, "Write choice in the place of grid.")
+            yield Problem(path, text, "Write choice instead of grid.")
         if isinstance(spec.algorithm, OptunaSpec) and dimension.is_log and dimension.step is not None:
             text = f"algorithm: optuna{told('algorithm')} knows no steps in a logarithmic range{said}"
             yield Problem(path, text, "Leave step out, or write choice.")
@@ -160,9 +160,11 @@ def _population_is_one(spec: SearchSpec, job: Job, told: Told) -> Iterator[Probl
     for key, dimension in (spec.space or {}).items():
         path, told_key = f"space.{key}", told(f"space.{key}")
         if dimension.kind == "grid":
-            yield Problem(path, f"pbt{said} goes through no grid{told_key}", "Write choice in the place of grid.")
+            yield Problem(path, f"pbt{said} goes through no grid{told_key}", "Write choice instead of grid.")
         if key.partition(".")[0] not in CHANGEABLE and mark_of_space(key) is Mark.MEANING and key not in _LENGTHS:
-            text = f"it cannot change while a trial goes on from the checkpoint of another, as with pbt{said}{told_key}"
+            text = (
+                f"it cannot change while a trial continues from the checkpoint of another, as pbt does{said}{told_key}"
+            )
             yield Problem(path, text, "Search over params, clip_norm or schedule; or use another scheduler.")
 
 

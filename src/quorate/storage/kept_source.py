@@ -93,7 +93,7 @@ def read_source(run: Path) -> KeptSource | None:
         return KeptSource(TaskSource(index["main"], {name: _read(folder / name) for name in names}), found_at, folder)
     except FileNotFoundError as error:
         if folder.exists():
-            log.warning("the source that is kept in %s is not whole: %s is missing", folder, error.filename)
+            log.warning("the source that is kept in %s is not complete: %s is missing", folder, error.filename)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("the source that is kept in %s cannot be read: %s", folder, error)
     return None

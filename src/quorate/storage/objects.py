@@ -204,7 +204,7 @@ class ObjectStore:
             options = _OPTIONS.get(self._protocol.removesuffix("a"), {}) | kind._get_kwargs_from_urls(self.url)
             if wanted := _wanted(kind, options):
                 raise StoreError(
-                    f"{self} cannot be opened: the library for {self._protocol}:// wants to know {' and '.join(wanted)}"
+                    f"{self} cannot be opened: the library for {self._protocol}:// needs {' and '.join(wanted)}"
                     ", and this address does not say.",
                     lasts=True,
                 )
@@ -298,7 +298,7 @@ def _wanted(kind: Any, options: dict[str, Any]) -> list[str]:
 
 
 def _unknown(url: str, protocol: str) -> str:
-    return f"{shown(url)}: '{protocol}' is no kind of store that fsspec knows; s3:// is one."
+    return f"{shown(url)}: '{protocol}' is not a kind of store that fsspec knows; s3:// is one."
 
 
 def _without_package(url: str, protocol: str, reason: str) -> str:

@@ -221,7 +221,7 @@ class RunFolder:
         try:
             return self._read(self.result_file)
         except DamagedFileError as error:
-            raise DamagedFileError(f"{error.message}. quorate resume goes on as if it were not there") from None
+            raise DamagedFileError(f"{error.message}. quorate resume continues as if it were not there") from None
 
     def whole_result(self) -> dict[str, Any] | None:
         """The same, and nothing as well where the file is damaged."""
@@ -356,7 +356,7 @@ def _not_found(runs: Path, reference: str, names: list[str]) -> str:
     for folder in (Path(reference).expanduser(), runs / reference):
         if reference and is_search(folder):
             trials = folder / "trials"
-            return f"{reference} is a search, and no run: its trials are runs in {trials}; `runs` says where to look"
+            return f"{reference} is a search, not a run: its trials are runs in {trials}; `runs` says where to look"
     if os.sep in reference:
         return f"{reference} is not a run folder: it has no file `created`, which every run has"
     if reference.endswith((".yaml", ".yml")):

@@ -87,7 +87,7 @@ class DdpFactory:
             power_sgd = PowerSgd(parameters, compress.rank, compress.start, spec.seed)
             if not power_sgd.narrowed:
                 log.warning(
-                    "strategy.compress: no parameter is large enough for rank %d, so all gradients travel whole",
+                    "strategy.compress: no parameter is large enough for rank %d, so no gradient is compressed",
                     compress.rank,
                 )
                 return

@@ -122,7 +122,7 @@ class FsdpConnection(RingConnection):
         info = next((info for info in found if info.cursor == cursor), None)
         if info is None or self._folder is None:
             raise StateLost(f"a part of the state is lost, and there is no checkpoint of step {cursor.step}.")
-        log.info("takes up the checkpoint of step %d again: a part of the state was lost", cursor.step)
+        log.info("returns to the checkpoint of step %d: a part of the state was lost", cursor.step)
         return self._layout.load(self._folder.load(info, self._layout.boxes).encoded)
 
     def _bytes_per_step(self) -> int | None:

@@ -316,8 +316,8 @@ class Supervisor:
             return False
         if self._is_run_elsewhere():
             message = (
-                f"run {self._launch.run.name} goes on elsewhere: a coordinator that was not started here has taken it "
-                "over, and this one has ended. Nothing is lost; look there."
+                f"run {self._launch.run.name} continues elsewhere: a coordinator that was not started here has taken "
+                "it over, and this one has ended. Nothing is lost; look there."
             )
             raise JobFailed(Failure("RunTakenOver", message, step=self._step or None))
         roster = workers.roster() | {"events_from": self._launch.events_from, "has_begun": self._has_formed}
@@ -367,7 +367,7 @@ class Supervisor:
         for event in self._untold(follower):  # coordinators that die fast tell nobody of what they have written
             self._step = event.step or self._step if isinstance(event, StepCompleted) else self._step
         where = f" at step {self._step}" if self._step else " before the first step"
-        message = f"{what}{where}, as those before it; the job is given up. Its log is in {self._launch.run.logs}."
+        message = f"{what}{where}, as those before it; the job is stopped. Its log is in {self._launch.run.logs}."
         return Failure("ProcessLost", message, step=self._step or None)
 
     def _newest(self) -> Path | None:
@@ -460,7 +460,7 @@ def find_newest(
         missed = "its newest checkpoint"
     found = "".join(f"; {one.path.name}: {one.reason.rstrip('.')}" for one in search.skipped)
     message = (
-        f"every worker is lost, and {missed} cannot be read any more: there is no whole checkpoint in {folder}{found}."
+        f"every worker is lost, and {missed} can no longer be read: there is no valid checkpoint in {folder}{found}."
         " The job ends rather than begin again with step 1."
     )
     raise JobFailed(Failure(CHECKPOINT_LOST, message, step=saved))

@@ -114,8 +114,8 @@ class Metrics:
         self.planned_steps = gauge(name("planned_steps"), "The step with which the job is complete.")
 
         self.generation = gauge(name("generation"), "Number of the generation that is at work.")
-        self.incarnation = gauge(name("coordinator_incarnation"), "Number of the coordinator that has formed it.")
-        workers = gauge(name("workers"), "Workers that take part, and that the job wants to have.", ["state"])
+        self.incarnation = gauge(name("coordinator_number"), "Number of the coordinator that has formed it.")
+        workers = gauge(name("workers"), "Workers that take part, and how many the job should have.", ["state"])
         self.alive, self.wanted = workers.labels("alive"), workers.labels("wanted")
         self.lost = counter(name("workers_lost_total"), "Workers that were lost, by cause.", ["cause"])
         self.recoveries = counter(

@@ -106,7 +106,7 @@ def _why_not(task: Task, replica: Replica, batch: FirstBatch) -> str | None:
     if by_rows := parameters_by_rows(replica.model, replica.trainable):
         return f"'{replica.trainable[min(by_rows)][0]}' has sparse gradients (sparse=True)"
     if batch.varies:
-        return f"its batches have different shapes, {batch.varies}, and each would be compiled anew"
+        return f"its batches have different shapes, {batch.varies}, and each would be recompiled"
     with nullcontext() if replica.loss_scale is None else replica.loss_scale.put_back():
         return _why_not_of(_Trial(task, replica, batch), replica.device)
 
@@ -178,7 +178,7 @@ class _Trial:
             self.run(3, self._batch.following)
         except (Exception, SystemExit) as error:
             return _in_words(error)
-        return "it would be compiled anew in every step" if number_of_graphs() > before else None
+        return "it would be recompiled in every step" if number_of_graphs() > before else None
 
 
 def _difference(plain: _Outcome, compiled: _Outcome) -> str | None:

@@ -90,7 +90,7 @@ class CudaDevice(CpuDevice):
         if capability < oldest:
             shown, least = (".".join(map(str, version)) for version in (capability, oldest))
             raise RunError(
-                f"{self._title} has compute capability {shown}; {least} is the least that this torch serves. Use "
+                f"{self._title} has compute capability {shown}; {least} is the minimum that this torch supports. Use "
                 "`device: cpu`, or a torch that was built for it."
             )
         has_bf16 = capability >= (8, 0)

@@ -40,5 +40,5 @@ def check_room(device: Device, gpu: str) -> None:
     except RuntimeError as error:
         if "out of memory" not in str(error):
             raise
-        users = users_of(gpu) or "who uses it, nvidia-smi does not tell here"
+        users = users_of(gpu) or "who uses it, nvidia-smi does not say here"
         raise OutOfMemory(f"GPU {gpu} is full: {users}. Another can be chosen with {VISIBLE}.") from None

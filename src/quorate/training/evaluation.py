@@ -160,7 +160,7 @@ def _nothing_to_evaluate(why: Sequence[tuple[int, str]]) -> JobError:
     index, text = why[0]
     return JobError(
         "Every sample of the validation set is bad and was left out (on_bad_sample: skip), so there is nothing to "
-        f"evaluate on. Sample {index}: {text}. Mend the files, or decode() if it raises."
+        f"evaluate on. Sample {index}: {text}. Repair the files, or decode() if it raises."
     )
 
 
@@ -174,7 +174,7 @@ def sanity_check_evaluation(task: Task, replica: Replica, samples: Samples, plan
     if plan.samples == 0 and watched:
         key, name = watched[0]
         raise TaskError(
-            f"{key}: '{name}' is measured on the validation set, and datasets() gave none. "
+            f"{key}: '{name}' is measured on the validation set, and datasets() returned none. "
             f"Return (training set, validation set), or leave {key.partition('.')[0]} out."
         )
     metrics = _metrics_of_one_batch(task, replica, samples, plan) if plan.samples else None

@@ -84,7 +84,7 @@ def _class_out_of_bounds(found: re.Match[str], _: Share | None) -> str:
 def _layer_that_does_not_fit(found: re.Match[str], _: Share | None) -> str:
     return (
         f"The second takes {found[3]} values a row and the first has {found[2]}. If this is a layer, make it "
-        f"nn.Linear({found[2]}, {found[4]}), or mend what comes before it."
+        f"nn.Linear({found[2]}, {found[4]}), or fix what comes before it."
     )
 
 
@@ -140,7 +140,7 @@ _HINTS: tuple[tuple[str, str | Say], ...] = (
     (r"Target (\d+) is out of bounds", _class_out_of_bounds),
     (
         r"fail_on_recompile_limit_hit",
-        "What is compiled is compiled anew for each shape of a batch, and each number of the host that loss() or the "
+        "What is compiled is recompiled for each shape of a batch, and each number of the host that loss() or the "
         "model computes with. Pad batches to a few shapes, give numbers as tensors, or set `compile: false`.",
     ),
     (
@@ -159,7 +159,7 @@ _HINTS: tuple[tuple[str, str | Say], ...] = (
     ),
     (
         r"modified by an inplace operation|in-place operation",
-        "Write `x = x + 1` in the place of `x += 1`, and leave out relu_() and `inplace=True` there: the gradient "
+        "Write `x = x + 1` instead of `x += 1`, and leave out relu_() and `inplace=True` there: the gradient "
         "needs the value that is written over.",
     ),
     (
@@ -168,6 +168,6 @@ _HINTS: tuple[tuple[str, str | Say], ...] = (
     ),
     (
         r"backward through the graph a second time",
-        "Compute what the loss depends on anew in each call of loss(), or .detach() what is kept.",
+        "Compute what the loss depends on again in each call of loss(), or .detach() what is kept.",
     ),
 )

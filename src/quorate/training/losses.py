@@ -25,7 +25,9 @@ class LossSum:
 
     def add(self, other: "LossSum") -> None:
         if self.count and self.per_item != other.per_item:
-            raise LossError("loss() gave a mean for some batches and (sum, count) for others; give one kind always.")
+            raise LossError(
+                "loss() returned a mean for some batches and (sum, count) for others; give one kind always."
+            )
         self.total += other.total
         self.count += other.count
         self.per_item = other.per_item
@@ -95,7 +97,7 @@ def checked_losses(loss: Any, samples: int, names: Mapping[str, Any]) -> list[Gi
     by_name = {SOLE: loss} if isinstance(loss, torch.Tensor) or not isinstance(loss, Mapping) else dict(loss)
     if by_name.keys() != names.keys() and loss is not None:
         raise LossError(
-            f"loss() gave {_named(by_name)} and optimizer() {_named(names)}: both must have the same names."
+            f"loss() returned {_named(by_name)} and optimizer() {_named(names)}: both must have the same names."
         )
     return [GivenLoss(name, samples, *_scalar(each, samples, name)) for name, each in by_name.items()]
 
@@ -119,15 +121,17 @@ def _scalar(given_loss: Any, samples: int, name: str) -> tuple[torch.Tensor, flo
         _sum_and_count(given_loss, whose) if isinstance(given_loss, tuple) else (given_loss, float(samples), False)
     )
     if not isinstance(tensor, torch.Tensor):
-        raise LossError(f"loss() gave {given(tensor)}{whose}; it must return a tensor with one element.{_slip(tensor)}")
+        raise LossError(
+            f"loss() returned {given(tensor)}{whose}; it must return a tensor with one element.{_slip(tensor)}"
+        )
     if tensor.numel() != 1:
         raise LossError(
-            f"loss() gave a tensor of shape {tuple(tensor.shape)}{whose}; it must have one element: the mean over the "
-            "samples of the batch (such as loss.mean()), or (sum, count)."
+            f"loss() returned a tensor of shape {tuple(tensor.shape)}{whose}; it must have one element: the mean over "
+            "the samples of the batch (such as loss.mean()), or (sum, count)."
         )
     if not tensor.requires_grad:
         raise LossError(
-            f"loss() gave a tensor{whose} that does not depend on the parameters. Return it as it comes out of the "
+            f"loss() returned a tensor{whose} that does not depend on the parameters. Return it as it comes out of the "
             "model: .detach(), .item(), torch.tensor() and torch.no_grad() cut it off."
         )
     return tensor, count, per_item
@@ -135,7 +139,7 @@ def _scalar(given_loss: Any, samples: int, name: str) -> tuple[torch.Tensor, flo
 
 def _sum_and_count(pair: tuple[Any, ...], whose: str) -> tuple[Any, float | torch.Tensor, bool]:
     if len(pair) != 2:
-        raise LossError(f"loss() gave {given(pair)}{whose}; a tuple must be (sum, count).")
+        raise LossError(f"loss() returned {given(pair)}{whose}; a tuple must be (sum, count).")
     total, count = pair
     if is_scalar(count):
         return total, count.detach().clone(), True
@@ -143,7 +147,7 @@ def _sum_and_count(pair: tuple[Any, ...], whose: str) -> tuple[Any, float | torc
         return total, float(count), True
     except (TypeError, ValueError, RuntimeError):
         raise LossError(
-            f"loss() gave {given(count)}{whose} as the count of (sum, count); it must be a number."
+            f"loss() returned {given(count)}{whose} as the count of (sum, count); it must be a number."
         ) from None
 
 

@@ -60,7 +60,7 @@ def measured(task: Task, model: torch.nn.Module, batch: Any, samples: int, devic
         metrics = task.metrics(model, batch)
     if not isinstance(metrics, Mapping):
         raise MetricError(
-            f"metrics() gave {given(metrics)}; it must return a dict of numbers by name.{likely_slip(metrics)}"
+            f"metrics() returned {given(metrics)}; it must return a dict of numbers by name.{likely_slip(metrics)}"
         )
     accumulated = {str(name): value for name, value in metrics.items() if isinstance(value, AccumulatedMetric)}
     numbers = {name: value for name, value in metrics.items() if str(name) not in accumulated}
@@ -83,7 +83,7 @@ def _sum_and_count(name: str, value: Any, samples: int) -> tuple[float, float]:
     if not isinstance(value, tuple):
         return _number(name, value, "") * samples, float(samples)
     if len(value) != 2:
-        raise MetricError(f"metrics() gave {given(value)} as '{name}'; a tuple must be (sum, count): two numbers.")
+        raise MetricError(f"metrics() returned {given(value)} as '{name}'; a tuple must be (sum, count): two numbers.")
     return _number(name, value[0], " in (sum, count)"), _number(name, value[1], " in (sum, count)")
 
 
@@ -95,8 +95,8 @@ def _number(name: str, value: Any, where: str) -> float:
     except (TypeError, ValueError, RuntimeError):
         pass
     raise MetricError(
-        f"metrics() gave {given(value)} as '{name}'{where}; a metric is one number, the mean over the samples of the "
-        f"batch, or (sum, count).{_slip(value)}"
+        f"metrics() returned {given(value)} as '{name}'{where}; a metric is one number, the mean over the samples of "
+        f"the batch, or (sum, count).{_slip(value)}"
     )
 
 

@@ -53,7 +53,7 @@ class MemoryWatch:
             return []
         self._has_warned = True
         advice = {
-            "`on_out_of_memory: shrink` goes on with smaller micro-batches": self._spec.strategy.kind == "ring",
+            "`on_out_of_memory: shrink` continues with smaller micro-batches": self._spec.strategy.kind == "ring",
             "`memory: {checkpoint_activations: true}` needs less": not self._spec.memory.checkpoint_activations,
         }
         told = ", ".join(sentence for sentence, holds in advice.items() if holds)

@@ -309,7 +309,7 @@ class Optimizers:
 
     def _check(self, names: dict[torch.nn.Parameter, str]) -> None:
         if not self.by_name:
-            raise TaskError("optimizer() gave an empty dict; return an optimizer, or a dict of them by name.")
+            raise TaskError("optimizer() returned an empty dict; return an optimizer, or a dict of them by name.")
         owner: dict[torch.Tensor, str] = {}
         for name, optimizer in self.by_name.items():
             _check_kind(name, optimizer)
@@ -350,13 +350,14 @@ def _check_kind(name: str, optimizer: object) -> None:
     if not isinstance(optimizer, Optimizer):
         what = given(optimizer) if name == SOLE else f"{given(optimizer)} under '{name}'"
         raise TaskError(
-            f"optimizer() gave {what}; it must return a torch optimizer, or a dict of them by name."
+            f"optimizer() returned {what}; it must return a torch optimizer, or a dict of them by name."
             f"{likely_slip(optimizer)}"
         )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TaskError(
-            f"optimizer() gave {type(optimizer).__name__}, which computes the loss several times a step (its step() "
+            f"optimizer() returned {type(optimizer).__name__}, which computes the loss several times a step (its "
+            "step() "
             "needs a closure), and that is not supported. Use one whose step() needs none, such as SGD or AdamW."
         )
 
@@ -365,7 +366,7 @@ def _checked_scheduler(scheduler: Any) -> LRScheduler:
     # By what it can do: one of one's own need not be a torch class.
     if not all(hasattr(scheduler, method) for method in ("step", "state_dict", "load_state_dict")):
         raise TaskError(
-            f"schedule() gave {given(scheduler)}; it must return a scheduler of torch.optim.lr_scheduler, or None."
+            f"schedule() returned {given(scheduler)}; it must return a scheduler of torch.optim.lr_scheduler, or None."
             f"{likely_slip(scheduler)}"
         )
     return scheduler  # type: ignore[no-any-return]

@@ -210,7 +210,7 @@ class Run:
         turns = self._prepared("evaluate")
         if turns.place is not Place.PREPARE:
             raise TaskError(
-                "run.evaluate(dataset, measure) stands before the loop: it says how the job evaluates, and the job's "
+                "run.evaluate(dataset, measure) belongs before the loop: it says how the job evaluates, and the job's "
                 "`evaluate.every` says when. What it has found is in run.metrics."
             )
         if not callable(measure):
@@ -221,7 +221,7 @@ class Run:
         """Clip the norm of the summed gradient, in every step; stands before the loop."""
         turns = self._prepared("clip")
         if turns.place is not Place.PREPARE and norm != turns.clip:
-            raise TaskError("run.clip(norm) stands before the loop: it holds for every step.")
+            raise TaskError("run.clip(norm) belongs before the loop: it holds for every step.")
         if not isinstance(norm, int | float) or not norm > 0:
             raise TaskError(f"run.clip() was given {given(norm)}: it takes a number above 0.")
         turns.clip = float(norm)
@@ -283,7 +283,7 @@ class Run:
     def log(self, name: str, value: float | torch.Tensor) -> None:
         """Note a number of this batch; the step reports its mean over all samples."""
         if not self._turns.owes_step:
-            raise TaskError("run.log(name, value) stands between a batch and its run.step(loss): it is of that batch.")
+            raise TaskError("run.log(name, value) belongs between a batch and its run.step(loss): it is of that batch.")
         self._log(name, value)
 
     def _prepared(self, called: str) -> Turns:

@@ -169,7 +169,7 @@ class BadSampleReport:
         if more not in self.told and any(self._sample(index) not in self.told for index in bad):
             self.told += (more,)
             lines.append(
-                f"more samples of the {self._set} set are left out; one of each file and reason is told, and "
+                f"more samples of the {self._set} set are left out; one of each file and reason is shown, and "
                 "`quorate show RUN --ledger` lists them all"
             )
         return lines
@@ -193,5 +193,5 @@ def nothing_to_train_on(steps: int, why: Sequence[Why]) -> JobError:
     which = "the last step" if steps == 1 else f"the last {steps:,} steps"
     return JobError(
         f"Not one sample of {which} could be read: all of them are bad and were left out (on_bad_sample: skip), so "
-        f"there is nothing to train on. Sample {index}: {text}. Mend the files, or decode() if it raises."
+        f"there is nothing to train on. Sample {index}: {text}. Repair the files, or decode() if it raises."
     )

@@ -271,7 +271,7 @@ def build_model(task: Task, seed: int) -> torch.nn.Module:
     with building_code("model()"):
         model = task.model()
     if not isinstance(model, torch.nn.Module):
-        raise TaskError(f"model() gave {given(model)}; it must return a torch.nn.Module.{likely_slip(model)}")
+        raise TaskError(f"model() returned {given(model)}; it must return a torch.nn.Module.{likely_slip(model)}")
     lazy = next((name for name, p in model.named_parameters() if is_lazy(p)), None)
     if lazy is not None:
         raise TaskError(
@@ -282,7 +282,7 @@ def build_model(task: Task, seed: int) -> torch.nn.Module:
         count = sum(1 for _ in model.parameters())
         why = f"none of its {count} parameters has requires_grad" if count else "it has no parameters at all"
         remedy = "Set requires_grad where something is to be trained" if count else "Keep layers as attributes of it"
-        raise TaskError(f"model() gave a {type(model).__name__} with nothing to train: {why}. {remedy}.")
+        raise TaskError(f"model() returned a {type(model).__name__} with nothing to train: {why}. {remedy}.")
     with building_code("initial_weights()"):
         weights = task.initial_weights()
         if weights is not None:

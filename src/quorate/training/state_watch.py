@@ -38,7 +38,7 @@ SAMPLED = 16 * 2**10
 
 _DEPENDS = "What one lane leaves for the next would make the result depend on the number of workers."
 _NOT_IN_THE_STATE = (
-    "It is not part of the model, so no checkpoint holds it, and a resumed job would go on without it. Make it a "
+    "It is not part of the model, so no checkpoint holds it, and a resumed job would continue without it. Make it a "
     "buffer or a submodule of the model; the key `average` keeps an exponential average of the weights."
 )
 _HOOKS = sorted(name for name in MODULES_OWN if name.endswith("_hooks"))

@@ -71,4 +71,4 @@ class MlflowParent:
         try:
             act()
         except Exception as error:  # of MLflow, a server or a database
-            log.warning("MLflow at %s is not told of the search: %s", mlflow_client.place(self.uri), error)
+            log.warning("MLflow at %s does not get the search: %s", mlflow_client.place(self.uri), error)

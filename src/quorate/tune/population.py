@@ -54,7 +54,7 @@ def decide(
             for key, dimension in spec.dimensions.items()
         }
         told = f"{name} {measure(values[trial])} at step {step} is among the worst {count} of {len(order)}"
-        reason = f"pbt: {told}: goes on from trial {donor} ({measure(values[donor])})"
+        reason = f"pbt: {told}: continues from trial {donor} ({measure(values[donor])})"
         exploits.append(Exploit(trial, donor, changed, reason))
     return exploits
 

@@ -118,7 +118,7 @@ def _reshaping_values(spec: SearchSpec, job: JobSpec, origin: Origin, task_type:
                 f"{_spelled(each.get(tensor))} with {at}" for each, at in ((first, dimension.probes[0]), (other, value))
             ]
             text = (
-                f"it changes the model ({tensor} is {' and '.join(told)}), and with pbt a trial goes on from the "
+                f"it changes the model ({tensor} is {' and '.join(told)}), and with pbt a trial continues from the "
                 f"checkpoint of another{in_brackets(origin(f'space.{key}'))}"
             )
             yield Problem(f"space.{key}", text, "Leave it out of the space, or use another scheduler.")
@@ -152,7 +152,7 @@ def _with_proposal(search: ResolvedSearch, fields: Fields) -> ResolvedSearch:
     if not space:
         raise RequestError(
             f"{search.source}: there is no space, and none can be proposed: {task} has no typed params whose names "
-            "tell what they are. Write space: {params.learning_rate: {loguniform: [1e-4, 1]}}."
+            "say what they are. Write space: {params.learning_rate: {loguniform: [1e-4, 1]}}."
         )
     origins = {f"space.{key}": f"{PROPOSED} from {task}.{key.removeprefix('params.')}" for key in space}
     rest = {key: said for key, said in search.origins.items() if key != "space"}

@@ -225,7 +225,7 @@ def _adopt(forth: socket.socket, credentials: Credentials, peer: int, deadline: 
         except OSError as error:
             os.close(connection)
             os.close(shared)
-            raise FrameError(f"{name} passed something that is no connection") from error
+            raise FrameError(f"{name} passed something that is not a connection") from error
         on_failure.callback(back.close)
         memory = Segment.adopt(shared, 2 * _room())
         received.callback(memory.close)

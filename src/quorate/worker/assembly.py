@@ -148,7 +148,7 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
     pair = tuple(given) if isinstance(given, tuple) or of_sets else (given,)
     if len(pair) not in (1, 2):
         raise TaskError(
-            f"datasets() gave {len(pair)} values; return the training set, or (training set, validation set)."
+            f"datasets() returned {len(pair)} values; return the training set, or (training set, validation set)."
         )
     datasets: dict[Source, Dataset] = {Source.TRAINING: check_dataset(pair[0], "training")}
     if len(pair) == 2 and pair[1] is not None:

@@ -461,7 +461,7 @@ def load_meant(
             info = instead()
         if info is None:
             raise CheckpointError(
-                f"checkpoint {meant} is not there any more: it was removed while this job was starting. Try again; "
+                f"checkpoint {meant} is no longer there: it was removed while this job was starting. Try again; "
                 "`checkpoint.keep` says how many a running job keeps"
             )
         try:
@@ -480,5 +480,5 @@ def newest_instead(gone: Path, folder: CheckpointFolder, own: Path, foreign: For
     """
     newest = search_own(folder.search, foreign).newest if gone.parent == own else None
     if newest is None:
-        raise LinkError(f"checkpoint {gone}, which this worker was to begin from, is not there any more")
+        raise LinkError(f"checkpoint {gone}, which this worker was to begin from, is no longer there")
     return newest

@@ -41,11 +41,12 @@ def check_same_data(
         return f"the data are others than those that the checkpoint was trained on ({values})"
     if not has_other_layout and (others := _other_machine(recorded, present)):
         return (
-            f"samples are other numbers than when run {run} was saved ({values}), maybe for {others}. It goes on; with "
-            "the versions of then it would produce what it promised."
+            f"samples are other numbers than when run {run} was saved ({values}), maybe for {others}. Training "
+            "continues; with the old versions the results would be the same."
         )
     raise RunError(
-        f"the data have changed since run {run} was saved ({values}), so it would not produce what it promised. "
+        f"the data have changed since run {run} was saved ({values}), so the run would no longer give the same "
+        "results. "
         "Restore them (the files, the index of shards, and what datasets() gives: its length, columns=, window=), "
         "or start a new run from its checkpoint with --branch, which takes the data as they are: also where only "
         "their place is another, and samples hold it, such as the path of a file."

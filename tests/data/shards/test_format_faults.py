@@ -403,7 +403,7 @@ def test_long_integers_are_found_wherever_they_stand(tmp_path: Path) -> None:
 def test_a_line_of_nul_bytes_is_a_bad_record(tmp_path: Path) -> None:
     records = opened(indexed(tmp_path / "a.jsonl", b"{}\n\0\0\0\n \t\r\n[]\n"))
     assert (len(records), records[0], records[2]) == (3, {}, [])
-    with pytest.raises(BadRecord, match=r"a.jsonl, byte 3: the line is no JSON"):
+    with pytest.raises(BadRecord, match=r"a.jsonl, byte 3: the line is not JSON"):
         records[1]
 
 
@@ -412,7 +412,7 @@ def test_fields_are_those_of_the_first_record_that_can_be_decoded(tmp_path: Path
     index = indexed(tmp_path / "a.jsonl", bad + b'{"a": 1, "b": [2]}\n' * 300)
     assert index.blocks > 2
     assert index.schema == {"a": "integer", "b": "list"}
-    with pytest.raises(BadRecord, match=r"a.jsonl, byte 10: the line is no JSON"):
+    with pytest.raises(BadRecord, match=r"a.jsonl, byte 10: the line is not JSON"):
         opened(index)[1]
 
 
@@ -420,5 +420,5 @@ def test_a_bad_line_is_told_where_it_is_behind_a_mark_blanks_and_long_numbers(tm
     content = b'\xef\xbb\xbf{"a": 123456789012345678901234}\r\n\n \n[1]\r\n{bad\n'
     records = opened(indexed(tmp_path / "a.jsonl", content))
     assert [records[0], records[1]] == [{"a": 123456789012345678901234}, [1]]
-    with pytest.raises(BadRecord, match=rf"a.jsonl, byte {content.index(b'{bad')}: the line is no JSON"):
+    with pytest.raises(BadRecord, match=rf"a.jsonl, byte {content.index(b'{bad')}: the line is not JSON"):
         records[2]

@@ -183,7 +183,7 @@ def test_the_kind_of_a_file_is_told_by_its_ending() -> None:
         True,
         False,
     ]
-    with pytest.raises(RequestError, match=r"'csv' is no kind of shard; there are tar, parquet"):
+    with pytest.raises(RequestError, match=r"'csv' is not a kind of shard; there are tar, parquet"):
         format_of("csv")
 
 
@@ -326,7 +326,7 @@ def test_bytes_of_json_that_are_not_utf_8_are_named_by_file_and_offset(tmp_path:
 def test_a_line_that_is_no_json_is_named_by_file_and_offset(tmp_path: Path) -> None:
     records = read_block(indexed_lines(tmp_path, b'{}\n\n{"a": \n', "jsonl"), 0)
     assert records[0] == {}
-    with pytest.raises(BadRecord, match=r"a.jsonl, byte 4: the line is no JSON: Expecting value"):
+    with pytest.raises(BadRecord, match=r"a.jsonl, byte 4: the line is not JSON: Expecting value"):
         records[1]
 
 
@@ -451,7 +451,11 @@ def test_footers_are_read_once_and_kept_below_a_limit(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(b"", "no parquet file"), (b"PAR1 and no more", "cut off"), (b"PAR1\xff\xff\xff\x00PAR1", "longer than the file")],
+    [
+        (b"", "not a parquet file"),
+        (b"PAR1 and no more", "cut off"),
+        (b"PAR1\xff\xff\xff\x00PAR1", "longer than the file"),
+    ],
 )
 def test_what_is_no_whole_parquet_file_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(content)

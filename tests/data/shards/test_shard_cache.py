@@ -91,7 +91,7 @@ def test_what_else_lies_in_the_folder_is_left_alone(tmp_path: Path) -> None:
 def test_a_folder_that_is_somebody_elses_is_refused(tmp_path: Path) -> None:
     (tmp_path / "quorate-cache").mkdir()
     (tmp_path / "quorate-cache/mine").touch()
-    with pytest.raises(RequestError, match="is no cache of Quorate"):
+    with pytest.raises(RequestError, match="is not a cache of Quorate"):
         DiskCache(tmp_path, MB)
 
 

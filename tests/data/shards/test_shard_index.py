@@ -106,7 +106,7 @@ class TestFile:
 
     def test_is_not_a_file_of_data(self, tmp_path: Path) -> None:
         file = write_shards("jsonl", tmp_path, (3,)).files[0]
-        with pytest.raises(RequestError, match=rf"^{file} is a file of data.*Give the folder .*, such as {tmp_path}$"):
+        with pytest.raises(RequestError, match=rf"^{file} is a data file.*Give the folder .*, such as {tmp_path}$"):
             load_index(file)
 
     def test_in_a_store(self) -> None:
@@ -223,7 +223,7 @@ class TestRefusals:
         content = bytearray(written.files[13].read_bytes())
         content[0] ^= 255
         written.files[13].write_bytes(content)
-        self.refused(tmp_path, r"shard-013.tar, byte 0: there is no header of a tar file.*Mend or remove this shard")
+        self.refused(tmp_path, r"shard-013.tar, byte 0: there is no header of a tar file.*Repair or remove this shard")
 
     def test_a_shard_without_permission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_shards("text", tmp_path, (1,))

@@ -118,7 +118,7 @@ def test_damage_is_told_with_file_record_and_byte(damage: Any, told: str, tmp_pa
     for _ in range(3):
         at += 16 + struct.unpack_from("<Q", content, at)[0]
     file.write_bytes(damage(content, at))
-    with pytest.raises(RequestError, match=rf"shard-000\.tfrecord, record 3, byte {at}: .*{told}.*Mend or remove"):
+    with pytest.raises(RequestError, match=rf"shard-000\.tfrecord, record 3, byte {at}: .*{told}.*Repair or remove"):
         build_index(str(tmp_path))
 
 

@@ -121,7 +121,7 @@ class ShardBlocks:
                 stat = os.stat(Path(self._index.place, name))  # noqa: PTH116 (all of it at once)
                 size, modified = stat.st_size, stat.st_mtime
         except (OSError, StoreError):
-            return "the file cannot be looked at any more"
+            return "the file can no longer be read"
         if size != expected:
             return f"the file has changed since it was indexed: {size:,} bytes, and it had {expected:,}"
         if modified is not None and self._indexed_at is not None and modified > self._indexed_at:

@@ -292,7 +292,7 @@ def _placed(path: str | os.PathLike[str], *, is_made: bool = False) -> str:
     # An index that is missing in a folder is told by whoever reads it, with the command that makes it.
     folder = found.parent if found.suffix == Path(NAME).suffix else found
     if not is_made and not folder.exists():
-        also = "" if beside == working else f"{beside} (beside the task's file) and "
+        also = "" if beside == working else f"{beside} (next to the task's file) and "
         raise RequestError(f"{name}: there is no such folder: looked for {also}{working} (in the working folder).")
     return str(found)
 

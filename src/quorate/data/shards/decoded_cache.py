@@ -182,7 +182,7 @@ class DecodedCache:
         spool.abandon()
 
     def _end(self, why: str) -> None:
-        self._cache.note(f"decoded samples are not cached any more: {why}")
+        self._cache.note(f"decoded samples are no longer cached: {why}")
         self._is_on = False
         self._staged = None
         self._drop_spools()

@@ -66,7 +66,8 @@ class DiskCache:
             # Looked for twice: another process may have marked it meanwhile.
             if not marker.exists() and any(self.folder.iterdir()) and not marker.exists():
                 raise RequestError(
-                    f"{self.folder} has files in it and is no cache of Quorate: name another folder, or move it away."
+                    f"{self.folder} has files in it and is not a cache of Quorate: name another folder, or move it "
+                    "away."
                 )
             with contextlib.suppress(FileExistsError), marker.open("x") as file:
                 file.write(_SIGNATURE)

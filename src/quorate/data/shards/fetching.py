@@ -156,7 +156,7 @@ def _explained(name: str, error: Exception, tries: int, seconds: float) -> str:
     if isinstance(error, FileNotFoundError | ObjectMissing):
         why = (
             "it is not there. Restore it, or list what there is now with `quorate data index PATH --force` "
-            "and train anew."
+            "and train again."
         )
     elif isinstance(error, StoreError):
         why = error.message

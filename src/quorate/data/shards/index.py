@@ -132,7 +132,7 @@ def load_index(place: str | Path) -> ShardIndex:
         file = path / NAME if path.is_dir() else path
         if path.is_file() and path.suffix != Path(NAME).suffix:
             raise RequestError(
-                f"{path} is a file of data, and no index. Give the folder that was indexed, such as {path.parent}"
+                f"{path} is a data file, not an index. Give the folder that was indexed, such as {path.parent}"
             )
         return decode(_read_file(file, name), str(file), str(file.parent))
     refuse_secret(name)
@@ -169,7 +169,7 @@ def decode(content: bytes, file: str, beside: str) -> ShardIndex:
     except _Unreadable as error:
         why, place = str(error), error.place or place
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        why = "is damaged: it is no index of shards any more"
+        why = "is damaged: it is no longer an index of shards"
     output = "" if file == f"{place}/{NAME}" else f" --output {shown(file)}"
     again = f"Make it again with: quorate data index {shown(place)}{output} --force"
     raise RequestError(f"{shown(file)} {why}. {again}")

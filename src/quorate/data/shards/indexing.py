@@ -46,7 +46,7 @@ def build_index(place: str, root: str = "", progress: Progress | None = None) ->
             with files.open(name, sizes[name]) as file:
                 return _index_shard(format, _retrying(file, fetcher))
         except BadRecord as error:
-            raise RequestError(f"{error.message}. Mend or remove this shard.") from None
+            raise RequestError(f"{error.message}. Repair or remove this shard.") from None
         except OSError as error:
             raise RequestError(f"{name} cannot be read: {error.strerror or error}.") from None
 
@@ -262,7 +262,7 @@ def _flaws_of_block(index: ShardIndex, number: int, format: Format, file: ShardF
     if format.unit == "byte" and len(content) < block.length:
         problem = f"is cut off after {len(content):,} of {block.length:,} bytes"
     elif not content:
-        problem = "cannot be read any more"
+        problem = "can no longer be read"
     else:
         problem = f"has changed: its digest is {found.hex()}, and was {expected.hex()}"
     yield Flaw(file.name, problem, format.unit, block.start, block.length, block.records)

@@ -193,7 +193,7 @@ def line_chart(
     ]
     plot += _labels(ys, lines, tell)
     notes = [note, "logarithmic scale" if ys.is_log else ""]
-    notes.append("line: mean, band: least to greatest" if any(line.is_thinned for line in lines) else "")
+    notes.append("line: mean, band: min to max" if any(line.is_thinned for line in lines) else "")
     told = "; ".join(each for each in notes if each)
     first, last = lines[0].xs[0], lines[0].xs[-1]
     spoken = ", ".join(f"{line.name} from {tell(float(line.ys[0]))} to {tell(line.last)}" for line in lines)

@@ -111,7 +111,7 @@ def _results(detail: RunDetail) -> Iterator[tuple[str, str, str]]:
     for name in list(columns.family("loss"))[:2]:
         _, values = columns.series(name)
         if len(values):
-            yield name, measure(float(values[-1])), f"least {measure(float(values.min()))}"
+            yield name, measure(float(values[-1])), f"min {measure(float(values.min()))}"
     if record.best is not None:
         yield f"best {record.best.watched.metric}", measure(record.best.value), f"at step {record.best.step:,}"
     for name, value in list(record.metrics.items())[:3]:

@@ -289,7 +289,7 @@ def lineage_chart(record: SearchRecord) -> Html | None:
             "i",
             class_="end",
             style=f"left:{x_on(xs, part.from_step) / 10:.2f}%;top:{rows[trial.number] / 10:.2f}%",
-            title=f"trial {trial.number} goes on from trial {part.donor} at step {part.from_step:,}",
+            title=f"trial {trial.number} continues from trial {part.donor} at step {part.from_step:,}",
         )
         for trial in trials
         for part in trial.parts
@@ -302,7 +302,7 @@ def lineage_chart(record: SearchRecord) -> Html | None:
         if value is not None
     ]
     return _figure(
-        "Who went on from whom", "orange: the way to the best", drawn, plot, "", "family", _ROW * len(trials)
+        "Which trial continued from which", "orange: the way to the best", drawn, plot, "", "family", _ROW * len(trials)
     )
 
 

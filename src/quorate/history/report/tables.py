@@ -218,7 +218,7 @@ def _said(event: object) -> str:
         case WorkerLost():
             said = brief(event.message or "a worker is lost")
         case Resized():
-            said = f"asked to go on with {event.said}"
+            said = f"asked to continue with {event.said}"
         case CoordinatorReplaced():
             said = f"another coordinator took over; {event.present} workers came back to it"
         case RunStopped():

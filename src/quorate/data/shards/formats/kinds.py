@@ -32,5 +32,5 @@ def is_compressed_shard(name: str) -> bool:
 def format_of(kind: str) -> Format:
     """The format of a kind, for one reader: it may keep what it has read of the shards."""
     if kind not in _FORMATS:
-        raise RequestError(f"'{kind}' is no kind of shard; there are {', '.join(_FORMATS)}.")
+        raise RequestError(f"'{kind}' is not a kind of shard; there are {', '.join(_FORMATS)}.")
     return _FORMATS[kind]()

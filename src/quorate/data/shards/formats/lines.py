@@ -78,7 +78,7 @@ class LineRecords:
         except UnicodeDecodeError as error:
             why, offset = f"byte {line[error.start]:#04x} is not UTF-8", error.start
         except (ValueError, RecursionError) as error:
-            why, offset = f"the line is no JSON: {error}", 0
+            why, offset = f"the line is not JSON: {error}", 0
         begin = sum(map(len, self._lines[:row])) + row if self._begins is None else self._begins[row]
         raise BadRecord(self._block.file, f"byte {self._block.start + begin + offset}", why)
 

@@ -303,7 +303,7 @@ class Parquet(Format):
 def _read_footer(file: ShardFile) -> Footer:
     end = file.read(max(0, file.size - _END), _END)
     if end[4:] != MAGIC:
-        why = "it is no parquet file" if file.read(0, 4) != MAGIC else "its footer is missing: it was cut off"
+        why = "it is not a parquet file" if file.read(0, 4) != MAGIC else "its footer is missing: it was cut off"
         raise BadRecord(file.name, f"byte {max(0, file.size - _END)}", why)
     start = file.size - _END - int.from_bytes(end[:4], "little")
     if start < len(MAGIC):
@@ -365,7 +365,7 @@ def _groups(metadata: Any) -> Iterator[tuple[int, int]]:
         ends = [begin + each.total_compressed_size for begin, each in zip(begins, chunks, strict=True)]
         start, end = min(begins), max(ends)
         if start < before or end <= start:
-            raise ValueError("row groups that do not lie one behind the other")
+            raise ValueError("row groups that are not contiguous")
         yield before, end
         before = end
 

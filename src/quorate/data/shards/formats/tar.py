@@ -131,7 +131,7 @@ class _Walk:
                     raise ValueError
             size = _number(header[124:136])
         except ValueError:
-            raise _Bad(position, "there is no header of a tar file: it was damaged, or is no tar file") from None
+            raise _Bad(position, "there is no header of a tar file: it was damaged, or is not a tar file") from None
         name = _name(header[:100].split(b"\0")[0], position)
         prefix = header[345:500].split(b"\0")[0] if header[257:263] == b"ustar\0" else b""
         return f"{_name(prefix, position)}/{name}" if prefix else name, size, header[156:157]
