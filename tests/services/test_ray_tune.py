@@ -172,12 +172,8 @@ def test_a_search_whose_driver_is_killed_goes_on_to_the_same_trials(searches: Se
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "scheduler", [{"kind": "pbt", "interval": 10, "quantile": 0.5}, {"kind": "hyperband", "reduction": 2}]
-)
-def test_a_killed_search_whose_trials_wait_for_each_other_ends_as_one_that_was_not(
-    on_nodes: Searches, scheduler: dict[str, Any]
-) -> None:
+def test_a_killed_population_ends_as_one_that_was_not(on_nodes: Searches) -> None:
+    scheduler = {"kind": "pbt", "interval": 10, "quantile": 0.5}
     go = on_nodes.folder / "go"
     rates = {"params.learning_rate": {"loguniform": [0.0005, 0.5]}}
     job = {"params": {"pause": 0.2, "go": str(go)}}
@@ -186,7 +182,7 @@ def test_a_killed_search_whose_trials_wait_for_each_other_ends_as_one_that_was_n
     on_nodes.run("tune", "search.yaml")
 
     go.unlink()
-    second, decided = "small-0002", "exploited" if scheduler["kind"] == "pbt" else "stopped"
+    second = "small-0002"
     driver = on_nodes.start("tune", "search.yaml")
     await_condition("some have gone on after others", lambda: bool(on_nodes.of_kind("resumed", second)), PATIENCE)
     os.kill(driver.pid, signal.SIGKILL)
@@ -198,7 +194,7 @@ def test_a_killed_search_whose_trials_wait_for_each_other_ends_as_one_that_was_n
     on_nodes.run("tune", "--resume", second)
     assert on_nodes.digests(second) == on_nodes.digests()
     chosen = [
-        {(line["trial"], line["step"], line.get("from")) for line in on_nodes.of_kind(decided, name)}
+        {(line["trial"], line["step"], line["from"]) for line in on_nodes.of_kind("exploited", name)}
         for name in ("small-0001", second)
     ]
     assert chosen[0] == chosen[1] != set()
