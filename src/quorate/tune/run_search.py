@@ -57,7 +57,8 @@ def run_search(
             manner["track.mlflow"] = parent.uri
         try:
             code = _code_of(search, folder)
-            with _settings(search.spec), _connected(search, code) as sent:
+            # Again within: Ray takes SIGTERM for itself when it is connected.
+            with _settings(search.spec), _connected(search, code) as sent, listening_to_signals():
                 _run(search, journal, manner, sent, signals, tick)
         except BaseException:
             parent.end(SearchRecord.read(folder, with_runs=False))
