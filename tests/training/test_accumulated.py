@@ -1,13 +1,14 @@
 """Metrics that are no means: the same bits on any number of workers, and those of one process over all samples."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
-from torchmetrics import MetricCollection
-from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision, BinaryF1Score
+from torchmetrics import MetricCollection, MinMaxMetric
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryAveragePrecision, BinaryF1Score
 from torchmetrics.text import BLEUScore
 
 import gang
@@ -146,6 +147,26 @@ def test_a_metric_that_needs_all_it_has_seen_and_one_that_gives_several_numbers(
     metric = Both()
     metric.update(torch.tensor([0.9, 0.1]), torch.tensor([1, 1]))
     assert compute("n", metric, [*take_states({"n": metric}).values()]) == {"n/found": 1.0, "n/all": 2.0}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: MinMaxMetric(BinaryAccuracy()), lambda: BinaryAUROC() + BinaryF1Score() * 2],
+    ids=["a wrapper", "a sum"],
+)
+def test_metrics_within_a_metric_are_merged_too(make: Callable[[], Any]) -> None:
+    batched, whole = make(), make()
+    states: list[bytes] = []
+    for seed in range(3):
+        draw = torch.Generator().manual_seed(seed)
+        batch = torch.rand(10, generator=draw), torch.randint(2, (10,), generator=draw)
+        batched.update(*batch)
+        whole.update(*batch)
+        states += take_states({"m": batched}).values()
+    expected = whole.compute()
+    numbers = {f"m/{key}": each for key, each in expected.items()} if isinstance(expected, dict) else {"m": expected}
+    assert compute("m", batched, states) == {name: float(number) for name, number in numbers.items()}
+    assert all(number > 0 for number in numbers.values())
 
 
 class NoMerge(Recall):

@@ -44,7 +44,7 @@ def take_states(metrics: Mapping[str, AccumulatedMetric]) -> dict[str, bytes]:
     for name, metric in metrics.items():
         with user_code(f"metric '{name}'", hint_for):
             content = io.BytesIO()
-            torch.save(_on_host(metric.metric_state), content)
+            torch.save(_on_host(_state(metric)), content)
         states[name] = content.getvalue()
     for name, metric in metrics.items():  # not before: those of a collection share what they have seen
         with user_code(f"metric '{name}'", hint_for):
@@ -55,8 +55,7 @@ def take_states(metrics: Mapping[str, AccumulatedMetric]) -> dict[str, bytes]:
 def compute(name: str, metric: AccumulatedMetric, states: Sequence[bytes]) -> dict[str, float]:
     """The metric of batches with these states, by name; several if it is a dict."""
     of_batches = [_read(name, state) for state in states]
-    is_of_torchmetrics = hasattr(metric, "_reductions")
-    if not is_of_torchmetrics and not hasattr(metric, "merge_state"):
+    if not _is_of_torchmetrics(metric) and not hasattr(metric, "merge_state"):
         raise MetricError(
             f"metric '{name}' ({type(metric).__name__}) has no merge_state(state), so what was seen in other batches "
             "cannot be added to it. Write one, or give the metrics of a collection one by one: {**collection}."
@@ -64,8 +63,10 @@ def compute(name: str, metric: AccumulatedMetric, states: Sequence[bytes]) -> di
     with user_code(f"metric '{name}'", hint_for):
         merged: Any = copy.deepcopy(metric)  # one that the task keeps stays on its device
         merged.reset()
-        if is_of_torchmetrics:
-            _merge_in(merged, of_batches)
+        if _is_of_torchmetrics(merged):
+            merged.to("cpu")
+            for path, part in _parts(merged):
+                _merge_in(part, [state[path] for state in of_batches])
         else:
             for state in of_batches:
                 merged.merge_state(state)
@@ -75,10 +76,24 @@ def compute(name: str, metric: AccumulatedMetric, states: Sequence[bytes]) -> di
     return {name: _number(name, found)}
 
 
+def _is_of_torchmetrics(metric: Any) -> bool:
+    return hasattr(metric, "_reductions")
+
+
+def _parts(metric: Any) -> list[tuple[str, Any]]:
+    """It and the metrics within: a wrapper and a sum of two have no state of their own, and would compute nothing."""
+    return [(path, part) for path, part in metric.named_modules() if _is_of_torchmetrics(part)]
+
+
+def _state(metric: AccumulatedMetric) -> Mapping[str, Any]:
+    if not _is_of_torchmetrics(metric):
+        return metric.metric_state
+    return {path: part.metric_state for path, part in _parts(metric)}
+
+
 def _merge_in(metric: Any, states: Sequence[Mapping[str, Any]]) -> None:
     """As torchmetrics merges those of several processes, of which each batch is one here. Its own `merge_state` puts
     the later before the earlier, and refuses BLEU."""
-    metric.to("cpu")
     for name, reduction in metric._reductions.items():
         of_batches = [state[name] for state in states]
         if isinstance(of_batches[0], list):
