@@ -1,8 +1,10 @@
 """A save to an object store, by several writers on several hosts: parts first, and what each has written as a note."""
 
+import contextlib
+import logging
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from quorate.checkpoint.cipher import Cipher
@@ -13,7 +15,9 @@ from quorate.checkpoint.part_file import part_named, write_part
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
 from quorate.storage.atomic import Buffer, discard
-from quorate.storage.objects import Stored
+from quorate.storage.objects import ObjectMissing, Stored
+
+log = logging.getLogger(__name__)
 
 BEGUN, VOID, VOUCHER = "begun", "void", "voucher-"
 LOOK_EVERY = 0.2
@@ -40,7 +44,7 @@ class ObjectAttempt:
         return checkpoint_name(self.cursor)
 
     def begin(self) -> None:
-        """Be there, for those who take part."""
+        """Make it known to those who take part."""
         self._put(BEGUN, b"begun")
 
     def write(self, index: int, parts: int, chunks: Iterable[Buffer]) -> Part:
@@ -77,8 +81,11 @@ class ObjectAttempt:
         found = {}
         for note in self._notes():
             if note.startswith(VOUCHER):
-                with explaining():
-                    sealed = self.objects.store.read(f"{self.name}/{note}")
+                try:
+                    with explaining():
+                        sealed = self.objects.store.read(f"{self.name}/{note}")
+                except ObjectMissing:  # it was committed or swept since it was listed
+                    raise self._gone from None
                 opened = sealed if self.cipher is None else bytes(self.cipher.open(b64decode(sealed)))
                 found[int(note.removeprefix(VOUCHER))] = opened
         return found
@@ -94,24 +101,39 @@ class ObjectAttempt:
                     self.objects.store.remove(key)
 
     def give_up(self) -> None:
-        self._put(VOID, b"void")
+        # Whoever gives up may do so because the store is away: to fail here would leave the save without an end.
+        with self._best_effort():
+            self._put(VOID, b"void")
 
     def forget(self) -> None:
-        """It is committed: what was told on the way is of no use any more."""
-        for note in self._notes():
-            with explaining():
-                self.objects.store.remove(f"{self.name}/{note}")
+        """It is committed: what was written on the way is no longer needed."""
+        with self._best_effort():
+            for note in self._notes():
+                with explaining():
+                    self.objects.store.remove(f"{self.name}/{note}")
+
+    @contextlib.contextmanager
+    def _best_effort(self) -> Iterator[None]:
+        """For what the next save sweeps away if it stays."""
+        try:
+            yield
+        except CheckpointError as error:
+            log.info("notes of %s are left in the store: %s", self.name, error)
+
+    @property
+    def _gone(self) -> AttemptGone:
+        return AttemptGone(f"attempt {self.name} was abandoned by another writer")
 
     def _put(self, note: str, content: bytes) -> None:
         with explaining():
             self.objects.store.put(f"{self.name}/{note}", content)
 
     def _notes(self) -> list[str]:
-        """What the writers have told. Raises `AttemptGone`."""
+        """What the writers have put there. Raises `AttemptGone`."""
         time.sleep(max(0.0, self._look_due - time.monotonic()))
         self._seen = self.objects.objects()
         self._look_due = time.monotonic() + LOOK_EVERY
         notes = [key.removeprefix(f"{self.name}/") for key in self._seen if key.startswith(f"{self.name}/")]
         if BEGUN not in notes or VOID in notes:
-            raise AttemptGone(f"attempt {self.name} was given up by another writer")
+            raise self._gone
         return notes

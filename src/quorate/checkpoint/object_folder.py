@@ -36,24 +36,26 @@ class ObjectFolder:
         with explaining():
             return self.store.list()
 
-    def refresh(self) -> None:
-        """Show what is there now: each checkpoint that has its manifest and all parts of it."""
+    def refresh(self) -> set[str]:
+        """Show what is there now: each checkpoint that has its manifest and all parts of it. Returns the names of all
+        that have a manifest."""
         found = self.objects()
-        whole = {key.partition("/")[0]: found[key].bytes for key in found if key.endswith(f"/{MANIFEST}")}
-        for name, size in whole.items():
+        listed = {key.partition("/")[0]: found[key].bytes for key in found if key.endswith(f"/{MANIFEST}")}
+        for name, size in listed.items():
             manifest = self.folder / name / MANIFEST
             if not manifest.exists() or manifest.stat().st_size != size:
                 with explaining(), contextlib.suppress(ObjectMissing):  # it is being removed
                     self._show(name, self.store.read(f"{name}/{MANIFEST}"), found)
         for entry in self.folder.iterdir() if self.folder.is_dir() else ():
-            if entry.name.startswith(_NAMED) and entry.name not in whole:
+            if entry.name.startswith(_NAMED) and entry.name not in listed:
                 discard(entry)
+        return set(listed)
 
     def _show(self, name: str, content: bytes, found: dict[str, Stored]) -> None:
         try:
             parts = Manifest.from_json(content.decode()).parts
             if any(f"{name}/{part.file}" not in found for part in parts):
-                return  # of a writer that was replaced, and whose parts were taken for leftovers
+                return  # of a writer that was replaced, and whose parts were swept as leftovers
         except (CheckpointError, UnicodeDecodeError):
             pass  # who looks at it finds out what is wrong with it
         (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -70,7 +72,7 @@ class ObjectFolder:
             discard(partial)
 
     def commit(self, name: str, content: bytes) -> bool:
-        """Make what lies there a checkpoint; False where another has done so meanwhile."""
+        """Make what is there a checkpoint; False where there is a manifest already."""
         with explaining():
             return self.store.create(f"{name}/{MANIFEST}", content)
 

@@ -8,7 +8,7 @@ import secrets
 import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -320,20 +320,24 @@ class CheckpointFolder:
         parts = tuple(source.written().values())
         whole = replace(manifest, parts=parts, created=datetime.now(UTC).isoformat(timespec="seconds"))
         written = whole if self.cipher is None else whole.sealed(self.cipher)
+        was_refused = False
         while True:
-            objects.refresh()
-            if final.exists():
-                if isinstance(present := self._checked(look_at(final)), CheckpointInfo):
-                    _refuse_another_state(present, manifest)
-                    source.give_up()
-                    return present
-                objects.uncommit(final.name)
+            listed = objects.refresh()
+            if final.exists() and isinstance(present := self._checked(look_at(final)), CheckpointInfo):
+                _refuse_another_state(present, manifest)
+                source.give_up()
+                return present
             check()
             self._refuse_older(manifest)
+            # Not shown though it is there: its parts were swept before its writer, which was replaced, committed them.
+            if final.exists() or (was_refused and final.name in listed):
+                objects.uncommit(final.name)
             if objects.commit(final.name, written.to_json().encode()):
                 source.forget()
-                objects.refresh()
+                with suppress(CheckpointError):  # it is saved, whether this folder shows it now or later
+                    objects.refresh()
                 return CheckpointInfo(final, whole)
+            was_refused = True
 
     def _refuse_older(self, manifest: Manifest) -> None:
         newest = newest_generation(self.folder)

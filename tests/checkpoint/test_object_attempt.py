@@ -1,0 +1,108 @@
+"""Saves to an object store that goes away, and what a writer that was replaced leaves there."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quorate.checkpoint.manifest import Manifest
+from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import AttemptGone, CheckpointError
+from quorate.core.generation import Cursor
+from quorate.storage.objects import ObjectStore
+from quorate.storage.run_folder import RunFolder
+
+MANIFEST = Manifest(1, 0, "", (), {}, "weights", {}, {}, {})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    store = ObjectStore(f"memory://{uuid.uuid4().hex}/tiny-0001")
+    RunFolder(tmp_path).keep_in(store)
+    return store
+
+
+@pytest.fixture
+def folder(tmp_path: Path, store: ObjectStore) -> CheckpointFolder:
+    return CheckpointFolder(tmp_path / "checkpoints")
+
+
+def away(patch: pytest.MonkeyPatch, *methods: str) -> list[str]:
+    """Have the store fail by these methods of its library; the list has the calls that did."""
+    calls: list[str] = []
+    real = ObjectStore._do
+
+    def do(self: ObjectStore, method: str, *arguments: Any, **options: Any) -> Any:
+        if method in methods:
+            calls.append(method)
+            raise ConnectionError("the store is away")
+        return real(self, method, *arguments, **options)
+
+    patch.setattr(ObjectStore, "_do", do)
+    return calls
+
+
+def test_one_is_given_up_also_while_the_store_is_away(
+    folder: CheckpointFolder, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = folder.open(Cursor(1))
+    with monkeypatch.context() as patch:
+        calls = away(patch, "pipe_file")
+        with pytest.raises(CheckpointError, match="cannot be reached"):
+            attempt.write(0, 1, [b"content"])
+        calls.clear()
+        attempt.give_up()
+        assert calls
+    again = folder.open(Cursor(2))
+    again.sweep()
+    assert {key.partition("/")[0] for key in store.list()} == {again.name}
+
+
+def test_what_is_committed_is_saved_although_the_store_goes_away_after_that(
+    folder: CheckpointFolder, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = folder.open(Cursor(1))
+    attempt.write(0, 1, [b"content"])
+    with monkeypatch.context() as patch:
+        calls = away(patch, "rm_file")
+        assert folder.commit(attempt.name, MANIFEST, lambda: None).cursor == Cursor(1)
+        assert calls
+    assert [info.cursor for info in folder.list()] == [Cursor(1)]
+
+
+def test_a_manifest_without_its_parts_is_replaced(folder: CheckpointFolder, store: ObjectStore) -> None:
+    replaced = folder.open(Cursor(1))
+    replaced.write(0, 1, [b"old"])
+
+    def swept() -> None:
+        for key in store.list():
+            if key.endswith(".safetensors"):
+                store.remove(key)
+
+    folder.commit(replaced.name, MANIFEST, swept)
+    assert "step-00000001/manifest.json" in store.list()
+    assert folder.list() == ()
+
+    attempt = folder.open(Cursor(1))
+    part = attempt.write(0, 1, [b"new"])
+    folder.commit(attempt.name, MANIFEST, lambda: None)
+    (info,) = folder.list()
+    assert info.manifest.parts == (part,)
+    folder.verify(info)
+
+
+def test_a_voucher_that_goes_while_it_is_read_is_that_of_one_that_is_gone(
+    folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = folder.open(Cursor(1))
+    attempt.vouch(0, b"voucher")
+    real = ObjectStore.read
+
+    def read(self: ObjectStore, key: str, start: int = 0, length: int | None = None) -> bytes:
+        self.remove(key)
+        return real(self, key, start, length)
+
+    monkeypatch.setattr(ObjectStore, "read", read)
+    with pytest.raises(AttemptGone):
+        attempt.vouchers()
