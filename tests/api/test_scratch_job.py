@@ -69,7 +69,9 @@ def test_one_that_is_removed_before_it_is_held_is_chosen_anew(
             CheckpointFolder(run.checkpoints).remove(removed.path)
         return hold_checkpoint(run, info, scratch)
 
-    def note(_: Path, __: ResolvedJob, ___: RunMode, path: Path | None, *____: Any) -> tuple[RunFolder, dict[str, Any]]:
+    def note(
+        _: Path, __: ResolvedJob, ___: RunMode, path: Path | None, *____: Any, **_____: Any
+    ) -> tuple[RunFolder, dict[str, Any]]:
         read.append(path)
         return run, {"final_metrics": {}, "weights_digest": "d"}
 

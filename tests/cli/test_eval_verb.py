@@ -12,7 +12,7 @@ def test_a_checkpoint_evaluated_again_gives_the_bits_of_the_run_and_leaves_it_as
 ) -> None:
     before = sorted(str(path) for path in used_workplace.last.rglob("*"))
     done = used_workplace.run("eval", "last", "--workers", "3", "--json")
-    assert (done.code, done.stderr) == (0, "")
+    assert (done.code, done.stderr) == (0, "[worker 0] a word from the task\n")
     validate("eval", done.document)
     assert done.document["metrics"] == used_workplace.result()["final_metrics"]
     assert done.document["weights_digest"] == used_workplace.result()["weights_digest"]
@@ -41,6 +41,20 @@ def test_an_earlier_checkpoint_is_another_model_and_a_changed_task_is_warned_of(
     assert "at step 6" in done.stdout
     assert used_workplace.result()["weights_digest"] not in done.stdout
     assert "the task's code has changed since run tiny-0001 began" in done.stderr
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_what_the_task_prints_is_shown_beside_the_answer(used_workplace: Workplace) -> None:
+    text = used_workplace.task.read_text()
+    head = "    def metrics("
+    assert head in text
+    begin = text.index(":\n", text.index(head)) + 2
+    used_workplace.task.write_text(text[:begin] + '        print("measured")\n' + text[begin:])
+    shown = used_workplace.run("eval", "last", "--json")
+    assert shown.code == 0, shown.stderr
+    assert "[worker 0] measured" in shown.stderr
+    validate("eval", shown.document)
+    assert "measured" not in used_workplace.run("eval", "last", "--print", "none").stderr
 
 
 def test_checkpoints_that_were_removed_are_missed_as_by_resume(used_workplace: Workplace) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.job import overrides_from
+from quorate.api.prints import WithPrints
 from quorate.api.recorded_run import (
     chosen_checkpoint,
     is_moved_task,
@@ -20,6 +21,7 @@ from quorate.api.recorded_run import (
     refuse_lost_checkpoints,
 )
 from quorate.api.result import refuse_without_average
+from quorate.api.run_part import NoDisplay, RunStart, Watch
 from quorate.api.session import refuse_in_worker, run_locally
 from quorate.api.tasks import TaskLocation, find_task, is_other_code
 from quorate.api.train import passing_on_signals
@@ -29,6 +31,8 @@ from quorate.core.errors import CheckpointError, RequestError, RunError
 from quorate.core.failure import JobFailed
 from quorate.core.machine import usable_cores
 from quorate.engines.engine import Prepared
+from quorate.observe.live import Round
+from quorate.observe.sinks import Guarded
 from quorate.spec.device import workers_here
 from quorate.spec.engine import LocalSpec
 from quorate.spec.keys import Mark
@@ -90,6 +94,7 @@ def evaluate_run(
     overrides: Sequence[Override],
     *,
     averaged: bool | None = None,
+    watch: Watch = lambda _: NoDisplay(),
 ) -> Evaluation:
     """Evaluate the checkpoint that `which` means of the run that `reference` means."""
     refuse_in_worker()
@@ -115,7 +120,7 @@ def evaluate_run(
             info, path = choose(scratch)
         except CheckpointError:  # what a running job removes in between is chosen anew, once
             info, path = choose(scratch)
-        _, result = run_in_scratch(scratch, resolved, mode, path, warn_of_changed_code, place)
+        _, result = run_in_scratch(scratch, resolved, mode, path, warn_of_changed_code, place, watch=watch)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
     return Evaluation(
@@ -207,6 +212,7 @@ def run_in_scratch(
     accept: Callable[[Prepared], None],
     place: TaskLocation,
     micro_batches: Sequence[tuple[int, int]] = (),
+    watch: Watch = lambda _: NoDisplay(),
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Run a job beside its run, in a folder below `scratch`; that folder and its result. `accept` refuses a machine or
     a task that does not fit. Steps are cut as the run has cut them. An interruption raises `JobFailed` too."""
@@ -219,7 +225,12 @@ def run_in_scratch(
         if micro_batches:
             run.write_micro_batches(micro_batches)
         launch = Launch(run, spec, workers, resolved.source, checkpoint, mode, place.reference, place.search_path)
-        outcome = run_locally(launch, lambda _: None, accept, signals)
+        display = Guarded(WithPrints(watch(RunStart(run, spec, workers)), run))
+        try:
+            outcome = run_locally(launch, display.handle, accept, signals)
+        finally:
+            display.handle(Round(is_last=True))
+            display.close()
     if outcome.failure is not None:
         raise outcome.failure.error()
     if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped

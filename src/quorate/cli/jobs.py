@@ -65,7 +65,7 @@ Print = Annotated[
     typer.Option(
         "--print",
         metavar="WHOSE",
-        help="Show what the task prints in the worker of the first lane (first), in all, or none; all is in the log.",
+        help="Show what the task prints in the worker of the first lane (first), in all, or none.",
         show_default="first",
     ),
 ]
@@ -198,6 +198,7 @@ def evaluate(
     workers: Workers = None,
     task: Task = None,
     settings: Set = None,
+    prints: Print = "first",
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
@@ -215,7 +216,8 @@ def evaluate(
     from quorate.observe.summary import print_summary
 
     layer = overrides(settings, workers=workers, task=task)
-    done = evaluate_run(runs, run, checkpoint, os.environ, layer, averaged=averaged)
+    watch = _display(True, prints)
+    done = evaluate_run(runs, run, checkpoint, os.environ, layer, averaged=averaged, watch=watch)
     if as_json:
         fields = {
             "run": done.run,
