@@ -10,6 +10,7 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
+from quorate.history.checkpoint_list import CheckpointList
 from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder
 
@@ -90,6 +91,17 @@ def test_a_manifest_without_its_parts_is_replaced(folder: CheckpointFolder, stor
     (info,) = folder.list()
     assert info.manifest.parts == (part,)
     folder.verify(info)
+
+
+def test_of_a_store_that_is_away_nobody_says_that_it_has_no_checkpoint(
+    folder: CheckpointFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = folder.open(Cursor(1))
+    attempt.write(0, 1, [b"content"])
+    folder.commit(attempt.name, MANIFEST, lambda: None)
+    away(monkeypatch, "find")
+    with pytest.raises(CheckpointError, match="cannot be reached"):
+        CheckpointList.read(RunFolder(tmp_path))
 
 
 def test_a_voucher_that_goes_while_it_is_read_is_that_of_one_that_is_gone(

@@ -88,12 +88,13 @@ class CheckpointList:
 
     @classmethod
     def read(cls, run: RunFolder) -> "CheckpointList":
-        """From a run's folder: no part is read through, so damage inside of one does not show."""
+        """From a run's folder: no part is read through, so damage inside of one does not show. Raises `CheckpointError`
+        where they cannot be listed."""
         job, rules = None, CheckpointSpec()  # the usual ones where the job cannot be read
         with contextlib.suppress(QuorateError):
             job = load_recorded(run.job_file, {}, []).spec
             rules = job.checkpoint
-        found = read_checkpoints(run.checkpoints, job)
+        found = _records_in(run.checkpoints, job)
         records = {cursor: each for each in found if (cursor := cursor_of(each.name))}
         best = RunRecord.read(run).best
         whole = max((cursor for cursor, each in records.items() if not each.problem), default=None)
@@ -113,11 +114,14 @@ class CheckpointList:
 def read_checkpoints(folder: Path, job: JobSpec | None = None) -> tuple[CheckpointRecord, ...]:
     """All checkpoints in a folder, oldest first; none where it cannot be listed."""
     try:
-        found = survey(folder)
+        return _records_in(folder, job)
     except CheckpointError:
         return ()
+
+
+def _records_in(folder: Path, job: JobSpec | None) -> tuple[CheckpointRecord, ...]:
     # A job that runs removes old ones at any moment: what is gone by now was not damaged.
-    return tuple(CheckpointRecord.of(each, job) for each in found if each.path.exists())
+    return tuple(CheckpointRecord.of(each, job) for each in survey(folder) if each.path.exists())
 
 
 def nearest_saved(step: int, checkpoints: Iterable[CheckpointRecord]) -> int | None:
