@@ -108,7 +108,7 @@ def test_pytorch_reads_what_is_exported_without_quorate(used_workplace: Workplac
     assert run(used_workplace, "export", "last", "model.pt")["format"] == "torch"
     assert loaded(folder / "out/model.safetensors") == loaded(folder / "model.pt")
     refused = run(used_workplace, "export", "last", "model.pt", "--checkpoint", "4", code=2)
-    assert "is there already" in refused["error"]
+    assert "already exists" in refused["error"]
     assert not list(folder.glob("**/*.partial"))
 
 
