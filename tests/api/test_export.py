@@ -195,7 +195,7 @@ def test_a_file_is_replaced_only_by_force_and_whole(tmp_path: Path) -> None:
     out.mkdir()
     file = out / "model.safetensors"
     file.write_text("mine")
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="already exists"):
         export_model(run, out, "last", Format.SAFETENSORS, force=False)
     assert file.read_text() == "mine"
     export_model(run, out, "last", Format.SAFETENSORS, force=True)

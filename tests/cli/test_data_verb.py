@@ -68,7 +68,7 @@ def test_the_documents_of_all_verbs_are_as_their_schemas_say(kind: str, workplac
     bad = [each for each in previewed if each["bad"] is not None]
     assert len(bad) == verified["damaged_records"]
     assert all(not each["fields"] and written.files[0].name in each["bad"] for each in bad)
-    assert "is there already" in document(workplace, "index", "shards", code=2)["error"]
+    assert "already exists" in document(workplace, "index", "shards", code=2)["error"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +106,7 @@ def test_an_index_is_replaced_only_if_forced(folder: Path, capsys: pytest.Captur
     run(capsys, "index", str(folder))
     write_shards("text", folder, (1, 2, 3, 4))
     before = (folder / NAME).read_bytes()
-    with pytest.raises(Exception, match=r"is there already\. .*--force rebuilds it"):
+    with pytest.raises(Exception, match=r"already exists\. .*--force rebuilds it"):
         run(capsys, "index", str(folder))
     assert (folder / NAME).read_bytes() == before
     run(capsys, "index", str(folder), "--force")

@@ -158,7 +158,7 @@ def test_a_folder_in_the_place_of_a_file_is_never_replaced(tmp_path: Path, force
 
 def test_a_link_to_nowhere_is_in_the_way_too(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").symlink_to(tmp_path / "absent")
-    with pytest.raises(RequestError, match=r"job\.yaml is there already"):
+    with pytest.raises(RequestError, match=r"job\.yaml is already there"):
         write_scaffold(tmp_path, "new", force=False)
 
 
