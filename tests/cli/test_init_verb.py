@@ -55,7 +55,7 @@ def test_init_says_what_to_type_next_and_replaces_nothing_unasked(workplace: Wor
     task.write_text("# my own work\n")
     again = workplace.run("init", "my", "--json")
     assert (again.code, again.document["status"]) == (2, "refused")
-    assert "my/job.yaml and my/task.py are there already" in again.error
+    assert "my/job.yaml and my/task.py are already there" in again.error
     assert "--force" in again.error
     assert task.read_text() == "# my own work\n"
 
