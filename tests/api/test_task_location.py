@@ -76,7 +76,7 @@ def test_a_project_that_was_moved_with_its_runs_has_it_where_it_lay(
     moved = RunFolder(tmp_path / "new" / "runs" / run.name)
     place = find_task(moved, f"{tmp_path}/old/task_of_mine.py:Mine")
     assert place == TaskLocation(f"{tmp_path}/new/task_of_mine.py:Mine")
-    assert f"not at {tmp_path}/old/task_of_mine.py: the one at {tmp_path}/new/task_of_mine.py" in caplog.text
+    assert f"no longer at {tmp_path}/old/task_of_mine.py: the one at {tmp_path}/new/task_of_mine.py" in caplog.text
     (tmp_path / "new" / "nets_of_mine.py").write_text("RATE = 0.1  # slow\n")
     assert find_task(moved, f"{tmp_path}/old/task_of_mine.py:Mine") == place, "comments do not count"
 

@@ -68,7 +68,7 @@ PART = {"file": "a", "bytes": 1, "digest": "xxh3-128:ab"}
     ("changed", "words"),
     [
         *(
-            ({"parts": [{**PART, "file": name}]}, "no name of a file")
+            ({"parts": [{**PART, "file": name}]}, "not the name of a file")
             for name in ("a\0b", "..", "a/b", "", "a\\b", "ü")
         ),
         ({"parts": [{**PART, "file": 5}]}, "file of a part is the int 5"),

@@ -106,7 +106,7 @@ HOSTILE: dict[str, tuple[memoryview, str]] = {
     "gap before": (crafted({"x": entry(shape=[2], offsets=[8, 16])}), "'x' .* begins at byte 8, .* at 0"),
     "gap between": (crafted({"x": entry("U8", [4], [0, 4]), "y": entry("U8", [8], [8, 16])}), "begins at byte 8"),
     "bytes left over": (crafted({"x": entry(shape=[2], offsets=[0, 8])}), "take 8 bytes and the file has 16"),
-    "not aligned": (crafted({"x": entry("U8", [4], [0, 4]), "y": entry("F64", [1], [4, 12])}, 12), "no multiple"),
+    "not aligned": (crafted({"x": entry("U8", [4], [0, 4]), "y": entry("F64", [1], [4, 12])}, 12), "not a multiple"),
 }
 
 

@@ -39,7 +39,7 @@ def test_what_a_run_tells_from_now_on_is_shown_until_it_ends(tmp_path: Path) -> 
     assert "step 4/8" not in text  # it was told before
     assert "accuracy 0.7500" in text
     assert "evaluation at step 6: loss 0.5000" in text
-    assert "step 8/8   loss 0.1250" in text
+    assert "step 8/8   epoch 2/2   loss 0.1250" in text
 
 
 def test_a_run_that_has_ended_is_only_shown(

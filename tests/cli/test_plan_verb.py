@@ -71,7 +71,7 @@ def test_memory_is_written_as_people_write_it(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "-1GB", "0GB", "80XB", "5i"])
 def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="such as 80GB"):
+    with pytest.raises(RequestError, match="for example 80GB"):
         parse_memory(text)
 
 

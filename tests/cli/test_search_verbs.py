@@ -130,7 +130,7 @@ def test_without_a_terminal_each_decision_is_a_sentence(tmp_path: Path) -> None:
     record = SearchRecord.read(teller.folder)
     said = [told_in_words(json.loads(line), record) for line in teller.folder.log_file.read_text().splitlines()]
     assert "trial 3 finished, loss 0.1000" in said
-    assert "trial 2 resumes from step 40 of trial 1: learning_rate 0.08000" in said
+    assert "trial 2 continues from step 40 of trial 1: learning_rate 0.08000" in said
     stopped = told_in_words({"kind": "stopped", "trial": 1, "step": 20, "reason": "asha: \x1b[31m"}, record)
     assert stopped == "trial 1 stopped at step 20: asha: \\x1b[31m"
 

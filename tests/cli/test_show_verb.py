@@ -206,7 +206,7 @@ def test_a_lost_run_says_so_once(runs: Path) -> None:
     assert f"failure      {failure.message}" in told
     assert "killed together" not in told
     assert "nothing was saved to resume from" in told
-    assert "resume" not in told, "one advice, which knows whether there is a checkpoint"
+    assert "quorate resume" not in told, "one advice, which knows whether there is a checkpoint"
 
 
 def test_a_run_in_several_parts(runs: Path) -> None:

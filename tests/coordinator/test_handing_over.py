@@ -157,7 +157,7 @@ def test_where_no_checkpoint_exists_the_job_begins_again_and_says_so() -> None:
     formed = decide(with_newcomer_alone().state, registered(1, life=1), 2.1)
     assert declared(formed).cursor == Cursor()
     (told,) = messages_of(formed.actions)
-    assert "no checkpoint exists" in told
+    assert "there is no checkpoint" in told
 
 
 def test_a_generation_that_ends_before_its_first_step_is_not_told_as_a_new_beginning() -> None:

@@ -174,13 +174,13 @@ class OnlyItems:
 @pytest.mark.parametrize(
     ("dataset", "text"),
     [
-        (Streamed(), r"gave a Streamed as the training set.*list\(\.\.\.\)"),
+        (Streamed(), r"returned a Streamed as the training set.*list\(\.\.\.\)"),
         (iter([1]), "list_iterator as the training set, which has no len"),
-        (OnlyItems(), "gave an OnlyItems as the training set, which has no len"),
+        (OnlyItems(), "returned an OnlyItems as the training set, which has no len"),
         ({1, 2}, r"set as the training set, which has no \[\]"),
         ([], "training set that datasets.. returned is empty"),
-        (None, r"gave nothing \(None\) as the training set.*Is a `return` missing"),
-        (Streamed, r"gave the class Streamed as the training set.*Is `\(\)` missing after Streamed"),
+        (None, r"returned nothing \(None\) as the training set.*Is a `return` missing"),
+        (Streamed, r"returned the class Streamed as the training set.*Is `\(\)` missing after Streamed"),
         (DataLoader(Streamed()), "returned a DataLoader as the training set; give the dataset that is inside it"),
     ],
 )

@@ -103,7 +103,7 @@ MISTAKES = {
         GOOD + "checkpoint:\n",
         [
             "checkpoint: null is not a mapping of every, minutes, keep, keep_every, to, source, when_busy, digest, "
-            "encrypt (job.yaml line 4)."
+            "encrypt (job.yaml line 4). Write a value behind the colon, or leave the key out."
         ],
     ),
     "another version": (

@@ -52,7 +52,7 @@ def test_a_folder_that_is_not_as_it_was_written_counts_as_none_and_is_told(
     keep_source(tmp_path, SOURCE, None)
     (tmp_path / "source" / "nets.py").unlink()
     assert read_source(tmp_path) is None
-    assert "is not whole" in caplog.text
+    assert "is not complete" in caplog.text
     (tmp_path / "source" / INDEX).write_text(json.dumps({"main": "../x.py", "found_at": None, "files": []}))
     assert read_source(tmp_path) is None
     assert "cannot be read: '../x.py' is no name of a file in it" in caplog.text

@@ -25,7 +25,7 @@ def test_who_fills_it_is_told(error: RuntimeError, monkeypatch: pytest.MonkeyPat
     with pytest.raises(OutOfMemory, match=r"GPU 7 is full: process 711 \(python\) has 70,000 MiB\."):
         devices.check_room(Full(error), "7")
     monkeypatch.setattr(devices, "users_of", lambda _: "")
-    with pytest.raises(OutOfMemory, match="nvidia-smi does not tell"):
+    with pytest.raises(OutOfMemory, match="nvidia-smi does not say"):
         devices.check_room(Full(error), "7")
 
 

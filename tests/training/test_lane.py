@@ -129,9 +129,9 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "vector": (lambda model, batch: model["a"].repeat(3), "a tensor of shape (3,); it must have one element"),
     "constant": (lambda model, batch: torch.tensor(1.0), "does not depend on the parameters"),
-    "three values": (lambda model, batch: (model["a"].sum(), 1, 2), "gave a tuple of 3 values; a tuple must be (sum"),
-    "a count of text": (lambda model, batch: (model["a"].sum(), "x"), 'gave the text "x" as the count'),
-    "counts": (lambda model, batch: (model["a"].sum(), torch.ones(2)), "gave a Tensor of shape (2,) as the count"),
+    "three values": (lambda model, batch: (model["a"].sum(), 1, 2), "returned a tuple of 3 values; a tuple must be (sum"),
+    "a count of text": (lambda model, batch: (model["a"].sum(), "x"), 'returned the text "x" as the count'),
+    "counts": (lambda model, batch: (model["a"].sum(), torch.ones(2)), "returned a Tensor of shape (2,) as the count"),
     "other names": (
         lambda model, batch: {"a": model["a"].sum()},
         "loss() returned a dict with 'a' and optimizer() a single",
@@ -161,12 +161,12 @@ def test_the_loss_is_found_in_the_whole_output_of_a_model() -> None:
         lane = OneLane(answer)
         assert lane.task.metrics(lane.replica.model, 1.0) == {"loss": torch.ones(())}
         assert OneLane(answer).run((1, 1.0)).losses == expected
-    with pytest.raises(LossError, match=r"gave the float 1\.0"):
+    with pytest.raises(LossError, match=r"returned the float 1\.0"):
         OneLane(lambda model, batch: {"loss": 1.0}).run((1, 1.0))
 
 
 def test_what_a_named_loss_may_not_give() -> None:
-    with pytest.raises(LossError, match=r"gave the float 1.0 for 'b'; it must return a tensor"):
+    with pytest.raises(LossError, match=r"returned the float 1.0 for 'b'; it must return a tensor"):
         OneLane(lambda model, batch: {"a": model["a"].sum(), "b": 1.0}, Named).run((1, 1.0))
     with pytest.raises(LossError, match=r"loss\(\) returned nothing \(None\)"):
         OneLane(lambda model, batch: None, Named).run((1, 1.0))

@@ -6,9 +6,6 @@ from quorate.core.errors import RequestError, RunError
 from quorate.core.regular_file import opened_regular
 from quorate.observe.events import read_event
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.curves import TRAIN, VALIDATION, Curves
-
-_TOLD = (f"{TRAIN}/", f"{VALIDATION}/")
 
 
 class History(list[dict[str, float]]):
@@ -27,6 +24,10 @@ class History(list[dict[str, float]]):
 
 def history_of(run: RunFolder) -> History:
     """In the order of steps; a step that was redone is there once. Lines that are no events are passed over."""
+    # Here, and not above: whoever trains and does not look back needs no trackers.
+    from quorate.tracking.curves import TRAIN, VALIDATION, Curves
+
+    shown = (f"{TRAIN}/", f"{VALIDATION}/")
     curves, records = Curves(), dict[int, dict[str, float]]()
     try:
         with opened_regular(run.events_file) as file:
@@ -36,7 +37,7 @@ def history_of(run: RunFolder) -> History:
                 except ValueError:
                     continue  # the last line of a run that is running, or was killed, may be half of one
                 for point in points:
-                    if point.name.startswith(_TOLD):
+                    if point.name.startswith(shown):
                         records.setdefault(point.step, {"step": point.step})[point.name] = point.value
     except FileNotFoundError:
         return History()

@@ -13,7 +13,7 @@ What each of them means stands at its class; some are defined where they are rai
         ├── HostLost         NodeLost, GroupLost
         ├── DivergedError    ReplicasDiffer (ResidualsLost)
         ├── CheckpointError  NewerFormatError, ForeignError, AttemptGone, NoSpace, UntrustedError
-        ├── StoreError       ObjectMissing
+        ├── StoreError       ObjectMissing, ObjectExists
         ├── ShardError       BadRecord, DamagedBlock
         ├── Unreachable      StoreAway
         ├── WorkerUnfit      HelperLost, OutOfMemory, GpuLost

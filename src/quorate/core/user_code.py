@@ -76,12 +76,17 @@ def blame_user_code(
 
     For whoever cannot afford a `with` block: one costs three calls, and `try` nothing.
     """
-    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    if is_ctrl_c(error):
         return
     if isinstance(error, QuorateError) and (exit_code == RequestError.exit_code or _is_ours(error)):
         return
     message = with_hint(f"{describe(error)} (in {where})", hint(error) or first_aid(error))
     raise UserCodeError(message, user_traceback(error), exit_code) from error
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether a person has interrupted this process. Where nobody listens to Ctrl-C, the task has raised it."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
 
 
 def building_code(where: str, hint: Hint = lambda _: "") -> user_code:

@@ -13,7 +13,7 @@ import numpy
 from quorate.core.addresses import shown_place
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, UserCodeError
-from quorate.core.user_code import RAISED, describe, user_traceback, with_hint
+from quorate.core.user_code import RAISED, describe, is_ctrl_c, user_traceback, with_hint
 from quorate.data.bad_sample import BadSample, LeftOut
 from quorate.data.collate import ScarceRoom, UnlikeSamples, collate, fresh_copy
 from quorate.data.datasets import Columns, Dataset, columns_of
@@ -240,6 +240,8 @@ class Samples:
         except Unreachable as error:
             return FetchFailure(request, index, error.message, "", kind="access")
         except RAISED as error:
+            if is_ctrl_c(error):
+                raise
             return FetchFailure(request, index, describe(error), user_traceback(error))
 
     def _collated(self, fetched: Sequence[Any], room: ScarceRoom | None) -> Any:

@@ -28,10 +28,10 @@ class Harm:
 def blocks_of(size: int) -> Iterator[None]:
     """Index in blocks of so many bytes, so that small files have several."""
     from quorate.data.shards.formats import format as ranges
-    from quorate.data.shards.formats import hdf5, lines, tar
+    from quorate.data.shards.formats import hdf5, lines, tar, tfrecord
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hdf5, lines, ranges, tar):
+        for module in (hdf5, lines, ranges, tar, tfrecord):
             patch.setattr(module, "BLOCK", size)
         yield
 

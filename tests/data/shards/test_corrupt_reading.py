@@ -56,6 +56,11 @@ def identity(record: Any) -> Any:
     return record
 
 
+def without_shapes(record: Any) -> Any:
+    """Lists of any length, as TFRecord has them, cannot be stacked; their bytes need not be."""
+    return {name: numpy.asarray(value).tobytes() for name, value in record.items()}
+
+
 def requests(samples: int, chance: random.Random) -> list[Request]:
     """A whole epoch, in some order, a few samples at a time."""
     order = chance.sample(range(samples), samples)
@@ -116,6 +121,8 @@ def hold(sound: Sound, folder: Path, how: str, chance: random.Random) -> Harm:
     harm = corrupt(sound.index, sound.folder, folder, sound.others, how, chance)
     columnar = sound.index.kind in ("parquet", "hdf5")
     decode = None if columnar and chance.random() < 0.5 else identity
+    if sound.index.kind == "tfrecord":
+        decode = without_shapes
     loaders = int(chance.random() < 0.15)
     plan = requests(len(sound.index), chance)
     undamaged = Samples({Source.TRAINING: Shards(sound.folder, decode=decode)}, collate, 5)

@@ -216,7 +216,7 @@ def test_a_relative_path_is_looked_for_beside_the_file_that_names_it(
         with pytest.raises(RequestError, match="has no index of its shards yet"):
             code["build"](path)
     beside, working = tmp_path / "task/no", tmp_path / "working/no"
-    told = rf"^no: there is no such folder: looked for {beside} \(beside .*\) and {working} \(in the working folder\)"
+    told = rf"^no: there is no such folder: looked for {beside} \(next to .*\) and {working} \(in the working folder\)"
     with pytest.raises(RequestError, match=told):
         code["build"]("no")
 
