@@ -223,6 +223,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.long
 def test_in_python_and_when_a_run_is_resumed(workplace: Workplace) -> None:
     workplace.task.write_text(SCRIPT)
     done = workplace.start_module("task").done()

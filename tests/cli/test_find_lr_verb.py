@@ -1,9 +1,12 @@
 """`quorate find-lr`, with real trainings."""
 
+import pytest
+
 from command import Workplace
 from schemas import validate
 
 
+@pytest.mark.long
 def test_it_is_the_same_on_any_number_of_workers_and_leaves_nothing(workplace: Workplace) -> None:
     before = (workplace.folder / "job.yaml").read_text()
     curve = workplace.folder / "curve.svg"
@@ -32,6 +35,7 @@ def test_people_see_a_curve_and_the_command_to_type(workplace: Workplace) -> Non
     assert "⠀" in done.stdout and "steepest" in done.stdout
 
 
+@pytest.mark.long
 def test_a_rate_that_does_not_reach_the_optimizer_is_refused(workplace: Workplace) -> None:
     source = workplace.task.read_text()
     workplace.task.write_text(source.replace("lr=self.learning_rate", "lr=0.01"))

@@ -106,6 +106,7 @@ def test_weights_gradients_and_optimizer_are_counted_exactly() -> None:
     assert sum(part.parameters for part in found.modules) == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.long
 def test_more_samples_need_more_and_blocks_that_are_computed_again_less() -> None:
     small, large = footprint(Transformer(), SPEC, tokens, 8), footprint(Transformer(), SPEC, tokens, 16)
     assert large.kept == pytest.approx(2 * small.kept, rel=0.01)

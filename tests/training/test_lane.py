@@ -129,7 +129,10 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "vector": (lambda model, batch: model["a"].repeat(3), "a tensor of shape (3,); it must have one element"),
     "constant": (lambda model, batch: torch.tensor(1.0), "does not depend on the parameters"),
-    "three values": (lambda model, batch: (model["a"].sum(), 1, 2), "returned a tuple of 3 values; a tuple must be (sum"),
+    "three values": (
+        lambda model, batch: (model["a"].sum(), 1, 2),
+        "returned a tuple of 3 values; a tuple must be (sum",
+    ),
     "a count of text": (lambda model, batch: (model["a"].sum(), "x"), 'returned the text "x" as the count'),
     "counts": (lambda model, batch: (model["a"].sum(), torch.ones(2)), "returned a Tensor of shape (2,) as the count"),
     "other names": (
