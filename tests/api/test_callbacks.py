@@ -201,6 +201,28 @@ def test_with_a_worker_killed_each_step_is_told_once_and_the_digest_is_the_same(
     assert all(each[2] for each in heard if each[0] == "checkpoint")
 
 
+@pytest.mark.parametrize(
+    ("named", "answer"),
+    [
+        ('["tell.py:Tell"]', None),
+        ('"tell.py:Tell"', 'callbacks is the text "tell.py:Tell". They run in the launcher, so name them'),
+        ('["tell.py"]', "callbacks of the task: Name the class after a colon: tell.py:MyTask."),
+        ('["none.py:Tell"]', "none.py:Tell cannot be imported"),
+    ],
+)
+def test_a_task_may_name_them(workplace: Workplace, named: str, answer: str | None) -> None:
+    (workplace.folder / "tell.py").write_text(TELL)
+    with workplace.task.open("a") as file:
+        file.write(f"\n\nTiny.callbacks = {named}\n")
+    done = workplace.run("train", "job.yaml", "--steps", "3", "--quiet")
+    if answer is None:
+        assert done.code == 0, done.stderr
+        assert [each[1] for each in told(workplace) if each[0] == "step"] == [1, 2, 3]
+    else:
+        assert done.code == 2
+        assert answer in " ".join(done.stderr.split())
+
+
 SCRIPT = (
     TASK_SOURCE
     + """

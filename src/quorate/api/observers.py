@@ -1,7 +1,7 @@
 """Who else is given a job's events: what its keys `track` and `notify` switch on."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 
 from quorate.core.errors import RequestError
@@ -33,6 +33,12 @@ class Observers:
         except BaseException:
             self.close()  # those that came before the one that cannot be
             raise
+
+    def add_callbacks(self, run: RunFolder, references: Sequence[str]) -> None:
+        """Those that the task names, which are not known before it was imported."""
+        from quorate.api.callbacks import CallbackServer, load_callbacks
+
+        self._sinks.append(Guarded(CallbackServer(run, load_callbacks(references), "callbacks-task.json")))
 
     def handle(self, event: Event) -> None:
         for sink in self._sinks:

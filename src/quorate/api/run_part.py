@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from quorate.api.copies import Copies
@@ -37,7 +38,7 @@ from quorate.observe.recoveries import RecoveryLog
 from quorate.observe.sinks import Guarded, Sink
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.device import idle_gpus, workers_here
-from quorate.spec.job import JobSpec
+from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.override import ENVIRONMENT
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.secrets import job_secrets
@@ -185,13 +186,24 @@ class Part:
             events_from=events_from,
         )
         try:
-            return self.runner(launch, show, self.accept, signals)
+            return self.runner(launch, show, self._accept, signals)
         except QuorateError as error:
             if isinstance(error, RequestError) and not self._has_trained:
                 raise
             return Outcome(Failure.of(error), {})
         finally:
             self._display.handle(Round(is_last=True))
+
+    def _accept(self, prepared: Prepared) -> None:
+        self.accept(prepared)
+        if prepared.callbacks:
+            file = TaskReference.parse(self.place.reference).file
+            folder = Path.cwd() if file is None else file.parent
+            try:
+                named = [str(TaskReference.parse(each).within(folder)) for each in prepared.callbacks]
+            except ValueError as error:
+                raise RequestError(f"callbacks of the task: {error}") from None
+            self._observers.add_callbacks(self.run, named)
 
     def _conclude(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         """Write down what the run comes to, before anybody waits for copies; a failure is raised as well."""

@@ -29,11 +29,12 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What it has found: facts about machine and task that the bits depend on, and the task's source, unless that is
-    too large."""
+    """What it has found: facts about machine and task that the bits depend on, the task's source, unless that is too
+    large, and the callbacks that the task names."""
 
     facts: dict[str, str]
     source: TaskSource | None
+    callbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

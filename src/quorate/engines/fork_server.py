@@ -207,7 +207,7 @@ class ForkServer:
                 self._task = _Task(message)
                 self._remain(self._task)
             from quorate.training.device import CPU
-            from quorate.training.task import configure
+            from quorate.training.task import callbacks_of, configure
 
             configure(self._task.type, message["params"], message["job_source"], message["seed"])
             self._task.finish_imports()
@@ -218,7 +218,7 @@ class ForkServer:
             del facts["precision"]  # the job's own, and with `auto` that of the chip
             source = self._task.source()
             found = {"facts": facts | {SOURCE: source.digest}, "source": source.to_page()}
-            self._messages.send(READY, **found, pid=os.getpid())
+            self._messages.send(READY, **found, callbacks=callbacks_of(self._task.type), pid=os.getpid())
         except QuorateError as error:
             self._messages.send(FAILED, failure=Failure.of(error).to_dict())
         except Exception as error:

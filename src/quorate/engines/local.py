@@ -141,8 +141,8 @@ class LocalEngine:
             yield Unprepared(Failure.from_dict(message["failure"]))
         elif not self._is_ready:  # of the first one: what another finds later is the same
             self._is_ready = True
-            source = message["source"]
-            yield Ready(Prepared(message["facts"], None if source is None else TaskSource.from_json(source)))
+            source = None if message["source"] is None else TaskSource.from_json(message["source"])
+            yield Ready(Prepared(message["facts"], source, tuple(message.get("callbacks", ()))))
 
     def _gone(self, slot: int, pid: int, code: int) -> Exited:
         self._running.pop(slot, None)

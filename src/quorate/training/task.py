@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from quorate.core.digests import derive_seed
-from quorate.core.errors import JobFileError, Problem
+from quorate.core.errors import JobFileError, Problem, TaskError
 from quorate.core.user_code import building_code, given
 from quorate.data.collate import collate
 from quorate.data.streams import seed_generators
@@ -50,6 +50,10 @@ class Task:
 
     buffer_rules: ClassVar[Mapping[str, str]] = {}
     """For buffers that training changes differently in each lane: name (or pattern) → "mean" or "lane 0"."""
+
+    callbacks: ClassVar[Sequence[str]] = ()
+    """Callbacks of every job of this task, named as in the job file: ``callbacks = ["tell.py:Tell"]``, by a file next to
+    the task's own. They run in the launcher, so they are named, not given."""
 
     def model(self) -> torch.nn.Module:
         """Build the model. Random weights come from torch's global generator, which is seeded."""
@@ -139,6 +143,17 @@ def configure(task_type: type[Task], params: dict[str, Any], source: str, seed: 
     for name in parameters_of(task_type):
         setattr(task, name, getattr(checked, name))
     return task
+
+
+def callbacks_of(task_type: type[Task]) -> list[str]:
+    """The callbacks that it names."""
+    named = task_type.callbacks
+    if isinstance(named, str) or not all(isinstance(each, str) for each in named):
+        raise TaskError(
+            f"{task_type.__name__}.callbacks is {given(named)}. They run in the launcher, so name them: "
+            'callbacks = ["tell.py:Tell"], by a file beside that of the task.'
+        )
+    return list(named)
 
 
 def params_problems(task_type: type[Task], params: dict[str, Any]) -> list[Problem]:
