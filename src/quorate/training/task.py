@@ -52,8 +52,8 @@ class Task:
     """For buffers that training changes differently in each lane: name (or pattern) → "mean" or "lane 0"."""
 
     callbacks: ClassVar[Sequence[str]] = ()
-    """Callbacks of every job of this task, named as in the job file: ``callbacks = ["tell.py:Tell"]``, by a file next to
-    the task's own. They run in the launcher, so they are named, not given."""
+    """Callbacks of every job of this task, named as in the job file: ``callbacks = ["tell.py:Tell"]``, by a file next
+    to the task's own. They run in the launcher, so they are named, not given."""
 
     def model(self) -> torch.nn.Module:
         """Build the model. Random weights come from torch's global generator, which is seeded."""
