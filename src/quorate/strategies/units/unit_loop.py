@@ -59,9 +59,10 @@ class UnitLoop(Loop):
         self._is_boundary = False
         try:
             hub = self._hub() if units.leads else None
+            # What is being saved must be copied before it changes; and a worker, which writes none of it, must have
+            # told what it holds before it pulls what is newer.
+            self.settle_save()
             if units.is_server:
-                # What is being saved must be copied before it changes.
-                self.settle_save()
                 self.activity.begin_step(stood.cursor.step + 1)
                 self.activity.enter(EXCHANGE)
                 units.serve(hub, lambda: self._look(hub))
