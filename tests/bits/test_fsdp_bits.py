@@ -90,7 +90,7 @@ QUICK = ("fsdp 2",)
     ("mesh", "keys"),
     [
         *(pytest.param(mesh, {}, marks=() if mesh in QUICK else pytest.mark.long) for mesh in MESHES),
-        ("fsdp 2 x tp 2", FINE),
+        pytest.param("fsdp 2 x tp 2", FINE, marks=pytest.mark.long),
         pytest.param("replicate 2 x shard 2", FINE, marks=pytest.mark.long),
     ],
 )

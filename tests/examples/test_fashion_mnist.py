@@ -30,6 +30,7 @@ def trained(folder: Path, data: Path, workers: int, **keys: Any) -> gang.Ended:
     return gang.train(task, spec, workers, folder)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unmeasured")
 def test_any_number_of_workers_gives_one_digest(tmp_path: Path) -> None:
     data = write_fashion(tmp_path / "data")

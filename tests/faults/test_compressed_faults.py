@@ -83,6 +83,7 @@ def test_one_loss_in_each_phase_of_one_run(place: Workplace, script: list[str]) 
     assert_nobody_went_back(place, document)
 
 
+@pytest.mark.long
 def test_workers_that_come_and_go_take_lanes_over_with_what_they_hold_back(place: Workplace) -> None:
     document = chaos(place, "remove worker at step 4", "add worker at step 9", "kill worker 0 at step 14")
     assert_recovered(place, document)

@@ -110,6 +110,7 @@ def test_the_majority_names_the_worker_and_the_bits_are_the_same(place: Workplac
     assert [loss["worker"] for loss in told(place, document, "lost")] == [1]
 
 
+@pytest.mark.long
 def test_of_two_workers_both_are_replaced(place: Workplace) -> None:
     document = chaos(place, "flip worker 0 at step 50 in exchange", settings=("workers=2",))
     assert_found(place, document, 0)

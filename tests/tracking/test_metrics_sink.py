@@ -263,6 +263,7 @@ TOLD = st.one_of(
 PLACES = 4
 
 
+@pytest.mark.long
 @given(st.lists(TOLD, max_size=40))
 def test_the_number_of_series_has_a_bound(told: list[Event]) -> None:
     job = Scraped(lanes=PLACES)

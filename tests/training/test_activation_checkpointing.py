@@ -79,6 +79,7 @@ def digest(folder: Path, workers: int, which: bool | str, **keys: Any) -> str:
     return gang.train(TowerTask, spec, workers, folder).digest
 
 
+@pytest.mark.long
 def test_what_is_computed_again_changes_no_bit(tmp_path: Path) -> None:
     plain = digest(tmp_path / "plain", 1, False)
     assert digest(tmp_path / "one", 1, True) == plain

@@ -278,6 +278,7 @@ class HalfToEvaluate(Regression):
         return Points(), EveryOther(3000)
 
 
+@pytest.mark.long
 def test_an_evaluation_with_any_number_of_bad_samples_is_told(tmp_path: Path) -> None:
     """An event that is too large would not arrive, and its metrics with it."""
     keys = {"steps": 2, "on_bad_sample": "skip", "evaluate": {"every": 1}}
