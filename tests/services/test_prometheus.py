@@ -162,7 +162,8 @@ def test_every_panel_shows_something(watched: Watched) -> None:
         view = PrometheusView(run, spec_of(name="gpus", track={"prometheus": 0}), workers=1)
         machine, used = MachineLoad(cpu_percent=1.0), DeviceMemoryUse(2**35, 2**36, 2**37)
         view.handle(SystemSampled(worker=0, host="node-1", machine=machine, gpus=gpus, device_memory=used))
-        view.handle(StepCompleted(step=1, loss_scale=1024.0))  # nor does it compute in float16
+        # Nor does it compute in float16, or log numbers of its own.
+        view.handle(StepCompleted(step=1, loss_scale=1024.0, log={"own": 0.5}))
         # Nor has the job that is watched any servers.
         view.handle(BlocksPlaced(generation="1.1", servers=(HeldBlocks(server_id(0), 3, 2, 1024),)))
         missing: list[tuple[str, str, str]] = []
