@@ -129,7 +129,7 @@ def processes_in(folder: Path) -> list[psutil.Process]:
 def test_a_random_search_leaves_runs_that_train_again_to_the_same_bits(searches: Searches) -> None:
     searches.write()
     answer = json.loads(searches.run("tune", "search.yaml", "--json"))
-    validate(answer, "search")
+    validate("search", answer)
     assert answer["status"] == "complete"
 
     kinds = Counter(line["kind"] for line in searches.lines())
