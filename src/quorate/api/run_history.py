@@ -13,13 +13,19 @@ class History(list[dict[str, float]]):
 
     def to_dataframe(self) -> Any:
         """A row for each step, as pandas has it; NaN where a step has no such number."""
-        try:
-            import pandas
-        except ImportError:
-            raise RequestError(
-                "to_dataframe needs the library pandas, which is not installed: pip install pandas"
-            ) from None
+        pandas = pandas_here()
         return pandas.DataFrame(self).set_index("step") if self else pandas.DataFrame()
+
+
+def pandas_here() -> Any:
+    """The library pandas, for whoever asks for a table; nothing else needs it."""
+    try:
+        import pandas
+    except ImportError:
+        raise RequestError(
+            "to_dataframe needs the library pandas, which is not installed: pip install pandas"
+        ) from None
+    return pandas
 
 
 def history_of(run: RunFolder) -> History:

@@ -9,7 +9,8 @@ from typing import Any
 
 from quorate.api.job import Job
 from quorate.api.result import EXIT_CODES, Result, open_run
-from quorate.core.errors import RequestError, RunError
+from quorate.api.run_history import pandas_here
+from quorate.core.errors import RunError
 from quorate.history.best_job import job_of
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.notebook import html_table
@@ -128,12 +129,7 @@ class SearchResult:
 
     def to_dataframe(self) -> Any:
         """A row for each trial, as pandas has it: its params, the metrics of its best evaluation, and what it took."""
-        try:
-            import pandas
-        except ImportError:
-            raise RequestError(
-                "to_dataframe needs the library pandas, which is not installed: pip install pandas"
-            ) from None
+        pandas = pandas_here()
         rows = [
             {
                 "trial": trial.number,
