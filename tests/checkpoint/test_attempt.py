@@ -32,6 +32,22 @@ def entries(attempt: FolderAttempt) -> list[str]:
     return [entry.name for entry in attempt.path.parent.iterdir()]
 
 
+def test_a_part_that_gets_its_name_while_others_look_is_no_failure(
+    attempt: FolderAttempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, is_file = write(attempt, 0), Path.is_file
+    (attempt.path / ".2-of-2.0a1b2c3d.partial").write_bytes(b"content")
+
+    def look_and_rename(path: Path) -> bool:
+        found = is_file(path)
+        if path.suffix == ".partial":
+            path.rename(path.with_name("renamed"))
+        return found
+
+    monkeypatch.setattr(Path, "is_file", look_and_rename)
+    assert attempt.written() == {0: first}
+
+
 def test_parts_come_in_any_order_and_are_counted_when_they_are_whole(attempt: FolderAttempt) -> None:
     assert attempt.written() == {}
     second = write(attempt, 1)

@@ -87,7 +87,10 @@ def parts_in(folder: Path) -> dict[int, Part]:
     """
     found: dict[int, Part] = {}
     for entry in sorted(folder.iterdir(), reverse=True):
-        if entry.is_file() and (named := part_named(entry.name, entry.stat().st_size)) is not None:
+        # By its name first: one that is still being written gets another name at any moment.
+        if _PART_NAME.fullmatch(entry.name) is None or not entry.is_file():
+            continue
+        if (named := part_named(entry.name, entry.stat().st_size)) is not None:
             found[named[0]] = named[1]
     return dict(sorted(found.items()))
 
