@@ -35,11 +35,22 @@ class Jobs:
 
     known: list[Job] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
+    takes: bool = True
+    answers: BaseException | None = None
+
+    def submit_job(self, *, submission_id: str, metadata: dict[str, str], **_: Any) -> str:
+        if self.takes:
+            self.known.append(Job(metadata))
+        if self.answers is not None:
+            raise self.answers
+        return submission_id
 
     def list_jobs(self) -> list[Job]:
         return self.known
 
-    def get_job_info(self, _: str) -> Job:
+    def get_job_info(self, name: str) -> Job:
+        if not self.known:
+            raise RuntimeError(f"Request failed with status code 404: Job {name} does not exist.")
         return self.known[0]
 
     def stop_job(self, name: str) -> None:
@@ -149,3 +160,25 @@ def test_a_job_that_cannot_be_detached_is_refused_with_what_to_do(
     }
     with pytest.raises(RequestError, match=told):
         submit(resolve_mapping(keys, "a test", {}, []))
+
+
+SUBMISSION = Submission("tiny-0001-0a1b2c3d", "auto", "")
+
+
+def test_a_job_that_ray_has_taken_is_submitted_even_if_its_answer_is_lost(run: RunFolder) -> None:
+    jobs = Jobs(answers=ConnectionError("reset"))
+    ray_jobs.submit_launcher(jobs, run, SUBMISSION, {})
+    assert jobs.known and not jobs.stopped
+
+
+def test_a_job_that_ray_has_not_taken_is_refused(run: RunFolder) -> None:
+    jobs = Jobs(takes=False, answers=RuntimeError("no room"))
+    with pytest.raises(RequestError, match="Ray has not taken the job: no room"):
+        ray_jobs.submit_launcher(jobs, run, SUBMISSION, {})
+
+
+def test_ctrl_c_while_a_job_is_submitted_stops_it(run: RunFolder) -> None:
+    jobs = Jobs(answers=KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        ray_jobs.submit_launcher(jobs, run, SUBMISSION, {})
+    assert jobs.stopped == [SUBMISSION.id]

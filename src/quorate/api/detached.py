@@ -7,7 +7,6 @@ environment: neither Ray's list of jobs nor a command line has more of it than n
 
 import contextlib
 import secrets
-import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 from quorate.api.engines import node_code, refuse_missing_engine
 from quorate.api.fetch import is_copy
 from quorate.api.job import job_text
-from quorate.api.ray_jobs import FOLDER, RUN, jobs_at, refuse_ended
+from quorate.api.ray_jobs import jobs_at, refuse_ended, submit_launcher
 from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped
 from quorate.api.result import Result
 from quorate.api.run_part import Watch
@@ -148,17 +147,9 @@ def _send(client: Any, run: RunFolder, address: str, task: str, code: NodeCode) 
         before = submission_of(run)
         submission.write(run)  # first: the launcher reads it
         try:
-            client.submit_job(
-                entrypoint=f"exec python -m quorate.api.detached_launcher {shlex.quote(str(run.path))}",
-                submission_id=submission.id,
-                runtime_env=runtime_env,
-                metadata={RUN: run.name, FOLDER: str(run.path)},
-            )
-        except BaseException as error:
-            # No job of that name has ever been.
+            submit_launcher(client, run, submission, runtime_env)
+        except BaseException:
             forget_submission(run) if before is None else before.write(run)
-            if isinstance(error, OSError | RuntimeError | ValueError):
-                raise RequestError(f"Ray has not taken the job: {error}") from None
             raise
     return submission
 

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import shlex
 import socket
 import time
 from collections.abc import Iterator
@@ -78,6 +79,33 @@ def refuse_ended(run: RunFolder) -> None:
             f"run {run.name} has ended before its launcher began ({info.status.value.lower()}): {said} "
             f"All that was printed: ray job logs {submission.id}"
         )
+
+
+def submit_launcher(client: Any, run: RunFolder, submission: Submission, runtime_env: dict[str, Any]) -> None:
+    """Have Ray start the launcher of a run. Raises RequestError where Ray has not taken it."""
+    try:
+        client.submit_job(
+            entrypoint=f"exec python -m quorate.api.detached_launcher {shlex.quote(str(run.path))}",
+            submission_id=submission.id,
+            runtime_env=runtime_env,
+            metadata={RUN: run.name, FOLDER: str(run.path)},
+        )
+    except BaseException as error:
+        if isinstance(error, Exception) and _is_known(client, submission):
+            return  # only the answer was lost
+        with contextlib.suppress(Exception):  # Ctrl-C, when it may have been taken
+            client.stop_job(submission.id)
+        if isinstance(error, OSError | RuntimeError | ValueError):
+            raise RequestError(f"Ray has not taken the job: {error}") from None
+        raise
+
+
+def _is_known(client: Any, submission: Submission) -> bool:
+    try:
+        client.get_job_info(submission.id)
+    except (OSError, RuntimeError, ValueError):
+        return False
+    return True
 
 
 def stop_job(submission: Submission) -> None:
