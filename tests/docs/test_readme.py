@@ -63,7 +63,7 @@ def test_the_example_job_file_is_valid() -> None:
 
 
 def test_every_package_has_its_line_in_floor_order() -> None:
-    rows = table(section(ARCHITECTURE, "Floors"))
+    rows = table(section(ARCHITECTURE, "Layers"))
     named = [re.fullmatch(r"\[(\w+)\]\(../../src/quorate/\1\)", row[0]) for row in rows]
     order = [match[1] for match in named if match]
     assert sorted(order) == sorted(file.parent.name for file in (ROOT / "src/quorate").glob("*/__init__.py"))
@@ -72,7 +72,7 @@ def test_every_package_has_its_line_in_floor_order() -> None:
 
 
 def test_the_floors_in_the_architecture_are_those_that_are_checked() -> None:
-    drawing = snippets(section(ARCHITECTURE, "Floors"))[0]
+    drawing = snippets(section(ARCHITECTURE, "Layers"))[0]
     told = [set(re.split(r" {3,}", line)[0].split(" | ")) for line in drawing.splitlines()]
     assert told == floors()
 
