@@ -3,9 +3,12 @@
 The space is proposed from the names, types and values of the task's params.
 """
 
+import multiprocessing
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -21,6 +24,7 @@ from quorate.spec.search_rules import broken_search_rules
 from quorate.spec.space import DimensionSpec
 from quorate.spec.yaml_document import write_value
 
+FORK = multiprocessing.get_context("fork")
 PROPOSED = "proposed"
 _RATES = re.compile(r"lr|learning_rate|.*_lr|.*_learning_rate|step_size")
 _DECAYS = re.compile(r".*decay|l2|.*regulari[sz]ation")
@@ -37,29 +41,36 @@ Refused = Callable[[dict[str, Any]], list[Problem]]
 """What the task would refuse of its params."""
 
 
-def open_search(path: Path, environment: Mapping[str, str], overrides: Sequence[Override] = ()) -> ResolvedSearch:
+def open_search(
+    path: Path,
+    environment: Mapping[str, str],
+    overrides: Sequence[Override] = (),
+    meanwhile: Callable[[], None] | None = None,
+) -> ResolvedSearch:
     """The search of a file (or of a job file alone), checked against its task; a space is proposed where it has none.
 
-    All mistakes are told at once, those in the params of the task among them.
+    All mistakes are told at once, those in the params of the task among them. With `meanwhile` another process imports
+    the task, and this one calls that at the same time.
     """
     reading = read_search(path, environment, overrides)
-    fields: Fields = {}
+    asked = Asked()
     if reading.job is not None:
+        ask = partial(_asked_task, reading.spec, reading.job.spec, reading.origin)
         try:
-            fields, problems = _asked_task(reading.spec, reading.job.spec, reading.origin)
-            reading.problems += problems
+            asked = ask() if meanwhile is None else _asked_by_another(ask, meanwhile)
+            reading.problems += asked.problems
         except QuorateError:
             reading.accepted()  # other mistakes are told first
             raise
-    return _with_proposal(reading.accepted(), fields)
+    return _with_proposal(reading.accepted(), asked.space)
 
 
 def with_task(search: ResolvedSearch) -> ResolvedSearch:
     """The same for a search that was made by a call."""
-    fields, problems = _asked_task(search.spec, search.job.spec, lambda key: search.origins.get(key, ""))
-    if problems:
-        raise JobFileError(search.source, problems)
-    return _with_proposal(search, fields)
+    asked = _asked_task(search.spec, search.job.spec, lambda key: search.origins.get(key, ""))
+    if asked.problems:
+        raise JobFileError(search.source, asked.problems)
+    return _with_proposal(search, asked.space)
 
 
 def proposal_lines(search: ResolvedSearch) -> list[str]:
@@ -74,15 +85,49 @@ def is_proposed(search: ResolvedSearch, key: str) -> bool:
     return search.origins.get(f"space.{key}", "").startswith(PROPOSED)
 
 
-def _asked_task(spec: SearchSpec, job: JobSpec, origin: Origin) -> tuple[Fields, list[Problem]]:
+@dataclass(frozen=True)
+class Asked:
+    """What a task says of a search: what it would refuse, and the space that can be proposed for it."""
+
+    problems: list[Problem] = field(default_factory=list)
+    space: dict[str, DimensionSpec] = field(default_factory=dict)
+
+
+def _asked_task(spec: SearchSpec, job: JobSpec, origin: Origin) -> Asked:
     from quorate.training.task import parameters_of, params_problems
 
+    is_population = isinstance(spec.scheduler, PbtSpec)
     with TaskLocation(job.task).loaded(job.seed) as task_type:
-        fields = parameters_of(task_type)
         problems = list(_refused_values(spec, job, origin, lambda params: params_problems(task_type, params)))
-        if not problems and isinstance(spec.scheduler, PbtSpec):
+        if not problems and is_population:
             problems = list(_reshaping_values(spec, job, origin, task_type))
-    return fields, problems
+        return Asked(problems, propose(parameters_of(task_type), job.params, changes_on_the_way=is_population))
+
+
+def _asked_by_another(ask: Callable[[], Asked], meanwhile: Callable[[], None]) -> Asked:
+    """By a fork, which takes torch and what the task imports with it when it ends."""
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_answer, args=(ask, sender), daemon=True)
+    process.start()
+    sender.close()
+    meanwhile()
+    try:
+        answer: Asked | QuorateError = receiver.recv()
+    except EOFError:  # the task has ended its process: see here how
+        answer = ask()
+    process.join()
+    if isinstance(answer, QuorateError):
+        raise answer
+    return answer
+
+
+def _answer(ask: Callable[[], Asked], sender: Connection) -> None:
+    try:
+        sender.send(ask())
+    except QuorateError as error:
+        sender.send(error)
+    except KeyboardInterrupt:
+        pass  # the terminal has sent it to both
 
 
 def _refused_values(spec: SearchSpec, job: JobSpec, origin: Origin, refused: Refused) -> Iterator[Problem]:
@@ -144,10 +189,9 @@ def _spelled(shape: tuple[int, ...] | None) -> str:
     return "not there" if shape is None else "×".join(map(str, shape)) or "a number"
 
 
-def _with_proposal(search: ResolvedSearch, fields: Fields) -> ResolvedSearch:
+def _with_proposal(search: ResolvedSearch, space: dict[str, DimensionSpec]) -> ResolvedSearch:
     if search.spec.space is not None:
         return search
-    space = propose(fields, search.job.spec.params, changes_on_the_way=isinstance(search.spec.scheduler, PbtSpec))
     task = search.job.spec.task.rpartition(":")[2]
     if not space:
         raise RequestError(

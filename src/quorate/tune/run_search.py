@@ -178,12 +178,22 @@ def _tuner(
     )
 
 
-@contextlib.contextmanager
-def _settings(spec: SearchSpec) -> Iterator[None]:
+def import_ray() -> None:
+    """What a search imports of Ray's, ahead of its need."""
+    if find_spec("ray") is not None:
+        with _environment(_TUNE):
+            import quorate.tune.ray_driver  # noqa: F401
+
+
+def _settings(spec: SearchSpec) -> contextlib.AbstractContextManager[None]:
     """Tune is told by variables how to behave. In brackets all trials have to be known from the beginning; of others as
     many as run at a time, whose processes start side by side."""
     known = spec.trials if spec.scheduler.kind in ("hyperband", "pbt") else spec.concurrent
-    settings = {**_TUNE, "TUNE_MAX_PENDING_TRIALS_PG": str(known or 1)}
+    return _environment({**_TUNE, "TUNE_MAX_PENDING_TRIALS_PG": str(known or 1)})
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
