@@ -83,7 +83,8 @@ def _run(
         driver = Driver(search, journal, source, scheduler, signals, tick)
         if not signals.reason:
             actor = {"search": search, "manner": manner, "sent": sent}
-            _tuner(demand_of(search), journal.folder, actor, source, scheduler, driver).fit()
+            with _uncounted_callbacks():
+                _tuner(demand_of(search), journal.folder, actor, source, scheduler, driver).fit()
         reason = driver.reason or signals.reason or COMPLETE
     except Exception as error:
         if (own := own_error(error)) is error:
@@ -204,6 +205,19 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _uncounted_callbacks() -> Iterator[None]:
+    """Have Tune not count its callbacks by kind: for that it imports MLflow and others, which takes it seconds."""
+    from ray.air._internal import usage
+
+    count = usage.tag_callbacks
+    usage.tag_callbacks = lambda _: False
+    try:
+        yield
+    finally:
+        usage.tag_callbacks = count
 
 
 def _code_of(search: ResolvedSearch, folder: SearchFolder) -> NodeCode:
