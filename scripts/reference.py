@@ -246,7 +246,7 @@ def _help(parameter: Any) -> str:
     default = parameter.default
     if isinstance(parameter.show_default, str):
         text += f" Default: {parameter.show_default}."
-    elif parameter.show_default and not callable(default) and default not in (None, False, True, [], ()):
+    elif parameter.show_default and not callable(default) and default not in (None, False, True, [], (), ""):
         text += f" Default: `{getattr(default, 'value', default)}`."
     return text + (f" Variable: `{parameter.envvar}`." if parameter.envvar else "")
 

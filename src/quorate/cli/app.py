@@ -26,18 +26,18 @@ from quorate.storage.run_folder import RunFolder
 
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Where to write them; it is made if it is not there.")
+        Path, typer.Argument(metavar="FOLDER", help="The folder to write to; it is created if it does not exist.")
     ] = Path(),
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The name of the job. By default that of the folder.")
+        str | None, typer.Option(metavar="NAME", help="The name of the job. By default the name of the folder.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a first job file and task, to change into your own.
 
-    The task trains as it is, in seconds: job.yaml names every key of a job, task.py has a model, data, a loss, an
-    optimizer and metrics. Nothing is ever replaced without --force.
+    The job trains as it is, in seconds: job.yaml lists every key of a job, task.py has a model, data, a loss, an
+    optimizer and metrics. Existing files are not replaced without --force.
 
     \b
     Examples:
@@ -55,28 +55,30 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="Look at the coordinator of this run only: a name, a unique prefix of it, a path, or last.",
+            help="Check the coordinator of this run only: a name, a unique prefix of it, a path, or last.",
             show_default=False,
             autocompletion=run_names,
         ),
     ] = None,
     runs: Runs = RUNS,
     engine: Annotated[
-        str, typer.Option(metavar="ENGINE", help="ray: look at the nodes of a Ray cluster, too.")
+        str, typer.Option(metavar="ENGINE", help="local, or ray: check the nodes of a Ray cluster, too.")
     ] = "local",
     address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Where the cluster is, as engine.address of a job.", show_default="auto"),
+        typer.Option(
+            metavar="ADDRESS", help="The address of the cluster, as engine.address of a job.", show_default="auto"
+        ),
     ] = None,
     storage: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="A folder that all nodes are to share.", show_default=False)
+        str | None, typer.Option(metavar="FOLDER", help="A folder that all nodes should share.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what is installed, usable and reachable here.
 
-    Each line says how something is, and what to do about it if it is not well. Without RUN, the coordinator of every
-    running job in the folder of runs is called. The exit code is 1 if there is a problem, and 0 otherwise.
+    Each line is the result of one check, with what to do if it has found a problem. Without RUN, the coordinators of
+    all running jobs in the folder of runs are checked. The exit code is 1 if there is a problem, otherwise 0.
 
     \b
     Examples:

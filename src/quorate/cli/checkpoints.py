@@ -16,14 +16,19 @@ from quorate.storage.run_folder import RunFolder
 Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
 OptionalWhich = Annotated[
     str | None,
-    typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step; all, if not given.", show_default=False),
+    typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step. By default all.", show_default=False),
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="The present key, if it is not where the job says.", show_default=False),
+    typer.Option(
+        metavar="FILE", help="The file that holds the present key, if it is not where the job says.", show_default=False
+    ),
 ]
 KeyEnv = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The same, in an environment variable.", show_default=False)
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The environment variable that holds the present key, likewise.", show_default=False
+    ),
 ]
 
 app = group_of_verbs("checkpoints")
@@ -46,7 +51,7 @@ def checkpoints() -> None:
 def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
     """List the checkpoints of a run: size, age, metrics, and why each is kept.
 
-    Contents are not read: verify finds damage inside them.
+    The contents are not read; to find damage in them, use verify.
 
     \b
     Examples:
@@ -62,8 +67,9 @@ def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
 def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_json: Json = False) -> None:
     """Read checkpoints in full and compare them with their digests.
 
-    The exit code is 1 if one is damaged, and the damaged file is named. With the key of an encrypted run, that
-    is also one that was not written with it; without the key it says that this was not checked.
+    The exit code is 1 if a checkpoint is damaged, and the damaged file is named. If the run is encrypted and its key is
+    available, a checkpoint that was not written with this key counts as damaged, too; without the key, the output says
+    that this was not checked.
 
     \b
     Examples:
@@ -82,18 +88,19 @@ def export(
     checkpoint: Which = "last",
     kind: Annotated[
         str | None,
-        typer.Option("--format", help="safetensors or torch; by the ending of OUT, if not given.", show_default=False),
+        typer.Option("--format", help="safetensors or torch. By default by the ending of OUT.", show_default=False),
     ] = None,
     averaged: Averaged = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     task: Task = None,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Write a run's model as a file that PyTorch reads without Quorate.
+    """Export a run's model to a file that PyTorch reads without Quorate.
 
-    A safetensors file, or a state_dict of torch (.pt, .pth): the names are those of the model's own state_dict, and
-    load_state_dict takes it. The model is built by the task: the one where it was, or the source that the run keeps.
+    The file is in safetensors format or a torch state_dict (.pt, .pth). It has the names of the model's own state_dict,
+    so load_state_dict accepts it. The task builds the model; if its file is gone, the copy of its source in the run
+    folder is used.
 
     \b
     Examples:
@@ -131,10 +138,10 @@ def copy(
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Copy checkpoints of a run to another place, below the run's name.
+    """Copy checkpoints of a run to another place, in a folder with the run's name.
 
-    Each is verified, and copied completely or not at all. What is there already is left as it is. Another machine can
-    resume from there: quorate resume TO/RUN. The exit code is 1 if one is damaged, which is not copied.
+    Each checkpoint is verified, and copied completely or not at all. Existing copies are left as they are. Another
+    machine can resume from there: quorate resume TO/RUN. Damaged checkpoints are not copied; then the exit code is 1.
 
     \b
     Examples:
@@ -167,23 +174,27 @@ def rekey(
         Path | None, typer.Option(metavar="FILE", help="The file that holds the new key.", show_default=False)
     ] = None,
     new_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The variable that holds the new key.", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="The environment variable that holds the new key.", show_default=False),
     ] = None,
-    decrypt: Annotated[bool, typer.Option("--decrypt", help="Use no key: leave them in plain.")] = False,
+    decrypt: Annotated[bool, typer.Option("--decrypt", help="Use no key: store the checkpoints unencrypted.")] = False,
     key_file: KeyFile = None,
     key_env: KeyEnv = None,
     include_untrusted: Annotated[
-        bool, typer.Option("--include-untrusted", help="Also those that the present key does not vouch for.")
+        bool,
+        typer.Option(
+            "--include-untrusted", help="Also rewrite checkpoints that the present key does not authenticate."
+        ),
     ] = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
     """Encrypt the checkpoints of a run with another key.
 
-    They are rewritten one after the other, each in one move, so that all can be read at any time; the run is resumed
-    with the new key. Copies in other places are replaced when the run is resumed, or by quorate checkpoints copy. In a
-    run that is encrypted already, what was not written with its key is refused: anybody could have put it there. A key
-    is 32 bytes; openssl rand -hex 32 makes one.
+    Checkpoints are rewritten one after the other, each atomically, so that all can be read at any time. The run is then
+    resumed with the new key. Copies in other places are replaced when the run is resumed, or by quorate checkpoints
+    copy. In a run that is encrypted already, checkpoints that were not written with its key are refused: anybody could
+    have put them there. A key is 32 bytes; openssl rand -hex 32 creates one.
 
     \b
     Examples:
@@ -210,11 +221,11 @@ def rm(
     checkpoint: Annotated[
         list[str], typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step. Repeatable.")
     ],
-    force: Annotated[bool, typer.Option("--force", help="Also the only valid one.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also remove the only valid checkpoint.")] = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Remove checkpoints of a run; the only valid one is refused.
+    """Remove checkpoints of a run. The only valid one is not removed without --force.
 
     \b
     Examples:

@@ -19,7 +19,7 @@ app = group_of_verbs("data")
 
 @app.callback()
 def data() -> None:
-    """Index, verify, count and look at data in shards.
+    """Index, verify, count and preview data in shards.
 
     \b
     Examples:
@@ -34,18 +34,22 @@ def index(
     path: Place,
     output: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Write the index there, instead of next to the shards.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Write the index to this file instead of next to the shards.", show_default=False
+        ),
     ] = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Replace the index that is there, or make one of folders that have their own."),
+        typer.Option(
+            "--force", help="Replace an existing index, or index a folder whose subfolders have indexes of their own."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the shards in a folder with a digest of every block.
+    """Write the index of a folder of shards, with a digest of every block.
 
-    Training reads the shards by this index: tar (as WebDataset has it), parquet, jsonl, txt, hdf5 and tfrecord.
-    It is the file index.quorate next to them. The same shards give the same index.
+    Training needs this index to read the shards. They may be tar (as in WebDataset), parquet, jsonl, txt, hdf5 or
+    tfrecord files. The index is the file index.quorate next to them. The same shards give the same index.
 
     \b
     Examples:
@@ -61,8 +65,8 @@ def index(
 def verify(path: IndexedPlace, as_json: Json = False) -> None:
     """Read all shards in full and compare them with their index.
 
-    Each block that has changed is named by its file and place, with shards that are missing, new or of another size.
-    The exit code is 1 if there is any.
+    Changed blocks are listed with their file and position, and shards that are missing, new or of another size. The
+    exit code is 1 if there is any difference.
 
     \b
     Examples:
@@ -78,7 +82,7 @@ def verify(path: IndexedPlace, as_json: Json = False) -> None:
 def stats(path: IndexedPlace, as_json: Json = False) -> None:
     """Count shards, sizes and records, and show the schema.
 
-    By the index alone: no shard is read.
+    Only the index is read, no shard.
 
     \b
     Examples:
@@ -93,17 +97,19 @@ def stats(path: IndexedPlace, as_json: Json = False) -> None:
 @app.command()
 def preview(
     path: IndexedPlace,
-    records: Annotated[int, typer.Option(metavar="N", min=1, help="How many records.")] = 10,
-    first: Annotated[int, typer.Option("--from", metavar="N", min=0, help="The number of the first one.")] = 0,
+    records: Annotated[int, typer.Option(metavar="N", min=1, help="How many records to show.")] = 10,
+    first: Annotated[int, typer.Option("--from", metavar="N", min=0, help="The number of the first record.")] = 0,
     sheet: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write their pictures into one file, NAME.png.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Write the pictures of the records into one file, NAME.png.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show some records with their places, or write their pictures as a contact sheet.
+    """Show some records and where they are stored, or write their pictures as a contact sheet.
 
-    Those that cannot be read are marked as bad, with the reason.
+    Records that cannot be read are marked as bad, with the reason.
 
     \b
     Examples:

@@ -24,12 +24,15 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 def find_lr(
     job_file: JobFile,
-    steps: Annotated[int, typer.Option(metavar="N", help="Steps at most; each has a rate of its own.")] = 100,
+    steps: Annotated[int, typer.Option(metavar="N", help="The most steps to train; each has its own rate.")] = 100,
     first: Annotated[float, typer.Option("--from", metavar="RATE", help="The rate of the first step.")] = 1e-7,
     last: Annotated[float, typer.Option("--to", metavar="RATE", help="The rate of the last step.")] = 10.0,
     param: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The param that is the rate. By default lr, learning_rate, or the like."),
+        typer.Option(
+            metavar="NAME",
+            help="The param that is the learning rate. By default lr, learning_rate, or one with a similar name.",
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the curve into a file, .svg or .png.", show_default=False)
@@ -42,8 +45,9 @@ def find_lr(
 ) -> None:
     """Find a learning rate: train a few steps while the rate rises, and see where the loss falls fastest.
 
-    The rate rises exponentially from --from to --to. The test ends where the smoothed loss is four times its least. The
-    schedule is left out. No run is made, and the job stays as it is; the result is the same on any number of workers.
+    The rate rises exponentially from --from to --to. The test ends early once the smoothed loss is above four times its
+    minimum so far. Schedules are ignored. No run is created, the job file is not changed, and the result is the same
+    on any number of workers.
 
     \b
     Examples:

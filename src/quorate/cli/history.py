@@ -18,25 +18,25 @@ def runs(
     status: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only these: running, submitted, failed, lost, damaged, interrupted, terminated, complete. Repeatable."
+            help="Only runs with this status: running, submitted, failed, lost, damaged, interrupted, terminated or "
+            "complete. Repeatable."
         ),
     ] = None,
     task: Annotated[str, typer.Option(help="Only runs of this task: its class, its file, or both.")] = "",
-    name: Annotated[str, typer.Option(metavar="PREFIX", help="Only runs whose name begins like this.")] = "",
-    sort: Annotated[str, typer.Option(help="By age, name, status, steps or metric.")] = "age",
-    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many.")] = None,
+    name: Annotated[str, typer.Option(metavar="PREFIX", help="Only runs whose name begins with this.")] = "",
+    sort: Annotated[str, typer.Option(help="Sort by age, name, status, steps or metric.")] = "age",
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="List at most this many runs.")] = None,
     as_json: Json = False,
 ) -> None:
     """List runs, the newest first, with status, progress and best metric; and searches below them.
 
     A run is lost if it was killed together with its launcher, and damaged if its files cannot be read. The trials of a
-    search are runs in its own folder: --runs SEARCH/trials lists them.
+    search are runs in the folder of the search: --runs SEARCH/trials lists them.
 
+    \b
     Examples:
-
       quorate runs --status failed --status lost
-
       quorate runs --sort metric --limit 5
     """
     from quorate.cli.runs_view import list_runs
@@ -69,21 +69,25 @@ def show(
     run: Run,
     with_ledger: Annotated[
         bool,
-        typer.Option("--ledger", help="Check that every sample was used exactly once an epoch; exit code 1 if not."),
+        typer.Option("--ledger", help="Check that every sample was used exactly once per epoch; exit code 1 if not."),
     ] = False,
     with_data: Annotated[
         bool,
-        typer.Option("--data", help="Show which lane reads which shards of the data, and how much is done and left."),
+        typer.Option(
+            "--data", help="Show which shards of the training set each lane reads, and how much is read and left."
+        ),
     ] = False,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Show its progress first, as train does, until it has ended."),
+        typer.Option(
+            "--follow", "-f", help="First show the progress of a running job until it has ended, as train does."
+        ),
     ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw its learning curves into this file, which ends in .svg or .png.",
+            help="Draw the learning curves into this file, .svg or .png.",
             show_default=False,
         ),
     ] = None,
@@ -93,24 +97,18 @@ def show(
 ) -> None:
     """Show everything about a run or a search: status, curves, checkpoints, its job, and what to type next.
 
-    Every value of the job is shown with where it came from, and whether it changes the bits. With --ledger the samples
-    that its steps have used are added up instead, epoch by epoch, and with --data it shows how far each lane is in the
-    shards of the training set.
+    Every key of the job is shown with its value, where the value came from, and whether it affects results. --ledger
+    and --data show the use of the samples instead, by epoch or by lane.
 
-    A search is named as a run is: then its trials are shown, and which is the best.
+    RUN may also be the name of a search: then its trials are shown, and which one is the best.
 
+    \b
     Examples:
-
       quorate show last
-
       quorate show last --ledger
-
       quorate show last --data
-
       quorate show last --follow
-
       quorate show last --plot curves.png
-
       quorate show digits-0001 --json
     """
     from quorate.api.ray_jobs import find_run
@@ -156,10 +154,10 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep showing new lines until the job has ended.")
     ] = False,
-    worker: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only of this worker.")] = None,
-    level: Annotated[str, typer.Option(help="From this level on: debug, info, warning or error.")] = "",
+    worker: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only lines of this worker.")] = None,
+    level: Annotated[str, typer.Option(help="The lowest level to show: debug, info, warning or error.")] = "",
     grep: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only lines with this text in them, in upper or lower case.")
+        str, typer.Option(metavar="TEXT", help="Only lines that contain this text; upper and lower case are the same.")
     ] = "",
     runs: Runs = RUNS,
     address: Address = None,
@@ -167,8 +165,8 @@ def logs(
 ) -> None:
     """Show what all processes of a run have logged and printed, in the order of time.
 
-    What a task prints has the level info, and the name of its worker. Secrets are masked. With --json each record has
-    all its fields: time, level, logger, process, pid, worker, generation and step.
+    Lines that the task prints have the level info and the name of the worker. Secrets are masked. With --json each
+    record has all its fields: time, level, logger, process, pid, worker, generation and step.
 
     \b
     Examples:
@@ -192,15 +190,15 @@ def report(
     run: Run,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write it. By default RUN.html in this folder."),
+        typer.Option("--output", "-o", metavar="FILE", help="The file to write. By default RUN.html in this folder."),
     ] = None,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Write a run or a search as one HTML page: curves, where the time goes, recoveries, its job.
+    """Write a report of a run or a search as one HTML page: curves, where the time goes, recoveries, its job.
 
-    The page needs nothing but itself: it can be opened from a disk, sent and printed. A run that is still running is
-    shown as it is now. A search is shown with all its trials; for a FILE that ends in .md, as Markdown.
+    The page is self-contained: it can be opened from disk, sent and printed. The report of a running job shows its
+    present state. The report of a search shows all its trials, and is Markdown if FILE ends in .md.
 
     \b
     Examples:
@@ -229,8 +227,8 @@ def diff(
 ) -> None:
     """Compare two runs: their keys, their metrics, and the first step at which they diverge.
 
-    Two runs diverge where loss or gradient norm differ in any bit. With --tensor both are trained again, from the
-    checkpoint before that step, in a folder that is thrown away.
+    Two runs diverge at the first step whose loss or gradient norm differs in any bit. With --tensor both are trained
+    again from the checkpoint before that step, in a temporary folder.
 
     \b
     Examples:
@@ -253,16 +251,16 @@ def trace(
         typer.Option(
             "--chrome",
             metavar="FILE",
-            help="Write them to this file in Chrome's format, for ui.perfetto.dev or chrome://tracing.",
+            help="Write the traces to this file in Chrome's format, for ui.perfetto.dev or chrome://tracing.",
             show_default=False,
         ),
     ] = None,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Show where the time of traced steps went, worker by worker; with --chrome, write them to look at.
+    """Show where the time of traced steps went, worker by worker, or export the traces for Chrome or Perfetto.
 
-    A job traces its steps with `track: {trace: {every: 100}}`. Without --step and --last it is about the newest 20.
+    A job traces its steps with `track: {trace: {every: 100}}`. Without --step and --last the newest 20 are shown.
 
     \b
     Examples:

@@ -36,10 +36,10 @@ from quorate.storage.run_folder import RunFolder
 
 Faults = Annotated[
     list[str] | None,
-    typer.Option("--fault", metavar="FAULT", help='Such as "kill worker 1 at step 20". Repeatable.'),
+    typer.Option("--fault", metavar="FAULT", help='A fault, such as "kill worker 1 at step 20". Repeatable.'),
 ]
 Script = Annotated[Path | None, typer.Option(metavar="FILE", help="A file with one fault per line; # is a comment.")]
-AtRandom = Annotated[bool, typer.Option("--random", help="Faults at random; --mtbf and --seed say which.")]
+AtRandom = Annotated[bool, typer.Option("--random", help="Draw faults at random, by --mtbf and --seed.")]
 Mtbf = Annotated[
     str | None,
     typer.Option(
@@ -48,7 +48,8 @@ Mtbf = Annotated[
     ),
 ]
 Chance = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help="With --random: the same number gives the same faults.")
+    int | None,
+    typer.Option("--seed", metavar="N", help="With --random: the seed. The same seed gives the same faults."),
 ]
 Against = Annotated[
     str | None,
@@ -65,12 +66,12 @@ Print = Annotated[
     typer.Option(
         "--print",
         metavar="WHOSE",
-        help="Show what the task prints in the worker of the first lane (first), in all, or none.",
+        help="Whose prints to show: first (the worker of the first lane), all, or none.",
         show_default="first",
     ),
 ]
 Detach = Annotated[
-    bool, typer.Option("--detach", help="Submit it to the job's Ray cluster, and end at once; the job continues there.")
+    bool, typer.Option("--detach", help="Submit the job to its Ray cluster and return at once; it continues there.")
 ]
 
 
@@ -88,14 +89,14 @@ def train(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train a job here, or on its cluster.
+    """Train a job on this machine or on a Ray cluster.
 
-    The job is trained in a new run folder. Ctrl-C stops it cleanly and leaves a checkpoint; a second Ctrl-C stops it at
-    once. The number of workers changes how long it takes, never the result.
+    The job is trained in a new run folder. Ctrl-C completes the running step, saves a checkpoint and stops; a second
+    Ctrl-C stops at once. The number of workers changes how long it takes, never the result.
 
-    With --detach it is submitted to its Ray cluster (engine: ray, with engine.storage) and continues without this
-    command. `quorate logs -f`, `show`, `top`, `resize` and `stop` find it by its name: here, and from any machine that
-    has the storage, by RAY_ADDRESS or --address.
+    With --detach the job is submitted to its Ray cluster (engine: ray, with engine.storage) and continues without this
+    command. `quorate logs -f`, `show`, `top`, `resize` and `stop` find the run by its name, also on other machines
+    that have the storage mounted: with RAY_ADDRESS or --address.
 
     \b
     Examples:
@@ -155,17 +156,18 @@ def resume(
 ) -> None:
     """Resume a run from its newest valid checkpoint.
 
-    On any number of workers it ends with the bits that it would have had undisturbed. Keys that only say how a job runs
-    may be changed, and it may be made longer; what changes its meaning needs --branch, which starts a new run.
+    The run ends with the same bits as an undisturbed one, on any number of workers. Keys that affect only how a job
+    runs may change, and epochs or steps may be added. Changing a key that affects results needs --branch, which starts
+    a new run.
 
-    A task that is not where it was is looked for relative to the run; without it, the source that the run keeps is
-    used. Only its code counts: a run resumes after a changed comment, and not after a changed line.
+    If the task has moved, it is looked for relative to the run; if it is gone, the copy of its source in the run folder
+    is used. Changed code of the task is refused; comments, formatting and docstrings do not count.
 
-    A run of which only a copy is at hand (see checkpoint.to), on another disk or in a store, is fetched first. The task
-    is the one here, or that of --task. Its source that lies beside the copy is run only where the run's key vouches for
-    it, or with --trust-source: it is code of whoever can write there.
+    RUN may be a copy of a run on another disk or in an object store (see checkpoint.to), which is fetched first. The
+    task on this machine is used, or that of --task. The source that is stored with the copy is run only if the run's
+    key authenticates it, or with --trust-source: anybody who can write to that place could have changed it.
 
-    With --detach it is submitted to its Ray cluster, as with `train`. The run has to be in engine.storage, where
+    With --detach the run is submitted to its Ray cluster, as with `train`. It has to be stored in engine.storage, as
     detached runs are.
 
     \b
@@ -202,9 +204,10 @@ def evaluate(
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run's checkpoint on the validation set. The run itself stays as it is.
+    """Evaluate a run's checkpoint on the validation set. The run is not changed.
 
-    The result has the same bits on any number of workers. With --set params.… the task may read other data.
+    The result has the same bits on any number of workers. Use --set params.… to evaluate on other data, if the task
+    has a param for it.
 
     \b
     Examples:
@@ -252,10 +255,10 @@ def resize(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Change the number of workers or parameter servers of a running job, to the same bits.
+    """Change the number of workers or parameter servers of a running job.
 
-    The change comes at a step boundary: no process restarts, and no step is lost. A server that leaves hands over what
-    it holds first.
+    The change is made at a step boundary: no process restarts, and no step is lost. The result keeps its bits, except
+    with strategy: ddp and asynchronous training. A server hands over its parameters before it leaves.
 
     \b
     Examples:
@@ -278,15 +281,16 @@ def resize(
 def checkpoint(
     run: Run,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait until it is saved.")
+        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for the checkpoint.")
     ] = 300.0,
     runs: Runs = RUNS,
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Have a running job save a checkpoint now.
+    """Make a running job save a checkpoint now.
 
-    It is saved at the next step boundary, while training goes on. The command ends when it is complete on the disk.
+    It is saved at the next step boundary, while training continues. The command ends when the checkpoint is complete on
+    disk.
 
     \b
     Examples:
@@ -311,18 +315,18 @@ def checkpoint(
 
 def stop(
     run: Run,
-    now: Annotated[bool, typer.Option("--now", help="Do not wait for the step and for the save.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="End it at once, without completing the step and saving.")] = False,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait until it has ended.")
+        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for the job to end.")
     ] = 300.0,
     runs: Runs = RUNS,
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """End a running job cleanly: it completes its step and saves, as with Ctrl-C.
+    """Stop a running job cleanly: it completes its step and saves, as with Ctrl-C.
 
-    The command ends when the job has. With --now nothing more is saved; the checkpoints so far are kept. The exit code
-    is 0 when the job has ended, 1 if it does not in time, and 2 if it was not running.
+    The command returns when the job has ended. With --now nothing more is saved; existing checkpoints are kept. The
+    exit code is 0 if the job has ended, 1 if it has not within the timeout, and 2 if it was not running.
 
     \b
     Examples:
@@ -357,15 +361,16 @@ def chaos(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train a job under faults, and compare the bits with the undisturbed run.
+    """Train a job while injecting faults, and compare the weights with those of an undisturbed run.
 
-    A fault fires when a worker begins a step, or in a phase of it: data, forward, exchange, apply, evaluation,
-    checkpoint; or copy and join, when it copies a state or joins the others after an earlier fault. If the worker is
-    away or the phase does not come then, it fires at the next such moment; with `after 5ms` so much later.
+    A fault fires at the beginning of a step, or with `in PHASE` in a phase of it: data, forward, exchange, apply,
+    evaluation or checkpoint; or copy or join, when a worker copies the state or joins the others after an earlier
+    fault. If the worker is not running or the phase does not occur at that step, the fault fires at the next
+    opportunity. `after 5ms` delays it by that time.
 
-    Workers are killed, stopped, made slow, asked to leave (term), cut off from the network (as root), added and
-    removed; coordinator and launcher are killed. The exit code is 0 if every fault fired, both runs end with the
-    same weights, and every sample was used exactly once an epoch, otherwise 1.
+    Faults can kill, stop or slow down a worker, ask it to leave (term), cut it off from the network (as root), add or
+    remove a worker, and kill the coordinator or the launcher. The exit code is 0 if every fault fired, both runs end
+    with the same weights, and every sample was used exactly once per epoch; otherwise 1.
 
     \b
     Examples:

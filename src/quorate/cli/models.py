@@ -42,8 +42,9 @@ def models() -> None:
 def list_all(mlflow: Mlflow = None, runs: Runs = RUNS, as_json: Json = False) -> None:
     """List all versions of all models, and where each comes from.
 
-    Run and step, the job by a digest of the keys that affect results, and the digests of its data and its code. Digests
-    are shortened; --json has them in full, with seed, steps, commit and the digests of files.
+    The list shows the run and step of each version, and the digests of its job (of the keys that affect results), its
+    data and its code. Digests are shortened; --json prints them in full, with seed, steps, commit and the digests of
+    files.
 
     \b
     Examples:
@@ -60,7 +61,10 @@ def list_all(mlflow: Mlflow = None, runs: Runs = RUNS, as_json: Json = False) ->
 def register(
     run: Run,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="By default the name of the job.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The name to register under. By default the name of the job.", show_default=False
+        ),
     ] = None,
     checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")] = "last",
     task: Task = None,
@@ -70,9 +74,9 @@ def register(
 ) -> None:
     """Register the model of a complete run as the next version of a name.
 
-    Its weights, its job and, where torch.export can make one, a graph that PyTorch opens without the task are kept with
-    the run in MLflow, where the job is tracked or in mlflow.db in the folder of runs. The same checkpoint is registered
-    once.
+    The weights, the job and, if torch.export supports the model, a graph that PyTorch loads without the task are stored
+    in MLflow: where the job is tracked, or else in mlflow.db in the folder of runs. The same checkpoint is registered
+    only once.
 
     \b
     Examples:
@@ -96,13 +100,13 @@ def register(
 @app.command()
 def promote(
     name: Name,
-    version: Annotated[int, typer.Argument(metavar="VERSION", help="A version of it.", min=1)],
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Such as champion or staging.")],
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="A version of the model.", min=1)],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="An alias, such as champion or staging.")],
     mlflow: Mlflow = None,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Have an alias point at a version: NAME@ALIAS is that one from now on.
+    """Set an alias to a version: from then on NAME@ALIAS is that version.
 
     \b
     Examples:
@@ -121,16 +125,20 @@ def pull(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME@ALIAS or NAME/VERSION.")],
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="FOLDER", help="Where to put it; by default NAME-VERSION here.", show_default=False),
+        typer.Argument(
+            metavar="FOLDER",
+            help="Where to write the files. By default NAME-VERSION in this folder.",
+            show_default=False,
+        ),
     ] = None,
     mlflow: Mlflow = None,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Get the weights (safetensors) and the job of a version.
+    """Download the weights (safetensors) and the job of a version.
 
-    Both are compared with the digests that were registered, and a changed one is refused by name. A file that is there
-    already and is another is not replaced.
+    Both files are compared with their registered digests. If one has changed, it is named and nothing is written. An
+    existing file with other content is not replaced.
 
     \b
     Examples:

@@ -117,7 +117,7 @@ Runs = Annotated[
         "--runs",
         metavar="FOLDER",
         envvar=RUNS_ENV,
-        help="The folder of run folders. By default runs, here or in a folder above.",
+        help="The folder of run folders. By default runs, in this folder or in one above it.",
         show_default=False,
         callback=_project_runs,
     ),
@@ -125,14 +125,16 @@ Runs = Annotated[
 """Give it the default `RUNS`."""
 NewRuns = Annotated[
     str | None,
-    typer.Option("--runs", metavar="FOLDER", help="The folder in which the run's folder is made.", show_default="runs"),
+    typer.Option(
+        "--runs", metavar="FOLDER", help="The folder in which the run folder is created.", show_default="runs"
+    ),
 ]
 Address = Annotated[
     str | None,
     typer.Option(
         "--address",
         metavar="ADDRESS",
-        help="The Ray cluster whose detached runs are meant, too, as engine.address of a job.",
+        help="A Ray cluster whose detached runs are searched, too; written as engine.address of a job.",
         show_default="RAY_ADDRESS",
     ),
 ]
@@ -143,20 +145,20 @@ Workers = Annotated[
 Lanes = Annotated[int | None, typer.Option(metavar="N", help="Slices of every batch. Affects the result.")]
 Steps = Annotated[int | None, typer.Option(metavar="N", help="Train this many steps.")]
 Epochs = Annotated[int | None, typer.Option(metavar="N", help="Train this many epochs.")]
-Seed = Annotated[int | None, typer.Option(metavar="N", help="Where every random stream begins.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="The seed of all random streams.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as checkpoint.every=50. Repeatable."),
 ]
 Task = Annotated[
     str | None,
-    typer.Option("--task", metavar="FILE:Class", help="Where the task is now, if it was moved.", show_default=False),
+    typer.Option("--task", metavar="FILE:Class", help="Where the task is now, if it has moved.", show_default=False),
 ]
 Averaged = Annotated[
     bool | None,
     typer.Option(
         "--averaged/--trained",
-        help="The averages of the parameters, or the parameters; by default as the job evaluates.",
+        help="Use the averaged or the trained weights. By default those that the job evaluates.",
         show_default=False,
     ),
 ]

@@ -15,11 +15,13 @@ def plan(
     job_file: JobFile,
     memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory of a GPU, such as 80GB. By default what there is here."),
+        typer.Option(metavar="SIZE", help="Memory of a GPU, such as 80GB. By default that of this machine."),
     ] = None,
     gpus: Annotated[
         str | None,
-        typer.Option(metavar="N,…", help="Also how the model could be spread over so many GPUs, such as 8,16,32."),
+        typer.Option(
+            metavar="N,…", help="Also show how the model could be sharded over these numbers of GPUs, such as 8,16,32."
+        ),
     ] = None,
     workers: Workers = None,
     lanes: Lanes = None,
@@ -28,9 +30,9 @@ def plan(
 ) -> None:
     """Show what a job needs, without training it: parameters, memory, communication.
 
-    The task's code runs once, on tensors that have no content, so a model of any size can be planned on any machine,
-    without a GPU. The data are read as far as one micro-batch goes. If it does not fit, it says what to change. The
-    exit code is 0, whether it fits or not.
+    The task's code runs once on tensors without content, so a model of any size can be planned on any machine, without
+    a GPU. One micro-batch of the data is read. If the job does not fit into memory, the plan says what to change; the
+    exit code is 0 in both cases.
 
     \b
     Examples:

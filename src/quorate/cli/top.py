@@ -30,22 +30,22 @@ def top(
         str | None,
         typer.Argument(
             metavar="RUN",
-            help="A run's name, a unique prefix of it, a path, or last. By default, those that are running.",
+            help="A run's name, a unique prefix of it, a path, or last. By default all running jobs.",
             show_default=False,
             autocompletion=run_names,
         ),
     ] = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Show it once, without keys, as where there is no terminal.")
+        bool, typer.Option("--once", help="Print the present state once and end, as without a terminal.")
     ] = False,
     runs: Runs = RUNS,
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Watch a running job: workers, lanes, phases, speed and losses; with keys to ask it for something.
+    """Watch a running job: workers, lanes, phases, speed and losses; with keys to resize it, save and stop.
 
-    Without RUN, the running jobs are listed to choose from. Keys: + and - for another number of workers, c to save a
-    checkpoint, s to stop (it asks first), q to quit, which leaves the job as it is.
+    Without RUN, the running jobs are listed to choose from. Keys: + and - change the number of workers, c saves a
+    checkpoint, s stops the job (after a question), q quits and leaves the job running.
 
     \b
     Examples:

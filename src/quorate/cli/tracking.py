@@ -1,4 +1,4 @@
-"""The verb that tells those that track runs what they have missed: `quorate track`."""
+"""`quorate track`: send to trackers what they have missed of a run."""
 
 import contextlib
 import sys
@@ -16,21 +16,23 @@ def track(
     run: Run,
     mlflow: Annotated[
         str | None,
-        typer.Option(metavar="URI", help="An MLflow server or database; true is the file in the folder of runs."),
+        typer.Option(metavar="URI", help="An MLflow server or database; true: mlflow.db in the folder of runs."),
     ] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Event files in the run folder.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard's event files in the run folder.")
+    ] = False,
     wandb: Annotated[str | None, typer.Option(metavar="MODE", help="W&B: offline or online.")] = None,
     every: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="A point every so many steps. By default as in the job.")
+        int | None, typer.Option(min=1, metavar="N", help="Send a point every N steps. By default as in the job.")
     ] = None,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Send what MLflow, TensorBoard or W&B do not have yet of a run.
+    """Send to MLflow, TensorBoard or W&B what they do not have yet of a run.
 
-    Without options, to those that the job names with its key `track`: after a server was away, say. With options, to
-    others: a run that was not tracked can be tracked afterwards. Nothing is sent twice. The exit code is 1 if something
-    is still missing.
+    Without options, the points go to the trackers in the job's key `track`, for example after a server was unreachable.
+    With options, they go to the trackers given here, so that a run can be tracked afterwards. Nothing is sent twice.
+    The exit code is 1 if something is still missing.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ def tune(
         Path | None,
         typer.Argument(
             metavar="SEARCH.yaml",
-            help="The search file, or a job file: then a space is proposed.",
+            help="The search file. For a job file, a space is proposed.",
             autocompletion=job_files,
         ),
     ] = None,
@@ -39,16 +39,16 @@ def tune(
     ] = None,
     runs: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="The folder that searches are in.", show_default="runs"),
+        typer.Option(metavar="FOLDER", help="The folder of searches.", show_default="runs"),
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Search for the best values of a job's keys.
 
-    Each trial is an ordinary run in the search's own folder. Ctrl-C stops all trials in order, a second one at once;
-    --resume continues a search that was stopped or killed: no finished trial is repeated, and the others resume from
-    their checkpoints. Where the file names no space, one is proposed from the task's params, and shown before it runs.
+    Each trial is an ordinary run in the folder of the search. Ctrl-C stops all trials cleanly, a second Ctrl-C stops
+    them at once. --resume continues a search that was stopped or killed: no finished trial is repeated, and the others
+    resume from their checkpoints. If the file has no space, one is proposed from the task's params and shown first.
 
     \b
     Examples:
