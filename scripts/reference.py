@@ -55,7 +55,7 @@ A key either affects results, or only how the job runs. `quorate resume` may cha
 
 Later layers win: job file, then the environment (`QUORATE_CHECKPOINT__EVERY=50`), then `--set checkpoint.every=50`,
 then flags such as `--workers`. All mistakes are reported at once, each with the nearest valid word. `quorate show RUN`
-tells where each value came from."""
+shows where each value came from."""
 
 HEADINGS = {
     Mark.LABEL: "Names",

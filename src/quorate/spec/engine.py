@@ -72,62 +72,61 @@ def secret_keys(engine: Mapping[str, Any]) -> Iterator[str]:
 
 
 class PerWorkerSpec(Section):
-    """What Ray sets aside for each worker. Null: as many CPUs as a lane has threads, and a GPU if `device: cuda`."""
+    """What Ray reserves for each worker. Null: as many CPUs as a lane has threads, and a GPU if `device: cuda`."""
 
     cpu: Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null: as many as `threads`")] = None
-    """CPUs."""
+    """CPUs for each worker."""
     gpu: Annotated[
         float | None,
         Field(ge=0, le=1),
         Allowed("a number from 0 to 1 (several workers may share a GPU), or null: 1 with device: cuda, else 0"),
     ] = None
-    """GPUs, or a fraction of one."""
+    """A GPU for each worker, or a fraction of one."""
 
 
 class RuntimeEnvSpec(Section):
-    """What the nodes are given before a worker starts there: packages, code and variables, by Ray's own means."""
+    """What Ray installs and sets on a node before a worker starts there: packages, code and variables."""
 
     pip: Annotated[list[str], Allowed("a list of packages for pip, such as [scikit-learn]")] = []
     """Packages to install."""
     working_dir: Annotated[
         str | None, Field(min_length=1), Allowed("the path of a folder, or null: the one that the task's file is in")
     ] = None
-    """The folder to send."""
+    """The folder to send to the nodes."""
     excludes: Annotated[list[str], Allowed("a list of patterns of files that stay here, such as [data/, *.ckpt]")] = []
-    """Files in it that are not sent."""
+    """Files in that folder that are not sent."""
     py_modules: Annotated[list[str], Allowed("a list of paths of packages to send along")] = []
-    """Packages to send besides."""
+    """Further packages to send."""
     env_vars: Annotated[
         dict[str, str], AfterValidator(_checked_variables), Allowed("a mapping from names of variables to text")
     ] = {}
-    """Environment variables; never a secret."""
+    """Environment variables of the workers. Secrets are refused."""
 
 
 class GrowSpec(Section):
-    """A job begins with `min_workers` and gets more for as long as each is so efficient: while it does that part of
-    what one did with fewer. Every number is measured for so many steps."""
+    """A job starts with `min_workers` and gets more as long as each worker still has this fraction of the throughput
+    that a worker had with fewer. Each number of workers is measured for some steps."""
 
     efficiency: Fraction = 0.6
-    """The least that an added worker must contribute, relative to one worker with fewer."""
+    """The least throughput of a worker, as a fraction of what a worker had with fewer of them."""
     steps: Count = 20
     """Steps for which each number of workers is measured."""
 
 
 class LocalSpec(Section):
-    """All processes run on this machine. With `grow`, as many workers as are worth it, and not all from the start."""
+    """All processes run on this machine."""
 
     kind: Literal["local"] = "local"
     grow: GrowSpec | None = None
-    """Start with `min_workers` and add workers while they are worth it; null: start all at once."""
+    """Start with `min_workers` and add workers as long as they are efficient; null: start all at once."""
 
 
 class RaySpec(Section):
-    """Workers run on the nodes of a Ray cluster, each wherever there is room for it.
+    """Workers run on the nodes of a Ray cluster, each where there is room for it.
 
-    `address` is where the cluster is: `auto` is the one of RAY_ADDRESS or of this machine, `local` one that begins and
-    ends with the job. `placement: pack` fills one node before the next, `spread` takes the emptiest, and
-    `strict_spread` has one worker on a node at most. `storage` is what all hosts reach: a folder,
-    or a prefix of an object store; null: the run's own folder.
+    `address: auto` is the cluster of RAY_ADDRESS or of this machine, `local` is a cluster that starts and ends with the
+    job. `placement: pack` fills one node before the next, `spread` takes the emptiest node, and `strict_spread` puts at
+    most one worker on a node.
     """
 
     kind: Literal["ray"]
@@ -136,21 +135,21 @@ class RaySpec(Section):
         AfterValidator(checked_address),
         Allowed("auto, local, the host:port of a cluster, or ray://host:port to submit to with --detach"),
     ] = "auto"
-    """Where the cluster is."""
+    """The address of the cluster."""
     placement: Literal["pack", "spread", "strict_spread"] = "pack"
     """How workers are placed on nodes."""
     per_worker: PerWorkerSpec = PerWorkerSpec()
-    """What Ray sets aside for each worker."""
+    """What Ray reserves for each worker."""
     storage: Annotated[
         str | None,
         AfterValidator(checked_storage),
         Allowed("a folder (an absolute path) or an object store (s3://…) for all hosts, or null: the run's folder"),
     ] = None
-    """A folder or an object store that all hosts reach."""
+    """A folder or an object store that all hosts can reach, for the runs."""
     runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
-    """What the nodes are given before a worker starts."""
+    """What Ray installs and sets on a node before a worker starts there."""
     grow: GrowSpec | None = None
-    """Start with `min_workers` and add workers while they are worth it; null: start all at once."""
+    """Start with `min_workers` and add workers as long as they are efficient; null: start all at once."""
 
 
 AnyEngine = LocalSpec | RaySpec

@@ -83,26 +83,27 @@ def _power_of_two(value: int) -> int:
 
 
 class ScheduleSpec(Section):
-    """How the learning rate moves: up during `warmup` steps, then towards `final` times the base rate.
+    """How the learning rate changes: it rises during `warmup` steps, then stays constant or falls to `final` times the
+    base rate.
 
-    `per` says what is counted, by this schedule or by the task's own: steps if it is not given, or epochs.
+    `per` says whether this schedule, or the task's own scheduler, counts steps (the default) or epochs.
     """
 
     kind: Annotated[
         Literal["constant", "linear", "cosine"] | None,
         Allowed("constant, linear or cosine"),
     ] = None
-    """The shape after the warmup. Left out if the task has a scheduler of its own and only `per` is given."""
+    """The shape after the warmup. Leave it out to set only `per` for the task's own scheduler."""
     warmup: CountOrZero = 0
     """Steps (or epochs) during which the rate rises from near 0."""
     final: Annotated[float, Field(ge=0, le=1), Allowed("a fraction from 0 to 1")] = 0.0
     """The rate at the end, as a fraction of the base rate."""
     per: Literal["step", "epoch"] | None = None
-    """What is counted."""
+    """Whether the schedule counts steps or epochs."""
 
 
 class EvaluateSpec(Section):
-    """When to evaluate, and which metric says that a model is the best so far."""
+    """When to evaluate, and which metric decides whether a model is the best so far."""
 
     every: Annotated[
         Annotated[int, Field(ge=1)] | Literal["epoch", "end"],
@@ -112,7 +113,7 @@ class EvaluateSpec(Section):
     batch_size: OptionalCount = None
     """Samples per evaluation batch; null: `batch_size` of the job."""
     metric: MetricName | None = None
-    """The metric by which a model is the best so far; null: none is."""
+    """The metric that decides which model is the best so far; null: no model is."""
     mode: Literal["min", "max"] = "min"
     """Whether a smaller or a larger value of `metric` is better."""
 
@@ -129,37 +130,37 @@ class EarlyStopSpec(Section):
 
 
 class AverageSpec(Section):
-    """An exponential moving average of the parameters: whether the job evaluates it instead of the parameters."""
+    """The decay of the average, and whether the job evaluates the averaged weights."""
 
     decay: Annotated[float, Field(gt=0, lt=1), Allowed("a number above 0 and below 1")]
-    """How much of the average stays at each step, such as 0.999."""
+    """The part of the average that is kept at each step, such as 0.999."""
     evaluate: bool = False
     """Evaluate the averaged weights instead of the trained ones."""
 
 
 class MemorySpec(Section):
-    """What is done to need less memory: which modules are computed again in the backward pass, by their names."""
+    """Activation checkpointing: save memory by computing some modules again in the backward pass."""
 
     checkpoint_activations: Annotated[
         bool | Annotated[str, Field(min_length=1)],
         Allowed('true (the blocks that the model repeats), false, or a pattern of module names, such as "blocks.*"'),
     ] = False
-    """Keep only the input of these modules, and compute them again in the backward pass."""
+    """Keep only the inputs of these modules, and compute them again in the backward pass."""
 
 
 class LossScaleSpec(Section):
-    """What the loss is multiplied by with `precision: fp16`, and after how many steps without overflow it doubles."""
+    """The first loss scale, and when it grows."""
 
     initial: Annotated[
         int, Field(ge=1, le=2**40), AfterValidator(_power_of_two), Allowed("a power of two, such as 65536")
     ] = LOSS_SCALE["initial"]
-    """The first scale."""
+    """The first loss scale."""
     growth_interval: Count = LOSS_SCALE["growth_interval"]
-    """Steps in a row without overflow after which the scale doubles."""
+    """Steps in a row without overflow after which the loss scale doubles."""
 
 
 class EncryptSpec(Section):
-    """Where the key lies that checkpoints are encrypted with: a file, or a variable of the environment."""
+    """Where the key of encrypted checkpoints is: in a file or in an environment variable."""
 
     key_file: Annotated[str | None, Field(min_length=1), Allowed("the path of a file that holds the key, or null")] = (
         None
@@ -176,8 +177,8 @@ class EncryptSpec(Section):
 class CheckpointSpec(Section):
     """When to save, which checkpoints to keep, where copies go, and how they are written.
 
-    A save is due every so many steps or at the end of every epoch, every so many minutes, or both. Besides, every
-    evaluation that is the best so far is saved, and so is the end.
+    Checkpoints are saved every N steps or after every epoch, every N minutes, or both; also after each evaluation that
+    is the best so far, and at the end of the job.
     """
 
     every: Annotated[
@@ -190,24 +191,25 @@ class CheckpointSpec(Section):
         Field(ge=0),
         Allowed(f"a number of minutes, 0 (never by the clock), or null ({USUAL_MINUTES} if `every` is not given)"),
     ] = None
-    """Save every so many minutes."""
+    """Save every N minutes."""
     keep: Count = 3
-    """How many of the newest checkpoints to keep. The best one is kept besides."""
+    """How many of the newest checkpoints to keep. The best one is kept, too."""
     keep_every: OptionalCount = None
-    """Keep for good every checkpoint whose step is a multiple of this."""
+    """Never remove a checkpoint whose step is a multiple of this."""
     to: Annotated[
         list[str], Allowed("a list of places, such as [checkpoints, /mnt/backup] or [checkpoints, s3://bucket/prefix]")
     ] = [OWN_PLACE]
-    """Where checkpoints go: first the run's own folder, then folders (which must exist) and URLs that get copies."""
+    """Where checkpoints are stored: first the run's own folder, then folders (which must exist) and URLs for copies."""
     source: bool = True
-    """Copy the task's source with the checkpoints, unencrypted. Left out where `encrypt` is set."""
+    """Store the task's source with the copies, unencrypted. Has no effect if `encrypt` is set."""
     when_busy: Literal["wait", "skip"] = "wait"
-    """When a save is due while another is being written: wait for it, or skip. A new best always waits."""
+    """If a save is due while another is still being written: wait for that one, or skip this save. A new best always
+    waits."""
     digest: Literal["xxh3-128", "sha-256"] = "xxh3-128"
     """The digest by which checkpoints are verified."""
     encrypt: EncryptSpec | None = None
-    """Encrypt checkpoints. Then only checkpoints written with that key are used; `quorate checkpoints rekey` adopts
-    others."""
+    """Encrypt checkpoints. Then only checkpoints that were written with that key are used; `quorate checkpoints rekey`
+    rewrites others with it."""
 
     @property
     def minutes_between(self) -> float | None:
@@ -219,23 +221,23 @@ class CheckpointSpec(Section):
 
 
 class CheckGradientsSpec(Section):
-    """After how many steps workers compare their gradients."""
+    """How often workers compare their gradients."""
 
     every: Count
-    """Compare in every N-th step."""
+    """Compare gradients in every N-th step."""
 
 
 class LineageSpec(Section):
-    """What the job was until a step, where that was something else: params of the task, and keys of the job."""
+    """The values of `params` and other keys that the job is trained with until a step."""
 
     until: Count
-    """The step until which these values were used."""
+    """The step until which these values apply."""
     params: Annotated[dict[str, Any], Allowed("a mapping of the task's own parameters")] = {}
-    """The task's parameters until then."""
+    """All of the task's parameters until then."""
     clip_norm: OptionalPositive = None
-    """As in the job."""
+    """`clip_norm` until then. Left out: that of the job."""
     schedule: ScheduleSpec | None = None
-    """As in the job."""
+    """`schedule` until then. Left out: that of the job."""
 
     @model_serializer(mode="wrap")
     def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -263,7 +265,7 @@ class JobSpec(Section):
         Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100),
         Allowed("a name of letters, digits, dots, dashes and underscores (at most 100), the first a letter or digit"),
     ] = "job"
-    """A label: runs are `name-0001`, `name-0002`, …. By default the name of the file."""
+    """The name of the job: its runs are `name-0001`, `name-0002`, …. By default the name of the file."""
     task: Annotated[
         str, Mark.MEANING, AfterValidator(_checked_reference), Allowed("file.py:Class or package.module:Class")
     ]
@@ -271,7 +273,7 @@ class JobSpec(Section):
     params: Annotated[dict[str, Any], Mark.MEANING, Allowed("a mapping of the task's own parameters")] = {}
     """The task's own parameters: its class attributes with a type, or the arguments of the function."""
     lanes: Annotated[Count, Mark.MEANING] = 8
-    """Slices of every batch. Each lane computes its own gradient, so there are at most as many workers as lanes."""
+    """Slices of every batch. Each lane has its own gradient, and a worker computes one or more lanes."""
     threads: Annotated[Count, Mark.MEANING] = 1
     """Threads per lane."""
     batch_size: Annotated[
@@ -285,21 +287,22 @@ class JobSpec(Section):
     """Samples in a global batch, shared by the lanes. `auto` finds the largest that fits into memory before the run
     begins, and writes it into the run's job."""
     epochs: Annotated[OptionalCount, Mark.MEANING] = None
-    """How long to train. Give this or `steps`."""
+    """How many epochs to train. Give this or `steps`."""
     steps: Annotated[OptionalCount, Mark.MEANING] = None
-    """How long to train. Give this or `epochs`."""
+    """How many steps to train. Give this or `epochs`."""
     seed: Annotated[
         int, Mark.MEANING, Field(ge=0, lt=2**63), Allowed("a whole number of at least 0 and below 2**63")
     ] = 0
-    """Where every random stream begins."""
+    """The seed of all random streams."""
     accumulate: Annotated[Count, Mark.MEANING] = 1
-    """Micro-batches per lane and step: more need less memory."""
+    """Micro-batches per lane and step. More of them need less memory."""
     clip_norm: Annotated[OptionalPositive, Mark.MEANING] = None
-    """The largest norm of the gradient."""
+    """Scale gradients with a larger norm down to this norm; null: do not clip."""
     schedule: Annotated[ScheduleSpec | None, Mark.MEANING] = None
     average: Annotated[AverageSpec | None, Mark.MEANING] = None
-    """Keep an exponential average of the weights besides the weights. `quorate eval`, `checkpoints export` and
-    `load_model()` use what the job evaluates; `--averaged` and `--trained` choose."""
+    """Keep an exponential moving average of the weights besides the trained weights. `quorate eval`, `checkpoints
+    export` and `load_model()` use those that the job evaluates; `--averaged` and `--trained` (in Python `averaged`)
+    choose."""
     last_batch: Annotated[Literal["drop", "keep"], Mark.MEANING] = "drop"
     """Drop or keep the samples at the end of an epoch that do not fill a batch."""
     evaluate: Annotated[EvaluateSpec, Mark.MEANING] = EvaluateSpec()
@@ -309,29 +312,29 @@ class JobSpec(Section):
         Mark.MEANING,
         Allowed("a list of what the job was before, such as [{until: 100, params: {learning_rate: 0.1}}]"),
     ] = []
-    """What the job was before: it trains with those values until that step, and with the present ones from there.
-    Written by `resume --branch` and population-based training, so that such jobs can be trained again."""
+    """Earlier values of some keys: the job is trained with them until a step, and from there with its own values.
+    Written by `resume --branch` and population-based training, so that such a run can be trained again."""
     on_nonfinite_loss: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
-    """A step whose loss is not finite: `fail` ends the job, `skip` leaves the step out and reports its samples."""
+    """If the loss of a step is not finite: `fail` ends the job, `skip` skips the update and reports the samples."""
     on_out_of_memory: Annotated[Literal["fail", "shrink"], Mark.MEANING] = "fail"
-    """Memory that runs out in a lane: `fail` ends the job and says what to change, `shrink` has all workers repeat the
-    step, and continue, with twice as many micro-batches of the same batch."""
+    """If a lane runs out of memory: `fail` ends the job and says what to change, `shrink` repeats the step in all
+    workers with twice as many micro-batches of the same batch, and continues with them."""
     on_bad_sample: Annotated[Literal["fail", "skip"], Mark.MEANING] = "fail"
-    """A record of `quorate.Shards` that is damaged, or that `decode` raises for: `fail` ends the job and names its
-    file, `skip` leaves the sample out of its batch and reports it."""
+    """If a record of `quorate.Shards` is damaged, or `decode` raises an exception for it: `fail` ends the job and names
+    the file, `skip` leaves the sample out of its batch and reports it."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.MEANING] = "auto"
-    """Where to train. `auto` is a GPU where there is one that the strategy can use; compressed gradients of lanes and
-    asynchronous training run on CPUs only."""
+    """Where to train. `auto` uses a GPU if there is one that the strategy can use: with `strategy.compress` of `ring`
+    and `parameter-server`, and in asynchronous training, only CPUs are used."""
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"], Mark.MEANING] = "auto"
-    """The precision of the forward and backward pass. `auto` is bf16 on a GPU that has it, fp32 elsewhere. Parameters
-    stay in float32."""
+    """The precision of the forward and backward pass. `auto` is bf16 on a GPU that supports it, otherwise fp32.
+    Parameters stay in float32."""
     loss_scale: Annotated[LossScaleSpec, Mark.MEANING] = LossScaleSpec()
-    """What the loss is multiplied by with `precision: fp16`. Halved when gradients overflow."""
+    """The factor by which the loss is multiplied with `precision: fp16`. It is halved when gradients overflow."""
     compile: Annotated[bool | Literal["auto"], Mark.MEANING, Allowed("auto, true or false")] = "auto"
-    """On a GPU, compile the loss with `torch.compile`. `auto` does without where that fails, and says why."""
+    """On a GPU, compile `loss()` with `torch.compile`. `auto` trains without it if that fails, and says why."""
     memory: Annotated[MemorySpec, Mark.MEANING] = MemorySpec()
     deterministic: Annotated[bool, Mark.MEANING] = True
-    """Use only kernels that give the same bits each time."""
+    """Use only deterministic kernels, which give the same bits each time."""
     bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0
     """Gradients are exchanged in buckets of this size, in MiB."""
     strategy: Annotated[
@@ -340,57 +343,58 @@ class JobSpec(Section):
         BeforeValidator(spelled_out),
         Allowed("ring, ddp, fsdp, parameter-server, or a mapping with kind"),
     ] = RingSpec()
-    """How gradients become an update."""
+    """How the gradients of the lanes become an update."""
 
     workers: Annotated[
         Annotated[int, Field(ge=1)] | Literal["auto"],
         Mark.MANNER,
         Allowed("a whole number of at least 1, or auto"),
     ] = "auto"
-    """How many processes train. `auto` is min(lanes, cores ÷ threads), within the CPU affinity and quota of the
-    container; on GPUs min(lanes, GPUs); with `engine: ray` as many as lanes, each as soon as there is room for it."""
+    """How many processes train, at most one for each lane. `auto` is min(lanes, cores ÷ threads), within the CPU
+    affinity and quota of the container; on GPUs min(lanes, GPUs); with `engine: ray` one for each lane, started as soon
+    as there is room for it."""
     min_workers: Annotated[Count, Mark.MANNER] = 1
-    """With fewer workers, training waits until lost ones are replaced."""
+    """With fewer workers than this, training waits until lost ones are replaced."""
     spares: Annotated[CountOrZero, Mark.MANNER] = 0
-    """Workers that stand by with their model built, to replace a lost one at once."""
+    """Workers in reserve, whose model is built already, so that they replace a lost one at once."""
     engine: Annotated[
         EngineSpec, Mark.MANNER, BeforeValidator(spelled_out), Allowed("local, ray, or a mapping with kind")
     ] = LocalSpec()
     """Where processes run. A kind alone is enough: `engine: ray`."""
     failure_timeout: Annotated[float, Mark.MANNER, Field(gt=0), Allowed("a number of seconds above 0")] = 5.0
-    """Seconds of silence after which a worker counts as lost."""
+    """Seconds without a heartbeat after which a worker counts as lost."""
     step_timeout: Annotated[OptionalPositive, Mark.MANNER] = None
-    """Seconds without any progress (a lane, an evaluation batch, a piece of a copy or save) after which whoever holds
-    up the others counts as lost. Null: 30 minutes, or 100 times the longest so far if that is more. A stall is reported
-    much earlier."""
+    """Seconds without any progress (a lane, an evaluation batch, a piece of a copy or save) after which the worker that
+    holds up the others counts as lost. Null: 30 minutes, or 100 times the longest time so far if that is more. A stall
+    is reported much earlier."""
     setup_timeout: Annotated[OptionalPositive, Mark.MANNER] = None
-    """Seconds that a worker may take from its start until it can train: import of the task, `model()`, `datasets()`, a
-    checkpoint. Null: as long as it takes."""
+    """Seconds that a worker may take from its start until it can train: importing the task, `model()`, `datasets()`,
+    loading a checkpoint. Null: no limit."""
     balance: Annotated[Literal["even", "speed"], Mark.MANNER] = "even"
-    """How lanes are shared among workers. `speed` gives fewer to slow workers, and moves lanes where that shortens a
-    step by a fifth."""
+    """How lanes are distributed among workers. `speed` gives fewer lanes to slow workers, and moves lanes if that
+    shortens a step by at least a fifth."""
     runs: Annotated[str, Mark.MANNER, Field(min_length=1), Allowed("the path of a folder, as text")] = "runs"
     """The folder of run folders, relative to the current folder."""
     checkpoint: Annotated[CheckpointSpec, Mark.MANNER] = CheckpointSpec()
     """When to save, and what to keep. With neither `every` nor `minutes`, a checkpoint is saved every 10 minutes."""
     loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0
-    """Processes per worker that fetch samples ahead."""
+    """Processes per worker that prefetch samples."""
     loader_prefetch: Annotated[Count, Mark.MANNER] = 2
-    """Batches that each of these processes keeps ready."""
+    """Batches that each of the `loader_workers` keeps ready."""
     links: Annotated[Literal["auto", "tcp"], Mark.MANNER] = "auto"
-    """`auto` uses shared memory between workers of one host; `tcp` never does."""
+    """How workers exchange gradients: `auto` uses shared memory between workers of one host, `tcp` never does."""
     encrypt: Annotated[bool | Literal["auto"], Mark.MANNER, Allowed("auto, true or false")] = "auto"
-    """TLS between the processes of a job, with certificates of its own. `auto`: if they run on several hosts. With
-    `true`, workers of one host share no memory."""
+    """Encrypt the connections between the processes of a job (TLS, with certificates made for the job). `auto`: if they
+    run on several hosts. With `true`, workers of one host do not use shared memory."""
     capture: Annotated[bool, Mark.MANNER] = True
-    """On a GPU, record a lane's kernels in a CUDA graph and replay them. What cannot be recorded runs as usual."""
+    """On a GPU, record a lane's kernels in a CUDA graph and replay them. Code that cannot be recorded runs as usual."""
     overlap: Annotated[bool, Mark.MANNER] = True
-    """Send gradients while the backward pass still runs (rings over the network only)."""
+    """Send gradients while the backward pass still runs (`ring` over the network, and `ddp`)."""
     nccl: Annotated[NcclSpec, Mark.MANNER] = NcclSpec()
-    """How DDP and FSDP exchange tensors between GPUs."""
+    """Settings of NCCL, by which `ddp` and `fsdp` exchange tensors between GPUs."""
     check_gradients: Annotated[CheckGradientsSpec | None, Mark.MANNER] = None
-    """Every N steps, workers compare the gradients that they are about to give to the optimizer (`ring` and `ddp`).
-    Where they differ, tensor and workers are named."""
+    """Every N steps, workers compare their gradients before the optimizer uses them (`ring` and `ddp`). If they differ,
+    a message names the tensor and the workers."""
     track: Annotated[TrackSpec | None, Mark.MANNER] = None
     notify: Annotated[NotifySpec | None, Mark.MANNER] = None
     callbacks: Annotated[
@@ -398,11 +402,14 @@ class JobSpec(Section):
         Mark.MANNER,
         Allowed("a list of classes, such as [tell.py:Tell]"),
     ] = []
+    """Subclasses of `quorate.Callback`, which are called after steps, evaluations and checkpoints. A file is relative
+    to the job file."""
     train_metrics_every: Annotated[OptionalCount, Mark.MANNER] = None
+    """Also compute the task's `metrics()` of the training batch of every N-th step; null: never."""
     port: Annotated[int, Mark.MANNER, Field(ge=0, le=65535), Allowed("a port from 0 (any free one) to 65535")] = 0
     """The coordinator's port; 0 takes a free one."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Mark.MANNER] = "info"
-    """How much is logged."""
+    """The lowest level that is logged."""
 
     @model_validator(mode="after")
     def _keeps_the_rules(self) -> "JobSpec":

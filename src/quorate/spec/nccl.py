@@ -30,7 +30,7 @@ def _checked(text: str | None, names: tuple[str, ...]) -> str | None:
 
 
 class NcclSpec(Section):
-    """How NCCL is to go about it. Where a key is null the choice is NCCL's, or that of a variable in the shell."""
+    """A key that is null is left to NCCL, or to its variable in your shell."""
 
     interface: Annotated[
         str | None,
@@ -44,25 +44,25 @@ class NcclSpec(Section):
     ] = None
     """Whether to use InfiniBand or RoCE, or which adapters."""
     p2p_level: Literal["LOC", "NVL", "PIX", "PXB", "PHB", "SYS"] | None = None
-    """Between which GPUs of a host memory is read directly."""
+    """Between which GPUs of a host memory is read directly: up to this distance."""
     algorithm: Annotated[
         str | None,
         Mark.MEANING,
         AfterValidator(lambda text: _checked(text, ALGORITHMS)),
         Allowed(f"a list of {one_of(list(ALGORITHMS))}, or ^ and a list of those to leave out, or null"),
     ] = None
-    """Algorithms of the sums."""
+    """The algorithms that NCCL may use."""
     protocol: Annotated[
         str | None,
         Mark.MEANING,
         AfterValidator(lambda text: _checked(text, PROTOCOLS)),
         Allowed(f"a list of {one_of(list(PROTOCOLS))}, or ^ and a list of those to leave out, or null"),
     ] = None
-    """Protocols of the sums."""
+    """The protocols that NCCL may use."""
     debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = None
     """How much NCCL logs."""
     timeout: OptionalPositive = None
-    """Seconds after which NCCL itself gives up."""
+    """Seconds after which NCCL itself gives up waiting."""
 
 
 VARIABLES: Mapping[str, tuple[str, ...]] = {

@@ -10,16 +10,16 @@ from quorate.spec.section import Count, CountOrZero, Fraction, OptionalCount, Se
 
 
 class CompressSpec(Section):
-    """What travels of a gradient: its largest elements, some drawn at random, or all in 8 bits. One of the three."""
+    """What is sent of a gradient: its largest elements, some drawn at random, or all in 8 bits. One of the three."""
 
     top_k: Annotated[Fraction | None, Allowed("a fraction above 0 and at most 1, or null")] = None
-    """Send this fraction of the elements: the largest."""
+    """Send only this fraction of the elements: the largest."""
     random_k: Annotated[Fraction | None, Allowed("a fraction above 0 and at most 1, or null")] = None
-    """Send this fraction of the elements, drawn at random."""
+    """Send only this fraction of the elements, drawn at random."""
     bits: Annotated[Literal[8] | None, Allowed("8, or null")] = None
     """Send all elements in 8 bits."""
     feedback: bool = True
-    """Add what was not sent to the next gradient."""
+    """Add what was not sent to the next gradient (error feedback)."""
     momentum: Annotated[
         float | None, Field(gt=0, lt=1), Allowed("a number above 0 and below 1 (it replaces the optimizer's), or null")
     ] = None
@@ -27,23 +27,23 @@ class CompressSpec(Section):
 
 
 class RingSpec(Section):
-    """Gradients are summed round a ring of workers, each of which hosts a lane at least."""
+    """Gradients are summed around a ring of workers, in an order that does not depend on their number."""
 
     kind: Literal["ring"] = "ring"
     compress: CompressSpec | None = None
-    """Send a part of each gradient."""
+    """Compress the gradients of the lanes. Set one of `top_k`, `random_k` and `bits`."""
 
 
 class DdpCompressSpec(Section):
-    """What travels of a bucket: all in 16 bits, or after step `start` matrices of a low rank (PowerSGD). One of the
+    """What is sent of a bucket: all in 16 bits, or after step `start` matrices of a low rank (PowerSGD). One of the
     two."""
 
     dtype: Annotated[Literal["fp16", "bf16"] | None, Allowed("fp16, bf16, or null")] = None
-    """Send gradients in this type."""
+    """Send and sum gradients in this type."""
     rank: OptionalCount = None
-    """The rank of PowerSGD."""
+    """Compress with PowerSGD of this rank."""
     start: CountOrZero = 1000
-    """The step after which PowerSGD begins."""
+    """With `rank`: steps without compression, before PowerSGD begins."""
 
     @property
     def feedback(self) -> bool:
@@ -52,25 +52,22 @@ class DdpCompressSpec(Section):
 
 
 class DdpSpec(Section):
-    """Gradients are summed by DDP's reducer over Gloo or NCCL: fast, and with other last bits on another number of
-    workers. With `sync_batch_norm` all workers normalize by the statistics of what they compute at the same time; with
-    `hierarchical` sums are formed within hosts first, and then between the first workers of each."""
+    """Gradients are summed by the reducer of PyTorch's DDP, over Gloo or NCCL: fast, but the last bits depend on the
+    number of workers."""
 
     kind: Literal["ddp"]
     hierarchical: bool = False
-    """Sum within hosts first."""
+    """Sum within each host first, then between the first workers of the hosts."""
     compress: DdpCompressSpec | None = None
-    """Send a part of each bucket."""
+    """Compress gradients. Set `dtype` or `rank`."""
     sync_batch_norm: bool = False
-    """Normalize by the statistics of all workers."""
+    """Batch norm uses the statistics of the micro-batches that all workers compute at the same time."""
 
 
 class FsdpSpec(Section):
     """Every worker holds a part of the parameters, gradients and optimizer state: FSDP2 and tensor parallelism.
 
-    There are `replicate` × `shard` × `tensor` workers. `units` are the modules that are gathered at a time, `plan` says
-    how modules are cut across, both by patterns of their names. Weights are gathered as `gather` and gradients summed
-    as `reduce`; `reshard: false` keeps what was gathered until the backward pass.
+    There are `replicate` × `shard` × `tensor` workers. `units` and `plan` name modules by patterns.
     """
 
     kind: Literal["fsdp"]
@@ -79,13 +76,13 @@ class FsdpSpec(Section):
     ] = None
     """Workers among which the state is split."""
     replicate: Annotated[Count, Mark.MANNER] = 1
-    """Copies of the whole."""
+    """Copies of the sharded model."""
     tensor: Annotated[Count, Mark.MANNER] = 1
-    """Workers that share each matrix."""
+    """Workers that compute the same samples, each with a part of the matrices."""
     units: Annotated[
         Literal["auto"] | list[str], Mark.MANNER, Allowed('auto, or a list of patterns such as ["blocks.*"]')
     ] = "auto"
-    """Modules that are gathered at a time."""
+    """The modules whose weights are gathered at a time."""
     plan: Annotated[
         Literal["auto"] | dict[str, Literal["column", "row", "replicate"]],
         Mark.MANNER,
@@ -97,9 +94,9 @@ class FsdpSpec(Section):
     reduce: Annotated[Literal["fp32", "bf16"] | None, Allowed("fp32, bf16, or null: as they are")] = None
     """The type in which gradients are summed."""
     reshard: Annotated[bool, Mark.MANNER] = True
-    """Free gathered weights after the forward pass."""
+    """Free gathered weights after the forward pass; false: keep them until the backward pass."""
     offload: Annotated[bool, Mark.MANNER] = False
-    """Keep parameters in the memory of the host."""
+    """Keep the shards in the memory of the host."""
 
     @property
     def compress(self) -> CompressSpec | None:
@@ -112,24 +109,24 @@ class FsdpSpec(Section):
 
 
 class ServersSpec(Section):
-    """Servers hold the parameters: workers push gradients to them, and pull what the servers have made of them.
+    """Servers hold the parameters and update them: workers push gradients and pull the new values.
 
-    How many servers there are, and how many hold each parameter, changes nothing in what a synchronous job produces.
+    `servers` and `replicas` do not affect the result of a synchronous job.
     """
 
     kind: Literal["parameter-server"]
     mode: Literal["synchronous", "bounded", "asynchronous"] = "synchronous"
-    """How far workers may be apart."""
+    """When workers wait for each other: in each step, when one is `staleness` steps ahead (`bounded`), or never."""
     servers: Annotated[Count, Mark.MANNER] = 1
     """How many servers there are."""
     replicas: Annotated[Count, Mark.MANNER] = 2
     """How many servers hold each parameter."""
     staleness: Annotated[CountOrZero | None, Allowed("a whole number of at least 0, or null")] = None
-    """With `mode: bounded`, how many steps a worker may be ahead."""
+    """With `mode: bounded`, how many steps ahead of the oldest unapplied one work may start."""
     damping: bool = False
-    """Scale late gradients down."""
+    """Lower the learning rate of late gradients."""
     compress: CompressSpec | None = None
-    """Send a part of each gradient."""
+    """Compress the gradients of the lanes. Set one of `top_k`, `random_k` and `bits`."""
 
 
 AnyStrategy = RingSpec | DdpSpec | FsdpSpec | ServersSpec

@@ -1,4 +1,4 @@
-"""The keys by which a job is observed: what is tracked where, and who is told of its end. None of them changes bits."""
+"""The keys by which a job is observed: what is tracked where, and who is notified. None of them changes bits."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -48,19 +48,18 @@ Url = Annotated[str | None, AfterValidator(_checked_url), Allowed("an address su
 
 
 class TraceSpec(Section):
-    """One step in so many is traced in all workers; with `otlp` the spans go to a collector, too."""
+    """One step in N is traced in all workers; with `otlp` the spans go to a collector, too."""
 
     every: Count = 100
-    """Trace one step in so many."""
+    """Trace every N-th step, and the first one of each generation."""
     otlp: Url = None
-    """A collector that gets the spans."""
+    """An OpenTelemetry collector that also gets the spans."""
 
 
 class TrackSpec(Section):
-    """Where a job can be seen besides its run folder. All is off unless it is switched on here.
+    """Where to send the metrics of a job, besides its run folder. All of these are off by default.
 
-    Curves have a point every so many steps. `system` is how many seconds lie between two looks at the machine; nobody
-    looks where nothing is tracked.
+    With MLflow, TensorBoard, W&B or Prometheus, the machine is also sampled every `system` seconds.
     """
 
     mlflow: Annotated[
@@ -70,7 +69,7 @@ class TrackSpec(Section):
     ] = False
     """Track in MLflow."""
     tensorboard: bool = False
-    """Write files for TensorBoard."""
+    """Write event files for TensorBoard."""
     wandb: Annotated[Literal["offline", "online"] | None, Allowed("offline, online or null")] = None
     """Track in Weights & Biases."""
     prometheus: Annotated[
@@ -85,7 +84,7 @@ class TrackSpec(Section):
     every: Count = 1
     """Steps between two points of a curve."""
     system: Positive = 10.0
-    """Seconds between two looks at the machine."""
+    """Seconds between two samples of the machine and its GPUs."""
 
     @property
     def has_trackers(self) -> bool:
@@ -99,13 +98,13 @@ class TrackSpec(Section):
 
 
 class NotifySpec(Section):
-    """Who is told that a job has ended, or has lost a worker: by a command, by a POST of JSON, or both."""
+    """Run a command, send a POST of JSON, or both, when a job has ended or has lost a worker."""
 
     command: Annotated[str | None, Field(min_length=1), Allowed("a command for the shell, or null")] = None
-    """A command to run."""
+    """The command to run."""
     webhook: Url = None
-    """An address that gets a POST of JSON."""
+    """The URL that gets a POST of JSON."""
     on: Annotated[
         list[Literal["failed", "finished", "lost"]], Field(min_length=1), Allowed("a list of failed, finished and lost")
     ] = ["failed", "finished"]
-    """Which events to report."""
+    """The events to report."""
