@@ -6,12 +6,12 @@
     result = quorate.train(job)
     model = result.load_model()
 
-`Task` is what you write, `Job` one training run of it; `train`, `resume`, `evaluate` and `open_run` do and find runs;
-`launch` runs a training loop of your own on many workers; `tune` runs a `Search` for the best values of a job's keys;
-`warm` makes many short runs begin fast;
-`Shards` reads data that do not fit into memory; `attention` repeats its bits on a GPU, fast; `RequestError` and
-`JobFailed` are what may go wrong, and `QuorateError` is both. `quorate.ray.trainer` is for programs that
-live in Ray. The names are imported when first used, so that the command line answers without waiting for torch.
+`Task` is what you write, `Job` is a task with the keys to train it. `train`, `resume` and `evaluate` run jobs, and
+`open_run` opens an existing run. `launch` runs a training loop of your own on many workers. `tune` runs a `Search` for
+the best values of a job's keys. `warm` makes many short runs start fast. `Shards` reads data that do not fit into
+memory. `attention` is fast and deterministic on GPUs. `RequestError` and `JobFailed` are the errors to expect, and
+`QuorateError` is the base of both. `quorate.ray.trainer` is for programs that use Ray Train. All names are imported
+when first used, so that the command line answers without waiting for torch.
 """
 
 from importlib import import_module

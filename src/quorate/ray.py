@@ -32,13 +32,13 @@ from quorate.supervisor.supervisor import Launch, Supervisor
 
 
 def trainer(job: Job, progress: bool = True) -> Any:
-    """The `ray.train.torch.TorchTrainer` of a job, its scaling, run and failure configuration filled from the job.
+    """Return a `ray.train.torch.TorchTrainer` for a job, with scaling, run and failure configuration from the job.
 
-    Its `fit` trains the job in a new run folder, as `quorate.train` does, and returns Ray's `Result`: `metrics` are the
-    last that were reported and those of the job, `path` is the run's folder. Checkpoints are Quorate's own, and lie
-    there. What Ray Train can do besides may be set before: ``trainer.run_config.callbacks``, say.
+    `fit()` trains the job in a new run folder, as `quorate.train` does, and returns Ray's `Result`: `metrics` has the
+    last reported metrics and those of the job, `path` is the run folder. Checkpoints are Quorate's own, in that folder.
+    Other features of Ray Train can be set before `fit()`, for example ``trainer.run_config.callbacks``.
 
-    It is for `strategy: ddp` and `fsdp`; other strategies need no group, and run with `quorate.train`.
+    It is for `strategy: ddp` and `fsdp`. Train jobs with other strategies with `quorate.train`.
     """
     spec = job.spec
     if not isinstance(spec.engine, RaySpec):

@@ -42,7 +42,7 @@ Numbers = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Start:
-    """A run begins, or goes on after `from_step`."""
+    """A run starts, or is resumed after `from_step`."""
 
     run: str
     folder: Path
@@ -54,8 +54,8 @@ class Start:
 
 @dataclass(frozen=True)
 class StepEnd:
-    """A step is in the weights of all workers. `loss` is None where it was left out; `losses`, `learning_rates` and
-    `gradient_norms` are by optimizer, "" for a sole one. `log` has what the task logged."""
+    """A step is completed. `loss` is None if the step was skipped; `losses`, `learning_rates` and `gradient_norms` are
+    by the name of the optimizer ("" if there is only one). `log` has the numbers that the task logged."""
 
     step: int
     epoch: int | None
@@ -71,7 +71,7 @@ class StepEnd:
 
 @dataclass(frozen=True)
 class EvaluationEnd:
-    """The metrics of the validation set after `step`; `best`: better than all before."""
+    """The metrics of the validation set after `step`; `best`: whether they are the best so far."""
 
     step: int
     metrics: Numbers
@@ -81,7 +81,7 @@ class EvaluationEnd:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that is whole on the disk."""
+    """A checkpoint that is complete on disk."""
 
     step: int
     path: Path
@@ -92,7 +92,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class End:
-    """How a run ended, or this part of it: complete, interrupted, terminated or failed, and then with its `error`."""
+    """How a run, or this part of it, ended: complete, interrupted, terminated, or failed with an `error`."""
 
     status: str
     steps: int
@@ -102,7 +102,9 @@ class End:
 
 
 class Callback:
-    """Hears of a run; override what you need.
+    """Base class for code that is called when a run starts, completes a step, evaluates, saves or ends.
+
+    Override the methods that you need.
 
     ::
 
@@ -113,24 +115,24 @@ class Callback:
 
         quorate.train(job, callbacks=[Tell()])
 
-    A job file names classes: ``callbacks: [tell.py:Tell]``. Hooks are called in the launcher, in order, once for each
-    event, by one thread. They cannot change what is trained.
+    In a job file, name the class: ``callbacks: [tell.py:Tell]``. One thread of the launcher calls the hooks in order,
+    once for each event. They cannot change what is trained.
     """
 
     def on_start(self, start: Start) -> None:
-        """Training begins; also when a run is resumed."""
+        """Called when training starts or is resumed."""
 
     def on_step_end(self, step: StepEnd) -> None:
-        """A step is done. Called once for each, however often it had to be redone."""
+        """Called once after each step, however often the step had to be redone."""
 
     def on_evaluation(self, evaluation: EvaluationEnd) -> None:
-        """The validation set was evaluated."""
+        """Called after each evaluation of the validation set."""
 
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint was saved."""
+        """Called when a checkpoint is complete on disk."""
 
     def on_end(self, end: End) -> None:
-        """The job is over, however it ended: the last call."""
+        """Called last, however the job ended."""
 
 
 class CallbackServer:

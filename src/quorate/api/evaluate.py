@@ -54,8 +54,10 @@ _SCRATCH_LOCK = "aside.lock"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a checkpoint's model gives on the validation set. `weights_digest` says which model it is, and `averaged`
-    whether its parameters were the averages that the job keeps (`average`)."""
+    """The metrics of a checkpoint's model on the validation set.
+
+    `weights_digest` identifies the model; `averaged` says whether the averaged weights (`average`) were evaluated.
+    """
 
     run: str
     checkpoint: Path
@@ -74,12 +76,13 @@ def evaluate(
     runs: str | Path | None = None,
     task: Any = None,
 ) -> Evaluation:
-    """Evaluate a run's checkpoint: ``last``, ``best`` or that of a step; the run stays as it is.
+    """Evaluate a checkpoint of a run on the validation set: ``"last"``, ``"best"`` or that of a step.
 
-    `averaged`: with the averages of the parameters (True) or the parameters themselves (False), if the job keeps both;
-    by default as the run itself evaluates.
-    `overrides` (dotted keys) may change how it runs, and which data the task reads: ``{"params.data": "other"}``.
-    `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it was moved.
+    The run is not changed. `averaged` chooses the averaged weights (True) or the trained ones (False), if the job keeps
+    both; by default those that the job evaluates.
+    `overrides` (dotted keys) may change keys that affect only how the job runs, and the data that the task reads:
+    ``{"params.data": "other"}``.
+    `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it has moved.
     """
     layer = overrides_from("quorate.evaluate", overrides, task)
     with passing_on_signals():

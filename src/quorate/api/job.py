@@ -80,7 +80,7 @@ class JobKeys(TypedDict, total=False):
 
 
 class Job:
-    """One training run of a task.
+    """A job: a task and the keys with which to train it.
 
     ::
 
@@ -88,10 +88,10 @@ class Job:
         result = quorate.train(job)
         again = quorate.train(job.replace(seed=8))
 
-    Keys are those of the job file, checked in the same way; a section is a mapping: ``checkpoint={"every": 50}``.
-    `task` is the class itself, or ``"file.py:Class"``, or ``"package.module:Class"``; or a function, in the same ways,
-    that has a training loop of its own (`quorate.launch`). Variables of the environment that begin with ``QUORATE_`` go
-    over the keys. A job is a value: two with equal keys are equal.
+    The keys are those of the job file and are checked in the same way; a section is a mapping:
+    ``checkpoint={"every": 50}``. `task` is the class itself, ``"file.py:Class"`` or ``"package.module:Class"``, or in
+    the same forms a function with a training loop of its own (`quorate.launch`). Environment variables that begin with
+    ``QUORATE_`` override the keys. Two jobs with equal keys are equal.
     """
 
     def __init__(self, task: Any, **keys: Unpack[JobKeys]) -> None:
@@ -102,7 +102,7 @@ class Job:
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Job":
-        """The job of a file; `overrides` (dotted keys, such as ``"checkpoint.every"``) go over it."""
+        """Read a job file. `overrides` (dotted keys, such as ``"checkpoint.every"``) override its keys."""
         layer = [Override(key, value, "Job.from_file") for key, value in (overrides or {}).items()]
         return cls.of(load_job(Path(path), os.environ, layer), None)
 
@@ -115,17 +115,17 @@ class Job:
 
     @property
     def spec(self) -> JobSpec:
-        """The job's keys with their values."""
+        """All keys of the job with their values."""
         return self.resolved.spec
 
     def replace(self, **keys: Any) -> "Job":
-        """The same job with other values for some keys, checked like the rest; this job stays as it is.
+        """Return a copy of the job with other values for some keys, which are checked. This job is not changed.
 
         ::
 
             job.replace(seed=8, workers=3)
             job.replace(checkpoint__every=50)          # one key of a section: two underscores, as in QUORATE_ variables
-            job.replace(checkpoint={"every": 50})      # the whole section: what is not given becomes the default
+            job.replace(checkpoint={"every": 50})      # the whole section: keys left out get their defaults
             job.replace(steps=100)                     # replaces epochs, and the reverse
 
         `task` may be replaced too. A key may also be written with dots: ``replace(**{"checkpoint.every": 50})``.

@@ -35,7 +35,7 @@ SHORT_DIGEST = 12
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A run: how it ended, or how far it has come.
+    """The result of a run: how it ended, or its state so far.
 
     ::
 
@@ -43,10 +43,10 @@ class Result:
         result.metrics["accuracy"]
         model = result.load_model("best")
 
-    `status` is complete, interrupted, terminated or failed; of a run that was opened also running, or lost: killed
-    before it could say how it ended. `metrics` are those of the last evaluation and `weights_digest` is that of the
-    model that training ended with. Of a run that did not end by itself, `steps`, `metrics` and `weights_digest` are
-    those of its newest checkpoint. `fields` is all of it as `quorate train --json` prints it.
+    `status` is complete, interrupted, terminated or failed. A run from `open_run` can also be submitted, running, or
+    lost: killed together with its launcher. `metrics` are those of the last evaluation, and `weights_digest` is that of
+    the final model. If the run is not complete, `steps`, `metrics` and `weights_digest` are those of its newest
+    checkpoint. `fields` has everything that `quorate train --json` prints.
     """
 
     run: str
@@ -78,50 +78,49 @@ class Result:
 
     @property
     def exit_code(self) -> int:
-        """What the command line ends with."""
+        """The exit code of the command line for this status."""
         return EXIT_CODES.get(self.status, 0)
 
     @property
     def recoveries(self) -> list[dict[str, Any]]:
-        """What the run's last part has recovered from, in order: a mapping for each loss of a worker, with `step`,
-        `cause`, `worker`, `detect_s`, `reform_s`, `copy_s`, `first_step_s`, `refill_s` and `steps_lost`."""
+        """The recoveries since the run was last started or resumed, in order: a mapping for each lost worker, with
+        `step`, `cause`, `worker`, `detect_s`, `reform_s`, `copy_s`, `first_step_s`, `refill_s` and `steps_lost`."""
         return list(self.fields.get("recoveries") or ())
 
     @property
     def history(self) -> History:
-        """The numbers of steps and evaluations so far, a mapping for each step: ``step``, ``train/loss``,
-        ``train/learning_rate``, ``train/epoch``, what the task logged (``train/NAME``) and metrics (``val/NAME``), by
-        the names that they have in trackers. ``result.history.to_dataframe()`` is the same as a table of pandas."""
+        """The metrics of all steps and evaluations so far, a mapping for each step, with the names that trackers use:
+        ``step``, ``train/loss``, ``train/learning_rate``, ``train/epoch``, what the task logged (``train/NAME``) and
+        validation metrics (``val/NAME``). ``result.history.to_dataframe()`` returns a pandas DataFrame."""
         return history_of(RunFolder(self.folder))
 
     @property
     def error(self) -> str | None:
-        """What ended the run, if it failed."""
+        """The message of the failure that ended the run; None if it has not failed."""
         return (self.fields.get("failure") or {}).get("message")
 
     def load_model(
         self, checkpoint: str | int = LAST, *, averaged: bool | None = None, map_location: Any = None, task: Any = None
     ) -> Any:
-        """The model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step.
+        """Load the model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step.
 
-        Of a job that keeps averages of its parameters (`average`), these take their place where the job evaluates them
-        (`average.evaluate`), so that ``"best"`` is the model that was measured; `averaged` (True or False) says
-        otherwise.
+        If the job evaluates averaged weights (`average.evaluate`), the model has these, so that ``"best"`` is the model
+        that was evaluated; `averaged` (True or False) chooses otherwise.
 
-        The task builds it, so it is in the mode in which `model()` leaves it: call `model.eval()` before predicting.
-        It is on the CPU, or where `map_location` says: a device, or anything else that `Module.to` takes. The caller's
-        random generators are left as they are.
+        The task builds the model, which is in the mode in which `model()` leaves it: call `model.eval()` before
+        predicting. It is on the CPU, or where `map_location` says: a device, or anything else that `Module.to` accepts.
+        The caller's random generators are not changed.
 
-        A task that is not where it was is looked for relative to the run, and otherwise built from the source that the
-        run keeps; `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) names another.
+        If the task has moved, it is looked for relative to the run; if it is gone, the copy of its source in the run
+        folder is used. `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) names another.
         """
         named: Any = self.task_type if task is None else task
         model = model_of(RunFolder(self.folder), checkpoint, named, averaged=averaged).model
         return model if map_location is None else model.to(map_location)
 
     def stop(self, *, now: bool = False, timeout: float = 300.0) -> "Result":
-        """End a run that is running, as Ctrl-C does: it completes its step, saves, and is interrupted. Returns what it
-        has come to, when it has ended; `now` ends it without a save.
+        """Stop a running job as Ctrl-C does: it completes its step, saves a checkpoint and ends. Waits for the end and
+        returns the new result; `now` ends the job without saving.
 
         ::
 
@@ -142,9 +141,10 @@ class Result:
 
 
 def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
-    """A run that there is: by its name, a unique prefix of it, its path, or ``"last"``; it may still be running.
+    """Open an existing run by its name, a unique prefix of it, its path, or ``"last"``. It may still be running.
 
-    Names are looked for in `runs`, by default the folder that QUORATE_RUNS names, or else `runs` here.
+    Names are looked for in the folder `runs`, by default that of the variable QUORATE_RUNS, or else `runs` in the
+    working folder or in one above it.
 
     ::
 

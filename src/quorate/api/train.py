@@ -31,16 +31,16 @@ from quorate.supervisor.signals import Signals, collecting_signals
 
 
 def train(job: Job, progress: bool = True, *, callbacks: Sequence[Callback] = ()) -> Result:
-    """Train a job here and return how it ended; a failed job raises `JobFailed`, a mistake `RequestError`.
+    """Train a job and return its result. Raises `JobFailed` if the job fails, and `RequestError` for a mistake.
 
     Progress is shown on standard error or, in a notebook, under the cell; `progress=False` shows nothing. `callbacks`
-    hear of steps, evaluations and checkpoints.
+    are called after steps, evaluations and checkpoints.
 
-    The first Ctrl-C (in a notebook: interrupting the kernel) waits for the running step and saves a checkpoint, the
+    The first Ctrl-C (in a notebook: interrupting the kernel) completes the running step and saves a checkpoint, the
     second ends the job at once; either raises KeyboardInterrupt when all workers have ended. SIGTERM does the same and
-    ends the script with SystemExit. Where the program has a signal handler of its own, that is called instead, and if
-    it returns, so does `train`: with a result whose `status` is interrupted or terminated. In a thread that is not the
-    main one `train` hears no signals.
+    ends the script with SystemExit. If the program has its own handler for the signal, that is called instead; when it
+    returns, `train` returns a result whose `status` is interrupted or terminated. Outside the main thread `train` does
+    not handle signals.
     """
     _refuse_what_is_no_job(job)
     result = shown(lambda watch: session.start(job.resolved, watch, runner_here()), progress, callbacks)
@@ -54,14 +54,14 @@ def launch(  # type: ignore[misc]  # in Python, `callbacks` may be objects, too
     callbacks: Sequence[Callback | str] = (),
     **keys: Unpack[JobKeys],
 ) -> Result:
-    """Run `main(run)` in every worker: a training loop of your own, to the same bits on any number of them.
+    """Run `main(run)`, a training loop of your own, in every worker; with the same bits on any number of workers.
 
     ::
 
         if __name__ == "__main__":
             quorate.launch(main, lanes=4, workers=3, batch_size=64, epochs=3)
 
-    The keys are those of `Job`; what `main` takes besides `run` are its `params`. It ends as `train` does.
+    The keys are those of `Job`; the other arguments of `main` are set by `params`. Returns and raises like `train`.
     """
     named = [each for each in callbacks if isinstance(each, str)]
     made = [each for each in callbacks if not isinstance(each, str)]
@@ -90,13 +90,14 @@ def resume(
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
-    """Go on from the newest whole checkpoint of a run: a name, a unique prefix of one, a path, or ``"last"``.
+    """Resume a run from its newest valid checkpoint, and return its result. Returns and raises like `train`.
 
-    The address of a copy of a run, such as ``s3://bucket/prefix/digits-0001``, will do as well: it is fetched first.
-    `overrides` (dotted keys, such as ``{"workers": 3}``) may change how it runs, and train it longer; with `branch` a
-    new run begins from the checkpoint, and they may change what it means. It ends as `train` does.
-    `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it was moved.
-    `trust_source`: run the task's source that lies beside a copy of a run, also where no key vouches for it.
+    `run` is a name, a unique prefix of one, a path, ``"last"``, or the address of a copy of a run, such as
+    ``s3://bucket/prefix/digits-0001``, which is fetched first.
+    `overrides` (dotted keys, such as ``{"workers": 3}``) may change keys that affect only how the job runs, and add
+    epochs or steps. With `branch` a new run starts from the checkpoint, and other keys may change, too.
+    `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it has moved.
+    `trust_source`: run the task's source that is stored with a copy of a run, even if no key authenticates it.
     """
     layer = overrides_from("quorate.resume", overrides, task)
     resume_run = partial(session.resume, runs_folder(runs), str(run), os.environ, layer, runner=runner_here())

@@ -67,7 +67,7 @@ def runner_here() -> Runner:
 
 @contextlib.contextmanager
 def warm() -> Iterator[None]:
-    """Within this block, runs find imported what the run before them has, and begin in a fraction of a second.
+    """Runs in this block reuse the imports of the run before them, and start in a fraction of a second.
 
     ::
 
@@ -75,9 +75,9 @@ def warm() -> Iterator[None]:
             for rate in (0.1, 0.03, 0.01):
                 quorate.train(job.replace(params={"learning_rate": rate}))
 
-    The task is imported again after a change of its source or the environment, and with another seed if its module
-    draws numbers when it is imported; but what it reads from other files then is read once. The block
-    is that of its own thread: runs that another thread begins are cold, unless it has a block, too.
+    The task is imported again if its source or the environment has changed, and for another seed if its module draws
+    random numbers when it is imported. Other files that the module reads when it is imported are read only once. The
+    block applies to its own thread: runs of other threads start as usual, unless they have a block, too.
     """
     with WarmRunner() as runner:
         before = _runner.set(runner)

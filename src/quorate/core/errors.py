@@ -28,7 +28,7 @@ from quorate.core.generation import member_of
 
 
 class QuorateError(Exception):
-    """The root of the tree. Its text is one message for a person."""
+    """Base class of all errors that Quorate raises."""
 
     exit_code = 1
 
@@ -39,7 +39,7 @@ class QuorateError(Exception):
 
 
 class RequestError(QuorateError):
-    """The request was wrong: nothing was trained and nothing is lost."""
+    """The request was wrong. Nothing was trained, and nothing was lost."""
 
     exit_code = 2
 
@@ -62,7 +62,7 @@ class Problem:
 
 
 class JobFileError(RequestError):
-    """One or more mistakes in a job file or in what goes over it, all told at once; `source` says which of them."""
+    """All mistakes in a job file, or in what overrides it. `source` says where they are, `problems` lists them."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         self.source = source
@@ -76,11 +76,11 @@ class JobFileError(RequestError):
 
 
 class TaskError(RequestError):
-    """The task cannot be found, or gives something that cannot be trained."""
+    """The task cannot be found, or returns something that cannot be trained."""
 
 
 class RunError(RequestError):
-    """A run that does not exist, is complete, is in use, or has no checkpoint."""
+    """A run does not exist, is complete, is in use, or has no checkpoint."""
 
 
 class DamagedFileError(RunError):

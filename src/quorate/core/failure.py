@@ -127,9 +127,9 @@ class Remains:
 
 
 class JobFailed(JobError):  # noqa: N818
-    """A whole job ended with a failure; `remains` tells what it has left, if it had a run folder.
+    """The job has failed. `failure` says why; `remains` says what is left and how to resume, if there is a run folder.
 
-    Its `exit_code` is that of the failure.
+    `exit_code` is that of the failure.
     """
 
     def __init__(self, failure: Failure, remains: Remains | None = None) -> None:

@@ -22,7 +22,10 @@ _by_cudnn = False
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool = False, dropout: float = 0.0
 ) -> torch.Tensor:
-    """Scaled dot-product attention over (batch, heads, length, width), as torch's function of that name computes it."""
+    """Scaled dot-product attention over (batch, heads, length, width), like torch's function of that name.
+
+    With `deterministic: true` it uses a faster deterministic kernel of cuDNN on GPUs that have one.
+    """
     if _repeats_faster_by_cudnn(query, key, value, dropout, is_causal):
         scale = query.shape[-1] ** -0.5
         seen: torch.Tensor = torch.ops.cudnn.sdpa_fwd(query, key, value, scale, is_causal=is_causal, return_lse=True)[0]

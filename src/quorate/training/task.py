@@ -23,7 +23,7 @@ LOG = "_log"
 
 
 class Task:
-    """The user's side of a job. Subclass it, and write four methods of ordinary PyTorch.
+    """Base class of a task: what to train. Subclass it, and write four methods of ordinary PyTorch.
 
     ::
 
@@ -43,20 +43,20 @@ class Task:
             def optimizer(self, model):
                 return torch.optim.SGD(model.parameters(), lr=self.learning_rate)
 
-    Lanes share the process of whoever hosts them, so nothing may pass from one call of loss() to the next: what it
-    assigns is put back at the end of a lane. Keep what training must remember in buffers of the model, and change
-    parameters in the optimizer only.
+    A worker computes several lanes in one process, so no state may pass from one call of loss() to the next: attributes
+    that it assigns are reset after each lane. Keep state in buffers of the model, and let only the optimizer change
+    parameters.
     """
 
     buffer_rules: ClassVar[Mapping[str, str]] = {}
     """For buffers that training changes differently in each lane: name (or pattern) → "mean" or "lane 0"."""
 
     callbacks: ClassVar[Sequence[str]] = ()
-    """Callbacks of every job of this task, named as in the job file: ``callbacks = ["tell.py:Tell"]``, by a file next
-    to the task's own. They run in the launcher, so they are named, not given."""
+    """Callbacks of every job of this task, written as in the job file: ``callbacks = ["tell.py:Tell"]``, with a file
+    next to that of the task. They are named because they run in the launcher."""
 
     def model(self) -> torch.nn.Module:
-        """Build the model. Random weights come from torch's global generator, which is seeded."""
+        """Return the model. Random weights come from torch's global generator, which is seeded."""
         raise NotImplementedError
 
     def datasets(self) -> Any:
@@ -64,8 +64,8 @@ class Task:
         raise NotImplementedError
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
-        """Return the loss: a mean over the samples, (sum, count), or a dict by optimizer name. With one optimizer also
-        a model's whole output, a dict or an object that has a `loss`."""
+        """Return the loss of a batch: a mean over the samples, (sum, count), or a dict by optimizer name. With one
+        optimizer also a model's whole output: a dict or an object with a `loss`."""
         raise NotImplementedError
 
     def optimizer(self, model: torch.nn.Module) -> Any:
@@ -73,34 +73,34 @@ class Task:
         raise NotImplementedError
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
-        """Evaluate a batch: name → mean over its samples, (sum, count), or an object that has seen it and accumulates,
-        such as those of torchmetrics (docs/how-to/metrics.md). By default the loss.
+        """Return the metrics of a batch by name: a mean over its samples, (sum, count), or an object that has seen the
+        batch and accumulates, such as those of torchmetrics (docs/how-to/metrics.md). By default the loss.
 
-        It is tried on one batch before the first step, in a process of its own: a mistake in it must not cost an epoch.
+        It is tried on one batch before the first step, in a separate process, so that a mistake is found early.
         """
         loss = self.loss(model, batch)
         by_name = isinstance(loss, dict) and all(isinstance(each, tuple) or is_scalar(each) for each in loss.values())
         return loss if by_name else {"loss": loss_in(loss)}
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002
-        """Return a torch learning-rate scheduler. It steps after every update, with `schedule: {per: epoch}` in the job
-        after every epoch; a plateau kind after each evaluation."""
+        """Return a torch learning-rate scheduler. It steps after every update, or after every epoch with
+        `schedule: {per: epoch}` in the job; ReduceLROnPlateau steps after each evaluation."""
         return None
 
     def collate(self, samples: Sequence[Any]) -> Any:
-        """Turn samples into a batch. They may be nested dicts, tuples and dataclasses of tensors and numbers."""
+        """Turn samples into a batch. Samples may be nested dicts, tuples and dataclasses of tensors and numbers."""
         return collate(samples)
 
     def order(self, epoch: int, generator: torch.Generator) -> Sequence[int] | None:  # noqa: ARG002
-        """Return the indices of an epoch in order; None shuffles them all."""
+        """Return the indices of the samples of an epoch in order; None: shuffle all samples."""
         return None
 
     def initial_weights(self) -> Mapping[str, torch.Tensor] | None:
-        """Return a state dict to start from; None keeps what model() built."""
+        """Return a state dict to start from; None: start with the weights of model()."""
         return None
 
     def log(self, name: str, value: float | torch.Tensor) -> None:
-        """Note a number of one's own, from within loss(); a step reports its mean over the samples."""
+        """Log a number from within loss(). Each step reports its mean over the samples."""
         try:
             # A tensor is read at the end of the batch, with all others: reading may have to wait for a device.
             number: Any = value.detach().clone() if is_scalar(value) else float(value)

@@ -73,7 +73,7 @@ class Trial:
 
 @dataclass(frozen=True, repr=False)
 class SearchResult:
-    """A search: how it ended, or how far it has come.
+    """The result of a search: how it ended, or its state so far.
 
     ::
 
@@ -83,8 +83,8 @@ class SearchResult:
         quorate.train(result.best.job.replace(epochs=50))
         result.to_dataframe()
 
-    `best` is None before the first evaluation. `front` are the trials that no other is better than in all metrics, if
-    there are several. `best_job` and `report` are files in its folder.
+    `best` is None before the first evaluation. With several metrics, `front` is the Pareto front: the trials that no
+    other trial beats in all metrics. `best_job` and `report` are files in the folder of the search.
     """
 
     search: str
@@ -114,21 +114,21 @@ class SearchResult:
 
     @property
     def exit_code(self) -> int:
-        """What the command line ends with."""
+        """The exit code of the command line for this status."""
         return EXIT_CODES.get(self.status, 0)
 
     @property
     def best_job(self) -> Path:
-        """The job file of the best trial: `quorate train` gives its weights again."""
+        """The job file of the best trial, which `quorate train` trains to the same weights."""
         return self.record.folder.best_job_file
 
     @property
     def report(self) -> Path:
-        """The page for the browser; `report.md` beside it is the same as Markdown."""
+        """The report as an HTML page; `report.md` beside it is the same in Markdown."""
         return self.record.folder.report_page
 
     def to_dataframe(self) -> Any:
-        """A row for each trial, as pandas has it: its params, the metrics of its best evaluation, and what it took."""
+        """A pandas DataFrame with a row for each trial: params, metrics of its best evaluation, steps, seconds."""
         pandas = pandas_here()
         rows = [
             {
@@ -177,5 +177,5 @@ def conclude(folder: SearchFolder) -> SearchResult:
 
 
 def open_search(search: str | Path = LAST, runs: str | Path | None = None) -> SearchResult:
-    """A search that there is: by its name, a unique prefix of it, its path, or ``"last"``; it may still be running."""
+    """Open an existing search by its name, a unique prefix of it, its path, or ``"last"``. It may still be running."""
     return SearchResult.read(SearchFolder(SearchFolder.find(runs_folder(runs), str(search)).path.absolute()))

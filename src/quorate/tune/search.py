@@ -26,7 +26,7 @@ from quorate.tune.run_search import refuse_without_ray, run_search
 
 
 class Search:
-    """A hyperparameter search.
+    """A hyperparameter search, which `quorate.tune` runs.
 
     ::
 
@@ -38,8 +38,8 @@ class Search:
         )
         result = quorate.tune(search)
 
-    Keys are those of the search file, checked in the same way. `job` is a `quorate.Job`, the path of a job file, or a
-    mapping. Without a `space` one is proposed from the task's params: `resolved.spec.space` tells which.
+    The keys are those of the search file and are checked in the same way. `job` is a `quorate.Job`, the path of a job
+    file, or a mapping. Without a `space`, one is proposed from the task's params; it is in `resolved.spec.space`.
     """
 
     def __init__(self, job: Any, **keys: Any) -> None:
@@ -49,7 +49,7 @@ class Search:
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Search":
-        """The search of a file; `overrides` (dotted keys, such as ``"budget.trials"``) go over it."""
+        """Read a search file. `overrides` (dotted keys, such as ``"budget.trials"``) override its keys."""
         layer = [Override(key, value, "Search.from_file") for key, value in (overrides or {}).items()]
         search = cls.__new__(cls)
         search.resolved = open_search(Path(path), os.environ, layer)
@@ -69,7 +69,7 @@ def begin(search: ResolvedSearch) -> SearchFolder:
 
 
 def recorded(runs: Path, reference: str) -> tuple[ResolvedSearch, SearchFolder]:
-    """A search that was begun before."""
+    """A search that was started before."""
     folder = SearchFolder(SearchFolder.find(runs, reference).path.absolute())
     return load_recorded_search(folder.path), folder
 
@@ -88,14 +88,14 @@ def run(
 
 
 def tune(search: Search) -> SearchResult:
-    """Run a search to its end."""
+    """Run a search to its end and return its result."""
     if not isinstance(search, Search):
         raise RequestError(f"quorate.tune takes a quorate.Search and was given {given(search)}.")
     return _concluded(run(search.resolved, begin(search.resolved)))
 
 
 def resume_search(search: str | Path, *, runs: str | Path | None = None) -> SearchResult:
-    """Go on with a search that was stopped or killed: a name, a unique prefix of one, a path, or ``"last"``."""
+    """Resume a search that was stopped or killed: a name, a unique prefix of one, a path, or ``"last"``."""
     return _concluded(run(*recorded(runs_folder(runs), str(search))))
 
 

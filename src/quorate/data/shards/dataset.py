@@ -36,27 +36,27 @@ _CACHE_GB = 10
 
 
 class Shards:
-    """Samples that lie in files; `quorate data index PATH` has listed them.
+    """A dataset of records in files (shards), which `quorate data index PATH` has indexed.
 
     ::
 
         quorate.Shards("train/", decode=lambda record: (picture(record["jpg"]), int(record["cls"])))
 
-    `path` is a folder, or the URL of one in a store; a relative one is looked for beside the file that names it, then
-    in the working folder. A record is a dict of bytes by ending (tar), a dict (JSONL), a line (text), or a dict by
-    column (Parquet, HDF5); `decode` makes a sample of it.
+    `path` is a folder, or a URL such as s3://bucket/prefix. A relative path is looked for beside the file that names
+    it, then in the working folder. A record is a dict of bytes by file ending (tar), a dict (JSONL), a line (text), a
+    dict by column (Parquet, HDF5) or a dict by feature (TFRecord); `decode` turns a record into a sample.
 
-    Without `decode` the records of Parquet and HDF5 come as batches of tensors by column. Those of the others are
-    collated as they are: a batch of JSONL is a dict by field, in which numbers are a tensor, texts a list, and lists of
-    equal length a list of batches, one for each place in them; all records need the same fields, and none may be null.
-    One of tar is a dict by ending, in which the bytes of the files are a list, with a list of keys at `__key__`. One of
-    text is a list of lines.
+    Without `decode`, batches of Parquet and HDF5 are tensors by column. Records of the other formats are collated as
+    they are. A batch of JSONL is a dict by field: numbers become a tensor, strings a list, and lists of equal length a
+    list of batches, one for each position in them; all records need the same fields, and none may be null. A batch of
+    tar is a dict by file ending with lists of bytes, and `__key__` has the list of keys. A batch of text is a list of
+    lines.
 
-    `columns` chooses some of the columns. `window` samples are shuffled at a time; more are mixed better and need more
-    memory. `cache={"folder": PATH, "gb": 20}` keeps on a local disk what came from a store, and what `decode` has made
-    as long as it draws no random numbers; it holds 10 GB where "gb" is not given. With `decode` it needs `cache_key`, a
-    text such as "v1" that says what `decode` makes: samples are used again under the same key only, so give another one
-    whenever `decode`, or anything that it depends on, has changed.
+    `columns` selects columns. `window` is the number of samples that are shuffled at a time: a larger one mixes better
+    and needs more memory. `cache={"folder": PATH, "gb": 20}` caches on a local disk what was read from a store, and the
+    samples that `decode` has made unless it draws random numbers; "gb" is 10 by default. A cache with `decode` needs
+    `cache_key`, a string such as "v1" for the version of `decode`: cached samples are used only under the same key, so
+    change it whenever `decode` or anything that it depends on has changed.
     """
 
     def __init__(
