@@ -161,7 +161,9 @@ def test_one_that_hangs_is_given_up_when_the_job_is_over(
     serve(run, hangs, events=[RunBegan(), *steps(1, 2)])
     go.set()
     assert hangs.steps == [1]
-    assert "Hangs.on_step_end at step 1 has not returned; what they have not heard yet is left out" in caplog.text
+    assert (
+        "Hangs.on_step_end at step 1 has not returned; events that they have not handled yet are skipped" in caplog.text
+    )
 
 
 def test_a_slow_one_hears_everything_in_the_end(run: RunFolder) -> None:

@@ -27,7 +27,7 @@ def test_another_key_does_not_vouch_for_what_was_planted(
     run, new = encrypted.source.run, second_key(tmp_path)
     name = encrypted.plant(9, run.checkpoints)
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match=f"nothing is rewritten: the key of run .* does not vouch for {name}"):
+    with pytest.raises(CheckpointError, match=f"nothing is rewritten: the key of run .* does not authenticate {name}"):
         rekey_run(run, new)
     after = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path != run.lock_file}
     assert after == {path: content for path, content in before.items() if path != run.lock_file}
@@ -39,7 +39,7 @@ def test_nor_where_the_job_was_edited_to_name_no_key(encrypted: Encrypted, tmp_p
     run = encrypted.source.run
     name = encrypted.plant(9, run.checkpoints)
     run.write_job(run.job_file.read_text().partition("checkpoint:")[0])
-    with pytest.raises(CheckpointError, match=f"does not vouch for {name}"):
+    with pytest.raises(CheckpointError, match=f"does not authenticate {name}"):
         rekey_run(run, second_key(tmp_path))
 
 

@@ -246,8 +246,8 @@ def test_code_beside_a_copy_is_not_kept_unless_that_is_asked_for(copy: Path, tmp
         find_task(RunFolder(fetched.path), "/gone/task.py:Tiny", untrusted=fetched.untrusted)
     assert refused.value.message == (
         f"the task /gone/task.py is not here, and resuming would run the source at {copy} (source.json: "
-        "task.py, parts/net.py): code of whoever can write there. If that is you, add --trust-source; or name the task "
-        "by --task FILE:Class."
+        "task.py, parts/net.py): anybody who can write there may have changed it. If you trust it, add --trust-source; "
+        "or name the task by --task FILE:Class."
     )
     assert find_task(RunFolder(fetched.path), "/gone/task.py:Tiny", "/a.py:Tiny", fetched.untrusted).kept is None
     again = fetch_run(tmp_path / "elsewhere", str(copy), trust_source=True)

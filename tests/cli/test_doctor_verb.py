@@ -84,7 +84,7 @@ def test_a_person_sees_what_is_wrong_and_what_to_do(
     with TerminalCommand(workplace.folder, width, "doctor", **without_torch) as command:
         assert command.ended() == 1
     words = " ".join(" ".join(command.screen).split())
-    assert "problem torch cannot be used: ImportError: libtorch_cpu.so is not there → Install it anew:" in words
+    assert "problem torch cannot be used: ImportError: libtorch_cpu.so is not there → Install it again:" in words
     assert re.search(r"\d+ problems? and (no|\d+) warnings?\.$", words)
     assert "\x1b[1;31mproblem" in command.text
     lines = re.sub(r"\x1b\[[\d;]*m|\r", "", command.text).split("\n")

@@ -20,7 +20,7 @@ from schemas import validate
 
 
 def entry(epoch: int, status: EpochStatus = EpochStatus.WHOLE, dropped: tuple[int, ...] = ()) -> EpochEntry:
-    reason = "" if status is EpochStatus.WHOLE else "step 7 did not tell which samples were used"
+    reason = "" if status is EpochStatus.WHOLE else "step 7 did not record which samples were used"
     return EpochEntry(epoch, 3 * epoch + 1, 3 * epoch + 3, 3, 30, dropped, False, status, reason)
 
 
@@ -48,7 +48,7 @@ def test_of_many_epochs_the_last_and_the_broken_ones_are_shown() -> None:
     assert lines[3].split()[0] == "10"
     assert "9 earlier epochs, none of them broken; --json has all" in lines
     assert "2 steps were repeated after resuming from a checkpoint; each counts once." in lines
-    assert lines[-1] == "Broken in epoch 2: step 7 did not tell which samples were used."
+    assert lines[-1] == "Broken in epoch 2: step 7 did not record which samples were used."
 
 
 def test_bad_samples_have_a_column_where_there_are_any() -> None:

@@ -197,7 +197,7 @@ def test_again_and_again_without_getting_any_further_ends_the_job() -> None:
     assert any(isinstance(action, EndJob) for action in decision.actions)
     assert isinstance(state, Ended)
     assert state.failure is not None
-    assert "without the job getting any further" in state.failure.message
+    assert "in a row without any progress" in state.failure.message
 
 
 def test_a_job_that_is_stopping_ends_without_the_wrong_state() -> None:

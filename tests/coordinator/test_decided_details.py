@@ -600,7 +600,7 @@ class TestWords:
             assert failure is not None
             return failure.message
 
-        assert "samples that were not told" in told_of(Reading(0, 0, (), 0))
+        assert "samples that were not reported" in told_of(Reading(0, 0, (), 0))
         assert "lists the first" not in told_of(Reading(0, 0, (1, 2), 2))
         assert "lists the first" in told_of(Reading(0, 0, (1, 2), 3))
 

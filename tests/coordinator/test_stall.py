@@ -98,7 +98,7 @@ def test_a_step_that_takes_long_is_reported_once_with_what_everybody_does(phase:
     watch = Watch()
     watch.pass_seconds(100, WAITS, WorkerStatus(17, phase))
     assert watch.warnings() == [
-        "step 17 has not come any further for 30.0 s: worker 0 (pid 4710 on host a) is in exchange, worker 1 "
+        "step 17 has made no progress for 30.0 s: worker 0 (pid 4710 on host a) is in exchange, worker 1 "
         f"(pid 4711 on host a) is in {phase}; {why}. It is waited for until step_timeout (not set, so 1800 s "
         "without any progress)."
     ]
@@ -166,7 +166,7 @@ def test_every_phase_is_watched(stuck: WorkerStatus, what: str, why: str) -> Non
     waiting = replace(stuck, waits_for="the other workers")
     watch.pass_seconds(1800, waiting, stuck, every=2)
     (warning,) = watch.warnings()
-    assert warning.startswith(f"{what} has not come any further for 30.0 s: worker 0 (pid 4710 on host a) is in")
+    assert warning.startswith(f"{what} has made no progress for 30.0 s: worker 0 (pid 4710 on host a) is in")
     assert f"is in {stuck.phase} and waits for the other workers, worker 1" in warning
     assert warning.endswith(f"; {why}. It is waited for until step_timeout (not set, so 1800 s without any progress).")
     assert watch.losses() == []
@@ -291,7 +291,7 @@ def test_by_step_timeout_whoever_holds_the_step_up_is_lost() -> None:
     (loss,) = watch.losses()
     assert (loss.worker, loss.step, loss.phase, loss.detect_s) == (1, 17, "compute", 3.0)
     assert loss.message == (
-        "step 17 has not come any further for 3.0 s: worker 0 (pid 4710 on host a) is in exchange, worker 1 (pid 4711 "
+        "step 17 has made no progress for 3.0 s: worker 0 (pid 4710 on host a) is in exchange, worker 1 (pid 4711 "
         "on host a) is in compute; worker 1 is held up in the task's own code (computing its lanes). That is longer "
         "than step_timeout (3.0)."
     )

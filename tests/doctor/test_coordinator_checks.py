@@ -26,7 +26,7 @@ def goes_on(door: Door) -> bool:
 
 
 def nobody(door: Door) -> bool:
-    raise LinkError(f"nobody listens at {door.address} (Connection refused)")
+    raise LinkError(f"nothing listens at {door.address} (Connection refused)")
 
 
 def another(door: Door) -> bool:
@@ -50,7 +50,7 @@ def test_a_coordinator_that_answers(run: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("call", "held", "level", "words"),
     [
-        (nobody, True, Level.PROBLEM, "nobody listens at 127.0.0.1:4711 (Connection refused), although process"),
+        (nobody, True, Level.PROBLEM, "nothing listens at 127.0.0.1:4711 (Connection refused), although process"),
         (nobody, False, Level.WARNING, "nothing works on this run any longer"),
         (another, True, Level.PROBLEM, "another job's coordinator listens at 127.0.0.1:4711"),
         (another, False, Level.WARNING, "another job's coordinator listens at 127.0.0.1:4711"),
@@ -98,7 +98,7 @@ def test_a_real_coordinator_is_called(tmp_path: Path, monkeypatch: pytest.Monkey
         assert call_coordinator(Door(served.address, TOKEN)) is False
         with pytest.raises(FrameError):
             call_coordinator(Door(served.address, "a token of somebody else"))
-    with pytest.raises(LinkError, match="nobody listens at"):
+    with pytest.raises(LinkError, match="nothing listens at"):
         call_coordinator(Door(served.address, TOKEN))
 
 

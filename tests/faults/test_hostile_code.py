@@ -291,7 +291,7 @@ def test_metrics_that_dead_lock_again_and_again_end_the_job(troubled: Workplace)
     settings = ("--workers", "1", "--set", "step_timeout=1")
     failure = failure_of(troubled, *settings, TROUBLE="hang in metrics")
     assert (failure["kind"], failure["phase"], failure["step"]) == ("WorkerLost", "evaluation", 4)
-    assert failure["message"].startswith("the evaluation of step 4 has not come any further for ")
+    assert failure["message"].startswith("the evaluation of step 4 has made no progress for ")
     assert "worker 0 is held up in the task's own code (evaluating a batch)" in failure["message"]
     assert "Workers have now hung there 3 times in a row, so the job is stopped" in failure["message"]
     lost = [event for event in troubled.events() if event["kind"] == "lost"]
@@ -314,7 +314,7 @@ def test_a_disk_that_stalls_in_the_last_save_is_named(troubled: Workplace) -> No
     settings = ("--workers", "2", "--set", "step_timeout=4", "--set", "checkpoint.every=null")
     running = troubled.start("train", "job.yaml", "--json", *settings, TROUBLE="hang in fsync")
     loss = running.await_event("lost")
-    assert loss["message"].startswith(f"the checkpoint of step {STEPS} has not come any further for ")
+    assert loss["message"].startswith(f"the checkpoint of step {STEPS} has made no progress for ")
     assert re.search(r"is in checkpoint and waits for the disk.* wait for the disk, which does not", loss["message"])
     assert (loss["step"], loss["phase"]) == (STEPS, "checkpoint")
     troubled.go()

@@ -156,19 +156,19 @@ def test_a_step_told_again_with_other_samples_is_broken(judged: Judged) -> None:
     story = tell(begin(Story()), range(1, 6))
     ledger = judged(tell(tell(begin(story, from_step=3), [4], **read(range(8))), [5, 6]), 6)
     assert statuses(ledger) == [WHOLE, BROKEN]
-    assert ledger.verdict == "Broken in epoch 1: step 4 was told twice, with other samples the second time."
+    assert ledger.verdict == "Broken in epoch 1: step 4 was recorded twice, with other samples the second time."
 
 
 def test_missing_steps_are_named(judged: Judged) -> None:
     ledger = judged(tell(begin(Story()), [1, 2, 3, 5, 6, 7, 8, 9]), 9)
     assert statuses(ledger) == [WHOLE, BROKEN, WHOLE]
-    assert ledger.verdict == "Broken in epoch 1: step 4 did not tell which samples were used."
+    assert ledger.verdict == "Broken in epoch 1: step 4 did not record which samples were used."
 
 
 def test_what_was_done_and_not_told_is_missing(judged: Judged) -> None:
     ledger = judged(tell(begin(Story()), range(1, 5)), 9)
     assert statuses(ledger) == [WHOLE, BROKEN, BROKEN]
-    assert "steps 5, 6 did not tell" in ledger.verdict
+    assert "steps 5, 6 did not record" in ledger.verdict
     assert "7, 8, 9" in ledger.epochs[2].reason
 
 
@@ -238,7 +238,7 @@ def test_a_sample_that_is_bad_twice_in_a_step_counts_twice(judged: Judged) -> No
 @pytest.mark.parametrize("bad", [[3], [[3]], [[4, 3]], [[-1, 3]], [[0, 2**62]], "3", [["0", "1"]]])
 def test_a_step_with_bad_samples_that_are_none_has_told_nothing(judged: Judged, bad: Any) -> None:
     ledger = judged(tell(tell(begin(Story()), [1, 2]), [3], bad=bad), 3)
-    assert "step 3 did not tell which samples were used" in ledger.verdict
+    assert "step 3 did not record which samples were used" in ledger.verdict
 
 
 class TestBySumsAlone:
@@ -293,7 +293,7 @@ class TestOrderOfOnesOwn:
         assert statuses(ledger) == [WHOLE, BROKEN]
         assert "the task's order()" in ledger.verdict
         story = tell(begin(Story()), range(1, 4), plan, planned=None)
-        assert "did not tell the order" in read_ledger(run_of(tmp_path, story, 3)).verdict
+        assert "did not record the order" in read_ledger(run_of(tmp_path, story, 3)).verdict
 
 
 def test_another_training_set_in_another_part_is_broken(judged: Judged) -> None:
@@ -308,7 +308,7 @@ def test_a_torn_line_is_a_step_that_is_not_told(tmp_path: Path) -> None:
     lines = run.events_file.read_text().splitlines(keepends=True)
     assert '"step":2,' in lines[2]
     run.events_file.write_text("".join([*lines[:2], lines[2][:40] + "\n", *lines[3:]]))
-    assert "step 2 did not tell" in read_ledger(run).verdict
+    assert "step 2 did not record" in read_ledger(run).verdict
 
 
 @pytest.mark.parametrize("value", [None, 7, "ab", "x" * 32])
@@ -334,7 +334,7 @@ def test_a_run_of_an_earlier_version_has_none(judged: Judged) -> None:
         judged(Story().begin().train(1, 8), 8)
     with pytest.raises(RunError, match="has no ledger"):
         judged(Story(), 8)
-    with pytest.raises(RunError, match="does not tell how the run began"):
+    with pytest.raises(RunError, match="does not say how the run began"):
         judged(tell(Story(), [1, 2]), 2)
 
 
@@ -361,4 +361,4 @@ def test_a_step_that_was_redone_with_other_samples_shows_in_the_state(tmp_path: 
     run.write_result({"run": run.name, "status": "complete", "steps": 3, "ledger": str(state)})
     ledger = read_ledger(run)
     assert ledger.is_whole is not is_redone
-    assert ("other samples than the steps tell" in ledger.verdict) is is_redone
+    assert ("other samples than the steps have recorded" in ledger.verdict) is is_redone

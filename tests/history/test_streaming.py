@@ -189,7 +189,7 @@ class TestData:
         plain = build_run(tmp_path / "runs", story=Story().begin().train(1, 3))
         with pytest.raises(RunError, match="does not read its training set in shards"):
             read_data_progress(plain)
-        with pytest.raises(RunError, match="has not begun to train yet"):
+        with pytest.raises(RunError, match="has not started to train yet"):
             read_data_progress(build_run(tmp_path / "runs"))
         run = streamed.train(1, 2).run()
         (streamed.folder / NAME).unlink()

@@ -811,7 +811,7 @@ class TestTheLease:
         crew.settle(2)
         crew.await_done()
         assert crew.names() == []
-        assert "could not be told any more" in (crew.first.saving.failure or "")
+        assert "could not be recorded any more" in (crew.first.saving.failure or "")
 
     @pytest.mark.parametrize("comes_back", [True, False])
     def test_that_ends_before_the_rename_commits_nothing(self, crew: Crew, comes_back: bool) -> None:

@@ -174,7 +174,7 @@ class CallbackServer:
                 if len(signals.received) > heard or (call and now - max(began, call[2]) > PATIENCE):
                     self._is_given_up.set()
                     where = "" if call is None else f" {call[0]}{_at(call[1])} has not returned;"
-                    log.warning("callbacks:%s what they have not heard yet is left out", where)
+                    log.warning("callbacks:%s events that they have not handled yet are skipped", where)
                     break
                 if now - began > _UNTOLD and not is_told:
                     is_told = True

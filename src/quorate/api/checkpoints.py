@@ -230,9 +230,9 @@ def _why_no_new_key(run: RunFolder, untrusted: Sequence[Skipped]) -> str:
     names = ", ".join(each.path.name for each in untrusted)
     remove = f"quorate checkpoints rm {run.name} --checkpoint {untrusted[0].path.name}"
     return (
-        f"nothing is rewritten: the key of run {run.name} does not vouch for {names}, and the new one would "
-        f"({untrusted[0].reason.rstrip('.')}). Remove what is not yours with `{remove}`, or take them all "
-        "on trust with --include-untrusted"
+        f"nothing is rewritten: the key of run {run.name} does not authenticate {names} "
+        f"({untrusted[0].reason.rstrip('.')}), and the new key would. Remove what is not yours with `{remove}`, or "
+        "trust all of them with --include-untrusted"
     )
 
 

@@ -120,11 +120,11 @@ def _detachable(resolved: ResolvedJob) -> RaySpec:
     if engine.storage is None:
         raise RequestError(
             "--detach needs engine.storage: a folder that this machine and all nodes have mounted, such as "
-            "--set engine.storage=/mnt/shared. The run is kept there, for whoever looks at it from elsewhere."
+            "--set engine.storage=/mnt/shared. The run is stored there, so that other machines can see it."
         )
     if store_of(resolved.spec) is not None:
         raise RequestError(
-            f"--detach keeps the whole run in engine.storage, for whoever looks at it from elsewhere: that has to be a "
+            "--detach stores the whole run in engine.storage, so that other machines can see it: that has to be a "
             f"folder that this machine and all nodes have mounted, and not a store ({engine.storage})."
         )
     if not Path(engine.storage).is_dir():

@@ -192,7 +192,10 @@ def _take_source(run: RunFolder, place: Place, jobs: Jobs, trusted: bool) -> str
     folder = CheckpointFolder.of_job(run.checkpoints, resolved.spec.checkpoint)
     if folder.cipher is None:
         if not trusted:
-            return f"{_would_run(page, place)}: code of whoever can write there. If that is you, add --trust-source"
+            return (
+                f"{_would_run(page, place)}: anybody who can write there may have changed it. If you trust it, add "
+                "--trust-source"
+            )
     else:
         newest = search_own(folder.search, partial(why_foreign, spec=recorded.spec)).newest
         told = None if newest is None else newest.manifest.environment.get(SOURCE)

@@ -123,7 +123,7 @@ def plan_job(resolved: ResolvedJob, memory: int | None = None, gpus: Sequence[in
         task = configure(task_type, spec.params, resolved.source, spec.seed)
         if isinstance(task, OwnLoop):
             raise RequestError(
-                f"task: {task_type.__name__}() has a training loop of its own, of which nobody knows what it computes "
+                f"task: {task_type.__name__}() has a training loop of its own, and what it computes is not known "
                 "before it runs. `quorate plan` takes a quorate.Task."
             )
         planning = _Planning(spec, task, device)

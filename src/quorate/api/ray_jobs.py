@@ -74,7 +74,7 @@ def refuse_ended(run: RunFolder) -> None:
     with _explaining(submission.address):
         info = client.get_job_info(submission.id)
     if str(info.status.value) in OVER and waits_to_begin(run):
-        said = " ".join(str(info.message or "no reason told").split())
+        said = " ".join(str(info.message or "no reason given").split())
         raise JobError(
             f"run {run.name} has ended before its launcher began ({info.status.value.lower()}): {said} "
             f"All that was printed: ray job logs {submission.id}"

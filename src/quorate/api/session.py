@@ -296,7 +296,7 @@ class _Beginning:
         def record(now: Prepared) -> None:
             if resolved.spec.lineage and checkpoint is not None and run.path != self.run.path:
                 then = checkpoint.manifest.environment
-                refuse_other_code(run, then, now, "Undo the change, or train the job anew.")
+                refuse_other_code(run, then, now, "Undo the change, or train the job again from the start.")
             run.write_environment(now.facts)
             keep_task(run, self.task, now.source, self.place)
 

@@ -126,7 +126,7 @@ def _refuse_untrusted(manifest: Manifest, given: Cipher) -> None:
     elif (key_id := encryption.get("key")) != given.key_id:
         what = f"is encrypted with key {key_id} and the key given is {given.key_id}"
     elif not manifest.tag:
-        what = "was encrypted by an earlier version of Quorate, so the key does not vouch for its manifest"
+        what = "was encrypted by an earlier version of Quorate, so the key does not authenticate its manifest"
     else:
         return
     raise UntrustedError(

@@ -269,8 +269,8 @@ class FolderPlace:
                 self.folder.mkdir(exist_ok=True)
             except FileNotFoundError:
                 raise StoreError(
-                    f"{self.folder.parent}: there is no such folder. Mount it, or make it: were it made by itself, "
-                    "copies would go to the disk of the mount point while the right one is away.",
+                    f"{self.folder.parent}: there is no such folder. Mount it, or create it. It is not created "
+                    "automatically, or copies would go to the disk of the mount point while the right one is missing.",
                     lasts=True,
                 ) from None
 

@@ -144,7 +144,7 @@ def _show_meshes(made: Plan, page: Page) -> None:
     ]
     page.table(headed_table(headings, rows=rows), 2)
     if any(mesh.shape.tensor > 1 for mesh in made.meshes):
-        page.line("Where tensors are cut, every layer exchanges activations besides, which is not counted here.")
+        page.line("Where tensors are split, every layer also exchanges activations, which are not counted here.")
     page.line("In a job file, with as many workers; then `quorate plan` says more:")
     for mesh in made.meshes:
         page.line(f"  {mesh.shape.size:>4} GPUs  {mesh.strategy}")

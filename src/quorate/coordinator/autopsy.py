@@ -104,9 +104,9 @@ def autopsy_of_divergence(failure: Failure, process: tuple[int, int], known: Enr
 def autopsy_of_divergences(failure: Failure, times: int) -> Failure:
     """What to say of replicas that differ again and again."""
     message = (
-        f"{failure.message} That was the {times}th time in a row without the job getting any further, so the job is"
-        " given up. Either a machine computes or remembers wrongly, or something in the task's optimizer depends on the"
-        " worker: the time, a generator of its own, a file that changes. `quorate resume` goes on from the newest"
+        f"{failure.message} That was the {times}th time in a row without any progress, so the job is given up. Either"
+        " the processor or the memory of a machine is faulty, or something in the task's optimizer depends on the"
+        " worker: the time, a generator of its own, a file that changes. `quorate resume` continues from the newest"
         " checkpoint."
     )
     return failure.at(message=message)

@@ -344,7 +344,7 @@ def _explain_giving_up(members: Members, worker: int, why: str) -> str:
     fewer, option, what = members.wanted - 1, "", "workers"
     if Role.of(worker) is Role.SERVER:
         fewer, option, what = members.wanted_servers - 1, "--servers ", "servers"
-    resize = f", and `quorate resize RUN {option}{fewer}` makes do with fewer {what}" if fewer else ""
+    resize = f", and `quorate resize RUN {option}{fewer}` uses fewer {what}" if fewer else ""
     if members.settings.mesh is not None:
         resize = ", and so do more shards"
     return (

@@ -126,7 +126,7 @@ def _after_the_end(state: Ended, event: MembershipEvent) -> Decision:
         if heard is None or event.sequence <= heard:
             return Decision(state, (), f"{name_of(event.worker)} has reported this before, or has never joined")
         later = replace(state, heard={**state.heard, event.worker: event.sequence})
-        return Decision(later, (RecordEvents(event.events),), f"{name_of(event.worker)} tells its last events")
+        return Decision(later, (RecordEvents(event.events),), f"{name_of(event.worker)} reports its last events")
     return Decision(state, (), "the job has ended")
 
 
@@ -262,8 +262,8 @@ def _find_unended(state: Forming | Training, now: float) -> Decision | None:
         if isinstance(state, Forming) and now - max(killed.since, state.since) >= limit:
             why = (
                 f"{message} The next generation has waited for longer than step_timeout"
-                f" ({limit_words(settings.step_timeout, limit)}), so the job is stopped; `quorate resume` goes on from"
-                " the newest checkpoint once the cause is fixed."
+                f" ({limit_words(settings.step_timeout, limit)}), so the job is stopped; `quorate resume` continues"
+                " from the newest checkpoint once the cause is fixed."
             )
             return end(Failure(WORKER_LOST, why, worker=worker))
         if now >= killed.tell_at:

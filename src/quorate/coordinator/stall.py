@@ -1,9 +1,9 @@
 """Work that stands still: who holds it up, what everybody is doing, and when that is too long.
 
-A worker that is alive but gets nowhere sends its heartbeats all the same. They tell its phase, what it waits for, and a
-number that changes whenever it comes any further: a lane, an evaluation batch, a piece of a copy or of a save. Where
-nobody in a generation comes any further, that is reported; if it lasts, whoever holds the others up counts as lost.
-Every phase is watched. Before a worker registers it is in no generation: its setup is the supervisor's to watch.
+A worker that hangs still sends its heartbeats. They carry its phase, what it waits for, and a number that changes
+whenever it makes progress: a lane, an evaluation batch, a piece of a copy or of a save. If nobody in a generation makes
+progress, that is reported; if it lasts, the worker that holds up the others counts as lost. Every phase is watched.
+Before a worker registers it is in no generation: its setup is watched by the supervisor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ _WHEN = {DATA: "while its samples were read", COMPUTE: "while its loss was compu
 
 @dataclass(frozen=True)
 class Stall:
-    """Nobody has come any further `since` then, for `seconds`, where `limit` seconds are too many.
+    """Nobody has made progress `since` then, for `seconds`, where `limit` seconds are too many.
 
     The culprit holds the others up; unless it `waits_too`, and all wait for each other.
     """
@@ -169,7 +169,7 @@ def autopsy_of_hangs(members: Members, failure: Failure) -> Failure | None:
 def _sentence(culprit: Enrolled, seconds: float, at_work: Sequence[Enrolled], holding_up: Sequence[Enrolled]) -> str:
     what = _WHAT.get(culprit.status.phase, "step {}").format(culprit.status.step or 0)
     doing = ", ".join(f"{name_enrolled(known)} is in {_phase(known.status)}" for known in at_work)
-    return f"{what} has not come any further for {seconds:.1f} s: {doing}; {_why(holding_up)}."
+    return f"{what} has made no progress for {seconds:.1f} s: {doing}; {_why(holding_up)}."
 
 
 def _phase(status: WorkerStatus) -> str:
@@ -243,6 +243,6 @@ def _failure(alike: Sequence[Victim]) -> Failure:
 
 def _samples(reading: Reading) -> str:
     if not reading.count:
-        return "samples that were not told"
+        return "samples that were not reported"
     listed = ", of which failure.samples in result.json lists the first" if reading.count > len(reading.samples) else ""
     return f"{name_samples(reading.samples, reading.count)}{listed}"

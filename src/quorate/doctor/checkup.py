@@ -249,7 +249,7 @@ def call_coordinator(door: Door) -> bool:
     try:
         socket.create_connection(split_address(door.address), timeout=PATIENCE).close()
     except OSError as error:
-        raise LinkError(f"nobody listens at {door.address} ({error.strerror or error})") from None
+        raise LinkError(f"nothing listens at {door.address} ({error.strerror or error})") from None
     client = SupervisorClient(door.address, door.token, PATIENCE, authority=door.authority)
     try:
         return client.news(timeout=0).outcome is not None

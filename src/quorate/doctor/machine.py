@@ -182,7 +182,7 @@ def talk_to_a_child(patience: float) -> int:
                     peer.settimeout(patience)
                     heard = peer.recv(len(GREETING), socket.MSG_WAITALL)
                 if heard != GREETING:
-                    raise ConnectionError(f"{heard!r} was heard where {GREETING!r} was said")
+                    raise ConnectionError(f"{heard!r} was received instead of {GREETING!r}")
                 if caller.wait(patience) != 0:
                     raise ConnectionError(f"the process that called has failed with exit code {caller.returncode}")
             finally:

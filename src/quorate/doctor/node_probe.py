@@ -51,7 +51,7 @@ class NodeProbe:
                     connection.sendall(piece)
                 connection.shutdown(socket.SHUT_WR)
                 if connection.recv(1) != b"!":  # not before all of it is there
-                    return 0.0, "somebody else listens there"
+                    return 0.0, "another process listens there"
                 return size / max(time.perf_counter() - began, 1e-9), ""
         except OSError as error:
             return 0.0, error.strerror or str(error)

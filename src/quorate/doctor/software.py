@@ -160,7 +160,7 @@ def check_torch(facts: TorchFacts, tested: Requirement) -> Finding:
     """Whether it can be imported, is the version that was tested, and computes the same bits twice."""
     install = f"pip install '{tested}'"
     if facts.error:
-        return Finding("torch", Level.PROBLEM, f"cannot be used: {facts.error}", f"Install it anew: {install}")
+        return Finding("torch", Level.PROBLEM, f"cannot be used: {facts.error}", f"Install it again: {install}")
     if not facts.repeats_bits:
         text = f"{facts.version} computes other bits the second time, with deterministic kernels and one thread"
         return Finding("torch", Level.PROBLEM, text, f"No job can keep its promise with it. {install}")

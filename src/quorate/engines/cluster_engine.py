@@ -56,8 +56,8 @@ LOOK_AT_STOP = 0.1
 CLOSE_PATIENCE = 30.0
 GANG_LOSS = (
     "a worker that dies is replaced where it was, and costs no completed step. A node that is lost, or a process of Ray"
-    " Train, costs the steps since the newest checkpoint: all workers begin again from it. If it is told before that a"
-    " node is taken away, they save first."
+    " Train, costs the steps since the newest checkpoint: all workers start again from it. If a node is announced to"
+    " be taken away, they save first."
 )
 """What is said once of a gang on a cluster."""
 

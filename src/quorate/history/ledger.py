@@ -165,7 +165,7 @@ def read_ledger(run: RunFolder) -> Ledger:
         )
     if account.steps and not account.courses:
         raise RunError(
-            f"the ledger of run {run.name} cannot be judged: {run.events_file} does not tell how the run began, so the "
+            f"the ledger of run {run.name} cannot be judged: {run.events_file} does not say how the run began, so the "
             "number of its samples is not known."
         )
     plan, unplanned = None, ""
@@ -175,7 +175,7 @@ def read_ledger(run: RunFolder) -> Ledger:
         unplanned = error.message.rstrip(".")
     ledger = judge(account, done, plan, unplanned)
     if ledger.is_whole and _is_of_others(account, done, result.get("ledger")):
-        ledger = replace(ledger, problem="the weights are made of other samples than the steps tell")
+        ledger = replace(ledger, problem="the weights are made of other samples than the steps have recorded")
     return replace(ledger, bad_places=_places(account, ledger.bad))
 
 
@@ -268,10 +268,10 @@ class _Epoch:
     def _problem(self, plan: Sampler | None) -> str:
         missing = [step for step in self._range if step not in self._told]
         if missing:
-            return f"{_steps(missing)} did not tell which samples were used"
+            return f"{_steps(missing)} did not record which samples were used"
         for step, entry in self._told.items():
             if step in self._other:
-                return f"step {step:,} was told twice, with other samples the second time"
+                return f"step {step:,} was recorded twice, with other samples the second time"
             if plan is not None:
                 planned = Tally.of(plan.epoch_of(step), plan.batch(step))
                 if entry.tally + Tally.of(self._epoch, numbers_in(entry.bad)) != planned:
@@ -281,7 +281,7 @@ class _Epoch:
     def _sum_problem(self, plan: Sampler | None) -> str:
         planned = next((entry.planned for entry in self._told.values() if entry.planned is not None), None)
         if self._is_own and planned is None:
-            return "its last step did not tell the order of the epoch"
+            return "its last step did not record the order of the epoch"
         used, dropped = sum(entry.samples for entry in self._told.values()), len(self._dropped)
         if not self._is_own and used + dropped + len(self._bad) != self._set:
             left_out = f" and dropped {dropped:,}" if dropped else ""

@@ -110,7 +110,7 @@ def read_data_progress(run: RunFolder) -> DataProgress:
     timeline = glance(run.events_file)
     begun = timeline.of_kind(RunBegan)
     if not begun:
-        raise RunError(f"run {run.name} has not begun to train yet, so there is nothing to tell of its data.")
+        raise RunError(f"run {run.name} has not started to train yet, so there is nothing to show of its data.")
     data = blocks_of(begun[-1])
     if data is None:
         why = (

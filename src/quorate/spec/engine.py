@@ -47,7 +47,7 @@ def checked_folder(folder: str | None) -> str | None:
     if is_url(folder):
         raise ValueError(f"It is a folder that all hosts have mounted, and {shown_place(folder)} is none.")
     if not PurePath(folder).is_absolute():
-        raise ValueError("All hosts look for it, wherever they stand: write an absolute path, such as /mnt/shared.")
+        raise ValueError("It has to be the same on all hosts: write an absolute path, such as /mnt/shared.")
     return folder
 
 

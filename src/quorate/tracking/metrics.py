@@ -1,4 +1,4 @@
-"""The table of a job's metrics: what each is called and means, and how all are shown. The only module that imports
+"""The metrics of a job for Prometheus: their names, help texts and values. The only module that imports
 prometheus_client.
 """
 
@@ -17,9 +17,9 @@ from quorate.tracking.step_sums import Distribution, NamedNumbers, StepSums
 
 PREFIX = "quorate_"
 MOST_SERVERS = 64
-"""So many are told one by one: each is a series of its own."""
+"""At most so many servers are shown: each is a series of its own."""
 MOST_GPUS = 64
-"""So many GPUs are shown of a host."""
+"""At most so many GPUs of a host are shown."""
 
 UPDATE_BOUNDS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89)
 """Updates that come between a pull and a push: a few more than there are workers."""
@@ -27,7 +27,7 @@ UPDATE_BOUNDS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89)
 LONG_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 Reading = tuple[str, str, Callable[[Any], float | None]]
-"""What is shown of the last word about a worker, a machine or a GPU: name, help, and the number in it."""
+"""A metric from the last sample of a worker, a machine or a GPU: name, help text, and how to read its value."""
 
 
 def _percent(field: str) -> Callable[[Any], float | None]:
@@ -40,40 +40,40 @@ def _plain(field: str) -> Callable[[Any], float | None]:
 
 OF_WORKERS: tuple[Reading, ...] = (
     ("worker_cpu_ratio", "CPU that a worker's process uses; 1 is one core.", _percent("cpu_percent")),
-    ("worker_memory_bytes", "Memory of a worker's process that is resident.", _plain("memory_bytes")),
+    ("worker_memory_bytes", "Resident memory of a worker's process.", _plain("memory_bytes")),
     ("worker_threads", "Threads of a worker's process.", _plain("threads")),
 )
 OF_DEVICES: tuple[Reading, ...] = (
     (
         "worker_gpu_memory_bytes",
-        "The most memory of its GPU that tensors of a worker have taken since the last sample.",
+        "Peak GPU memory allocated by a worker's tensors since the last sample.",
         _plain("allocated_bytes"),
     ),
     (
         "worker_gpu_memory_reserved_bytes",
-        "The most memory of its GPU that a worker has had since the last sample, with what PyTorch keeps for later.",
+        "Peak GPU memory reserved by a worker since the last sample, with PyTorch's cache.",
         _plain("reserved_bytes"),
     ),
     ("worker_gpu_memory_total_bytes", "Memory of the GPU of a worker.", _plain("total_bytes")),
 )
 OF_MACHINES: tuple[Reading, ...] = (
-    ("machine_cpu_ratio", "CPU of the machine that is in use; 1 is all of it.", _percent("cpu_percent")),
+    ("machine_cpu_ratio", "CPU use of the machine; 1 is all cores.", _percent("cpu_percent")),
     ("machine_memory_used_bytes", "Memory of the machine, or of its container, in use.", _plain("memory_used_bytes")),
-    ("machine_memory_total_bytes", "Memory that there is.", _plain("memory_total_bytes")),
+    ("machine_memory_total_bytes", "Memory of the machine, or of its container.", _plain("memory_total_bytes")),
     ("machine_disk_free_bytes", "Free space of the disk with the run folder.", _plain("disk_free_bytes")),
     ("machine_disk_total_bytes", "Size of the disk with the run folder.", _plain("disk_total_bytes")),
     *(
         (f"machine_{what}_bytes_per_second", f"Bytes {said} per second.", _plain(f"{what}_bytes_per_second"))
         for what, said in (
-            ("network_received", "that came over the network (not loopback)"),
-            ("network_sent", "that went over the network (not loopback)"),
+            ("network_received", "received over the network (not loopback)"),
+            ("network_sent", "sent over the network (not loopback)"),
             ("disk_read", "read from disks"),
             ("disk_written", "written to disks"),
         )
     ),
 )
 OF_GPUS: tuple[Reading, ...] = (
-    ("gpu_use_ratio", "Part of the time in which the GPU was at work.", _percent("use_percent")),
+    ("gpu_use_ratio", "Utilization of the GPU; 1 is all of the time.", _percent("use_percent")),
     ("gpu_memory_used_bytes", "Memory of the GPU in use.", _plain("memory_used_bytes")),
     ("gpu_memory_total_bytes", "Memory of the GPU.", _plain("memory_total_bytes")),
     ("gpu_temperature_celsius", "Temperature of the GPU.", _plain("temperature_celsius")),
@@ -82,9 +82,10 @@ OF_GPUS: tuple[Reading, ...] = (
 
 
 class Metrics:
-    """What is counted and kept from one event to the next: steps, and the last word about each worker and link.
+    """The values of all metrics, kept from one event to the next: counts of steps, and the last sample of each worker
+    and link.
 
-    Causes and phases are there from the beginning: a counter that comes to be with its first event does not show as an
+    Causes and phases exist from the start: a counter that appears only with its first event does not show as an
     increase. All metrics have the label `run`, which is added when they are shown.
     """
 
@@ -111,19 +112,23 @@ class Metrics:
         self.job_info = gauge(
             name("job_info"), "What the job is; always 1.", ["name", "task", "lanes", "strategy", "links"]
         )
-        self.planned_steps = gauge(name("planned_steps"), "The step with which the job is complete.")
+        self.planned_steps = gauge(name("planned_steps"), "The last step of the job.")
 
-        self.generation = gauge(name("generation"), "Number of the generation that is at work.")
-        self.incarnation = gauge(name("coordinator_number"), "Number of the coordinator that has formed it.")
-        workers = gauge(name("workers"), "Workers that take part, and how many the job should have.", ["state"])
+        self.generation = gauge(name("generation"), "Number of the current generation.")
+        self.incarnation = gauge(
+            name("coordinator_number"), "Number of the coordinator that has declared the generation."
+        )
+        workers = gauge(
+            name("workers"), "Workers that take part (alive), and that the job should have (wanted).", ["state"]
+        )
         self.alive, self.wanted = workers.labels("alive"), workers.labels("wanted")
         self.lost = counter(name("workers_lost_total"), "Workers that were lost, by cause.", ["cause"])
         self.recoveries = counter(
-            name("recoveries_total"), "Losses after which the job has completed a new step, by cause.", ["cause"]
+            name("recoveries_total"), "Recoveries from lost workers: a new step was completed, by cause.", ["cause"]
         )
         self.recovery_seconds = histogram(
             name("recovery_seconds"),
-            "Seconds from the first sign of a loss to the next new step.",
+            "Seconds from the first sign of a lost worker to the next new step.",
             ["cause"],
             buckets=LONG_BUCKETS,
         )
@@ -131,10 +136,10 @@ class Metrics:
             for metric in (self.lost, self.recoveries, self.recovery_seconds):
                 metric.labels(cause)
 
-        self.checkpoints = counter(name("checkpoints_total"), "Checkpoints that were saved.")
+        self.checkpoints = counter(name("checkpoints_total"), "Saved checkpoints.")
         self.checkpoint_failures = counter(name("checkpoint_failures_total"), "Checkpoints that could not be saved.")
         self.checkpoint_seconds = histogram(
-            name("checkpoint_seconds"), "Seconds from the beginning of a save to its commit.", buckets=LONG_BUCKETS
+            name("checkpoint_seconds"), "Seconds from the start of a save to its commit.", buckets=LONG_BUCKETS
         )
         self.checkpoint_wait = counter(
             name("checkpoint_wait_seconds_total"), "Seconds for which training waited for saves."
@@ -145,12 +150,10 @@ class Metrics:
             name("checkpoint_timestamp_seconds"), "When the last checkpoint was saved; 0 if none was."
         )
         self.checkpoint_failure_time = gauge(
-            name("checkpoint_failure_timestamp_seconds"), "When one could last not be saved; 0 if all were."
+            name("checkpoint_failure_timestamp_seconds"), "When a checkpoint last failed to be saved; 0 if none did."
         )
-        self.copies = counter(name("checkpoint_copies_total"), "Copies of checkpoints at further places.")
-        self.copy_failures = counter(
-            name("checkpoint_copy_failures_total"), "Copies that failed; they are tried again."
-        )
+        self.copies = counter(name("checkpoint_copies_total"), "Copies of checkpoints in other places (checkpoint.to).")
+        self.copy_failures = counter(name("checkpoint_copy_failures_total"), "Copies that failed; they are retried.")
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """All metrics in a format that is accepted, and its content type."""
@@ -168,44 +171,46 @@ class Metrics:
 
     def _of_steps(self) -> Iterator[Metric]:
         steps, last = self.steps, self.steps.last
-        yield _gauge("last_step", "The last step that is complete.", steps.position)
+        yield _gauge("last_step", "The last completed step.", steps.position)
         yield _gauge(
             "progress_timestamp_seconds",
-            "When the job last got any further: by a step, an evaluation or a checkpoint, or by being started.",
+            "When the job last made progress: a step, an evaluation, a checkpoint, or its start.",
             steps.progressed,
         )
-        yield _counter("steps", "Steps that were completed since the launcher was started.", steps.count)
-        yield _counter("steps_skipped", "Steps that changed nothing, since a loss was not finite.", steps.skipped)
-        overflowed = "Steps that changed no weight, since their gradients were too large for float16."
+        yield _counter("steps", "Steps completed since the launcher was started.", steps.count)
+        yield _counter("steps_skipped", "Steps skipped because a loss was not finite.", steps.skipped)
+        overflowed = "Steps skipped because their gradients overflowed float16."
         yield _counter("steps_overflowed", overflowed, steps.overflowed)
-        yield _counter("samples", "Samples that were trained on.", steps.samples)
-        yield _counter("bad_samples", "Training samples that were left out as unreadable.", steps.bad)
-        waited = "Seconds for which steps waited for the worker that had its data last."
+        yield _counter("samples", "Samples trained on.", steps.samples)
+        yield _counter("bad_samples", "Bad training samples that were skipped.", steps.bad)
+        waited = "Seconds that steps waited for the worker that got its data last."
         yield _counter("data_wait_seconds", waited, steps.waited)
-        yield _histogram("step_seconds", "Seconds of a step, in the worker that hosts lane 0.", {"": steps.seconds})
-        yield _histogram("phase_seconds", "Seconds of a step by phase, in that worker.", steps.by_phase, "phase")
+        yield _histogram("step_seconds", "Duration of a step, in the worker of lane 0.", {"": steps.seconds})
+        yield _histogram(
+            "phase_seconds", "Duration of each phase of a step, in the worker of lane 0.", steps.by_phase, "phase"
+        )
         yield _named("loss", "Training loss of the last step.", steps.losses, "optimizer")
         yield _named("learning_rate", "Learning rate of the last step.", steps.learning_rates, "optimizer")
         yield _named("gradient_norm", "Norm of the gradient of the last step.", steps.gradient_norms, "optimizer")
-        yield _named("logged", "What the task has logged in the last step that had it.", steps.logged, "name")
+        yield _named("logged", "The last number that the task has logged under this name.", steps.logged, "name")
         yield _named("validation_metric", "The last evaluation of the validation set.", self.validation, "metric")
         if last is not None:
             yield _gauge("epoch", "The epoch of the last step, from 0.", last.epoch or 0)
             yield _gauge("samples_per_second", "Samples per second in the last step.", last.samples_per_second or 0.0)
             if last.loss_scale is not None:
-                yield _gauge("loss_scale", "What the loss is multiplied by with precision: fp16.", last.loss_scale)
+                yield _gauge("loss_scale", "The loss scale with precision: fp16.", last.loss_scale)
 
         if self.late is not None:
-            text = "Updates of others between the pull and the push of a unit of work."
+            text = "Other updates between the pull and the push of a unit of work."
             yield _histogram("staleness_updates", text, {"": self.late})
-            text = "Steps ahead of the oldest unapplied one at which a unit was begun since the last boundary, at most."
+            text = "The most steps that a unit was started ahead of the oldest unapplied one, since the last boundary."
             yield _gauge("staleness_gap_steps", text, self.gap)
 
     def _of_servers(self) -> Iterator[Metric]:
         """Only of jobs that have any."""
         if self.placed is None:
             return
-        yield _gauge("servers", "Parameter servers that hold parameters.", len(self.placed.servers))
+        yield _gauge("servers", "Parameter servers.", len(self.placed.servers))
         held = self.placed.servers[:MOST_SERVERS]
         for metric, text, numbers in (
             ("server_blocks", "Parameters that a server holds.", [one.blocks for one in held]),
@@ -220,19 +225,19 @@ class Metrics:
         links, passed, last = dict(self.links), self.bytes_passed(), self.steps.last
         sent = CounterMetricFamily(
             f"{PREFIX}exchange_bytes",
-            "Bytes of gradients that went from a worker to others, over links or in shared memory.",
+            "Bytes of gradients that a worker has sent to others, over the network or in shared memory.",
             labels=["worker"],
         )
         for worker, size in passed.items():
             sent.add_metric([str(worker)], size)
         yield sent
         if links and last is not None:
-            text = "Bytes of gradients of all workers in the last step, per second that it waited for the exchange."
+            text = "Bytes of gradients of all workers in the last step, per second of waiting for the exchange."
             size = sum(link.bytes_per_step or 0 for link in links.values())
             yield _gauge("exchange_bytes_per_second", text, size / last.exchange_s if last.exchange_s else 0.0)
         latency = GaugeMetricFamily(
             f"{PREFIX}link_latency_seconds",
-            "Seconds of a round trip to the next worker, when the generation began.",
+            "Round trip to the next worker, when the generation began.",
             labels=["worker", "peer"],
         )
         for worker, link in links.items():
@@ -257,7 +262,9 @@ class Metrics:
         yield from _families(OF_MACHINES, [((host,), said.machine) for host, said in hosts.items()])
         gpus = [((str(gpu.index), host), gpu) for host, said in hosts.items() for gpu in said.gpus[:MOST_GPUS]]
         yield from _families(OF_GPUS, list(dict(gpus).items()), "gpu")
-        yield _counter("events_dropped", "Events that these metrics have missed, since too many came.", self.dropped())
+        yield _counter(
+            "events_dropped", "Events missing from these metrics because too many came at once.", self.dropped()
+        )
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

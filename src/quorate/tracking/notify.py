@@ -117,7 +117,7 @@ class Notifier:
         # An address that does not answer, and a job that loses workers all the time, would fill the machine.
         self._under_way = [child for child in self._under_way if child.poll() is None]
         if message.event == LOST and len(self._under_way) >= MOST:
-            log.warning("%d notifications are still on their way, so of this there is none: %s", MOST, message.message)
+            log.warning("%d notifications are still being sent, so this one is dropped: %s", MOST, message.message)
             return
         told = finite(mask_all(asdict(message)))
         order = {"message": told, "command": self._spec.command, "webhook": self._spec.webhook}

@@ -120,7 +120,7 @@ def _why_not_of(trial: "_Trial", device: Device) -> str | None:
         why = trial.why_not(plain) or trial.why_not_kept()
         if why is None:
             return None
-        log.info("the model is compiled, and what loss() does besides is not: %s", why)
+        log.info("the model is compiled, but not the rest of loss(): %s", why)
         device.compiles_loss = False
     return trial.why_not(plain)
 

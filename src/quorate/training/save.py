@@ -253,7 +253,7 @@ class OngoingSave:
             return False
         except JobError as ended:
             # Its ledger would have a hole: whoever resumes from it does not pass through the steps before it.
-            raise _GivenUp(f"{ended}; the steps before the checkpoint could not be told any more") from None
+            raise _GivenUp(f"{ended}; the steps before the checkpoint could not be recorded any more") from None
         return self._context.may_act()
 
     def _copy(self) -> None:

@@ -82,7 +82,7 @@ class Sharding:
                 raise TaskError(
                     f"strategy.tensor: {strategy.tensor} cuts nothing of the model{why}: all {strategy.tensor} workers "
                     "would compute the same. Leave tensor out, name modules in strategy.plan, or choose a number by "
-                    "which heads and widths can be divided; `quorate plan` tells more."
+                    "which heads and widths can be divided; `quorate plan` shows more."
                 )
             for sentence in describe(plan):
                 log.info("%s", sentence)

@@ -141,7 +141,7 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
     elif spec.train_metrics_every is not None and type(task).metrics is Task.metrics:
         raise TaskError(
             f"train_metrics_every: {spec.train_metrics_every} asks for metrics of training batches, and the task has "
-            "no metrics() of its own: there is the loss only, which every step tells. Write metrics(), or leave it out."
+            "no metrics() of its own: it has only the loss, which every step reports. Write metrics(), or leave it out."
         )
     # random_split gives a list; a list of anything but datasets is a dataset itself.
     of_sets = isinstance(given, list) and bool(given) and all(isinstance(d, TorchDataset) for d in given)

@@ -70,7 +70,7 @@ def _importance(record: SearchRecord, importance: Importance) -> Iterator[str]:
         return
     yield from ("## Importance", "")
     if importance.missing:
-        yield from (f"Which keys matter cannot be told: {importance.missing}.", "")
+        yield from (f"Which keys matter is not known: {importance.missing}.", "")
         return
     yield from _table(("key", "share"), [(f"`{key}`", f"{share:.0%}") for key, share in importance.shares.items()])
     yield from (f"By {importance.trials:,} trials: {importance.method}.", "")

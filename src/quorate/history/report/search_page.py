@@ -156,7 +156,7 @@ def params_in_words(params: dict[str, object]) -> str:
 
 def _importance(importance: Importance) -> Html:
     if importance.missing:
-        return tag("p", f"Which keys matter cannot be told: {importance.missing}.")
+        return tag("p", f"Which keys matter is not known: {importance.missing}.")
     greatest = max(importance.shares.values()) or 1.0
     rows = [
         (

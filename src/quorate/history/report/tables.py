@@ -181,7 +181,7 @@ def _told(timeline: Timeline) -> Iterator[tuple[float, str, str]]:
             case LogMessage(message=str(message)) if event.level != "info":
                 yield event.time, where, message
             case CheckpointFailed() | CheckpointSkipped():
-                yield event.time, where, f"no checkpoint: {event.reason or 'no reason was told'}"
+                yield event.time, where, f"no checkpoint: {event.reason or 'no reason was given'}"
             case CopyFailed():
                 yield (
                     event.time,
