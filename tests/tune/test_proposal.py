@@ -1,5 +1,6 @@
 """A space that is proposed from a task's params, and values that the task would refuse."""
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,3 +183,32 @@ def test_a_param_that_changes_the_model_is_refused_for_a_population(folder: Path
     assert "space.params.width" in str(refused.value)
     assert "weight is 2×16 with 16 and 2×64 with 64" in str(refused.value)
     assert "space.params.learning_rate" not in str(refused.value)
+
+
+def test_another_process_answers_the_same_while_this_one_does_something_else(folder: Path) -> None:
+    marker = folder / "imported"
+    (folder / "digits.py").write_text(
+        f"import os\nwith open({str(marker)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n{TASK}"
+    )
+    done: list[str] = []
+    search = open_search(folder / "digits.yaml", {}, meanwhile=lambda: done.append("meanwhile"))
+    importers = marker.read_text().split()
+    assert len(importers) == 1 and importers != [str(os.getpid())]
+    assert done and search == open_search(folder / "digits.yaml", {})
+    assert "params.learning_rate" in (search.spec.space or {})
+
+
+def test_what_another_process_refuses_is_refused_here(folder: Path) -> None:
+    (folder / "find.yaml").write_text("job: digits.yaml\nbudget: {trials: 4}\nspace: {params.width: {choice: [x]}}\n")
+    with pytest.raises(JobFileError, match=r"space\.params\.width"):
+        open_search(folder / "find.yaml", {}, meanwhile=lambda: None)
+    (folder / "digits.py").write_text("raise ValueError('it cannot be imported')\n")
+    with pytest.raises(UserCodeError, match="it cannot be imported"):
+        open_search(folder / "find.yaml", {}, meanwhile=lambda: None)
+
+
+def test_a_task_that_ends_the_process_which_asks_it_is_asked_here(folder: Path) -> None:
+    ended = f"import os\nif os.getpid() != {os.getpid()}:\n    os._exit(3)\n"
+    (folder / "digits.py").write_text(f"{ended}{TASK}")
+    search = open_search(folder / "digits.yaml", {}, meanwhile=lambda: None)
+    assert "params.learning_rate" in (search.spec.space or {})
