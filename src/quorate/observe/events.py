@@ -1,4 +1,4 @@
-"""The kinds of events: a class for each, and what it tells. `docs/json/events.schema.json` is written from them."""
+"""The kinds of events, a class for each. `docs/json/events.schema.json` is written from them."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -52,8 +52,8 @@ class TrainingBlocks:
 
 @event(kind="run")
 class RunBegan(Event):
-    """A launcher has taken the run up: training begins after `from_step`; `by_units`: not step by step, but lane by
-    lane, so that servers may hold more than the last step that all have agreed on."""
+    """A launcher has started or resumed the run: training begins after `from_step`. `by_units`: lane by lane instead of
+    step by step, so that servers may hold more than the last step that all have agreed on."""
 
     from_step: Count | None = None
     total_steps: Count | None = None
@@ -76,9 +76,9 @@ class HostedLanes:
 
 @event(kind="generation")
 class GenerationFormed(Event):
-    """Who hosts which lanes from now on, after `from_step`; those `behind` copy the state first.
+    """Who hosts which lanes from now on, after `from_step`; the workers in `behind` copy the state first.
 
-    `mesh` is how the workers of a sharded gang stand to each other, in words.
+    `mesh` is the mesh of a sharded gang, in words.
     """
 
     generation: str | None = None
@@ -126,10 +126,10 @@ class HeldBlocks:
 
 @event(kind="placement")
 class BlocksPlaced(Event):
-    """Which share of the parameters each server holds from now on, of so many `blocks` and `bytes`.
+    """Which share of the parameters each server holds from now on; `blocks` and `bytes` are the totals.
 
-    In a step all lanes together push `pushed` bytes of gradients, and all workers pull `pulled` bytes of values, where
-    these travel whole: in shared memory they are read where they lie.
+    In a step all lanes together push `pushed` bytes of gradients, and all workers pull `pulled` bytes of values, if
+    these are sent: in shared memory they are read in place.
     """
 
     generation: str | None = None
@@ -142,7 +142,7 @@ class BlocksPlaced(Event):
 
 @event(kind="copied")
 class StateCopied(Event):
-    """Those who were behind at the beginning of a generation have the state now."""
+    """Workers that were behind at the beginning of a generation have copied the state."""
 
     generation: str | None = None
     bytes: Count | None = None
@@ -186,11 +186,11 @@ _SELDOM_VALUES = attrgetter(*_SELDOM)
 class StepCompleted(Event):
     """A step is in the weights of all workers, unless it was skipped.
 
-    Losses, learning rates and norms are by the names of the optimizers, "" for a sole one; a step that changes nothing
-    has no loss (None). `ledger` is the digest of the samples that were used, `dropped` and `planned` are what the step
-    that ends an epoch tells of it. `bad` samples could not be read. `longest_data_s` is how long that worker has waited
-    for data for which the others wait. `draws`: random numbers are drawn for samples, which differ in the next epoch.
-    `loss_scale` is that of `precision: fp16` after the step; where gradients `overflow`, the optimizers left it out.
+    Losses, learning rates and norms are by the names of the optimizers, "" if there is only one; a step that changes
+    nothing has no loss (None). `ledger` is the digest of the samples that were used; the last step of an epoch also has
+    `dropped` and `planned`. `bad` samples could not be read. `longest_data_s` is how long the worker that got its data
+    last has waited for them. `draws`: random numbers are drawn for samples, which differ in the next epoch.
+    `loss_scale` is that of `precision: fp16` after the step; if gradients `overflow`, the update was skipped.
     """
 
     epoch: Count | None = None
@@ -263,8 +263,9 @@ _AS_WRITTEN = frozenset(each.name for each in fields(StepCompleted)) - {"extra",
 
 @event(kind="out_of_memory")
 class MemoryRanOut(Event):
-    """Memory ran out in a step, and it was done again: since this step each lane has so many `micro_batches`, of so
-    many `samples` at most. In which `lanes`, and how, is known where it was met, and not where a step is redone."""
+    """Memory ran out in a step, and the step was redone: from this step on each lane has this number of
+    `micro_batches`, of at most this many `samples`. `lanes` and `reason` are known only when it happens, not when a
+    step is redone."""
 
     lanes: tuple[Count, ...] = ()
     micro_batches: Count = 1
@@ -282,7 +283,7 @@ class MemoryRanOut(Event):
 
 @event(kind="evaluation")
 class EvaluationDone(Event):
-    """The metrics of the validation set; `bad` samples of it are listed where they differ from those of the last."""
+    """The metrics of the validation set; its `bad` samples are listed if they differ from those of the last one."""
 
     metrics: dict[str, Any] | None = None
     best: bool | None = None
@@ -306,21 +307,21 @@ class CheckpointSaved(Event):
 
 @event(kind="checkpoint_failed")
 class CheckpointFailed(Event):
-    """A checkpoint could not be saved; training goes on."""
+    """A checkpoint could not be saved; training continues."""
 
     reason: str | None = None
 
 
 @event(kind="checkpoint_skipped")
 class CheckpointSkipped(Event):
-    """A checkpoint was left out."""
+    """A checkpoint was skipped."""
 
     reason: str | None = None
 
 
 @event(kind="copied_to")
 class CheckpointCopied(Event):
-    """A checkpoint is at a further place as well."""
+    """A checkpoint was copied to another place."""
 
     place: str | None = None
     checkpoint: str = ""
@@ -330,7 +331,7 @@ class CheckpointCopied(Event):
 
 @event(kind="copy_failed")
 class CopyFailed(Event):
-    """A checkpoint could not be copied to a further place, or nothing at all can be."""
+    """A checkpoint, or anything at all, could not be copied to another place."""
 
     place: str | None = None
     checkpoint: str = ""
@@ -341,7 +342,7 @@ class CopyFailed(Event):
 
 @event(kind="copy_recovered")
 class CopyRecovered(Event):
-    """Copying works again, after so many seconds."""
+    """Copying works again, after `seconds`."""
 
     place: str | None = None
     seconds: Number | None = None
@@ -349,7 +350,7 @@ class CopyRecovered(Event):
 
 @event(kind="lost")
 class WorkerLost(Event):
-    """A worker is gone, `detect_s` after the first sign of it, and the job goes on."""
+    """A worker is lost, which was certain `detect_s` after the first sign of it; the job continues."""
 
     worker: Count | None = None
     cause: str = ""
@@ -360,13 +361,13 @@ class WorkerLost(Event):
 
 @event(kind="rollback")
 class RolledBack(Event):
-    """Replicas differed, or a part of the state is lost, and the job goes back to a step: what was told of later ones
-    is told again."""
+    """Replicas differed, or a part of the state was lost, and the job goes back to a step: later steps are recorded
+    again."""
 
 
 @event(kind="coordinator")
 class CoordinatorReplaced(Event):
-    """Another coordinator has taken over, and waits for those who are there to come back to it."""
+    """Another coordinator has taken over, and waits for the workers and servers to reconnect."""
 
     incarnation: Count | None = None
     present: Count | None = None
@@ -374,7 +375,7 @@ class CoordinatorReplaced(Event):
 
 @event(kind="resize")
 class Resized(Event):
-    """Somebody wants another number of workers, or of servers. With a `reason`, that is the job itself, which grows."""
+    """Another number of workers or servers was requested: by a user or, with a `reason`, by the job itself (`grow`)."""
 
     before: Count | None = None
     workers: Count | None = None
@@ -393,14 +394,14 @@ class Resized(Event):
 
 @event(kind="stop")
 class RunStopped(Event):
-    """Somebody stops the job."""
+    """The job was asked to stop."""
 
     reason: str | None = None
 
 
 @event(kind="failure")
 class RunFailed(Event):
-    """Why the job ended. It is written flat, with the kind of failure as its `cause`: `kind` is the event's own."""
+    """Why the job ended. Its fields are those of the failure, with the kind of failure as `cause`."""
 
     failure: Failure
 
@@ -420,7 +421,7 @@ class RunFailed(Event):
 
 @event(kind="finished")
 class RunFinished(Event):
-    """The job is complete, with what came out."""
+    """The job is complete, with its result."""
 
     weights_digest: str | None = None
     result: dict[str, Any] | None = None
@@ -429,7 +430,7 @@ class RunFinished(Event):
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
     """How busy a host is. Its memory is that of its container, where it has one with a limit; its network is without
-    loopback; its disk is the one with the run folder. None where the system does not tell."""
+    loopback; its disk is the one with the run folder. None if the system does not report it."""
 
     cpu_percent: Number | None = None
     memory_used_bytes: Count | None = None
@@ -444,7 +445,7 @@ class MachineLoad:
 
 @dataclass(frozen=True, slots=True)
 class GpuLoad:
-    """How busy a GPU of a host is, as its driver tells; None where it does not."""
+    """How busy a GPU of a host is, by its driver; None if the driver does not report it."""
 
     index: Count
     name: str = ""
@@ -457,8 +458,8 @@ class GpuLoad:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemoryUse:
-    """The most that a worker has used of the memory of its GPU: by tensors, and with what PyTorch keeps for later, in
-    which graphs that are replayed have theirs; of so much that there is."""
+    """The peak GPU memory of a worker: allocated by tensors, reserved with PyTorch's cache (which holds that of CUDA
+    graphs), and the total of the GPU."""
 
     allocated_bytes: Count
     reserved_bytes: Count
@@ -473,9 +474,9 @@ class DeviceMemoryUse:
 
 @event(kind="system")
 class SystemSampled(Event):
-    """What the process of a worker uses: CPU in percent of one core, memory that is resident, threads, and the most
-    memory of its GPU since the sample before. The lowest worker of each host tells of its machine and its GPUs, too.
-    Only where a job is tracked."""
+    """What the process of a worker uses: CPU in percent of one core, resident memory, threads, and peak memory
+    of its GPU since the last sample. The worker with the lowest number on each host also samples the machine and its
+    GPUs. Only in tracked jobs."""
 
     worker: Count | None = None
     host: str = ""
@@ -489,9 +490,9 @@ class SystemSampled(Event):
 
 @event(kind="links")
 class LinksMeasured(Event):
-    """How a worker of a generation is joined to the next one, its `peer`: seconds of the fastest of a few round trips
+    """The link of a worker of a generation to the next one, its `peer`: seconds of the fastest of a few round trips
     at the beginning, and the bytes of gradients that go from it to other workers at every step, over links or in shared
-    memory. Only where a job is tracked; a worker that is alone has no peer."""
+    memory. Only in tracked jobs; a single worker has no peer."""
 
     generation: str | None = None
     worker: Count | None = None
@@ -504,8 +505,8 @@ class LinksMeasured(Event):
 class StalenessObserved(Event):
     """How late updates came since the step `from_step`, where units of work are applied one by one.
 
-    `updates` has how many units came with how many updates of others between their pull and their push. `gap` is how
-    many steps ahead of the oldest unapplied one a unit was begun at most; `bound` is how many were allowed.
+    `updates` counts units by the number of other updates between their pull and their push. `gap` is the most steps
+    that a unit was started ahead of the oldest unapplied one; `bound` is the limit.
     """
 
     from_step: Count = 0
@@ -517,8 +518,8 @@ class StalenessObserved(Event):
 @event(kind="compression")
 class GradientsCompressed(Event):
     """What a step's gradients have taken where a job compresses them: bytes of one lane, and bytes that the worker of
-    lane 0 has sent and received, beside what it all would be as it is (received: if that is not what it sends). Once in
-    a generation, after its first step."""
+    lane 0 has sent and received, and the same without compression (received: if it differs from sent). Once in a
+    generation, after its first step."""
 
     generation: str | None = None
     worker: Count | None = None
@@ -534,7 +535,7 @@ class GradientsCompressed(Event):
 class StepTraced(Event):
     """What one worker has done in a step of a generation, or on the way into it, or to save it: one for each root.
 
-    Spans begin so many seconds after `began`, which is by the coordinator's clock: it is `clock_offset` ahead of the
+    Spans begin some seconds after `began`, which is by the coordinator's clock: it is `clock_offset` ahead of the
     worker's own, give or take `clock_uncertainty`. Both are None where the coordinator's clock is not known; then the
     worker's counts. `first` is the worker that hosts lane 0.
     """
@@ -559,7 +560,7 @@ class StepTraced(Event):
 
 @event(kind="log")
 class LogMessage(Event):
-    """A sentence for whoever looks on; its level is info or warning, a warning where none is given."""
+    """A message for people; its level is info or warning. Without a level it is a warning."""
 
     level: str | None = None
     message: str | None = None
