@@ -38,7 +38,6 @@ def test_it_is_a_table_where_pandas_is_there(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(quorate.RequestError, match="pip install pandas"):
         history.to_dataframe()
     monkeypatch.undo()
-    pytest.importorskip("pandas")
     table = history.to_dataframe()
     assert list(table.index) == [1, 2]
     assert table["val/accuracy"].dropna().to_dict() == {2: 0.25}

@@ -56,7 +56,6 @@ def test_the_job_of_population_based_training_has_a_lineage(tmp_path: Path) -> N
 
 
 def test_a_row_for_each_trial(tmp_path: Path) -> None:
-    pytest.importorskip("pandas")
     frame = SearchResult.read(told_search(tmp_path).folder).to_dataframe()
     assert list(frame.index) == [1, 2, 3, 4, 5, 6]
     assert frame.loc[2, "loss"] == 0.3
