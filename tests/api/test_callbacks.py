@@ -178,6 +178,7 @@ def test_a_slow_one_hears_everything_in_the_end(run: RunFolder) -> None:
     assert isinstance(slow.records[-1], End)
 
 
+@pytest.mark.long
 def test_with_a_worker_killed_each_step_is_told_once_and_the_digest_is_the_same(
     workplace: Workplace, undisturbed: str
 ) -> None:
@@ -208,7 +209,11 @@ def test_with_a_worker_killed_each_step_is_told_once_and_the_digest_is_the_same(
     [
         ('["tell.py:Tell"]', None),
         ('"tell.py:Tell"', 'callbacks is the text "tell.py:Tell". They run in the launcher, so name them'),
-        ('["tell.py"]', "callbacks of the task: Name the class after a colon: tell.py:MyTask."),
+        pytest.param(
+            '["tell.py"]',
+            "callbacks of the task: Name the class after a colon: tell.py:MyTask.",
+            marks=pytest.mark.long,
+        ),
         ('["none.py:Tell"]', "none.py:Tell cannot be imported"),
     ],
 )

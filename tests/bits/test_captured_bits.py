@@ -28,17 +28,18 @@ REFUSED = {
     "SometimesUsed": "waits for the device",
 }
 """Tasks whose Python does what no graph would repeat."""
+QUICK = {0, 4, 12, 16, 20, 24, 32}
 
 
 @pytest.mark.parametrize(
     ("number", "lanes"),
     [
-        # A quarter of them, and all that cannot be captured; the others among the long tests.
+        # Some of them, and all that cannot be captured; the others among the long tests.
         pytest.param(
             number,
             lanes,
             id=f"{case.name}-{lanes}",
-            marks=() if number % 4 == 0 or case.task.__name__ in REFUSED else pytest.mark.long,
+            marks=() if number in QUICK or case.task.__name__ in REFUSED else pytest.mark.long,
         )
         for number, case in enumerate(CASES)
         for lanes in ([1] if number % 3 else [4])

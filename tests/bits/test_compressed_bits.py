@@ -29,8 +29,6 @@ COMPRESS: list[dict[str, Any]] = [
     RANDOM_K | {"momentum": 0.9},
     BITS | {"feedback": False},
 ]
-# Quantised, and with momentum, each time; of the kinds of both among the long tests.
-REST = [one for number, one in enumerate(COMPRESS) if number not in (2, 4)]
 TASKS: list[tuple[type[Task], dict[str, Any]]] = [
     (tasks.Regression, {}),
     (tasks.BatchNormAndDropout, {"batch_size": 21, "epochs": 2, "evaluate": {"every": 2}}),
@@ -68,7 +66,7 @@ def _on_two(compress: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "compress", [*COMPRESS[2:5:2], *(pytest.param(one, marks=pytest.mark.long) for one in REST)], ids=named
+    "compress", [pytest.param(one, marks=() if one is BITS else pytest.mark.long) for one in COMPRESS], ids=named
 )
 def test_any_number_of_workers_gives_one_digest(compress: dict[str, Any], tmp_path: Path) -> None:
     """In shared memory, over TCP and on a mixed ring; and not what the ring gives without compression."""
@@ -85,7 +83,7 @@ def test_any_number_of_workers_gives_one_digest(compress: dict[str, Any], tmp_pa
 
 @pytest.mark.parametrize(
     ("task", "keys"),
-    [pytest.param(*one, marks=() if at % 2 == 0 else pytest.mark.long) for at, one in enumerate(TASKS[1:])],
+    [pytest.param(*one, marks=() if one[0] is tasks.SometimesUsed else pytest.mark.long) for one in TASKS[1:]],
     ids=named,
 )
 @pytest.mark.parametrize("compress", [TOP_K, pytest.param(BITS, marks=pytest.mark.long)], ids=named)
@@ -99,15 +97,15 @@ def test_any_task_gives_one_digest(
 @pytest.mark.parametrize(
     ("compress", "first", "second"),
     [
-        # Some on fewer workers or on more; the others, and the other way, among the long tests.
+        # One on fewer workers; the others, and on more, among the long tests.
         pytest.param(
             compress,
             *workers,
             id=f"{named(compress)}-{workers}",
-            marks=() if is_next and at % 3 == 0 else pytest.mark.long,
+            marks=() if compress is TOP_K and workers == (4, 1) else pytest.mark.long,
         )
-        for at, compress in enumerate(COMPRESS)
-        for workers, is_next in (((4, 1), at % 2 == 0), ((1, 3), at % 2 == 1))
+        for compress in COMPRESS
+        for workers in ((4, 1), (1, 3))
     ],
 )
 def test_a_resumed_job_ends_with_the_digest_of_the_undisturbed_one(

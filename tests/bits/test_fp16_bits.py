@@ -40,6 +40,10 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
     return made
 
 
+quick_away = pytest.mark.parametrize("device", ["away", pytest.param("cpu", marks=pytest.mark.long)], indirect=True)
+"""Away from the host steps are read late as well, so that is where these are tested each time."""
+
+
 def overflows(ran: Run) -> list[int | None]:
     """The steps that did, after checking that there were others, and that they are counted."""
     found = [step for step, has in ran.fields("step", "overflow").items() if has]
@@ -50,6 +54,7 @@ def overflows(ran: Run) -> list[int | None]:
     return found
 
 
+@quick_away
 @pytest.mark.parametrize(
     ("task", "keys"),
     [
@@ -74,7 +79,8 @@ def test_one_digest_on_any_number_of_workers_and_after_a_resume(
     assert resumed.fields("step", "loss_scale") == {step: scales[step] for step in range(9, 25)}
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
+@quick_away
+@pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_a_captured_lane_reads_the_scale_of_each_replay(
     lanes: int, tmp_path: Path, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +101,7 @@ class Poisoned(tasks.Regression):
         return PoisonedPoints(), tasks.Points(21)
 
 
+@quick_away
 def test_a_loss_that_is_not_finite_is_poison_and_says_nothing_of_the_scale(tmp_path: Path, device: CpuDevice) -> None:
     ran = on_one_and_on_three(Poisoned, tmp_path, on_nonfinite_loss="skip", **KEYS | {"batch_size": 8})
     skipped = [step for step, loss in ran.fields("step", "loss").items() if loss is None]

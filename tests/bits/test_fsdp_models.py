@@ -143,7 +143,7 @@ class InTurns(Exact):
 @pytest.mark.parametrize(
     ("task", "mesh", "keys"),
     [
-        (Exact, SHARD_2 | {"reshard": False}, {}),
+        pytest.param(Exact, SHARD_2 | {"reshard": False}, {}, marks=pytest.mark.long),
         (Exact, SHARD_2 | {"offload": True}, {"clip_norm": 0.1}),
         pytest.param(
             Exact,
@@ -153,7 +153,7 @@ class InTurns(Exact):
         ),
         pytest.param(Mixed, SHARD_2 | {"tensor": 2, "plan": PLAN}, {"clip_norm": 0.05}, marks=pytest.mark.long),
         (SometimesUsed, SHARD_2, {"steps": 12, "batch_size": 4, "lanes": 2}),
-        (InTurns, SHARD_2, {}),
+        pytest.param(InTurns, SHARD_2, {}, marks=pytest.mark.long),
     ],
     ids=["reshard", "offload", "activations", "mixed", "sometimes", "in turns"],
 )
@@ -197,7 +197,12 @@ def test_a_batch_norm_is_gathered_in_the_type_of_its_statistics(tmp_path: Path) 
     [
         (OtherOrder, "step 1", "worker 0: the forward pass of 'blocks.1'; worker 1: the forward pass of 'blocks.2'"),
         (FewerUnits, "step 1", "worker 0: the forward pass of 'blocks.2'; worker 1: the backward pass of the model"),
-        (MoreUnits, "step 1", "worker 0: the backward pass of the model itself; worker 1: the forward pass of 'blocks"),
+        pytest.param(
+            MoreUnits,
+            "step 1",
+            "worker 0: the backward pass of the model itself; worker 1: the forward pass of 'blocks",
+            marks=pytest.mark.long,
+        ),
         (
             UnusedOutput,
             "step 1",

@@ -53,7 +53,7 @@ def train(task: type[Task], workers: int, folder: Path, stop_at: int | None = No
     return gang.train(task, gang.job(task, **keys), workers, folder, stop_at=stop_at)
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_gradients_lie_as_channels_last_parameters_do(
     lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

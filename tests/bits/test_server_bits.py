@@ -32,10 +32,10 @@ def digest(case: Case, folder: Path, workers: int, servers: int = 0, replicas: i
 @pytest.mark.parametrize(
     ("number", "shape"),
     [
-        # Every second case on one of the small ones by turns; the others, and on the others, among the long tests.
+        # Every fourth case on one of the small ones by turns; the others, and on the others, among the long tests.
         pytest.param(number, shape, id=f"{CASES[number].name}-{shape}", marks=() if is_next else pytest.mark.long)
         for at, number in enumerate(SERVED)
-        for shape, is_next in zip(SHAPES, (at % 4 == 0, at % 4 == 2, False), strict=True)
+        for shape, is_next in zip(SHAPES, (at % 8 == 0, at % 8 == 4, False), strict=True)
     ],
 )
 def test_servers_give_the_digest_of_the_ring(number: int, shape: tuple[int, int, int], tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def digest(task: type[Task], folder: Path, shape: tuple[int, int, int], compress
     return train(task, folder, shape, compress, **keys).digest
 
 
-@pytest.mark.parametrize("compress", [TOP_K, RANDOM_K, BITS], ids=named)
+@pytest.mark.parametrize("compress", at_length([BITS, RANDOM_K, TOP_K], quick=2), ids=named)
 def test_any_number_of_workers_and_servers_gives_one_digest(compress: dict[str, Any], tmp_path: Path) -> None:
     """Over TCP as in shared memory."""
     one = digest(tasks.Momentum, tmp_path / "one", (1, 1, 1), compress)

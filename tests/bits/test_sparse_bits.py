@@ -62,7 +62,7 @@ def test_it_is_close_to_what_dense_gradients_give(tmp_path: Path) -> None:
     assert sparse.losses[-1] != sparse.losses[0]
 
 
-@pytest.mark.parametrize("task", [tasks.Rates, tasks.TwoKinds])
+@pytest.mark.parametrize("task", [pytest.param(tasks.Rates, marks=pytest.mark.long), tasks.TwoKinds])
 def test_a_job_goes_on_from_a_checkpoint_on_other_servers(task: type[quorate.Task], tmp_path: Path) -> None:
     whole = trained(task, tmp_path / "whole", (1, 1, 1))
     first = trained(task, tmp_path / "parts", (2, 2, 1), stop_at=3)

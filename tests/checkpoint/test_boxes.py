@@ -30,7 +30,7 @@ def test_what_is_cut_covers_the_whole_and_any_part_of_it(shape: tuple[int, ...],
         check_cover("w", shape, [box for box in boxes if box.meet(wanted).volume], wanted)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(SHAPES, st.integers(1, 16), st.integers(1, 16), st.randoms(use_true_random=False))
 def test_boxes_are_refused_unless_each_element_is_there_once(
     shape: tuple[int, ...], most: int, more: int, random: Random

@@ -179,7 +179,9 @@ class TestSave:
 class TestTheWriterDies:
     """At every call that changes the disk, by SIGKILL, before the call or in the middle of a write."""
 
-    @pytest.mark.parametrize("half_written", [False, True], ids=["before", "half-way"])
+    @pytest.mark.parametrize(
+        "half_written", [pytest.param(False, id="before", marks=pytest.mark.long), pytest.param(True, id="half-way")]
+    )
     def test_while_it_saves_and_prunes(self, tmp_path: Path, half_written: bool) -> None:
         def save_and_prune(folder: CheckpointFolder) -> None:
             save(folder, 2)

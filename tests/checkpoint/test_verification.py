@@ -91,7 +91,7 @@ class TestAnyDamage:
         at=st.integers(0, 1 << 16),
         bit=st.integers(0, 7),
     )
-    @settings(max_examples=600, deadline=None)
+    @settings(max_examples=6 * settings().max_examples, deadline=None)
     def test_to_any_file_is_found(
         self, samples: tuple[Sample, ...], which: int, file: int, kind: str, at: int, bit: int
     ) -> None:

@@ -41,7 +41,10 @@ def lost(workplace: Workplace) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize(("workers", "victim"), [(1, 0), (2, 0), pytest.param(4, -1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("workers", "victim"),
+    [pytest.param(1, 0, marks=pytest.mark.long), (2, 0), pytest.param(4, -1, marks=pytest.mark.long)],
+)
 def test_a_worker_killed_in_a_step_is_replaced_and_the_bits_are_the_same(
     workplace: Workplace, undisturbed: str, workers: int, victim: int
 ) -> None:
@@ -145,6 +148,7 @@ def test_a_coordinator_that_is_gone_or_hangs_is_replaced_and_nobody_is_lost(
     workplace.assert_nobody_left()
 
 
+@pytest.mark.long
 def test_a_coordinator_that_dies_with_a_worker_is_replaced_first(workplace: Workplace, undisturbed: str) -> None:
     running = start_and_reach_a_checkpoint(workplace, 2)
     os.kill(keeper(workplace, running, "quorate.coordinator"), signal.SIGKILL)

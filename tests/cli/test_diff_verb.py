@@ -66,6 +66,7 @@ def test_weights_that_are_not_promised_to_be_the_same_are_no_fault(used_workplac
     assert re.search(r"\d+ staleness reports?\b", shown), shown
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unmeasured")
 def test_an_interrupted_replay_leaves_nothing_behind(two_runs: Workplace) -> None:
     scratch = two_runs.folder / "scratch"

@@ -27,6 +27,7 @@ def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 RESOURCES = {"memory", "open files", "runs folder", "temporary files", "clock"}
 
 
+@pytest.mark.long
 def test_what_jobs_need_is_here(workplace: Workplace) -> None:
     done = workplace.run("doctor", "--json")
     validate("doctor", done.document)
@@ -77,7 +78,7 @@ def test_one_run_of_many_is_named(workplace: Workplace, without_torch: dict[str,
     assert "did you mean tiny-0001?" in absent.error
 
 
-@pytest.mark.parametrize("width", [80, 40])
+@pytest.mark.parametrize("width", [pytest.param(80, marks=pytest.mark.long), 40])
 def test_a_person_sees_what_is_wrong_and_what_to_do(
     workplace: Workplace, without_torch: dict[str, str], width: int
 ) -> None:

@@ -43,6 +43,7 @@ def test_an_earlier_checkpoint_is_another_model_and_a_changed_task_is_warned_of(
     assert "the task's code has changed since run tiny-0001 began" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unmeasured")
 def test_what_the_task_prints_is_shown_beside_the_answer(used_workplace: Workplace) -> None:
     text = used_workplace.task.read_text()
@@ -92,6 +93,7 @@ def test_another_meaning_is_refused_with_both_values(used_workplace: Workplace) 
     assert "seed: 0 → 7 (environment QUORATE_SEED)" in refused.error
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("unmeasured")
 def test_the_averages_are_evaluated_on_request(workplace: Workplace) -> None:
     workplace.write_job(average={"decay": 0.5})

@@ -64,7 +64,9 @@ def test_a_webhook_that_never_answers_does_not_hold_up_the_end(workplace: Workpl
     workplace.assert_nobody_left()
 
 
-@pytest.mark.parametrize("place", ["import", "datasets", "loss"])
+@pytest.mark.parametrize(
+    "place", ["import", *(pytest.param(place, marks=pytest.mark.long) for place in ("datasets", "loss"))]
+)
 def test_a_failure_is_told_also_before_the_first_step(workplace: Workplace, place: str) -> None:
     told = notifying(workplace)
     done = workplace.train("--json", "--workers", "2", TROUBLE=place)
@@ -98,6 +100,7 @@ def test_a_failure_that_no_worker_can_tell_and_each_loss_are_told_once(workplace
     assert losses
 
 
+@pytest.mark.long
 def test_without_the_key_nobody_is_told(workplace: Workplace) -> None:
     assert workplace.train().code == 0
     assert not (workplace.last / "logs" / "notify.jsonl").exists()

@@ -86,6 +86,7 @@ def test_a_job_that_is_resized_again_and_again_ends_with_the_same_bits(place: Wo
     assert resizes == [(2, 4), (4, 1), (1, 3)]
 
 
+@pytest.mark.long
 def test_a_worker_that_is_asked_to_leave_hands_over_and_is_no_failure(place: Workplace, reference: str) -> None:
     running = start(place, 3)
     leaver = place.workers()[1]

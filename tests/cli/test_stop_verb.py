@@ -45,7 +45,7 @@ def test_now_does_not_wait_for_the_step(workplace: Workplace) -> None:
     ("place", "now"),
     [
         ("import", []),
-        ("datasets", ["--now"]),
+        pytest.param("datasets", ["--now"], marks=pytest.mark.long),
         pytest.param("import", ["--now"], marks=pytest.mark.long),
         pytest.param("datasets", [], marks=pytest.mark.long),
     ],

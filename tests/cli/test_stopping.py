@@ -63,7 +63,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(workplace: Workplace) -> None:
 
 
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("place", ["import", "datasets"])
+@pytest.mark.parametrize("place", [pytest.param("import", marks=pytest.mark.long), "datasets"])
 def test_ctrl_c_before_the_first_step_ends_at_once(workplace: Workplace, place: str) -> None:
     running = workplace.start("train", "job.yaml", "--json", TROUBLE=f"slow {place}")
     await_condition(f"the task to be in its {place}", (workplace.folder / f"in-{place}").exists)

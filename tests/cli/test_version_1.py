@@ -44,7 +44,13 @@ def test_an_old_run_is_shown_and_compared_by_the_present_names(old: Workplace) -
     assert compared.document["same_weights"]
 
 
-@pytest.mark.parametrize("job_is_gone", [False, True], ids=["", "with the job of its checkpoint"])
+@pytest.mark.parametrize(
+    "job_is_gone",
+    [
+        pytest.param(False, id=""),
+        pytest.param(True, id="with the job of its checkpoint", marks=pytest.mark.long),
+    ],
+)
 def test_an_old_run_is_resumed_to_the_bits_of_an_undisturbed_one(old: Workplace, job_is_gone: bool) -> None:
     assert old.train("--steps", "12", "--workers", "1").code == 0
     undisturbed = old.result()

@@ -49,6 +49,10 @@ def damaged(kind: str, how: str, folder: Path) -> Damaged:
     raise AssertionError("none of a hundred damages took a sample away")
 
 
+READ_ALIKE = ("jsonl", "text", "hdf5")
+"""Formats whose damage is told as that of the others is; reading what is damaged is tested of each, each time."""
+
+
 @pytest.fixture(scope="module", params=list(ENDINGS))
 def kind(request: pytest.FixtureRequest) -> str:
     word: str = request.param
@@ -68,6 +72,11 @@ def bad_of(ran: Run) -> dict[int | None, list[int]]:
     return {step: numbers_in(bad).tolist() for step, bad in ran.fields("step", "bad").items() if bad}
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long if kind in READ_ALIKE else ()) for kind in ENDINGS],
+    indirect=True,
+)
 @pytest.mark.parametrize("how", [DAMAGES[0], pytest.param(DAMAGES[1], marks=pytest.mark.long)])
 def test_damaged_samples_are_left_out_alike_and_the_bits_are_the_same(kind: str, how: str, tmp_path: Path) -> None:
     data = damaged(kind, how, tmp_path)

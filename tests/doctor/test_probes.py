@@ -1,16 +1,18 @@
-"""The processes in which torch and the kernel are looked at; torch is played by modules that misbehave."""
+"""The processes in which torch and the kernel are looked at; where torch misbehaves, modules play it."""
 
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from quorate.doctor import checkup
 from quorate.doctor.checkup import checks_of
 from quorate.doctor.machine import NEEDED, USED, check_kernel
-from quorate.doctor.probes import probe_kernel, probe_torch
+from quorate.doctor.probes import _try_torch, probe_kernel, probe_torch
 from quorate.doctor.report import Finding, Level
+from quorate.training.device import CpuDevice
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,15 @@ def test_a_torch_that_misbehaves_takes_nobody_with_it(
     facts = probe_torch(patience)
     assert words in facts.error
     assert facts.version == ""
+
+
+def test_the_torch_that_is_installed_gives_the_same_bits_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, which has imported it already; the verb does it in another among the long tests."""
+    monkeypatch.setattr(CpuDevice, "pin", lambda *_, **__: None)
+    facts = _try_torch()
+    assert facts.error == ""
+    assert facts.version == torch.__version__
+    assert facts.repeats_bits
 
 
 def test_the_kernel_of_this_machine_has_what_jobs_need() -> None:

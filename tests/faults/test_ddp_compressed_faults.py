@@ -51,6 +51,7 @@ def test_a_kill_in_every_phase_loses_nothing_that_was_held_back(place: Workplace
     assert_nobody_went_back(place, document)
 
 
+@pytest.mark.long
 def test_a_stopped_job_is_resumed_to_the_same_bits(place: Workplace) -> None:
     document = chaos(place, "kill worker 0 at step 15", "kill worker 1 at step 15", "kill worker 2 at step 15")
     assert_recovered(place, document)

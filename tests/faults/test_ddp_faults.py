@@ -50,6 +50,7 @@ def test_a_kill_in_every_phase_costs_no_step_and_no_bit(place: Workplace) -> Non
     assert_nobody_went_back(place, document)
 
 
+@pytest.mark.long
 def test_losses_in_a_row_and_two_at_once(place: Workplace) -> None:
     script = [
         *(f"kill worker {worker} at step {step}" for worker, step in ((1, 4), (1, 5), (0, 6), (2, 7))),

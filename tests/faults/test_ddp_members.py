@@ -59,6 +59,7 @@ def test_from_min_workers_on_survivors_go_on_with_fewer(place: Workplace) -> Non
     assert recovery["steps_lost"] == 0
 
 
+@pytest.mark.long
 def test_workers_come_and_go_and_a_spare_takes_a_place(place: Workplace) -> None:
     script = ["remove worker at step 4", "add worker at step 9", "kill worker 0 at step 16 in exchange"]
     document = chaos(place, *script, settings=("spares=1",), PAUSE="0.03")

@@ -50,7 +50,11 @@ def test_overflows_are_told_and_counted(place: Workplace) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    ["kill worker 1 at step 3", pytest.param("kill worker 0 at step 8", marks=pytest.mark.long), "kill all at step 7"],
+    [
+        "kill worker 1 at step 3",
+        pytest.param("kill worker 0 at step 8", marks=pytest.mark.long),
+        pytest.param("kill all at step 7", marks=pytest.mark.long),
+    ],
 )
 def test_kills_leave_the_same_bits_and_the_same_scales(place: Workplace, fault: str) -> None:
     document = chaos(place, fault)

@@ -51,6 +51,7 @@ def test_a_part_that_nobody_holds_takes_all_back_to_the_newest_checkpoint(sharde
     assert [event["worker"] for event in told(sharded, document, "lost")] == [1, 0], "survivors keep process"
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_in_a_collective_is_replaced(sharded: Workplace) -> None:
     document = chaos(sharded, "stop worker 1 at step 7 in forward for 60s", settings=("failure_timeout=2",))
     assert_recovered(sharded, document)

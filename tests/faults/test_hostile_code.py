@@ -194,7 +194,9 @@ def failure_of(place: Workplace, *arguments: str, **environment: str) -> dict[st
         pytest.param("segfault", "was killed by SIGSEGV", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize(("place", "phase"), [("loss", "compute"), ("sample", "data")])
+@pytest.mark.parametrize(
+    ("place", "phase"), [("loss", "compute"), pytest.param("sample", "data", marks=pytest.mark.long)]
+)
 def test_what_kills_every_worker_ends_the_job_and_names_the_samples(
     troubled: Workplace, trouble: str, death: str, place: str, phase: str
 ) -> None:
@@ -224,7 +226,7 @@ def test_a_gpu_that_fails_costs_one_worker_and_no_bit(troubled: Workplace) -> No
     assert "its GPU has failed: an illegal memory access was encountered" in lost["message"]
 
 
-@pytest.mark.parametrize("place", ["loss", "sample"])
+@pytest.mark.parametrize("place", ["loss", pytest.param("sample", marks=pytest.mark.long)])
 @pytest.mark.parametrize("loaders", ["0", pytest.param("1", marks=pytest.mark.long)])
 def test_sys_exit_is_an_exception_like_any_other(troubled: Workplace, place: str, loaders: str) -> None:
     settings = ("--workers", "2", "--set", f"loader_workers={loaders}")
@@ -248,7 +250,7 @@ def main(run):
 """
 
 
-@pytest.mark.parametrize("loop", ["a task", "a loop of one's own"])
+@pytest.mark.parametrize("loop", [pytest.param("a task", marks=pytest.mark.long), "a loop of one's own"])
 def test_a_keyboard_interrupt_that_the_task_raises_ends_the_job_at_once(troubled: Workplace, loop: str) -> None:
     if loop != "a task":
         (troubled.folder / "own.py").write_text(OWN_LOOP)

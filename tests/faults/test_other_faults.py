@@ -32,18 +32,8 @@ def assert_same(place: Workplace, document: dict[str, Any]) -> None:
     assert {event["step"] for event in told(place, document, "step")} == set(range(1, KEYS["steps"] + 1))
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [
-        "exchange",
-        pytest.param("checkpoint", marks=pytest.mark.long),
-        pytest.param("data", marks=pytest.mark.long),
-        pytest.param("forward", marks=pytest.mark.long),
-        pytest.param("apply", marks=pytest.mark.long),
-        pytest.param("evaluation", marks=pytest.mark.long),
-        pytest.param("join", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["exchange", "checkpoint", "data", "forward", "apply", "evaluation", "join"])
 def test_a_coordinator_killed_in_a_phase_costs_nobody_anything(place: Workplace, phase: str) -> None:
     document = chaos(place, f"kill coordinator at step {1 if phase == 'join' else 8} in {phase}")
     assert_same(place, document)
@@ -59,6 +49,7 @@ def test_a_coordinator_killed_while_a_newcomer_takes_up_the_state(place: Workpla
     assert len(document["recoveries"]) == 1
 
 
+@pytest.mark.long
 def test_a_killed_launcher_is_followed_by_another_that_resumes(place: Workplace) -> None:
     # Step 10 waits for the save of step 8, which goes on beside the training.
     with held_until_saved(place, 8):
@@ -109,7 +100,13 @@ def test_a_worker_that_is_cut_off_for_a_while(place: Workplace) -> None:
     assert "has sent no heartbeat for" in loss["message"]
 
 
-@pytest.mark.parametrize("fault", ["starve worker 1 at step 10 in exchange", "kill loader of worker 0 at step 10"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "starve worker 1 at step 10 in exchange",
+        pytest.param("kill loader of worker 0 at step 10", marks=pytest.mark.long),
+    ],
+)
 def test_what_a_worker_lacks_costs_a_generation(place: Workplace, fault: str) -> None:
     document = chaos(place, fault, settings=("loader_workers=1",))
     assert_same(place, document)

@@ -66,7 +66,11 @@ def test_it_is_told_once_and_kept(place: Workplace) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    ["kill worker 1 at step 6", pytest.param("kill worker 0 at step 8", marks=pytest.mark.long), "kill all at step 7"],
+    [
+        "kill worker 1 at step 6",
+        pytest.param("kill worker 0 at step 8", marks=pytest.mark.long),
+        pytest.param("kill all at step 7", marks=pytest.mark.long),
+    ],
 )
 def test_kills_around_a_step_that_ran_out_leave_the_same_bits(place: Workplace, fault: str) -> None:
     document = chaos(place, fault)
@@ -74,6 +78,7 @@ def test_kills_around_a_step_that_ran_out_leave_the_same_bits(place: Workplace, 
     assert shortages(told(place, document, "out_of_memory")) == SHORTAGES
 
 
+@pytest.mark.long
 def test_an_older_checkpoint_leads_to_the_same_bits_where_memory_would_not_run_out_again(place: Workplace) -> None:
     done = place.run("train", "job.yaml", "--steps", "8", "--json")
     assert done.code == 0, done.stderr

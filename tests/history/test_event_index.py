@@ -100,7 +100,7 @@ def stories(draw: st.DrawFn) -> Story:
     return story
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings().max_examples // 3, deadline=None)
 @given(stories(), st.lists(st.integers(0, 60), max_size=4), garbage, st.data())
 def test_any_split_into_index_and_rest_gives_the_same_documents(
     tmp_path_factory: pytest.TempPathFactory, story: Story, cuts: list[int], torn: bytes, data: st.DataObject

@@ -15,7 +15,9 @@ ENOUGH = 300
 """Of seeds with two or three servers it takes no more to show a mistake."""
 
 
-@pytest.mark.parametrize("servers", [1, 2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "servers", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)]
+)
 def test_no_invariant_breaks_whatever_befalls_workers_and_servers(servers: int) -> None:
     verdicts = [Simulation(seed, servers=servers, traces=True).run() for seed in SEEDS]
     assert [verdict for verdict in verdicts if verdict.broken] == []

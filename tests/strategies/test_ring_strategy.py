@@ -233,7 +233,7 @@ class Averaged(LastLaneOnly):
     buffer_rules: ClassVar[Mapping[str, str]] = {"*": "mean"}
 
 
-@pytest.mark.parametrize("task", [LastLaneOnly, Averaged])
+@pytest.mark.parametrize("task", [pytest.param(LastLaneOnly, marks=pytest.mark.long), Averaged])
 def test_workers_without_samples_commit_the_same_buffers(task: type[Task], tmp_path: Path) -> None:
     """50 samples in batches of 16: the last one has two, for four lanes."""
     digests = {}

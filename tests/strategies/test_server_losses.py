@@ -395,9 +395,9 @@ def second_deaths() -> list[tuple[Death, Death]]:
     return [(one, other) for one in first for other in then]
 
 
-@pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.long if part else ()) for part in range(24)])
+@pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.long if part else ()) for part in range(48)])
 def test_another_may_die_while_the_state_is_copied(part: int, undisturbed: str, tmp_path: Path) -> None:
-    for one, other in second_deaths()[part::24]:
+    for one, other in second_deaths()[part::48]:
         again = replace(other)
         digests = run(Momentum, tmp_path, replace(one), again, refills=True, clip_norm=0.5)
         assert again.has_fired
@@ -420,7 +420,9 @@ def compressed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest
 
 
-@pytest.mark.parametrize("refills", [False, True], ids=["fewer", "refilled"])
+@pytest.mark.parametrize(
+    "refills", [pytest.param(False, id="fewer", marks=pytest.mark.long), pytest.param(True, id="refilled")]
+)
 def test_what_is_held_back_survives_whoever_dies(compressed: str, tmp_path: Path, refills: bool) -> None:
     for number, death in enumerate(TOLD):
         if number % 29 == refills:

@@ -86,7 +86,7 @@ def judged(folder: Path, events: list[Event]) -> Ledger:
     return judge(account, max(account.steps), order())
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_the_same_bits_and_the_same_ledger_on_any_number_of_workers(alone: Run, workers: int, tmp_path: Path) -> None:
     ran = run(Sharded, tmp_path / "some", workers, **KEYS)
     assert ran.ended.tensors == alone.ended.tensors
@@ -193,7 +193,14 @@ def saved_state(ran: Run) -> str:
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, {"links": "tcp", "bucket_mb": 0.0001}, {"accumulate": 2}, {"on_nonfinite_loss": "skip"}], ids=str
+    "keys",
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        {"links": "tcp", "bucket_mb": 0.0001},
+        pytest.param({"accumulate": 2}, marks=pytest.mark.long),
+        {"on_nonfinite_loss": "skip"},
+    ],
+    ids=str,
 )
 def test_a_step_without_a_sample_changes_nothing(
     keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

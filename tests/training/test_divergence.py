@@ -136,7 +136,7 @@ def test_state_that_appears_is_compared_from_then_on() -> None:
     assert [digests.of_slice(step) for step in range(2, 66)] == [expected.of_slice(step) for step in range(2, 66)]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=settings().max_examples // 2)
 @given(st.integers(0, 2**32))
 def test_the_fault_that_flips_a_bit_changes_one_value_and_is_found(seed: int) -> None:
     replica = trained()

@@ -52,7 +52,14 @@ def states(ran: Run) -> dict[int, str]:
     return {info.cursor.step: repr(folder.load(info).state) for info in folder.list()}
 
 
-@pytest.mark.parametrize("task", [tasks.Adam, tasks.BatchNormAndDropout], ids=lambda task: task.__name__)
+of_two_kinds = pytest.mark.parametrize(
+    "task",
+    [pytest.param(tasks.Adam, marks=pytest.mark.long), tasks.BatchNormAndDropout],
+    ids=lambda task: task.__name__,
+)
+
+
+@of_two_kinds
 def test_a_save_in_mid_training_waits_for_nothing_and_takes_no_memory_after_the_first(
     task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +76,7 @@ def test_a_save_in_mid_training_waits_for_nothing_and_takes_no_memory_after_the_
     assert still_locked == locked == 1
 
 
-@pytest.mark.parametrize("task", [tasks.Adam, tasks.BatchNormAndDropout], ids=lambda task: task.__name__)
+@of_two_kinds
 def test_what_is_saved_is_the_state_after_its_step(task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = KEYS | {"steps": 30, "schedule": {"kind": "cosine", "warmup": 2}}
     device = with_device(monkeypatch)

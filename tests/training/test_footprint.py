@@ -85,8 +85,15 @@ def really_kept(task: Task, batch: Any, precision: str) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # of the real run, on processors without bfloat16
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("task", "batch"), [(Transformer(), tokens), (Images(), images)])
+@pytest.mark.parametrize(
+    ("task", "batch", "precision"),
+    [
+        (Transformer(), tokens, "bf16"),
+        (Images(), images, "fp32"),
+        pytest.param(Transformer(), tokens, "fp32", marks=pytest.mark.long),
+        pytest.param(Images(), images, "bf16", marks=pytest.mark.long),
+    ],
+)
 def test_what_is_kept_for_the_backward_pass_is_what_a_real_run_keeps(
     task: Task, batch: Callable[[int], Any], precision: str
 ) -> None:

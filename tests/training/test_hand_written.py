@@ -72,8 +72,19 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("clip_norm", [None, 0.3])
+by_turns = pytest.mark.parametrize(
+    ("clip_norm", "accumulate"),
+    [
+        (None, 1),
+        (0.3, 4),
+        pytest.param(None, 4, marks=pytest.mark.long),
+        pytest.param(0.3, 1, marks=pytest.mark.long),
+    ],
+)
+"""Neither and both each time; one of them alone among the long tests."""
+
+
+@by_turns
 @pytest.mark.parametrize(
     "task",
     [
@@ -112,8 +123,7 @@ def test_an_average_has_the_bits_of_one_kept_by_hand(task: type[Task], tmp_path:
     assert plain.tensors == {name: digest for name, digest in expected.items() if "averaged" not in name}
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("clip_norm", [None, 0.3])
+@by_turns
 @pytest.mark.parametrize("task", [tasks.Momentum, tasks.BatchNormAndDropout])
 def test_half_precision_has_the_bits_of_a_grad_scaler(
     task: type[Task], clip_norm: float | None, accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

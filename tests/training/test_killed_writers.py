@@ -153,7 +153,10 @@ def kill_at(tmp_path: Path, victim: int, call: int, half_written: bool) -> bool:
 
 
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("victim", [0, 1], ids=["the one that commits", "the other"])
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param(0, id="the one that commits"), pytest.param(1, id="the other", marks=pytest.mark.long)],
+)
 def test_one_of_two_writers_is_killed_at_some_calls(tmp_path: Path, victim: int) -> None:
     calls = (2, 7, 12, 17, 22, 27) if victim == 0 else (1, 3, 5, 7)
     assert all(kill_at(tmp_path, victim, call, half_written=False) for call in calls)

@@ -43,10 +43,10 @@ class Logged(tasks.BatchNormAndDropout):
     ("task", "keys"),
     [
         (tasks.Momentum, {"lanes": 1, "clip_norm": 1.0}),
-        (tasks.Adam, {"lanes": 4}),
+        pytest.param(tasks.Adam, {"lanes": 4}, marks=pytest.mark.long),
         (Logged, {"lanes": 4, "accumulate": 2, "clip_norm": 1.0, "schedule": {"kind": "linear"}}),
-        (Logged, {"lanes": 1, "on_nonfinite_loss": "skip"}),
-        (tasks.TwoOptimizers, {"lanes": 2}),
+        pytest.param(Logged, {"lanes": 1, "on_nonfinite_loss": "skip"}, marks=pytest.mark.long),
+        pytest.param(tasks.TwoOptimizers, {"lanes": 2}, marks=pytest.mark.long),
         (Logged, {"lanes": 4, "precision": "fp16", "loss_scale": {"initial": 1, "growth_interval": 3}}),
     ],
     ids=str,
@@ -116,7 +116,9 @@ def poisoned_steps(**keys: Any) -> list[int]:
 SCHEDULED: dict[str, Any] = KEYS | {"schedule": {"kind": "cosine", "warmup": 2}}
 
 
-@pytest.mark.parametrize("task", [Poisoned, PoisonedAdam], ids=lambda task: task.__name__)
+@pytest.mark.parametrize(
+    "task", [pytest.param(Poisoned, marks=pytest.mark.long), PoisonedAdam], ids=lambda task: task.__name__
+)
 def test_poisoned_steps_are_left_out_as_if_they_had_been_read_at_once(task: type[Task], tmp_path: Path) -> None:
     ran = on_one_and_on_three(task, tmp_path, **SCHEDULED)
     assert list(skipped(ran)) == poisoned_steps(epochs=2, batch_size=10)

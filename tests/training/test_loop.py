@@ -72,7 +72,7 @@ def test_early_stop_stops_at_the_same_step_everywhere(tmp_path: Path) -> None:
     assert ran.saved_steps[-1] == 4
 
 
-@pytest.mark.parametrize("stop_at", [2, 3])
+@pytest.mark.parametrize("stop_at", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_patience_goes_on_after_a_resume(stop_at: int, tmp_path: Path) -> None:
     keys: dict[str, Any] = {"evaluate": {"every": 1}, "early_stop": {"metric": "loss", "patience": 2}}
     undisturbed = run(tasks.Scripted, tmp_path / "undisturbed", 1, **keys)
@@ -98,6 +98,7 @@ def test_a_plateau_schedule_lowers_the_rate_after_an_evaluation(tmp_path: Path) 
     assert rates == [1e-3, 1e-3, 1e-3, 5e-4, 2.5e-4, 2.5e-4]
 
 
+@pytest.mark.long
 def test_a_plateau_schedule_goes_on_after_a_resume(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"steps": 6, "evaluate": {"every": 1}}
     undisturbed = run(tasks.Plateau, tmp_path / "undisturbed", **keys)
@@ -147,7 +148,7 @@ def test_a_step_tells_loss_rate_norm_samples_and_epoch(tmp_path: Path) -> None:
     assert (began.epoch_length, began.dataset_samples) == (50, 50)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_steps_of_an_epoch_tell_each_sample_once_or_as_dropped(accumulate: int, tmp_path: Path) -> None:
     ran = on_one_and_on_three(bit_tasks.Regression, tmp_path, epochs=2, accumulate=accumulate)
     ledgers = [Tally.from_hex(text) for text in ran.fields("step", "ledger").values()]
@@ -186,8 +187,15 @@ def test_initial_weights_are_where_training_starts(tmp_path: Path) -> None:
     assert run(tasks.Preset, tmp_path / "seed", steps=2).ended.losses == preset.ended.losses
 
 
-@pytest.mark.parametrize("loader_workers", [0, 1])
-@pytest.mark.parametrize("task", [tasks.DictBatches, tasks.DataclassBatches])
+@pytest.mark.parametrize(
+    ("task", "loader_workers"),
+    [
+        (tasks.DictBatches, 0),
+        (tasks.DataclassBatches, 1),
+        pytest.param(tasks.DictBatches, 1, marks=pytest.mark.long),
+        pytest.param(tasks.DataclassBatches, 0, marks=pytest.mark.long),
+    ],
+)
 def test_batches_of_dicts_and_dataclasses_train_as_tuples_do(
     task: type[Task], loader_workers: int, tmp_path: Path
 ) -> None:
@@ -200,7 +208,9 @@ def test_a_layer_kept_in_evaluation_mode_stays_so(tmp_path: Path) -> None:
     assert {log["modes"] for log in ran.fields("step", "log").values()} == {0b1101}
 
 
-@pytest.mark.parametrize("task", [bit_tasks.BatchNormAndDropout, bit_tasks.RandomTransform])
+@pytest.mark.parametrize(
+    "task", [bit_tasks.BatchNormAndDropout, pytest.param(bit_tasks.RandomTransform, marks=pytest.mark.long)]
+)
 def test_evaluation_does_not_disturb_training(task: type[Task], tmp_path: Path) -> None:
     often = on_one_and_on_three(task, tmp_path, batch_size=20, steps=4, evaluate={"every": 1})
     rarely = run(task, tmp_path / "rarely", batch_size=20, steps=4, evaluate={"every": "end"})
@@ -261,6 +271,7 @@ def test_checkpoints_at_the_end_of_every_epoch(tmp_path: Path) -> None:
     assert ran.saved_steps == [per_epoch, 2 * per_epoch, 3 * per_epoch]
 
 
+@pytest.mark.long
 def test_keeping_checkpoints_more_often_does_not_change_the_bits(tmp_path: Path) -> None:
     often = run(bit_tasks.Adam, tmp_path / "often", 2, checkpoint={"every": 1})
     assert often.ended.digest == run(bit_tasks.Adam, tmp_path / "rarely").ended.digest

@@ -32,7 +32,7 @@ def train(folder: Path, workers: int = 1, **keys: Any) -> gang.Ended:
     return gang.train(task, spec, workers, folder, stop_at=stop_at, sabotage=sabotage)
 
 
-@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("in_backward", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_bits_do_not_depend_on_who_runs_out(tmp_path: Path, in_backward: bool) -> None:
     params = {**FROM_STEP_3, "in_backward": in_backward}
     alone = train(tmp_path / "1", 1, params=params)
@@ -104,7 +104,9 @@ def test_it_shrinks_until_it_fits(tmp_path: Path) -> None:
     assert not ended.failures
 
 
-@pytest.mark.parametrize("stop_at", [2, 3, 5])
+@pytest.mark.parametrize(
+    "stop_at", [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(5, marks=pytest.mark.long)]
+)
 def test_a_job_that_is_stopped_and_resumed_has_the_same_bits(tmp_path: Path, stop_at: int) -> None:
     whole = train(tmp_path / "whole", 1, params=FROM_STEP_3)
     train(tmp_path / "parts", 2, params=FROM_STEP_3, stop_at=stop_at)

@@ -47,7 +47,14 @@ def test_other_strategies_come_to_the_same_rates(strategy: str, tmp_path: Path) 
         assert other.ended.digest == ring.ended.digest
 
 
-@pytest.mark.parametrize("stop_at", [3, 4, 5], ids=["before the end", "at the end", "after the end"])
+@pytest.mark.parametrize(
+    "stop_at",
+    [
+        pytest.param(3, id="before the end", marks=pytest.mark.long),
+        pytest.param(4, id="at the end"),
+        pytest.param(5, id="after the end", marks=pytest.mark.long),
+    ],
+)
 def test_a_job_that_stops_near_the_end_of_an_epoch_goes_on_to_the_same_bits(stop_at: int, tmp_path: Path) -> None:
     for task in (Halved, own_loop_of(loops.noisy)):
         whole = run(task, tmp_path / f"{task.__name__}-whole", **BY_EPOCH)

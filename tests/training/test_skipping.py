@@ -66,7 +66,11 @@ def skipped(ran: Run) -> dict[int, dict[str, Any]]:
     return {step: entry for step, entry in told.items() if step is not None and entry is not None}
 
 
-@pytest.mark.parametrize("keys", [{}, {"links": "tcp", "bucket_mb": 0.0001}, {"accumulate": 2}], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [pytest.param({}, marks=pytest.mark.long), {"links": "tcp", "bucket_mb": 0.0001}, {"accumulate": 2}],
+    ids=str,
+)
 def test_poisoned_steps_are_left_out_alike_on_any_number_of_workers(keys: dict[str, Any], tmp_path: Path) -> None:
     ran = on_one_and_on_three(Poisoned, tmp_path, **KEYS | keys)
     two = run(Poisoned, tmp_path / "two", 2, **KEYS | keys)

@@ -68,7 +68,7 @@ def trained(task: type[Task], count: int, folder: Path, **keys: Any) -> tuple[st
     return ended.digest, {step: log for step, log in logged if log}
 
 
-@pytest.mark.parametrize("task", [Measures, Noisy])
+@pytest.mark.parametrize("task", [Measures, pytest.param(Noisy, marks=pytest.mark.long)])
 def test_they_are_the_same_on_any_number_of_workers_and_change_nothing(task: type[Task], tmp_path: Path) -> None:
     without, nothing = trained(task, 1, tmp_path / "without", accumulate=2)
     alone = trained(task, 1, tmp_path / "1", accumulate=2, train_metrics_every=2)

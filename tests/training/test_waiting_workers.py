@@ -16,7 +16,7 @@ PAUSE = 0.2
 
 
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("slow", [0, 2])
+@pytest.mark.parametrize("slow", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_worker_that_waits_for_data_is_seen_by_whoever_tells_the_steps(slow: int, tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
 

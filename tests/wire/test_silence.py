@@ -206,7 +206,7 @@ def assert_noticed(stream: Stream, threads: ThreadPoolExecutor) -> None:
         assert stream.suspicion() is not None, "it is known after the link was closed too"
 
 
-@pytest.mark.parametrize("ways", CUTS)
+@pytest.mark.parametrize("ways", [pytest.param("both ways", marks=pytest.mark.long), "there", "back"])
 def test_a_path_that_dies_under_what_was_sent_is_noticed(
     ways: str, namespaces: BadNetworks, threads: ThreadPoolExecutor
 ) -> None:
@@ -217,7 +217,9 @@ def test_a_path_that_dies_under_what_was_sent_is_noticed(
         assert_noticed(stream, threads)
 
 
-@pytest.mark.parametrize("ways", CUTS)
+@pytest.mark.parametrize(
+    "ways", ["both ways", *(pytest.param(way, marks=pytest.mark.long) for way in ("there", "back"))]
+)
 def test_a_path_that_dies_under_an_idle_connection_is_noticed(
     ways: str, namespaces: BadNetworks, threads: ThreadPoolExecutor
 ) -> None:
@@ -345,7 +347,10 @@ def test_a_knock_at_an_address_that_is_not_known_says_nothing() -> None:
     Knock("no-such-host.invalid:1", "worker 1").check(0.0)
 
 
-@pytest.mark.parametrize("listens", [True, False], ids=["nobody takes it", "it is refused"])
+@pytest.mark.parametrize(
+    "listens",
+    [pytest.param(True, id="nobody takes it", marks=pytest.mark.long), pytest.param(False, id="it is refused")],
+)
 def test_a_knock_that_is_answered_says_no_more(listens: bool) -> None:
     with listening() as listener:
         if not listens:
