@@ -140,7 +140,10 @@ Address = Annotated[
 ]
 Workers = Annotated[
     str | None,
-    typer.Option(metavar="N", help="Processes to run on: a number, or auto. Never changes the result."),
+    typer.Option(
+        metavar="N",
+        help="Processes to run on: a number, or auto. Never changes the result of ring or synchronous servers.",
+    ),
 ]
 Lanes = Annotated[int | None, typer.Option(metavar="N", help="Slices of every batch. Affects the result.")]
 Steps = Annotated[int | None, typer.Option(metavar="N", help="Train this many steps.")]
