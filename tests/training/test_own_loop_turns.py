@@ -48,7 +48,7 @@ class Worker:
     def lanes(self, batches: int = 1) -> Iterator[Any]:
         """The losses of a step that is not completed."""
         step = self.progress.cursor.step + 1
-        self.task.begin_step(step)
+        self.task.begin_step(self.progress)
         for lane in self.hosted:
             self.task.begin_lane(lane, batches)
             for _ in range(batches):

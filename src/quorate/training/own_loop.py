@@ -71,9 +71,9 @@ class OwnLoop(Task):
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:  # noqa: ARG002
         turns = self._turns
-        if turns.place is not AT_BATCH and turns.place is Place.RETURNED and turns.is_entered:
-            raise self._returned_early()
         if turns.place is not AT_BATCH or not turns.is_entered:
+            if turns.place is Place.RETURNED and turns.is_entered:
+                raise self._returned_early()
             raise JobError(f"{self._name}() has a loop of its own, and this takes a quorate.Task.")
         self._batches_left -= 1
         turns.is_last = self._ends_step and not self._batches_left
@@ -147,10 +147,11 @@ class OwnLoop(Task):
                 self._restart()
         turns.take_up_state()
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, progress: Progress) -> None:
         """A step begins: where it is the first of an epoch, `main` does what it does after the last one."""
         turns = self._turns
-        if turns.epoch is not None and turns.place is AT_BATCH and turns.epoch != self._sampler.epoch_of(step):
+        is_in_epoch = turns.epoch is not None and turns.place is AT_BATCH
+        if is_in_epoch and turns.epoch != self._sampler.epoch_of(progress.cursor.step + 1):
             self._resume_outside(STOP)
         if turns.place is not AT_BATCH and turns.place is Place.RETURNED:
             raise self._returned_early()
@@ -210,7 +211,7 @@ class OwnLoop(Task):
     def _start(self) -> None:
         run = Run(self._turns, self.log)
         params = {name: getattr(self, name) for name in self._params}
-        self._greenlet = greenlet(lambda: type(self)._main(run, **params))
+        self._greenlet = greenlet(lambda _: type(self)._main(run, **params))
         self._turns.to_loop = getcurrent().switch
         self._resume()
 
@@ -241,7 +242,7 @@ class OwnLoop(Task):
         main = self._greenlet
         assert main is not None
         try:
-            main.switch(value) if main else main.switch()
+            main.switch(value)
         except RAISED as error:
             code = JobError.exit_code if self._turns.is_entered else RequestError.exit_code
             blame_user_code(error, f"{self._name}()", hint_for, code)
@@ -285,7 +286,7 @@ class TurnsLoop(Loop):
         return ending
 
     def _try_step(self) -> StepRequest | None:
-        self.main.begin_step(self._reached + 1)
+        self.main.begin_step(self.progress)
         return super()._try_step()
 
     def _complete(self, *args: Any, **named: Any) -> StepCompleted:
