@@ -327,9 +327,19 @@ def test_compiled_code_draws_from_the_streams_of_lanes_alone() -> None:
     with (
         tracing.patch(recompile_limit=8, fail_on_recompile_limit_hit=False),
         passes.patch(graphsafe_rng_functionalization=True),
-        kernels.patch(deterministic=False),
+        kernels.patch({"deterministic": False, "triton.autotune_pointwise": True}),
     ):
         compiler.pin_compiler(deterministic=True)
         assert not passes.graphsafe_rng_functionalization
         assert kernels.deterministic
         assert tracing.fail_on_recompile_limit_hit
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_no_tile_of_a_kernel_is_chosen_by_a_stopwatch(deterministic: bool) -> None:
+    """Inductor's deterministic mode times the tiles of pointwise kernels, and these fuse products into sums or not."""
+    from torch._inductor import config as kernels
+
+    with kernels.patch({"deterministic": False, "triton.autotune_pointwise": True}):
+        compiler.pin_compiler(deterministic)
+        assert kernels.triton.autotune_pointwise is not deterministic

@@ -35,8 +35,11 @@ def pin_compiler(deterministic: bool) -> None:
     from torch._functorch import config as passes
     from torch._inductor import config as kernels
 
-    # Kernels are not chosen by a stopwatch, which may choose another each time.
+    # Kernels are not chosen by a stopwatch, which may choose another each time. Inductor's own mode still times the
+    # tiles of pointwise kernels, and these round differently: a product that one tile shape fuses into the addition
+    # after it is rounded by another. Equal machines then had two digests of one job.
     kernels.deterministic = deterministic
+    kernels.triton.autotune_pointwise = not deterministic
     # Where too many shapes are met, an error: a worker that alone goes on without compiling has other bits.
     tracing.recompile_limit, tracing.fail_on_recompile_limit_hit = 64, True
     # Blocks that are computed again would draw from generators of their own, which are seeded once in a process and
