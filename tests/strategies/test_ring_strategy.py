@@ -26,6 +26,7 @@ from quorate.training.device import CPU, Device, same_bits
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum
+from quorate.training.settings import Settings
 from quorate.training.strategy import Agreement, StepOutcome, StepRequest
 from quorate.training.task import Task
 from quorate.training.update import Update
@@ -63,7 +64,8 @@ class Alone:
         self.gradients = plain_gradients(list(model.named_parameters()), range(3), 25.0)
         parameters, digests = list(model.parameters()), cast(ReplicaDigests, None)
         buffers = Buffers(model, RULES, device)
-        agreement = StepAgreement(self.ring.gather, [own], own, parameters, buffers, digests, skips=skips)
+        held = parameters, buffers, digests, Settings({}, {})
+        agreement = StepAgreement(self.ring.gather, [own], own, *held, skips=skips)
         activity, update = Activity(lambda *_: None), cast(Update, NoUpdate())
         self.strategy = RingStrategy(own, self.ring, self.gradients, agreement, update, activity)
         activity.begin_step(4)
@@ -311,9 +313,8 @@ def agreed_with(others: Torn) -> Agreement:
     model = Tables()
     members = tuple(Member(worker, "here", range(worker, worker + 1)) for worker in range(3))
     digests = cast(ReplicaDigests, Known())
-    agreement = StepAgreement(
-        others.gather, members, members[0], list(model.parameters()), Buffers(model, RULES), digests, skips=True
-    )
+    held = list(model.parameters()), Buffers(model, RULES), digests, Settings({}, {})
+    agreement = StepAgreement(others.gather, members, members[0], *held, skips=True)
     return agreement.reach(4, [lane(0)], StepRequest())
 
 

@@ -125,9 +125,8 @@ class ToyConnection:
         self.links = links
         self.gradients = FlatGradients(replica.trainable, plan, GradientMemory.of_process(plan, own.lanes))
         parameters = [parameter for _, parameter in replica.trainable]
-        self._agreement = StepAgreement(
-            links.gather, workers, own, parameters, replica.buffers, ReplicaDigests(replica), skips=False
-        )
+        held = parameters, replica.buffers, ReplicaDigests(replica), replica.optimizers.settings
+        self._agreement = StepAgreement(links.gather, workers, own, *held, skips=False)
         self._own = own
         self._replica = replica
 

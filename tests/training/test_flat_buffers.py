@@ -16,6 +16,7 @@ from quorate.training.device import CPU, Device, same_bits
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum
+from quorate.training.settings import Settings
 from quorate.training.strategy import NOTHING_ASKED
 from training.away_device import AwayDevice
 
@@ -50,7 +51,7 @@ def change(model: nn.Module, names: Any, seed: int) -> None:
 
 def agreed_on_host(results: list[LaneResult], buffers: Buffers) -> dict[str, torch.Tensor]:
     own = Member(0, "here", range(len(results)))
-    agreement = StepAgreement(lambda *_: (), [own], own, [], buffers, cast(ReplicaDigests, None), skips=False)
+    agreement = StepAgreement(lambda *_: (), [own], own, [], buffers, cast(ReplicaDigests, None), Settings({}, {}), skips=False)
     return agreement.reach(4, results, NOTHING_ASKED).buffers
 
 

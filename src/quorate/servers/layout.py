@@ -34,7 +34,9 @@ class OnServers:
             skeleton = {"dict": encoded.skeleton["dict"] | {LANES: kept.skeleton}}
             encoded, of_lanes = Encoded(skeleton, encoded.tensors | kept.tensors), frozenset(kept.tensors)
         weights = frozenset(name for name, _ in replica.tensors())
-        return HeldState(encoded, share.compared(), weights, replica.device, is_whole=False, of_lanes=of_lanes)
+        known = encoded, share.compared(), weights, replica.device
+        settings = replica.optimizers.settings.values()
+        return HeldState(*known, is_whole=False, of_lanes=of_lanes, settings=settings)
 
     def parts(self, held: HeldState, writers: int) -> Parts:
         """Of its own alone: what the others write is theirs to know."""

@@ -1,8 +1,8 @@
 """What all workers of a step agree on besides its gradients, over a `gather`: every synchronous strategy shares it.
 
 Each worker sends, for each hosted lane, samples, loss, logged numbers, which parameters have a gradient, and digests of
-changed buffers; what it is asked to do; and a digest of the slice of its state whose turn it is. Replicas that differ
-and a loss that is not finite raise here, before any weight changes.
+changed buffers; what it is asked to do; and digests of the slice of its state whose turn it is, and of the settings of
+its optimizers. Replicas that differ and a loss that is not finite raise here, before any weight changes.
 
 A buffer that is bitwise equal in all lanes is taken as it is: averaging a constant over eight lanes would change almost
 half of its elements. Otherwise its rule decides, and without a rule the job is refused. A lane without samples has no
@@ -31,6 +31,7 @@ from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, 
 from quorate.training.flat_buffers import LANE_0, MEAN
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum, called, not_finite
+from quorate.training.settings import Settings
 from quorate.training.strategy import NOTHING_ASKED, Agreement, Save, Shortage, Skipped, StepRequest
 
 log = logging.getLogger(__name__)
@@ -55,14 +56,15 @@ _NOT_THE_SAMPLES = (
 
 @dataclass(frozen=True)
 class WorkerNote:
-    """What a worker sends at each step: the results of its lanes, what it is asked to do, and a digest of the slice of
-    its state whose turn it is. Of changed buffers only `digests` travel, by lane; of the samples that a lane has read
-    only those of one whose loss is not finite."""
+    """What a worker sends at each step: the results of its lanes, what it is asked to do, and digests: of the slice of
+    its state whose turn it is, and of the settings of its optimizers. Of changed buffers only `digests` travel, by
+    lane; of the samples that a lane has read only those of one whose loss is not finite."""
 
     lanes: Sequence[LaneResult]
     digests: Sequence[Mapping[str, str]]
     request: StepRequest
     state: int | None = 0
+    settings: str = ""
 
     def encode(self) -> bytes:
         """As JSON, in which floats survive exactly."""
@@ -85,7 +87,8 @@ class WorkerNote:
             for lane in self.lanes
         ]
         request = [self.request.stop, self.request.save, self.request.leave]
-        return json.dumps({"lanes": lanes, "digests": self.digests, "request": request, "state": self.state}).encode()
+        told = {"lanes": lanes, "digests": self.digests, "request": request, "state": self.state}
+        return json.dumps(told | {"settings": self.settings}).encode()
 
     @classmethod
     def decode(cls, payload: bytes) -> "WorkerNote":
@@ -111,7 +114,7 @@ class WorkerNote:
             for lane, samples, present, losses, logged, tally, read, bad, why, data_s, put_back, *cut in note["lanes"]
         ]
         stop, save, leave = note["request"]
-        return cls(lanes, note["digests"], StepRequest(stop, Save(save), leave), note["state"])
+        return cls(lanes, note["digests"], StepRequest(stop, Save(save), leave), note["state"], note["settings"])
 
 
 class StepAgreement:
@@ -129,6 +132,7 @@ class StepAgreement:
         parameters: Sequence[torch.Tensor],
         buffers: Buffers,
         replica_digests: ReplicaDigests | None,
+        settings: Settings,
         *,
         skips: bool,
     ) -> None:
@@ -139,6 +143,7 @@ class StepAgreement:
         self._parameters = parameters
         self._buffers = buffers
         self._digests = replica_digests
+        self._settings = settings
         self._skips = skips
 
     def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
@@ -154,7 +159,8 @@ class StepAgreement:
         poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
         # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
         states = {note.state for note in notes} - {None}
-        if len(states) > 1 or (states and poisoned and not self._is_alone):
+        differ = len(states) > 1 or len({note.settings for note in notes}) > 1
+        if differ or (states and poisoned and not self._is_alone):
             self._compare_replicas(step, notes)
         if poisoned:
             check_skippable(step, poisoned, self._parameters, self._buffers, skips=self._skips)
@@ -188,7 +194,7 @@ class StepAgreement:
         changed = [digests(result.buffers.items(), self._buffers.device) for result in results]
         if self._is_alone:
             return [WorkerNote(results, changed, request)]
-        own = WorkerNote(results, changed, request, self._state(step))
+        own = WorkerNote(results, changed, request, self._state(step), self._settings.digest())
         return [WorkerNote.decode(payload) for payload in self._gather(step, NOTES_INDEX, own.encode())]
 
     def _state(self, step: int) -> int | None:
@@ -197,13 +203,13 @@ class StepAgreement:
 
     def _compare_replicas(self, step: int, notes: Sequence[WorkerNote]) -> None:
         """The whole state, which is still that of the step before: to name who differs, and where."""
-        slices = [
-            Voucher(member.worker, {"a slice of the state": f"{note.state:016x}"})
-            for member, note in zip(self._members, notes, strict=True)
-            if note.state is not None
-        ]
-        proven = divergence(step - 1, slices)
-        own = None if self._digests is None else Voucher(self._own.worker, self._digests.of_all())
+        told = []
+        for member, note in zip(self._members, notes, strict=True):
+            part = {} if note.state is None else {"a slice of the state": f"{note.state:016x}"}
+            told.append(Voucher(member.worker, part, is_partial=not part, settings={"their digest": note.settings}))
+        proven = divergence(step - 1, told)
+        held = {} if self._digests is None else self._digests.of_all()
+        own = Voucher(self._own.worker, held, is_partial=self._digests is None, settings=self._settings.values())
         try:
             compare_replicas(step - 1, own, partial(self._gather, step, COMPARE_INDEX))
         except LinkError:

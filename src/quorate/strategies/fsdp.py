@@ -132,10 +132,9 @@ class FsdpConnection(RingConnection):
         replica, generation = self._replica, self._endpoint.generation
         own = generation.members[self._endpoint.position]
         parameters = [local(parameter) for _, parameter in replica.trainable]
+        held = parameters, replica.buffers, None, replica.optimizers.settings
         skips = self._spec.on_nonfinite_loss == "skip"
-        agreement = StepAgreement(
-            self.links.gather, generation.workers, own, parameters, replica.buffers, None, skips=skips
-        )
+        agreement = StepAgreement(self.links.gather, generation.workers, own, *held, skips=skips)
         with activity.waiting(OTHERS):
             self._order.follow(partial(self.links.gather, generation.cursor.step, UNITS_INDEX), generation.workers)
         hosted = self._world.shape.lanes_of(self._world.worker, self._spec.lanes)

@@ -229,6 +229,7 @@ class ServersConnection:
             [parameter for _, parameter in share.replica.trainable],
             share.replica.buffers,
             None if share.is_server else ReplicaDigests(share.replica),
+            share.replica.optimizers.settings,
             skips=spec.on_nonfinite_loss == "skip",
         )
         factory, exchange = self._factory, self._exchange

@@ -142,7 +142,8 @@ def agreement_of(
     """How the workers of a generation agree on a step besides its gradients."""
     parameters = [parameter for _, parameter in replica.trainable]
     digests, skips = ReplicaDigests(replica), spec.on_nonfinite_loss == "skip"
-    return StepAgreement(links.gather, workers, own, parameters, replica.buffers, digests, skips=skips)
+    settings = replica.optimizers.settings
+    return StepAgreement(links.gather, workers, own, parameters, replica.buffers, digests, settings, skips=skips)
 
 
 class RingStrategy:

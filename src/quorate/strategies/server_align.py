@@ -175,7 +175,8 @@ class Aligner:
         voucher = None
         if is_sound:
             held = digests(self.share.compared().items(), self.share.replica.device)
-            voucher = Voucher(self.worker, held, is_partial=True)
+            settings = self.share.replica.optimizers.settings.values()
+            voucher = Voucher(self.worker, held, is_partial=True, settings=settings)
         compare_replicas(step, voucher, partial(self._gather, COMPARE_INDEX))
 
     def _gather(self, index: int, payload: bytes) -> tuple[bytes, ...]:

@@ -52,7 +52,8 @@ def align(
         # Nobody copies a state before all who hold it have found that they hold the same.
         voucher = None
         if own is not None:
-            voucher = Voucher(worker, digests(own.compared.items(), own.device), is_partial=not own.is_whole)
+            held = digests(own.compared.items(), own.device)
+            voucher = Voucher(worker, held, is_partial=not own.is_whole, settings=own.settings)
         compare_replicas(step, voucher, partial(reduction.gather, step, COMPARE_INDEX))
     copied = 0
     passing = Passing(generation, position, reduction, activity)

@@ -111,6 +111,7 @@ class BatchSearch:
     def _try_step(self, size: int) -> None:
         """A whole step, with its update: optimizers take memory at their first."""
         strategy, samples = self._strategy, numpy.arange(size, dtype=numpy.int64) % self._sampler.samples
+        self._lanes.begin_step()
         batch = self._feed.next(Request(Source.TRAINING, 0, samples))
         strategy.begin(1)
         others = [lane for lane in strategy.hosted if lane]

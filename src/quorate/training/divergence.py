@@ -7,7 +7,7 @@ overwrites them with a mean that takes every worker's in; a save, a copy and a l
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import torch
@@ -30,11 +30,13 @@ Source = Callable[[], torch.Tensor | None]
 
 @dataclass(frozen=True)
 class Voucher:
-    """The state that a worker has, by the digest of each tensor; `is_partial`: others have tensors that it has not."""
+    """The state that a worker has, by the digest of each tensor; `is_partial`: others have tensors that it has not.
+    `settings` are those of its optimizers, which all have alike; none where it vouches for tensors only."""
 
     worker: int
     digests: dict[str, str]
     is_partial: bool = False
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 class ReplicaDigests:
@@ -141,29 +143,50 @@ def compare_replicas(
 
 
 def divergence(step: int, vouchers: Sequence[Voucher], what: str = "replicas") -> ReplicasDiffer | None:
-    """Names the first tensor in which replicas differ, and who holds which; None if all are equal.
+    """Names the first setting or tensor in which replicas differ, and who holds which; None if all are equal.
 
-    Those who differ from more than half of all are the culprits; without such a majority nobody can say who is.
+    Settings first: with others, tensors soon are others, too. Those who differ from more than half of all are the
+    culprits; without such a majority nobody can say who is.
     """
+    told = [Voucher(voucher.worker, voucher.settings) for voucher in vouchers if voucher.settings]
+    if (found := _odd_ones(told)) is not None:
+        odd, rest, culprits = found
+        setting = first_difference(odd[0].digests, rest[0].digests) or ""
+        values = (of[0].digests.get(setting, "nothing") for of in (odd, rest))
+        return ReplicasDiffer(
+            f"The settings of the optimizers differ after step {step}: {_workers(odd)} and {_workers(rest)} have "
+            f"{' and '.join(values)} in {setting}; {_verdict(odd, culprits)}.",
+            culprits,
+        )
     if any(voucher.is_partial for voucher in vouchers):
         names = sorted({name for voucher in vouchers for name in voucher.digests})
         each = ([Voucher(v.worker, {name: v.digests[name]}) for v in vouchers if name in v.digests] for name in names)
         return next(filter(None, (divergence(step, holders, what) for holders in each)), None)
-    found = outvoted({voucher.worker: weights_digest(voucher.digests) for voucher in vouchers})
-    if found is None:
+    if (found := _odd_ones(vouchers)) is None:
         return None
-    differing, culprits = found
-    odd, rest = (
-        [voucher for voucher in vouchers if (voucher.worker in differing) is is_odd] for is_odd in (True, False)
-    )
+    odd, rest, culprits = found
     name = first_difference(odd[0].digests, rest[0].digests)
-    verdict = f"{_workers(odd)} {'are' if len(odd) > 1 else 'is'} wrong" if culprits else "nobody can say who is wrong"
     when = "after" if what == "replicas" else "in"
     return ReplicasDiffer(
         f"The {what} differ {when} step {step}: {_workers(odd)} and {_workers(rest)} hold different bits, first in "
-        f"'{name}'; {verdict}.",
+        f"'{name}'; {_verdict(odd, culprits)}.",
         culprits,
     )
+
+
+def _odd_ones(vouchers: Sequence[Voucher]) -> tuple[list[Voucher], list[Voucher], tuple[int, ...]] | None:
+    """Those who differ from most, the others, and who is wrong."""
+    found = outvoted({voucher.worker: weights_digest(voucher.digests) for voucher in vouchers})
+    if found is None:
+        return None
+    odd, rest = (
+        [voucher for voucher in vouchers if (voucher.worker in found[0]) is is_odd] for is_odd in (True, False)
+    )
+    return odd, rest, found[1]
+
+
+def _verdict(odd: Sequence[Voucher], culprits: Sequence[int]) -> str:
+    return f"{_workers(odd)} {'are' if len(odd) > 1 else 'is'} wrong" if culprits else "nobody can say who is wrong"
 
 
 def _workers(vouchers: Sequence[Voucher]) -> str:

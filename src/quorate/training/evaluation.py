@@ -83,6 +83,7 @@ class Evaluator:
         left_out = LeftOut()
         notes: list[str] = []
         self._accumulated, self._states = {}, {}
+        self._watch.begin()
         with self._weights(), as_written(self._replica), evaluation_mode(self._replica.model):
             versions = self._replica.versions()
             hosted = self._plan.hosted_batches(strategy.hosted)

@@ -104,6 +104,10 @@ class LaneRunner:
         if graphs is not None:
             self._program = CapturedProgram(self._program, graphs, replica, gradients)
 
+    def begin_step(self) -> None:
+        """The lanes of a step follow, which nobody but an update may change the settings of the optimizers after."""
+        self._watch.begin()
+
     def take_notes(self) -> list[str]:
         """What is to be told of how lanes are run, each thing once."""
         return [] if self._graphs is None else self._graphs.take_notes()
@@ -206,7 +210,7 @@ class LaneRunner:
         if self._graphs is not None:
             self._graphs.forget()  # they keep memory of their own
         take_log(self._task)
-        self._watch.put_back()
+        self._watch.abandon_lane()
 
     def _seed_of(self, step: int, lane: int) -> int:
         """Of many steps at once, which takes a fraction of the time that each takes within its step."""

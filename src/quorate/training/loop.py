@@ -181,6 +181,7 @@ class Loop:
     def _try_step(self) -> StepRequest | None:
         strategy, activity = self.strategy, self.activity
         step = self._reached + 1
+        self.watch.begin()
         if self.tracer is not None:
             activity.spans = self.tracer.begin_step(step)
         epoch, batch_samples = self.sampler.epoch_of(step), self.sampler.batch_samples(step)

@@ -20,6 +20,7 @@ from quorate.data.sampler import Sampler
 from quorate.spec.job import ScheduleSpec
 from quorate.training.device import CPU, Device
 from quorate.training.rate_schedule import RateRange, factor_at
+from quorate.training.settings import Settings, state_of
 from quorate.training.sharded_tensors import is_spread, spread_like
 from quorate.training.task import Task
 
@@ -47,6 +48,7 @@ class Optimizers:
         by_optimizer = [(o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks) for o in self.by_name.values()]
         self._hooks: list[Mapping[int, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
         self._hooks += chain.from_iterable(by_optimizer)
+        self.settings = Settings(self.by_name, self._schedulers)
         self._given = copy.deepcopy(self._settings())
 
     @property
@@ -215,6 +217,7 @@ class Optimizers:
             if name in state["schedulers"]:
                 then, now = began_with["schedulers"].get(name), self._given["schedulers"][name]
                 scheduler.load_state_dict(_as_before(_resumed(state["schedulers"][name], then, now), scheduler))
+        self.settings.check_loaded(state, is_as_saved=_same(began_with, self._given))
 
     # --- parameters that are spread over several processes
 
@@ -258,6 +261,7 @@ class Optimizers:
                 group.update({key: value for key, value in saved.items() if key != "params"})
         for name, scheduler in self._schedulers.items():
             scheduler.load_state_dict(_as_before(state["schedulers"][name], scheduler))
+        self.settings.check_loaded(state, is_as_saved=True)
 
     def _settings(self) -> dict[str, Any]:
         groups = {
@@ -272,7 +276,7 @@ class Optimizers:
 
     def scheduler_states(self) -> dict[str, Any]:
         """What the task's own schedules keep."""
-        return {name: _plain(scheduler.state_dict()) for name, scheduler in self._schedulers.items()}
+        return {name: state_of(scheduler) for name, scheduler in self._schedulers.items()}
 
     def _apply_new_settings(self, name: str, began_with: dict[str, Any]) -> None:
         """Set the settings of an optimizer that are given otherwise now than they were when its state began."""
@@ -407,12 +411,6 @@ def _laid_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if value.shape != parameter.shape or value.stride() == parameter.stride():
         return value
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    # A scheduler's state may point at itself by a bound method it patched in; only plain values are state.
-    kept = {key: value for key, value in state.items() if not callable(value)}
-    return {key: dict(value) if isinstance(value, Counter) else value for key, value in kept.items()}
 
 
 def _as_before(saved: dict[str, Any], scheduler: LRScheduler) -> dict[str, Any]:

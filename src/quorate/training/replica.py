@@ -165,7 +165,8 @@ class Replica:
         scaling = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
         # What is spread is taken by its local part; to detach it here takes torch as long as all the rest of a save.
         tensors = {name: tensor if is_spread(tensor) else tensor.detach() for name, tensor in self.tensors()}
-        return {"tensors": tensors, **self.optimizers.state(), **scaling}
+        settings = self.optimizers.settings.digest()
+        return {"tensors": tensors, **self.optimizers.state(), "settings": settings, **scaling}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take up a saved state, in place, so that ties and optimizers keep their tensors. Of tensors that are spread

@@ -318,6 +318,7 @@ class OngoingSave:
                 plan.worker,
                 self.digests | {"progress": progress},
                 is_partial=not plan.held.is_whole,
+                settings=plan.held.settings,
                 written=tuple(plan.file.tensors),
                 waited_s=round(self.added_s, 4),
                 outline=None if plan.held.is_whole else plan.held.encoded.skeleton,

@@ -46,8 +46,8 @@ class Sharded:
         large, compared = self._outline.encode({"tensors": state.pop("tensors"), "optimizers": kept})
         rest = encode({"replica": in_pieces(state), "progress": progress.to_dict()})
         encoded = Encoded(join_skeletons([large.skeleton, rest.skeleton]), large.tensors | rest.tensors)
-        is_whole = self.shape.parts == 1
-        return HeldState(encoded, compared, self._weights, self.replica.device, is_whole=is_whole)
+        is_whole, settings = self.shape.parts == 1, self.replica.optimizers.settings.values()
+        return HeldState(encoded, compared, self._weights, self.replica.device, is_whole=is_whole, settings=settings)
 
     def parts(self, held: HeldState, writers: int) -> Parts:
         """Of its own alone. What the same workers hold they share out among themselves, by size."""

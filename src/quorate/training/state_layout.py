@@ -3,7 +3,7 @@ and who copies it from whom."""
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -35,6 +35,7 @@ class HeldState:
     others hold too and must hold alike, by names for people; those in `weights` make up the weights digest. They are on
     `device`. Where it `is_whole`, every member holds all; otherwise the tree of the state is that of all together.
     `of_lanes` are tensors of the lanes that this member hosts, which go another way to whoever hosts them next.
+    `settings` are those of the optimizers, which every member has alike.
     """
 
     encoded: Encoded
@@ -43,6 +44,7 @@ class HeldState:
     device: Device = CPU
     is_whole: bool = True
     of_lanes: frozenset[str] = frozenset()
+    settings: dict[str, str] = field(default_factory=dict)
 
     def at(self, progress: Progress) -> "HeldState":
         """The same, with what became known of the steps up to it since its tensors were copied."""
@@ -92,7 +94,8 @@ class Replicated:
     def state(self, progress: Progress) -> HeldState:
         encoded = encode({"replica": self.replica.state(), "progress": progress.to_dict()})
         weights = frozenset(name for name, _ in self.replica.tensors())
-        return HeldState(encoded, self.replica.state_tensors(), weights, self.replica.device)
+        settings = self.replica.optimizers.settings.values()
+        return HeldState(encoded, self.replica.state_tensors(), weights, self.replica.device, settings=settings)
 
     def parts(self, held: HeldState, writers: int) -> Parts:
         """Parts of about equal size: the largest tensor that is left goes to the writer that has least."""

@@ -41,6 +41,7 @@ _NOT_IN_THE_STATE = (
     "It is not part of the model, so no checkpoint holds it, and a resumed job would continue without it. Make it a "
     "buffer or a submodule of the model; the key `average` keeps an exponential average of the weights."
 )
+_IN_A_LANE = "loss(), or where its samples are read"
 _HOOKS = sorted(name for name in MODULES_OWN if name.endswith("_hooks"))
 _STRUCTURE = ("_parameters", "_modules")
 _VALUES = methodcaller("values")
@@ -75,6 +76,12 @@ class StateWatch:
         self._sample = (0, 0)
         self._digests: dict[str, str] | None = None
         self._is_first = True
+        self._settings = replica.optimizers.settings
+        self._settings.begin()
+
+    def begin(self) -> None:
+        """A step or an evaluation begins: until its update nobody changes the settings of the optimizers."""
+        self._settings.begin()
 
     def before_lane(self) -> list[str]:
         """A lane begins; the names of what was put back, which reading its samples has assigned."""
@@ -102,7 +109,14 @@ class StateWatch:
                 raise changed_outside(name, "loss()")
             self._next = (self._next + 1) % len(self._samples)
         self._is_first = False
-        return self.put_back()
+        put_back = self.put_back()
+        self._settings.check(_IN_A_LANE)
+        return put_back
+
+    def abandon_lane(self) -> None:
+        """A lane has ended before its end, and is done again: nothing of it stays."""
+        self.put_back()
+        self._settings.check(_IN_A_LANE)
 
     def before_batch(self) -> list[str]:
         """A batch has been read: the names of what reading has assigned, which a loader process would have kept."""
@@ -112,6 +126,7 @@ class StateWatch:
         """An evaluation batch has ended; the names of what it has assigned, which is put back."""
         put_back = self.put_back()
         self.check("metrics()")
+        self._settings.check("metrics(), or where its samples are read")
         return put_back
 
     def after_lanes(self) -> None:

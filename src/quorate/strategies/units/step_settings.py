@@ -54,8 +54,8 @@ class StepSettings:
 
     def reach(self, boundary: int) -> None:
         """All steps up to here are applied: from now on the settings are those that follow."""
-        if self._kept:
-            self.at(boundary)
+        if boundary > self._taken:
+            self.at(boundary)  # also where no unit came: all members stand there with the same
         self._move_to(boundary)
         self._kept.clear()
         self._stood = None

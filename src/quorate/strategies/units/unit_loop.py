@@ -89,6 +89,7 @@ class UnitLoop(Loop):
     def _compute(self, unit: Unit) -> LaneResult:
         """The lane's gradient of the mean over its own samples."""
         planned = len(self.sampler.share(unit.step, unit.lane))
+        self.watch.begin()
         epoch = self.sampler.epoch_of(unit.step)
         result = self._hosted.run_lane(unit.step, epoch, unit.lane, planned, self.progress, self._last)
         self.watch.after_lanes()
