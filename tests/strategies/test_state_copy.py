@@ -106,6 +106,15 @@ def test_whoever_is_behind_has_the_bits_of_the_others_afterwards(data: st.DataOb
     assert states == {str(expected.optimizers.state())}
 
 
+def test_nobody_copies_from_those_whose_settings_differ() -> None:
+    members = Members(4, {3})
+    next(iter(members.replicas[1].optimizers.by_name.values())).param_groups[0]["betas"] = (0.8, 0.999)
+    for error in members.align():
+        assert isinstance(error, ReplicasDiffer)
+        assert error.culprits == (11,)
+        assert "have [0.8, 0.999] and [0.9, 0.999] in optimizer.param_groups[0]['betas']" in error.message
+
+
 def test_who_needs_nothing_of_it_needs_no_more_memory_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the donor: the state is sent from where it lies."""
     monkeypatch.setattr(state_copy, "PIECE", 2**16)

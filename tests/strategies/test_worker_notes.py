@@ -41,7 +41,7 @@ NO_REQUEST = StepRequest()
     [],
 )
 def test_notes_survive_the_journey(sent: list[LaneResult], request: StepRequest, changed: list[dict[str, str]]) -> None:
-    note = WorkerNote(sent, changed, request, 2**64 - len(sent) - 1)
+    note = WorkerNote(sent, changed, request, 2**64 - len(sent) - 1, "the digest of settings")
     received = WorkerNote.decode(note.encode())
     assert [lane.present for lane in received.lanes] == [lane.present for lane in sent]
     # The rest as text: a NaN does not equal itself.
@@ -49,6 +49,7 @@ def test_notes_survive_the_journey(sent: list[LaneResult], request: StepRequest,
         repr(replace(lane, present=0)) for lane in sent
     ]
     assert (received.request, received.digests, received.state) == (request, changed, note.state)
+    assert received.settings == note.settings
 
 
 def test_the_samples_of_a_lane_travel_only_if_its_loss_is_not_finite() -> None:

@@ -51,7 +51,9 @@ def change(model: nn.Module, names: Any, seed: int) -> None:
 
 def agreed_on_host(results: list[LaneResult], buffers: Buffers) -> dict[str, torch.Tensor]:
     own = Member(0, "here", range(len(results)))
-    agreement = StepAgreement(lambda *_: (), [own], own, [], buffers, cast(ReplicaDigests, None), Settings({}, {}), skips=False)
+    agreement = StepAgreement(
+        lambda *_: (), [own], own, [], buffers, cast(ReplicaDigests, None), Settings({}, {}), skips=False
+    )
     return agreement.reach(4, results, NOTHING_ASKED).buffers
 
 

@@ -204,12 +204,13 @@ class _Watch:
             names += [f"{name}.param_groups[{number}][{{!r}}]" for number in range(len(each.param_groups))]
         versions = zip(self._tensors, self._versions, strict=True)
         written = {id(one) for one, version in versions if one._version != version}
-        # Groups first: to the optimizer they are one list.
-        for name, now, saved in reversed(list(zip(names, self._owners(), self._saved, strict=False))):
+        owners, optimizers = list(zip(names, self._owners(), self._saved, strict=False)), len(self._optimizers)
+        # Schedules first, whose step changes a group; to an optimizer its groups are one list.
+        for name, now, saved in owners[optimizers:] + owners[:optimizers]:
             for key in {**saved, **now}:
                 old, new = saved.get(key, _GONE), now.get(key, _GONE)
                 if id(new) in written:
-                    return f"{name.format(key)} was written to, and is {_text(new)} now,"
+                    return f"{name.format(key)} was changed to {_text(new)}"
                 if new is not old and _text(new) != _text(old):
                     return f"{name.format(key)} was changed from {_text(old)} to {_text(new)}"
         for (name, of_one, key), old in zip(self._in_turn, self._expected[-len(self._in_turn) :], strict=False):
@@ -218,7 +219,7 @@ class _Watch:
         count = sum(1 for _ in self._all_kept())  # to look for an entry makes an empty one
         if count == len(self._kept):
             return None
-        return f"What the optimizer keeps was changed, from {len(self._kept)} to {count} values,"
+        return f"What the optimizer keeps was changed from {len(self._kept)} to {count} values"
 
     def _owners(self) -> list[dict[str, Any]]:
         owners = self._attributes.copy()

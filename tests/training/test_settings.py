@@ -1,0 +1,426 @@
+"""The settings of optimizers are committed state: nobody but an update changes them, and all workers have the same."""
+
+import copy
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gang
+from bits import bit_tasks as tasks
+from quorate.core.errors import RunError, UnsupportedModelError
+from quorate.training.loop import Loop
+from quorate.training.own_loop import own_loop_of
+from quorate.training.own_run import Run
+from quorate.training.replica import Replica
+from quorate.training.settings import IN_TURN, Settings
+from quorate.training.state_watch import StateWatch
+from quorate.training.task import Task
+from training.recorded import run
+
+Act = Callable[[Any], object]
+
+
+class Tunable(torch.optim.SGD):
+    """An optimizer with something of its own, which acts."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.power, self.table = 2, {"a": [1.0]}
+        for group in self.param_groups:
+            group["band"] = [0.1, 0.2]
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["momentum"] *= 0.99
+            group["band"][0] *= 0.5
+        return super().step(closure)
+
+
+class Keeps(tasks.Regression):
+    """Has its optimizer and its schedule at hand."""
+
+    def optimizer(self, model: nn.Module) -> Any:
+        self.opt: Any = Tunable(model.parameters())
+        return self.opt
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        scheduler = torch.optim.lr_scheduler
+        parts: list[Any] = [scheduler.LinearLR(optimizer), scheduler.StepLR(optimizer, 3)]
+        self.sched: Any = scheduler.SequentialLR(optimizer, parts, [4])
+        return self.sched
+
+
+class ByTensor(Keeps):
+    def optimizer(self, model: nn.Module) -> Any:
+        self.opt = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), foreach=False)
+        return self.opt
+
+
+def trained(task: Any, spec: Any = None) -> Replica:
+    replica = Replica(task, spec or gang.job(Keeps))
+    for _, parameter in replica.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    replica.optimizers.update()
+    return replica
+
+
+class Watched:
+    """Lanes that do as they are told."""
+
+    def __init__(self, task: type[Task] = Keeps) -> None:
+        self.task: Any = task()
+        self.replica = trained(self.task)
+        self.watch = StateWatch(self.task, self.replica)
+
+    def lane(self, act: Act) -> None:
+        self.watch.before_lane()
+        act(self.task)
+        self.watch.after_lane()
+
+    def step(self, act: Act) -> None:
+        self.watch.begin()
+        self.lane(lambda _: None)
+        self.lane(act)
+        self.replica.optimizers.update()
+        self.task.sched.step()
+
+
+def group(task: Any) -> Any:
+    return task.opt.param_groups[0]
+
+
+def kept(task: Any) -> list[Any]:
+    return list(task.opt.state.values())
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("act", "named"),
+    [
+        (
+            lambda task: group(task).update(lr=0.5),
+            r"optimizer.param_groups\[0\]\['lr'\] was changed from 0\.\d+ to 0.5",
+        ),
+        (lambda task: group(task).update(nesterov=True), r"\['nesterov'\] was changed from False to True"),
+        (lambda task: group(task).update(foreach=True), r"\['foreach'\] was changed from None to True"),
+        (lambda task: group(task).update(new=1), r"\['new'\] was changed from gone to 1"),
+        (lambda task: group(task).pop("initial_lr"), r"\['initial_lr'\] was changed from 0.1 to gone"),
+        (lambda task: group(task)["band"].reverse(), r"\['band'\] was changed from \[\S+, \S+\] to \["),
+        (lambda task: task.opt.add_param_group({"params": [nn.Parameter(torch.ones(1))]}), "optimizer.param_groups"),
+        (lambda task: task.opt.defaults.update(lr=3), "optimizer.defaults was changed from"),
+        (lambda task: setattr(task.opt, "power", 3), "optimizer.power was changed from 2 to 3"),
+        (lambda task: task.opt.table.update(b=1), "optimizer.table was changed from"),
+        (lambda task: task.sched.step(), r"schedule.last_epoch was changed from \d to \d"),
+        (lambda task: task.sched._schedulers[1].base_lrs.append(1.0), r"schedule._schedulers\[1\].base_lrs was"),
+        (lambda task: setattr(task.sched, "last_epoch", 40), r"schedule.last_epoch was changed from \d+ to 40"),
+        (lambda task: [one["momentum_buffer"].zero_() for one in kept(task)], r"\['momentum_buffer'\] was changed"),
+        (lambda task: [one.update(momentum_buffer=None) for one in kept(task)], r"\['momentum_buffer'\] was changed"),
+        (lambda task: task.opt.state.clear(), "What the optimizer keeps was changed from 4 to 0 values"),
+    ],
+)
+def test_what_a_lane_changes_of_an_optimizer_is_refused_by_name(act: Act, named: str, before: int) -> None:
+    watched = Watched()
+    for _ in range(before):
+        watched.step(lambda _: None)
+    with pytest.raises(UnsupportedModelError, match=named) as refused:
+        watched.step(act)
+    assert "in loss(), or where its samples are read" in refused.value.message
+    assert "`schedule` in the job file" in refused.value.message
+
+
+def test_a_tensor_among_the_settings_is_watched_and_told() -> None:
+    watched = Watched(ByTensor)
+    watched.step(lambda _: None)
+    before = watched.replica.optimizers.settings.digest()
+    with pytest.raises(UnsupportedModelError, match=r"\['lr'\] was changed to 0.02\d+ \(torch.float32\) in"):
+        watched.step(lambda task: group(task)["lr"].mul_(0.5))
+    assert watched.replica.optimizers.settings.digest() != before
+
+
+def test_of_what_many_parameters_have_all_is_watched_in_turn() -> None:
+    watched = Watched(ByTensor)
+    values = [(one, key) for one in watched.task.opt.state.values() for key in one]
+    assert len(values) > 3 * IN_TURN
+    for one, key in values:
+
+        def write(_: Any, tensor: torch.Tensor = one[key]) -> None:
+            tensor.add_(0)
+
+        with pytest.raises(UnsupportedModelError, match=f"'{key}'"):
+            for _ in range(len(values)):
+                watched.step(write)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda task: group(task).update(lr=float(str(group(task)["lr"]))),
+        lambda task: group(task).update(band=list(group(task)["band"])),
+        lambda task: task.opt.state[nn.Parameter(torch.ones(1))],
+        lambda task: task.sched.get_last_lr(),
+        lambda task: task.opt.zero_grad(),
+        lambda task: task.opt.state_dict(),
+    ],
+)
+def test_what_leaves_every_value_as_it_is_is_not_refused(act: Act) -> None:
+    watched = Watched()
+    for _ in range(3):
+        watched.step(act)
+
+
+def test_a_lane_that_is_given_up_leaves_no_setting_behind() -> None:
+    watched = Watched()
+    watched.watch.before_lane()
+    group(watched.task)["lr"] = 7.0
+    with pytest.raises(UnsupportedModelError, match=r"to 7\.0"):
+        watched.watch.abandon_lane()
+
+
+class EditsInLoss(Keeps):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        for each in self.opt.param_groups:
+            each["lr"] *= 0.99
+        return super().loss(model, batch)
+
+
+class StepsInLoss(Keeps):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        self.opt._opt_called = True
+        self.sched.step()
+        return super().loss(model, batch)
+
+
+class EditsInMetrics(Keeps):
+    def metrics(self, model: nn.Module, batch: Any) -> Any:
+        self.opt.param_groups[0]["lr"] *= 0.99
+        return {"loss": self.loss(model, batch)}
+
+
+class EditsInHook(Keeps):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_forward_hook(lambda *_: self.opt.param_groups[0].update(lr=0.5))
+        return model
+
+
+class EditsInDataset(Keeps):
+    def datasets(self) -> Any:
+        task = self
+
+        class Points(tasks.Points):
+            def __getitem__(self, index: int) -> Any:
+                if hasattr(task, "opt"):
+                    task.opt.param_groups[0]["lr"] *= 0.99
+                return super().__getitem__(index)
+
+        return Points()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("task", "where"),
+    [
+        (EditsInLoss, r"lr'\] was changed from 0.\d+ to 0.\d+ in loss\(\)"),
+        (StepsInLoss, r"schedule.* in loss\(\)"),
+        (EditsInMetrics, r"lr'\] was changed from 0.\d+ to 0.\d+ in metrics\(\)"),
+        (EditsInHook, r"lr'\] was changed from 0.\d+ to 0.5 in loss\(\)"),
+        (EditsInDataset, r"lr'\] was changed from 0.\d+ to 0.\d+ in loss\(\), or where its samples are read"),
+    ],
+)
+def test_a_task_that_changes_settings_outside_the_update_is_refused(
+    task: type[Task], where: str, workers: int, tmp_path: Path
+) -> None:
+    """On several workers each would have changed them once for each of its lanes."""
+    failure = gang.train(task, gang.job(task, evaluate={"every": 2}), workers, tmp_path).failure
+    assert failure.kind == "UnsupportedModelError"
+    with pytest.raises(UnsupportedModelError, match=where):
+        raise UnsupportedModelError(failure.message)
+
+
+def test_settings_that_an_update_changes_are_no_fault(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"evaluate": {"every": 2}, "checkpoint": {"every": 2}}
+    ended = []
+    for workers in (1, 2, 4):
+        (tmp_path / str(workers)).mkdir()
+        ended.append(gang.train(Keeps, gang.job(Keeps, **keys), workers, tmp_path / str(workers)).digest)
+    assert len(set(ended)) == 1
+    assert gang.train(Keeps, gang.job(Keeps, steps=9, **keys), 2, tmp_path / "1").ending == "complete"
+
+
+def editing(run: Run) -> None:
+    """Sets the learning rate itself, where a step is done."""
+    task = tasks.Momentum()
+    model = task.model()
+    model, optimizer = run.prepare(model, task.optimizer(model))
+    for inputs, targets in run.batches(task.datasets()[0]):
+        result = run.step(nn.functional.mse_loss(model(inputs).squeeze(-1), targets))
+        if result is not None:
+            optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def editing_in_lanes(run: Run) -> None:
+    task = tasks.Momentum()
+    model = task.model()
+    model, optimizer = run.prepare(model, task.optimizer(model))
+    for inputs, targets in run.batches(task.datasets()[0]):
+        optimizer.param_groups[0]["lr"] *= 0.5
+        run.step(nn.functional.mse_loss(model(inputs).squeeze(-1), targets))
+
+
+def test_a_loop_of_ones_own_changes_settings_between_steps_and_not_in_a_lane(tmp_path: Path) -> None:
+    digests = {run(own_loop_of(editing), tmp_path / f"{workers}", workers).ended.digest for workers in (1, 3)}
+    assert len(digests) == 1
+    refused = run(own_loop_of(editing_in_lanes), tmp_path / "lanes", 2).ended.failure
+    assert "optimizer.param_groups[0]['lr'] was changed from" in refused.message
+
+
+# --- replicas whose settings differ
+
+
+class Unevaluated(tasks.Momentum):
+    def datasets(self) -> Any:
+        return tasks.Points()
+
+
+def _other_rate(worker: int, loop: Any) -> None:
+    if worker == 1:
+        group_ = next(iter(loop.replica.optimizers.by_name.values())).param_groups[0]
+        group_["lr"] *= 2
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["ring", {"kind": "parameter-server", "servers": 2}, "ddp", {"kind": "fsdp", "shard": 3}],
+    ids=lambda each: each if isinstance(each, str) else each["kind"],
+)
+def test_a_worker_with_other_settings_is_named_at_the_next_step(strategy: Any, tmp_path: Path) -> None:
+    spec = gang.job(tasks.Momentum, strategy=strategy, lanes=3, workers=3)
+    failure = gang.train(tasks.Momentum, spec, 3, tmp_path, sabotage=_other_rate).failure
+    assert failure.kind == "ReplicasDiffer"
+    assert failure.culprits == (1,)
+    assert "The settings of the optimizers differ after step 0: worker 1 and " in failure.message
+    assert "have 0.002 and 0.001 in optimizer.param_groups[0]['lr']; worker 1 is wrong" in failure.message
+
+
+def test_a_save_compares_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one: after it no step would."""
+    save = Loop._save
+
+    def other_before_it(loop: Loop) -> None:
+        _other_rate(loop.strategy.worker, loop)
+        save(loop)
+
+    monkeypatch.setattr(Loop, "_save", other_before_it)
+    failure = gang.train(Unevaluated, gang.job(Unevaluated), 3, tmp_path).failure
+    assert (failure.kind, failure.culprits) == ("ReplicasDiffer", (1,))
+    assert "The settings of the optimizers differ after step 6" in failure.message
+    assert not any((tmp_path / "checkpoints").iterdir())
+
+
+# --- saved, copied and taken up again
+
+
+def test_settings_come_back_with_their_digest() -> None:
+    replica, other = trained(Keeps()), Replica(Keeps(), gang.job(Keeps))
+    state = copy.deepcopy(replica.state())
+    assert state["settings"] == replica.optimizers.settings.digest() != other.optimizers.settings.digest()
+    other.load(state)
+    assert other.optimizers.settings.digest() == state["settings"]
+    assert other.optimizers.settings.values() == replica.optimizers.settings.values()
+
+
+def test_a_state_of_before_there_was_a_digest_is_taken_up() -> None:
+    replica, other = trained(Keeps()), Replica(Keeps(), gang.job(Keeps))
+    state = copy.deepcopy(replica.state())
+    del state["settings"]
+    other.load(state)
+    assert other.optimizers.settings.digest() == replica.optimizers.settings.digest()
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda state: state["optimizers"][""]["param_groups"][0].update(lr=0.2),
+        lambda state: state["optimizers"][""]["param_groups"][0].update(maximize=True),
+        lambda state: state["schedulers"][""].update(last_epoch=7),
+        lambda state: state.update(settings="0" * 32),
+    ],
+)
+@pytest.mark.parametrize("load", ["load", "load_settings"])
+def test_settings_that_are_not_those_that_were_saved_are_found(tamper: Any, load: str) -> None:
+    state = copy.deepcopy(trained(Keeps()).state())
+    other = Replica(Keeps(), gang.job(Keeps))
+    tamper(state)
+    with pytest.raises(RunError, match=r"settings of the optimizer are not those that were saved: .* and was \w{32}"):
+        getattr(other.optimizers, load)(state)
+
+
+def test_a_schedule_that_does_not_come_back_is_named() -> None:
+    class Forgets(torch.optim.lr_scheduler.StepLR):
+        def load_state_dict(self, state_dict: Any) -> None:
+            super().load_state_dict({**state_dict, "last_epoch": 0})
+
+    class Forgetful(Keeps):
+        def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+            self.sched = Forgets(optimizer, 3)
+            return self.sched
+
+    task = Forgetful()
+    replica = trained(task)
+    task.sched.step()
+    with pytest.raises(RunError, match=r"schedule\['last_epoch'\] was saved as 1, and is 0 after it was loaded"):
+        Replica(Forgetful(), gang.job(Keeps)).load(copy.deepcopy(replica.state()))
+
+
+def test_settings_that_the_task_gives_otherwise_now_are_no_damage() -> None:
+    class Faster(tasks.Momentum):
+        learning_rate: float = 0.5
+
+    state = copy.deepcopy(trained(tasks.Momentum(), gang.job(tasks.Momentum)).state())
+    branch = Replica(Faster(), gang.job(tasks.Momentum))
+    branch.load(state)
+    assert branch.optimizers.learning_rates == {"": 0.5}
+
+
+# --- what it costs
+
+
+def test_the_digest_follows_every_change() -> None:
+    model = nn.Linear(2, 2)
+    groups: list[dict[str, Any]] = [{"params": [model.weight], "betas": [0.1]}, {"params": [model.bias]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    settings = Settings({"": optimizer}, {})
+    seen = [settings.digest(), settings.digest()]
+    assert seen[0] == seen[1]
+    first = optimizer.param_groups[0]
+    for change in (
+        lambda: first.update(lr=0.2),
+        lambda: first["betas"].append(0.3),
+        lambda: first.update(fused=False),
+        lambda: first.update(initial_lr=0.1),
+        lambda: optimizer.param_groups.pop(),
+    ):
+        change()
+        seen.append(settings.digest())
+    assert len(set(seen)) == 6
+    # Torch puts the parameters last where it loads a state.
+    first["params"] = first.pop("params")
+    assert settings.digest() == seen[-1]
+
+
+def test_to_watch_settings_costs_a_few_microseconds() -> None:
+    """In units of this machine, which may be busy."""
+    model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    settings = Settings({"": optimizer}, {})
+    settings.begin()
+    settings.digest()
+    addition = min(timeit.repeat("s = 0\nfor i in range(100): s += i", number=200, repeat=20))
+    for act in (lambda: settings.check("loss()"), settings.begin, settings.digest):
+        cost = min(timeit.repeat(act, number=200, repeat=20))
+        assert cost < 4 * addition, f"{cost / 200 * 1e6:.1f} µs; 100 additions take {addition / 200 * 1e6:.1f} µs"
