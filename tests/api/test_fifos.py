@@ -37,8 +37,8 @@ def files_of(run: RunFolder) -> list[str]:
 
 
 FILES = [
-    "checkpoints/step-00000008-evaluated/1-of-1.safetensors",
     "checkpoints/step-00000008-evaluated/manifest.json",
+    "checkpoints/step-00000008-evaluated/state.safetensors",
     "coordinator.json",
     "coordinators/1",
     "created",

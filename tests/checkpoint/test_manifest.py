@@ -14,7 +14,10 @@ MANIFEST = Manifest(
     step=200,
     phase=1,
     created="2026-01-01T00:00:00+00:00",
-    parts=(Part("1-of-2.ab.safetensors", 10, "xxh3-128:ab"), Part("2-of-2.cd.safetensors", 0, "sha-256:cd")),
+    parts=(
+        Part(f"1-of-2.{'ab' * 16}.safetensors", 10, "xxh3-128:ab"),
+        Part(f"2-of-2.{'cd' * 32}.safetensors.enc", 0, "sha-256:cd"),
+    ),
     skeleton={"dict": {"ünï": [1, -0.0, None, True, {"tuple": []}]}},
     weights_digest="ef",
     job={"seed": 7, "order": {"b": 1, "a": 2}},
@@ -61,21 +64,42 @@ def foreign(**changed: Any) -> str:
     return f'{{"digest": "{content_digest(rest.encode())}",\n' + rest
 
 
-PART = {"file": "a", "bytes": 1, "digest": "xxh3-128:ab"}
+NAME = MANIFEST.parts[0].file
+PART = {"file": "state.safetensors", "bytes": 1, "digest": "xxh3-128:ab"}
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         *(
-            ({"parts": [{**PART, "file": name}]}, "not the name of a file")
-            for name in ("a\0b", "..", "a/b", "", "a\\b", "ü")
+            ({"parts": [{**PART, "file": name}]}, "not the name of a part")
+            for name in (
+                "a\0b",
+                "..",
+                "a/b",
+                "",
+                "a\\b",
+                "ü",
+                "evil.py",
+                "__init__.py",
+                "manifest.json",
+                "origin.json",
+                f"../{NAME}",
+                f"{NAME}\n",
+                f"{NAME}.py",
+                f"{NAME}/",
+                f"x{NAME}",
+                NAME.replace("1", "١"),
+                f"1-of-2.{'ab' * 16}.py",
+                "1-of-1.safetensors",
+                "STATE.safetensors",
+            )
         ),
         ({"parts": [{**PART, "file": 5}]}, "file of a part is the int 5"),
-        ({"parts": [{**PART, "bytes": "12"}]}, 'size of part a is the text "12"'),
-        ({"parts": [{**PART, "bytes": -1}]}, "size of part a is -1"),
-        ({"parts": [{**PART, "bytes": True}]}, "size of part a is the bool True"),
-        ({"parts": [{**PART, "digest": None}]}, "digest of part a is nothing"),
+        ({"parts": [{**PART, "bytes": "12"}]}, 'size of part state.safetensors is the text "12"'),
+        ({"parts": [{**PART, "bytes": -1}]}, "size of part state.safetensors is -1"),
+        ({"parts": [{**PART, "bytes": True}]}, "size of part state.safetensors is the bool True"),
+        ({"parts": [{**PART, "digest": None}]}, "digest of part state.safetensors is nothing"),
         ({"parts": [5]}, "a part is the int 5"),
         ({"parts": {}}, "parts is a dict"),
         ({"parts": "parts"}, "parts is the text"),
@@ -128,7 +152,7 @@ class TestEncrypted:
             {"weights_digest": "00"},
             {"parts": MANIFEST.parts[:1]},
             {"parts": MANIFEST.parts[::-1]},
-            {"parts": (Part("1-of-2.ab.safetensors", 10, "xxh3-128:ac"), MANIFEST.parts[1])},
+            {"parts": (dataclasses.replace(MANIFEST.parts[0], digest="xxh3-128:ac"), MANIFEST.parts[1])},
         ],
     )
     def test_it_belongs_to_its_parts_and_to_no_others(self, change: dict[str, Any]) -> None:

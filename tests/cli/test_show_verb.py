@@ -131,7 +131,7 @@ def test_the_best_that_was_not_saved_is_told_with_the_nearest_that_was(
     add_checkpoint(run, 140)
     add_checkpoint(run, 100)
     assert rows(page(run))["best"] == f"{best} (not saved; nearest saved: step 100)"
-    (run.checkpoints / "step-00000100-evaluated" / "1-of-1.safetensors").unlink()
+    (run.checkpoints / "step-00000100-evaluated" / "state.safetensors").unlink()
     assert rows(page(run))["best"] == f"{best} (not saved; nearest saved: step 140)"
     app(["show", "last", "--json"], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["best"]["nearest_saved"] == 140
@@ -230,13 +230,13 @@ def test_how_a_gpu_was_used_is_shown_as_the_result_has_it(runs: Path) -> None:
 def test_a_damaged_run_shows_what_is_left(runs: Path) -> None:
     run = complete_run(runs)
     run.job_file.write_text("[")
-    (run.checkpoints / "step-00000008-evaluated" / "1-of-1.safetensors").unlink()
+    (run.checkpoints / "step-00000008-evaluated" / "state.safetensors").unlink()
     with run.events_file.open("a") as events:
         events.write('{"kind": "st')
     text = page(run)
     assert text.startswith(f"tiny-0001  damaged  8/8 steps\n  why          {run.path}/job.yaml is not YAML")
     assert "1 line of events.jsonl" in text
-    assert re.search(r"step-00000008-evaluated +300 B +1-of-1\.safetensors cannot be read", text)
+    assert re.search(r"step-00000008-evaluated +300 B +state\.safetensors cannot be read", text)
     assert "job: meaning" not in text
     assert "next" not in rows(text)
 

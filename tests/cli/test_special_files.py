@@ -41,7 +41,7 @@ def test_sigterm_ends_a_command_that_reads_a_checkpoint(used_workplace: Workplac
     """A part with a hole of a terabyte takes an hour to read."""
     checkpoints = used_workplace.last / "checkpoints"
     newest = read_manifest(checkpoints / used_workplace.checkpoints()[-1])
-    part = Part("1-of-1.safetensors", ENDLESS, newest.parts[0].digest)
+    part = Part(newest.parts[0].file, ENDLESS, newest.parts[0].digest)
     large = checkpoints / "step-00000009"
     large.mkdir()
     (large / MANIFEST).write_text(replace(newest, step=9, phase=0, parts=(part,)).to_json())

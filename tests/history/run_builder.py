@@ -130,7 +130,7 @@ def add_checkpoint(run: RunFolder, step: int, phase: Phase = Phase.EVALUATED) ->
     content = b"x" * 300
     folder = run.checkpoints / checkpoint_name(Cursor(step, phase))
     folder.mkdir()
-    part = Part("1-of-1.safetensors", len(content), f"xxh3-128:{xxhash.xxh3_128(content).hexdigest()}")
+    part = Part("state.safetensors", len(content), f"xxh3-128:{xxhash.xxh3_128(content).hexdigest()}")
     (folder / part.file).write_bytes(content)
     manifest = Manifest(
         step=step,

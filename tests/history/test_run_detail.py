@@ -81,8 +81,8 @@ class TestCheckpoints:
     def test_are_listed_oldest_first_with_what_is_wrong(self, tmp_path: Path) -> None:
         run = build_run(tmp_path, story=whole_story())
         add_checkpoint(run, 2, Phase.TRAINED)
-        (add_checkpoint(run, 4) / "1-of-1.safetensors").write_bytes(b"x" * 200)
-        (add_checkpoint(run, 6) / "1-of-1.safetensors").unlink()
+        (add_checkpoint(run, 4) / "state.safetensors").write_bytes(b"x" * 200)
+        (add_checkpoint(run, 6) / "state.safetensors").unlink()
         (add_checkpoint(run, 8) / "manifest.json").write_text("{")
         (run.checkpoints / ".writing-step-00000010-1234").mkdir()
         found = read_checkpoints(run.checkpoints)
@@ -93,8 +93,8 @@ class TestCheckpoints:
             ("step-00000008-evaluated", None, False, 0),
         ]
         assert found[0].problem == ""
-        assert found[1].problem == "1-of-1.safetensors has 200 bytes and the manifest says 300"
-        assert found[2].problem == "1-of-1.safetensors cannot be read: No such file or directory"
+        assert found[1].problem == "state.safetensors has 200 bytes and the manifest says 300"
+        assert found[2].problem == "state.safetensors cannot be read: No such file or directory"
         assert found[3].problem.startswith("the manifest is not JSON")
 
     def test_one_that_the_job_removes_meanwhile_is_not_damaged(

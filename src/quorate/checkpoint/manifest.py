@@ -19,8 +19,11 @@ MANIFEST = "manifest.json"
 Content = dict[str, Any]
 
 _HEAD = '{{"digest": "{digest}",\n'
-# No folder and no odd character: a manifest must not reach outside its checkpoint.
-_FILE = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,255}")
+PART_NAME = re.compile(r"([0-9]{1,9})-of-[0-9]{1,9}\.([0-9a-f]{32}|[0-9a-f]{64})\.safetensors(?:\.enc)?")
+"""What a part is called: its number, its digest, and how it ends where it is encrypted."""
+_FIRST_NAME = "state.safetensors"
+"""What format 1 called its only part. A checkpoint may be fetched from where others write: no other file is one of it,
+least of all one that could be imported."""
 _KINDS = {
     **dict.fromkeys(("step", "phase"), int),
     **dict.fromkeys(("created", "weights_digest", "tag"), str),
@@ -160,9 +163,9 @@ def _checked(content: Content) -> Content:
     parts: list[Part] = []
     for fields in _as("parts", content["parts"], list):
         part = Part(**_as("a part", fields, dict))
-        if not _FILE.fullmatch(_as("the file of a part", part.file, str)):
+        if part.file != _FIRST_NAME and not PART_NAME.fullmatch(_as("the file of a part", part.file, str)):
             raise CheckpointError(
-                f"the manifest has a part {part.file!r}, which is not the name of a file in the checkpoint"
+                f"the manifest has a part {part.file!r}, which is not the name of a part of the checkpoint"
             )
         _as(f"the size of part {part.file}", part.bytes, int)
         _as(f"the digest of part {part.file}", part.digest, str)

@@ -22,6 +22,8 @@ from quorate.storage.objects import ObjectMissing, ObjectStore, Stored, StoreErr
 from quorate.storage.run_folder import RunFolder
 
 _NAMED = "step-"
+_shown: dict[Path, str] = {}
+"""What the store has called the content of each manifest that this process has shown (its tag of it)."""
 
 
 class ObjectFolder:
@@ -40,26 +42,29 @@ class ObjectFolder:
         """Show what is there now: each checkpoint that has its manifest and all parts of it. Returns the names of all
         that have a manifest."""
         found = self.objects()
-        listed = {key.partition("/")[0]: found[key].bytes for key in found if key.endswith(f"/{MANIFEST}")}
-        for name, size in listed.items():
+        listed = {key.partition("/")[0]: found[key] for key in found if key.endswith(f"/{MANIFEST}")}
+        for name, stored in listed.items():
             manifest = self.folder / name / MANIFEST
-            if not manifest.exists() or manifest.stat().st_size != size:
+            # Not by its size: one that was encrypted anew is as long as before. A store that has no tags is read.
+            if not stored.tag or _shown.get(manifest) != stored.tag or not manifest.exists():
                 with explaining(), contextlib.suppress(ObjectMissing):  # it is being removed
-                    self._show(name, self.store.read(f"{name}/{MANIFEST}"), found)
+                    if self._show(name, self.store.read(f"{name}/{MANIFEST}"), found):
+                        _shown[manifest] = stored.tag
         for entry in self.folder.iterdir() if self.folder.is_dir() else ():
             if entry.name.startswith(_NAMED) and entry.name not in listed:
                 discard(entry)
         return set(listed)
 
-    def _show(self, name: str, content: bytes, found: dict[str, Stored]) -> None:
+    def _show(self, name: str, content: bytes, found: dict[str, Stored]) -> bool:
         try:
             parts = Manifest.from_json(content.decode()).parts
             if any(f"{name}/{part.file}" not in found for part in parts):
-                return  # of a writer that was replaced, and whose parts were swept as leftovers
+                return False  # of a writer that was replaced, and whose parts were swept as leftovers
         except (CheckpointError, UnicodeDecodeError):
             pass  # who looks at it finds out what is wrong with it
         (self.folder / name).mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / name / MANIFEST, content)
+        return True
 
     def fetch(self, name: str, file: str, size: int) -> None:
         """Have a part of a checkpoint in the folder."""

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import Protocol
 import xxhash
 
 from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.manifest import Part
+from quorate.checkpoint.manifest import PART_NAME, Part
 from quorate.checkpoint.object_folder import fetch_missing
 from quorate.core.errors import CheckpointError
 from quorate.core.machine import fresh_memory
@@ -28,7 +27,6 @@ AHEAD = 16 << 20
 """Bytes after which the disk begins with what was written: less is left to wait for at the end."""
 SEALED = ".enc"
 """How the name of an encrypted part ends."""
-_PART_NAME = re.compile(r"(\d+)-of-\d+\.([0-9a-f]{32}|[0-9a-f]{64})\.safetensors(?:\.enc)?")
 
 
 class Digester(Protocol):
@@ -88,7 +86,7 @@ def parts_in(folder: Path) -> dict[int, Part]:
     found: dict[int, Part] = {}
     for entry in sorted(folder.iterdir(), reverse=True):
         # By its name first: one that is still being written gets another name at any moment.
-        if _PART_NAME.fullmatch(entry.name) is None or not entry.is_file():
+        if PART_NAME.fullmatch(entry.name) is None or not entry.is_file():
             continue
         if (named := part_named(entry.name, entry.stat().st_size)) is not None:
             found[named[0]] = named[1]
@@ -97,7 +95,7 @@ def parts_in(folder: Path) -> dict[int, Part]:
 
 def part_named(name: str, size: int) -> tuple[int, Part] | None:
     """The part of a file with this name, and its index; None for a file that is none."""
-    match = _PART_NAME.fullmatch(name)
+    match = PART_NAME.fullmatch(name)
     if match is None:
         return None
     return int(match[1]) - 1, Part(name, size, f"{_DIGEST_OF_LENGTH[len(match[2])]}:{match[2]}")

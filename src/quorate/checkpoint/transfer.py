@@ -27,7 +27,7 @@ from quorate.checkpoint.part_file import SEALED, verify_part
 from quorate.checkpoint.place import FolderPlace, Place, files_of, last_change
 from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.selection import Foreign
-from quorate.core.errors import CheckpointError, JobError, NewerFormatError, QuorateError
+from quorate.core.errors import CheckpointError, JobError, NewerFormatError, QuorateError, UntrustedError
 from quorate.core.generation import Cursor
 from quorate.core.regular_file import read_regular
 from quorate.spec.job import JobSpec
@@ -244,6 +244,8 @@ def fetch_checkpoint(
         info = CheckpointInfo(folder / name, read_manifest(folder / name, content))
         if cipher is not None:
             cipher_of(info.manifest, cipher)
+        elif info.manifest.encryption is not None:  # whatever its parts are called
+            raise UntrustedError("it is encrypted, and no key is given")
         if why := foreign(info):
             raise ForeignError(why)
         here_at(folder).receive(name, info.manifest, content, place)

@@ -57,10 +57,12 @@ class ObjectExists(StoreError):  # noqa: N818 (a happening, not a mistake)
 
 @dataclass(frozen=True)
 class Stored:
-    """An object as the store lists it; `modified` is a time by the store's clock, None if it does not tell."""
+    """An object as the store lists it; `modified` is a time by the store's clock, None if it does not tell. `tag` is
+    another for another content (S3's ETag), and empty if the store has none."""
 
     bytes: int
     modified: float | None
+    tag: str = ""
 
 
 def refuse_secret(url: str) -> None:
@@ -278,7 +280,8 @@ def _stored(entry: dict[str, Any]) -> Stored:
     modified = next((entry[name] for name in ("LastModified", "updated", "mtime", "created") if entry.get(name)), None)
     if isinstance(modified, datetime):
         modified = modified.timestamp()
-    return Stored(int(entry.get("size") or 0), float(modified) if isinstance(modified, int | float) else None)
+    moment = float(modified) if isinstance(modified, int | float) else None
+    return Stored(int(entry.get("size") or 0), moment, str(entry.get("ETag") or entry.get("etag") or ""))
 
 
 def _code(error: BaseException) -> str:
