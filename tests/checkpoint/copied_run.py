@@ -15,6 +15,9 @@ from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.transfer import Source, copy_checkpoints
 from quorate.core.generation import Phase
+from quorate.spec.load import load_recorded
+from quorate.spec.override import Override
+from quorate.spec.resolved import dump_job
 from quorate.storage.run_folder import RunFolder
 
 
@@ -22,6 +25,7 @@ def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64, keys:
     """A new run with checkpoints of these steps; `keys` are further ones of its job."""
     run = RunFolder.create(runs, "tiny")
     run.write_job(f"task: task.py:Tiny\nbatch_size: 8\nsteps: 8\n{keys}")
+    run.write_job(dump_job(load_recorded(run.job_file, {}, [])))  # as a run has it
     run.write_environment({"torch": "2"})
     source = Source(run, Retention(keep), Watched("loss", "min"))
     for step in steps:
@@ -70,8 +74,10 @@ class Encrypted:
         keys = f"checkpoint: {{encrypt: {{key_file: {self.key}}}}}\n"
         self.source = replace(make_source(tmp_path / "runs", keys=keys), with_source=False)
         self.folder = CheckpointFolder(self.source.run.checkpoints, cipher=read_key(self.place))
+        self.job = load_recorded(self.source.run.job_file, {}, []).spec.model_dump(mode="json")
         for step in (2, 4):
-            save(self.source, step, folder=self.folder, environment={"task source": source_digest})
+            save(self.source, step, folder=self.folder, environment={"task source": source_digest}, job=self.job)
+        self.asked = [Override("checkpoint.encrypt", {"key_file": str(self.key)}, "--set checkpoint.encrypt")]
         self.copy = tmp_path / "backup" / self.source.run.name
         self.copy.parent.mkdir()
         copy_checkpoints(self.source, FolderPlace(self.copy))

@@ -264,22 +264,22 @@ def test_code_beside_encrypted_copies_is_kept_only_if_a_checkpoint_under_the_key
     encrypted: Encrypted, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put_source(encrypted.copy, TaskSource("task.py", {"task.py": b"import os; os.abort()\n"}))
-    fetched = fetch_run(tmp_path / "elsewhere", str(encrypted.copy), trust_source=True)
+    fetched = fetch_run(tmp_path / "elsewhere", str(encrypted.copy), {}, encrypted.asked, trust_source=True)
     assert read_source(fetched.path) is None
     assert "is not the code that the encrypted checkpoint records" in fetched.untrusted
     assert "is left out: its digest is" in caplog.text
     put_source(encrypted.copy, CODE)
-    kept = read_source(fetch_run(tmp_path / "elsewhere", str(encrypted.copy)).path)
+    kept = read_source(fetch_run(tmp_path / "elsewhere", str(encrypted.copy), {}, encrypted.asked).path)
     assert kept is not None and kept.source == CODE
 
 
 def test_a_planted_newest_copy_does_not_block_the_good_ones(encrypted: Encrypted, tmp_path: Path) -> None:
     encrypted.plant(9, encrypted.copy)
-    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(encrypted.copy)).path)
+    run = RunFolder(fetch_run(tmp_path / "elsewhere", str(encrypted.copy), {}, encrypted.asked).path)
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4]
     assert "step-00000009 at" in run.events_file.read_text() and "cannot be trusted" in run.events_file.read_text()
     encrypted.plant(12, encrypted.copy)
-    fetch_run(tmp_path / "elsewhere", str(encrypted.copy))
+    fetch_run(tmp_path / "elsewhere", str(encrypted.copy), {}, encrypted.asked)
     assert [info.cursor.step for info in CheckpointFolder(run.checkpoints).list()] == [4], "nor when it is here"
 
 
@@ -292,8 +292,7 @@ def test_encryption_is_not_switched_off_by_editing_the_job_beside_the_copies(
     with pytest.raises(RunError, match=r"step-00000004 is encrypted, and the job of run tiny-0001 says .*: null"):
         fetch_run(tmp_path / "elsewhere", str(encrypted.copy))
     assert not list((tmp_path / "elsewhere").iterdir())
-    asked = [Override("checkpoint.encrypt", {"key_file": str(encrypted.key)}, "--set checkpoint.encrypt")]
-    fetched = fetch_run(tmp_path / "elsewhere", str(encrypted.copy), {}, asked)
+    fetched = fetch_run(tmp_path / "elsewhere", str(encrypted.copy), {}, encrypted.asked)
     assert [info.cursor.step for info in CheckpointFolder(fetched.path / "checkpoints").list()] == [4]
 
 

@@ -30,7 +30,7 @@ from quorate.engines.node_code import NodeCode, below
 from quorate.spec.engine import RaySpec
 from quorate.spec.job import TaskReference
 from quorate.spec.load import load_recorded
-from quorate.spec.override import Override
+from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
@@ -89,7 +89,8 @@ def submit_resume(
     refuse_early_stopped(run, recorded.spec, resolved.spec, branch=False)
     with run.lock():
         resumable(run, recorded, resolved)
-    place = find_task(run, recorded.spec.task, resolved.spec.task)
+    asked = resolved.spec.task if is_asked("task", environment, overrides) else None
+    place = find_task(run, recorded.spec.task, asked)
     resolved = with_task_at(resolved, place)
     write_atomically(asked_of(run), dump_job(resolved), 0o600 if is_private(resolved.spec) else 0o644)
     try:

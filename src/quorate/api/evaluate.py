@@ -36,7 +36,7 @@ from quorate.observe.sinks import Guarded
 from quorate.spec.device import workers_here
 from quorate.spec.engine import LocalSpec
 from quorate.spec.keys import Mark
-from quorate.spec.override import Override
+from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, changes
 from quorate.storage.atomic import discard
 from quorate.storage.lock import hold, holder_of
@@ -104,7 +104,8 @@ def evaluate_run(
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
     recorded, resolved = recorded_and_asked(run, environment, overrides)
     _refuse_other_meaning(run, recorded, resolved)
-    place = find_task(run, recorded.spec.task, resolved.spec.task)
+    asked = resolved.spec.task if is_asked("task", environment, overrides) else None
+    place = find_task(run, recorded.spec.task, asked)
 
     def warn_of_changed_code(now: Prepared) -> None:
         if is_other_code(run, recorded_environment(run, info), now):

@@ -1,17 +1,23 @@
-"""A run of which only a copy is at hand, at another place: brought here, so that it can be resumed."""
+"""A run of which only a copy is at hand, at another place: brought here, so that it can be resumed.
+
+What is fetched is data: anybody who can write there may have changed it. Nothing that a fetched job names is imported,
+run, read as a key or written to unless the person who resumes it says so, and the job that is written here has none.
+"""
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, Protocol
 
 from quorate.api.recorded_run import recorded_and_asked, set_foreign_aside
-from quorate.checkpoint.listing import Search
+from quorate.checkpoint.listing import CheckpointInfo, Search
 from quorate.checkpoint.place import Place, place_at
-from quorate.checkpoint.selection import Foreign, search_own, why_foreign
+from quorate.checkpoint.selection import Foreign, saved_job, search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder, why_not_plain
 from quorate.checkpoint.transfer import (
     FETCHING,
@@ -25,13 +31,18 @@ from quorate.checkpoint.transfer import (
     read_origin,
     sweep_fetching,
 )
-from quorate.core.addresses import is_url, shown
-from quorate.core.errors import CheckpointError, QuorateError, RunError
+from quorate.core.addresses import is_url, normalised, shown
+from quorate.core.errors import CheckpointError, JobFileError, QuorateError, RunError
+from quorate.core.masking import shown_value
 from quorate.engines.engine import SOURCE
 from quorate.observe.events import LogMessage
 from quorate.observe.jsonl import JsonlSink
+from quorate.spec.job import JobSpec
+from quorate.spec.load import RECORDED, Taken, load_recorded, resolve_mapping
 from quorate.spec.override import Override
-from quorate.spec.resolved import ResolvedJob
+from quorate.spec.resolved import ResolvedJob, changes, dump_job
+from quorate.spec.rules import OWN_PLACE
+from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.kept_source import FOLDER as SOURCE_FOLDER
 from quorate.storage.kept_source import SourcePage
@@ -41,6 +52,9 @@ log = logging.getLogger(__name__)
 
 Jobs = Callable[[RunFolder], tuple[ResolvedJob, ResolvedJob]]
 """The job of a run as it is recorded, and with what is asked for now over it."""
+_KEY = "checkpoint.encrypt"
+NAMING = ("callbacks", "notify", "track", "engine", "encrypt", "checkpoint.to", _KEY)
+"""The keys of a job that name code, commands, addresses, keys or destinations, or switch off what protects them."""
 
 
 def is_copy(reference: str) -> bool:
@@ -63,12 +77,15 @@ def fetch_run(
     overrides: Sequence[Override] = (),
     *,
     trust_source: bool = False,
+    trust_job: bool = False,
 ) -> FetchedRun:
     """The run that lies at an address, in the folder of runs here.
 
     Where it is not here yet it is made, with the newest whole checkpoint of the copy. Where it is, a checkpoint is
-    fetched if the copy has a newer one. Whether there is a key is for the job to say, under what is asked for now: with
-    one, nothing is taken that was not written with it.
+    fetched if the copy has a newer one. Whether there is a key is for the person to say, or for the job of the run that
+    is here: with one, nothing is taken that was not written with it, the job included.
+
+    A job that names more than the place itself is refused, unless that is overridden or asked for (`trust_job`).
 
     The task's source is code of whoever can write there. With a key it is kept if a checkpoint that was written with
     the key tells its digest, and otherwise only if that is asked for (`trust_source`).
@@ -87,11 +104,77 @@ def fetch_run(
     if run.path.exists():
         _update(run, place, origin, jobs)
     else:
-        _make(run, place, origin, jobs)
+        _make(run, place, origin, _Words(place, address, origin.run, environment, overrides, trust_job))
     return FetchedRun(run.path, _take_source(run, place, jobs, trust_source))
 
 
-def _make(target: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
+class _Load(Protocol):
+    """A job that was fetched: under what is asked for, and of its own keys what is taken."""
+
+    def __call__(
+        self, environment: Mapping[str, str], overrides: Sequence[Override], taken: Taken = dict, /
+    ) -> ResolvedJob: ...
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What a person says who fetches a run, against what its job says that lies beside the copies."""
+
+    place: Place
+    address: str
+    run: str
+    environment: Mapping[str, str]
+    overrides: Sequence[Override]
+    trusts: bool
+
+    def jobs(self, load: _Load) -> tuple[ResolvedJob, ResolvedJob]:
+        """The job without what it names, as it is recorded from now on, and with what is asked for over it. Refuses one
+        by which something that it names would be used."""
+        everything, recorded = load(self.environment, self.overrides), load({}, [], self._harmless)
+        try:
+            resolved = load(self.environment, self.overrides, self._harmless)
+        except JobFileError:
+            resolved = recorded  # one key of a section is asked for, and needs others that are the job's
+        used = [change.key for change in changes(resolved.spec, everything.spec)]
+        if named := [key for key in NAMING if any(f"{each}.".startswith(f"{key}.") for each in used)]:
+            raise RunError(self._refusal(named, everything.spec))
+        return recorded, resolved
+
+    def _harmless(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The keys of a valid job but for those that name something else than the place that the person has named."""
+        checkpoint = {key: value for key, value in dict(job.get("checkpoint") or {}).items() if key != "encrypt"}
+        if self.trusts:  # but not with a key
+            return {**job, "checkpoint": checkpoint}
+        checkpoint["to"] = [to for to in checkpoint.get("to", [OWN_PLACE]) if to == OWN_PLACE or self._is_here(to)]
+        kept = {key: value for key, value in job.items() if key not in NAMING}
+        engine = job.get("engine")
+        if isinstance(engine, Mapping) and engine.get("kind") == "ray" and self._is_here(engine.get("storage")):
+            kept["engine"] = {key: value for key, value in engine.items() if key not in ("address", "runtime_env")}
+        elif isinstance(engine, Mapping) and engine.get("kind") == "local":
+            kept["engine"] = engine
+        if job.get("encrypt") is True:
+            kept["encrypt"] = True
+        return {**kept, "checkpoint": checkpoint}
+
+    def _is_here(self, to: object) -> bool:
+        """Whether copies that go there are those at the address, as it is spelled."""
+        return isinstance(to, str) and _spelled(f"{to.rstrip('/')}/{self.run}") == _spelled(self.address)
+
+    def _refusal(self, named: Sequence[str], spec: JobSpec) -> str:
+        values = spec.model_dump(mode="json")
+        listed = "".join(f"\n  {key}: {write_value(_shown(key, _at(values, key)))}" for key in named)
+        own = f"name the key yourself: --set {_KEY}.key_file=PATH (or .key_env=VARIABLE)" if _KEY in named else ""
+        others = [key for key in named if key != _KEY]
+        if others:
+            sets = " ".join(f"--set {key}=VALUE" for key in others)
+            own = f"{own and f'{own}; '}give the others yourself: {sets}; or add --trust-job to use them as they are"
+        return (
+            f"anybody who can write to {self.place} may have changed the job there, so what it names is not used:"
+            f"{listed}\nTo resume, {own}."
+        )
+
+
+def _make(target: RunFolder, place: Place, origin: Origin, words: _Words) -> None:
     final = target.path
     # Two levels, so that nobody takes the inner one for a run before it is whole.
     temporary = final.parent / f"{FETCHING}{secrets.token_hex(4)}"
@@ -108,13 +191,13 @@ def _make(target: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
         for name in PAGES:
             if (content := place.read(name)) is not None:
                 here_at(run.path).write(name, content)
-                (run.path / name).chmod(0o600)  # there may be a secret in the job
+                (run.path / name).chmod(0o600)
         if not run.job_file.is_file():
             raise RunError(
                 f"the copy at {place} has no job.yaml, so it cannot be resumed: it ended before the copy of it."
             )
         try:
-            recorded, resolved = jobs(run)
+            recorded, resolved = words.jobs(partial(load_recorded, run.job_file))
         except QuorateError as error:
             # By its name there: what is fetched is thrown away when this is read.
             raise RunError(error.message.replace(str(run.job_file), f"{place}/{run.job_file.name}")) from None
@@ -122,6 +205,10 @@ def _make(target: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
         if search.newest is None:
             why = f": {search.skipped[0].reason}" if search.skipped else ""
             raise RunError(f"there is no valid checkpoint at {place}{why}")
+        if resolved.spec.checkpoint.encrypt is not None:
+            recorded = _authenticated(run, search.newest, words, recorded)
+        run.write_job(dump_job(recorded), is_private=True)  # there may be a secret in it
+        run.write_fetched(str(place), recorded.spec.task)
         write_creation(run.path, origin.created)
         _warn(run, search)
         move_into_place(run.path, final)
@@ -137,7 +224,31 @@ def _update(run: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
             "Choose another folder with --runs."
         )
     with run.lock():
-        _warn(run, _bring(run, place, *jobs(run)))
+        recorded, resolved = jobs(run)
+        if not run.job_file.exists():  # before there is a checkpoint here whose job others may have written
+            run.write_job(dump_job(recorded), is_private=True)
+        _warn(run, _bring(run, place, recorded, resolved))
+
+
+def _authenticated(run: RunFolder, newest: CheckpointInfo, words: _Words, told: ResolvedJob) -> ResolvedJob:
+    """The job and the environment in a checkpoint that was written with the key: the files beside it are anybody's."""
+    saved = saved_job(newest)
+    if saved is None:
+        raise RunError(
+            f"the job in checkpoint {newest.path.name} at {words.place} is not one of this version of Quorate."
+        )
+
+    def load(environment: Mapping[str, str], overrides: Sequence[Override], taken: Taken = dict, /) -> ResolvedJob:
+        return resolve_mapping(taken(saved.model_dump()), RECORDED, environment, overrides)
+
+    recorded, _ = words.jobs(load)
+    run.write_environment(newest.manifest.environment)
+    if changed := changes(told.spec, recorded.spec):
+        log.warning(
+            "the job.yaml at %s is not what the key authenticates; that of checkpoint %s is used: %s",
+            *(words.place, newest.path.name, "; ".join(map(str, changed))),
+        )
+    return recorded
 
 
 def _bring(run: RunFolder, place: Place, recorded: ResolvedJob, resolved: ResolvedJob) -> Search:
@@ -214,3 +325,21 @@ def _would_run(page: SourcePage, place: Place) -> str:
     files = sorted(page.source.files, key=lambda name: name != page.source.main)
     named = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     return f"resuming would run the source at {place} ({SOURCE_PAGE}: {named})"
+
+
+def _spelled(address: str) -> str:
+    """An address as it compares: by its text alone, since what a link leads to may be changed."""
+    path = address.removeprefix("file://")
+    return normalised(address).rstrip("/") if is_url(path) else os.path.normpath(path)
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    section, _, name = key.rpartition(".")
+    return values[section][name] if section else values[name]
+
+
+def _shown(key: str, value: Any) -> Any:
+    """A value without the secrets in it."""
+    if isinstance(value, Mapping):
+        return {inner: _shown(inner, each) for inner, each in value.items()}
+    return shown_value(key, value)

@@ -57,7 +57,12 @@ def recorded_and_asked(
 
 
 def _saved_keys(run: RunFolder) -> dict[str, Any]:
-    """The job in the newest checkpoint that can be used."""
+    """The job in the newest checkpoint that can be used. What was fetched is no word of the person who fetched it."""
+    if (fetched := run.read_fetched()) is not None:
+        raise RunError(
+            f"{short_path(run.job_file)} is gone, and run {run.name} was fetched from {fetched['from']}. Put the file "
+            "back, or remove the run's folder and resume from there again."
+        )
     saved = CheckpointFolder(run.checkpoints).list()
     # A checkpoint of another run may lie among them: this one is called after its job.
     own = [info for info in saved if run.name.startswith(f"{info.manifest.job.get('name')}-")] or list(saved)

@@ -50,7 +50,7 @@ from quorate.observe.event import Event
 from quorate.spec.engine import LocalSpec, RaySpec
 from quorate.spec.job import AUTO_BATCH, JobSpec
 from quorate.spec.lineage import with_branch
-from quorate.spec.override import Override
+from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.secrets import job_secrets
 from quorate.storage.objects import ObjectStore
@@ -107,6 +107,7 @@ def resume(
     watch: Watch,
     branch: bool = False,
     trust_source: bool = False,
+    trust_job: bool = False,
     runner: Runner = run_on_engine,
     until: int | None = None,
 ) -> Result:
@@ -114,21 +115,22 @@ def resume(
     that of `start`.
 
     Where the reference is a copy of a run at another place, that is fetched first; `trust_source` says that the task's
-    source there may be run.
+    source there may be run, and `trust_job` that what the job there names may be used.
     """
     refuse_in_worker()
     untrusted = ""
     if is_copy(reference):
-        fetched = fetch_run(runs, reference, environment, overrides, trust_source=trust_source)
+        fetched = fetch_run(runs, reference, environment, overrides, trust_source=trust_source, trust_job=trust_job)
         reference, untrusted = str(fetched.path), fetched.untrusted
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
     recorded, resolved = recorded_and_asked(run, environment, overrides)
+    asked = resolved.spec.task if is_asked("task", environment, overrides) else None
     warn_of_damaged_result(run)
     refuse_early_stopped(run, recorded.spec, resolved.spec, branch)
     if branch:
         moved = resolved.spec.runs != recorded.spec.runs
         folder = Path(resolved.spec.runs) if moved else run.path.parent
-        place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
+        place = find_task(run, recorded.spec.task, asked, untrusted)
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         _refuse_until(until, checkpoint.cursor.step)
         resolved = with_branch(recorded.spec, with_task_at(resolved, place), checkpoint.cursor.step)
@@ -136,7 +138,7 @@ def resume(
     refuse_other_meaning(run, recorded, resolved)
     with run.lock():
         _refuse_request(run, recorded, resolved)
-        place = find_task(run, recorded.spec.task, resolved.spec.task, untrusted)
+        place = find_task(run, recorded.spec.task, asked, untrusted)
         resolved = with_task_at(resolved, place)
         if is_on_the_way(run, recorded.spec):
             run.write_job(job_text(resolved), is_private=is_private(resolved.spec))

@@ -21,12 +21,13 @@ from typing import Any
 from quorate.api.recorded_run import short_path
 from quorate.core.errors import RunError
 from quorate.core.task_source import KIND, MOST_KEPT, TaskSource
+from quorate.core.user_code import is_installed
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.spec.job import TaskReference
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import KeptSource, keep_source, read_source
 from quorate.storage.project_files import files_of, is_own, locate
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_folder import RunFolder, is_run
 
 log = logging.getLogger(__name__)
 # `sys.path` and `sys.modules` are the process's: two loads at once would undo each other's changes.
@@ -61,13 +62,15 @@ class TaskLocation:
 
 
 def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted: str = "") -> TaskLocation:
-    """Where the task of a run is, as recorded, unless another place is asked for.
+    """Where the task of a run is, as recorded, unless a person asks for a place.
 
     A file that is gone is looked for where it lay relative to the run, as when a project was moved with its runs; there
     it counts only with the code that the run keeps, since another project may have a file of that name. Otherwise the
     source that the run keeps is the task. `untrusted` says of one that was not kept why.
+
+    A task that others may have written into a job that was fetched counts only if it is of the project here.
     """
-    if asked is not None and asked != recorded:
+    if asked is not None:
         return TaskLocation(asked)
     try:
         reference = TaskReference.parse(recorded)
@@ -75,8 +78,7 @@ def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted
         return TaskLocation(recorded)  # told with both names where it is loaded
     kept = read_source(run.path)
     named = reference.file or f"module {reference.module}"
-    is_there = reference.file.is_file() if reference.file is not None else locate(reference.module or "") is not None
-    moved, why = _moved(run, reference, kept)
+    is_there, moved, why = _looked_for(run, reference, kept, untrusted)
     if moved is not None:
         if not is_there:  # otherwise the project was copied with its runs
             log.warning("the task is no longer at %s: the one at %s is used", named, short_path(moved))
@@ -86,8 +88,6 @@ def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted
             log.warning("the task at %s is used, as recorded%s (--task FILE:Class names another)", named, why)
         return TaskLocation(recorded)
     if kept is None:
-        if untrusted:
-            raise RunError(f"the task {named} is not here, and {untrusted}; or name the task by --task FILE:Class.")
         return TaskLocation(recorded)
     log.warning(
         "the task %s is no longer there%s: the source that the run keeps is used (%s); --task FILE:Class names another",
@@ -108,6 +108,8 @@ def with_task_at(resolved: ResolvedJob, place: TaskLocation) -> ResolvedJob:
 
 def keep_task(run: RunFolder, task: str, source: TaskSource | None, place: TaskLocation) -> None:
     """Keep the source of a run's task in the run; not that of one that is installed, which is no project's."""
+    if place.kept is not None and (fetched := RunFolder(place.kept.folder.parent).read_fetched()) is not None:
+        run.write_fetched(fetched["from"], fetched["task"])  # a branch records the same task, which is not here
     if source is None:
         log.warning("the task's source is not kept in the run: it has more than %s bytes", f"{MOST_KEPT:,}")
         return
@@ -164,6 +166,46 @@ def refuse_other_code(run: RunFolder, recorded: Mapping[str, Any], now: Prepared
         raise RunError(f"{message} Its digest was {short[0]}… then and is {short[1]}… now; the run keeps no source.")
     lines = kept.source.difference(now.source, (f"kept in {short_path(run.path)}", "now"))
     raise RunError("\n".join([f"{message} What differs:", *(f"  {line}" for line in lines)]))
+
+
+def _looked_for(
+    run: RunFolder, reference: TaskReference, kept: KeptSource | None, untrusted: str
+) -> tuple[bool, Path | None, str]:
+    """Whether a task is where its job says, where it was moved to, and why that does not count."""
+    named = reference.file or f"module {reference.module}"
+    file = reference.file or locate(reference.module or "")
+    is_there = file is not None and (reference.file is None or file.is_file())
+    moved, why = _moved(run, reference, kept)
+    where = "is not here"
+    if (others := _fetched_from(run, reference)) is not None:
+        where = f"is named by a job from {others}, and is not of the project here" if is_there else where
+        is_there = is_there and _is_of_project(file, reference.module, run, others)
+        moved = moved if _is_of_project(moved, None, run, others) else None
+    if not is_there and kept is None and (untrusted or others is not None):
+        remedy = f", and {untrusted}; or name the task by" if untrusted else ". Name the task by"
+        raise RunError(f"the task {named} {where}{remedy} --task FILE:Class.")
+    return is_there, moved, why
+
+
+def _fetched_from(run: RunFolder, task: TaskReference) -> str | None:
+    """Where others may have written that this is the task of a run, if its job was fetched."""
+    fetched = run.read_fetched()
+    is_theirs = fetched is not None and task.within(Path()) == TaskReference.parse(fetched["task"]).within(Path())
+    return fetched["from"] if fetched is not None and is_theirs else None
+
+
+def _is_of_project(file: Path | None, module: str | None, run: RunFolder, fetched_from: str) -> bool:
+    """Whether a file is of the project in the working folder, or of an installed package; and lies in no run and in no
+    copy of one, where whoever sends checkpoints might put it. Importing some of Python's own modules does things."""
+    if file is None:
+        return False
+    here, file = Path(os.path.realpath(".")), Path(os.path.realpath(file))
+    if not file.is_relative_to(here):
+        return module is not None and is_installed(file) and module.partition(".")[0] not in sys.stdlib_module_names
+    places = [Path(os.path.realpath(place)) for place in (run.path, fetched_from)]
+    around = [place.parent for place in places if not here.is_relative_to(place.parent)]
+    runs = (folder for folder in file.parents if folder.is_relative_to(here) and folder != here and is_run(folder))
+    return not any(map(file.is_relative_to, (*places, *around, *runs)))
 
 
 def _moved(run: RunFolder, reference: TaskReference, kept: KeptSource | None) -> tuple[Path | None, str]:

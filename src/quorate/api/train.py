@@ -87,6 +87,7 @@ def resume(
     branch: bool = False,
     task: Any = None,
     trust_source: bool = False,
+    trust_job: bool = False,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
 ) -> Result:
@@ -98,10 +99,12 @@ def resume(
     epochs or steps. With `branch` a new run starts from the checkpoint, and other keys may change, too.
     `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it has moved.
     `trust_source`: run the task's source that is stored with a copy of a run, even if no key authenticates it.
+    `trust_job`: use what the job that is stored with a copy names: callbacks, commands, addresses and destinations.
     """
     layer = overrides_from("quorate.resume", overrides, task)
     resume_run = partial(session.resume, runs_folder(runs), str(run), os.environ, layer, runner=runner_here())
-    return shown(lambda watch: resume_run(watch=watch, branch=branch, trust_source=trust_source), progress, callbacks)
+    resume_run = partial(resume_run, branch=branch, trust_source=trust_source, trust_job=trust_job)
+    return shown(lambda watch: resume_run(watch=watch), progress, callbacks)
 
 
 def shown(run: Callable[[Watch], Result], progress: bool, callbacks: Sequence[Callback] = ()) -> Result:

@@ -149,6 +149,12 @@ def resume(
     trust_source: Annotated[
         bool, typer.Option("--trust-source", help="Run the task's source that is stored with a copy of the run.")
     ] = False,
+    trust_job: Annotated[
+        bool,
+        typer.Option(
+            "--trust-job", help="Use the callbacks, commands, addresses and destinations that the job of a copy names."
+        ),
+    ] = False,
     detach: Detach = False,
     prints: Print = None,
     quiet: Quiet = False,
@@ -163,9 +169,11 @@ def resume(
     If the task has moved, it is looked for relative to the run; if it is gone, the copy of its source in the run folder
     is used. Changed code of the task is refused; comments, formatting and docstrings do not count.
 
-    RUN may be a copy of a run on another disk or in an object store (see checkpoint.to), which is fetched first. The
-    task on this machine is used, or that of --task. The source that is stored with the copy is run only if the run's
-    key authenticates it, or with --trust-source: anybody who can write to that place could have changed it.
+    RUN may be a copy of a run on another disk or in an object store (see checkpoint.to), which is fetched first.
+    Anybody who can write to that place could have changed it. So the task is the one in the working folder, or that of
+    --task; the source that is stored with the copy is run only if your key authenticates it, or with --trust-source.
+    What the job of the copy names (callbacks, notify, track, engine, further places of checkpoint.to) is used only with
+    --trust-job, or if you give it by --set. The key of encrypted checkpoints is always yours to give.
 
     With --detach the run is submitted to its Ray cluster, as with `train`. It has to be stored in engine.storage, as
     detached runs are.
@@ -184,12 +192,15 @@ def resume(
     if detach:
         from quorate.api.detached import submit_resume
 
-        if branch or trust_source:
-            raise RequestError("--detach resumes a run as it is: it does not go with --branch or --trust-source.")
+        if branch or trust_source or trust_job:
+            raise RequestError(
+                "--detach resumes a run as it is: it does not go with --branch, --trust-source or --trust-job."
+            )
         _tell_submitted(*submit_resume(runs, run, os.environ, layer), as_json)
         return
     watch = _display(quiet, prints)
-    result = session.resume(runs, run, os.environ, layer, watch=watch, branch=branch, trust_source=trust_source)
+    resume_run = partial(session.resume, runs, run, os.environ, layer, watch=watch, branch=branch)
+    result = resume_run(trust_source=trust_source, trust_job=trust_job)
     report(result, as_json)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 SHOWN = 10
 RECORDED = "recorded"
+Taken = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def load_job(path: Path, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
@@ -48,13 +49,20 @@ def resolve_mapping(
     return resolve_layers(layers, source, environment, overrides)
 
 
-def load_recorded(path: Path, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
-    """The job in a run folder, as `dump_job` wrote it. Its task may be gone since: an old run can still be shown."""
+def load_recorded(
+    path: Path,
+    environment: Mapping[str, str],
+    overrides: Sequence[Override],
+    taken: Taken = dict,
+) -> ResolvedJob:
+    """The job in a run folder, as `dump_job` wrote it. Its task may be gone since: an old run can still be shown.
+    `taken` gives what is taken of its keys, under all that is asked for."""
     if not path.exists():
         raise job_gone(path)
     document = read_job_file(path, recorded=True)
     origins = {key: place.comment or RECORDED for key, place in document.places.items()}
     layers = _migrated(Layers(document.value, origins))
+    layers = replace(layers, values=taken(layers.values))
     return resolve_layers(layers, str(path), environment, overrides, document.problems)
 
 

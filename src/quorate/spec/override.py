@@ -85,6 +85,11 @@ def environment_overrides(environment: Mapping[str, str]) -> tuple[Sequence[Over
     return overrides, problems
 
 
+def is_asked(key: str, environment: Mapping[str, str], overrides: Iterable[Override]) -> bool:
+    """Whether a person says a key now, and not only a job that was recorded."""
+    return variable_name(key) in environment or any(override.key == key for override in overrides)
+
+
 class Absent(Enum):
     """A key that was not given."""
 

@@ -53,6 +53,7 @@ class RunFolder:
         self.events_file = path / "events.jsonl"
         self.result_file = path / "result.json"
         self.environment_file = path / "environment.json"
+        self.fetched_file = path / "fetched.json"
         self.micro_batches_file = path / "micro_batches.json"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
@@ -242,6 +243,14 @@ class RunFolder:
                 f"{error.message}. It says what the run's bits depend on besides its job: versions, processor, digest "
                 "of the code; quorate resume takes that from the newest checkpoint, and writes it again"
             ) from None
+
+    def write_fetched(self, place: str, task: str) -> None:
+        """Say that the run came from a place where others may write, and which task the job names that lay there."""
+        self._write(self.fetched_file, {"from": place, "task": task})
+
+    def read_fetched(self) -> dict[str, Any] | None:
+        """The same; None of a run that began here."""
+        return self._read(self.fetched_file)
 
     def write_micro_batches(self, changes: Sequence[tuple[int, int]]) -> None:
         """Since which steps lanes have more micro-batches than the job says, where memory ran out (step, number).
