@@ -25,7 +25,6 @@ from quorate.core.generation import Cursor
 from quorate.core.task_source import TaskSource
 from quorate.spec.job import CheckpointSpec
 from quorate.spec.load import load_recorded
-from quorate.spec.override import Override
 from quorate.storage.kept_source import keep_source, read_source
 from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder

@@ -1,6 +1,7 @@
 """Saves to an object store that goes away, and what a writer that was replaced leaves there."""
 
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
 from quorate.history.checkpoint_list import CheckpointList
-from quorate.storage.objects import ObjectStore
+from quorate.storage.objects import ObjectStore, Stored
 from quorate.storage.run_folder import RunFolder
 
 MANIFEST = Manifest(1, 0, "", (), {}, "weights", {}, {}, {})
@@ -118,3 +119,35 @@ def test_a_voucher_that_goes_while_it_is_read_is_that_of_one_that_is_gone(
     monkeypatch.setattr(ObjectStore, "read", read)
     with pytest.raises(AttemptGone):
         attempt.vouchers()
+
+
+@pytest.mark.parametrize("has_tags", [False, True])
+def test_a_manifest_of_the_same_length_is_shown_anew(
+    folder: CheckpointFolder, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, has_tags: bool
+) -> None:
+    """As one is that was encrypted anew; and one that has not changed is not read again, by a store that tells."""
+    attempt = folder.open(Cursor(1))
+    attempt.write(0, 1, [b"content"])
+    saved = folder.commit(attempt.name, MANIFEST, lambda: None)
+    key, reads = "step-00000001/manifest.json", []
+    listed, read = ObjectStore.list, ObjectStore.read
+
+    def tagged(self: ObjectStore) -> dict[str, Stored]:
+        return {name: replace(each, tag=str(hash(read(self, name)))) for name, each in listed(self).items()}
+
+    def counted(self: ObjectStore, name: str) -> bytes:
+        reads.append(name)
+        return read(self, name)
+
+    if has_tags:
+        monkeypatch.setattr(ObjectStore, "list", tagged)
+    monkeypatch.setattr(ObjectStore, "read", counted)
+    before = store.read(key)
+    after = replace(saved.manifest, weights_digest="WEIGHTS").to_json().encode()
+    assert len(after) == len(before)
+    assert [info.manifest.weights_digest for info in folder.list()] == ["weights"]
+    store.put(key, after)
+    assert [info.manifest.weights_digest for info in folder.list()] == ["WEIGHTS"]
+    reads.clear()
+    assert [info.manifest.weights_digest for info in folder.list()] == ["WEIGHTS"]
+    assert reads == ([] if has_tags else [key])

@@ -39,7 +39,7 @@ from quorate.observe.events import LogMessage
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.spec.load import RECORDED, Taken, load_recorded, resolve_mapping
-from quorate.spec.override import Override
+from quorate.spec.override import Override, environment_overrides
 from quorate.spec.resolved import ResolvedJob, changes, dump_job
 from quorate.spec.rules import OWN_PLACE
 from quorate.spec.yaml_document import write_value
@@ -128,13 +128,16 @@ class _Words:
     trusts: bool
 
     def jobs(self, load: _Load) -> tuple[ResolvedJob, ResolvedJob]:
-        """The job without what it names, as it is recorded from now on, and with what is asked for over it. Refuses one
-        by which something that it names would be used."""
-        everything, recorded = load(self.environment, self.overrides), load({}, [], self._harmless)
+        """The job as it is recorded from now on, where what is asked for stands for what it names; and with all that is
+        asked for over it. Refuses one by which something that it names would be used."""
+        everything = load(self.environment, self.overrides)
+        sections = {key.partition(".")[0] for key in NAMING}
+        said = [*environment_overrides(self.environment)[0], *self.overrides]
+        own = [each for each in said if each.key.partition(".")[0] in sections]
         try:
-            resolved = load(self.environment, self.overrides, self._harmless)
-        except JobFileError:
-            resolved = recorded  # one key of a section is asked for, and needs others that are the job's
+            recorded, resolved = load({}, own, self._harmless), load(self.environment, self.overrides, self._harmless)
+        except JobFileError:  # one key of a section is asked for, and needs others that are the job's
+            recorded = resolved = load({}, [], self._harmless)
         used = [change.key for change in changes(resolved.spec, everything.spec)]
         if named := [key for key in NAMING if any(f"{each}.".startswith(f"{key}.") for each in used)]:
             raise RunError(self._refusal(named, everything.spec))
@@ -167,7 +170,8 @@ class _Words:
         others = [key for key in named if key != _KEY]
         if others:
             sets = " ".join(f"--set {key}=VALUE" for key in others)
-            own = f"{own and f'{own}; '}give the others yourself: {sets}; or add --trust-job to use them as they are"
+            whose = f"{own}; give the others" if own else "give them"
+            own = f"{whose} yourself: {sets}; or add --trust-job to use what the job says"
         return (
             f"anybody who can write to {self.place} may have changed the job there, so what it names is not used:"
             f"{listed}\nTo resume, {own}."
