@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from checkpoint.copied_run import infos, make_source
 from quorate.checkpoint.copier import LONGEST_PAUSE, pause_after, plan_copies
 from quorate.checkpoint.listing import checkpoint_name
+from quorate.checkpoint.manifest import MANIFEST, Manifest
 from quorate.checkpoint.place import Contents, FolderPlace, files_of
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.transfer import LEFT_BEHIND, ORIGIN, copy_checkpoints
@@ -113,3 +115,15 @@ def test_a_run_without_checkpoints_claims_no_place(tmp_path: Path) -> None:
     place = FolderPlace(tmp_path / "copy")
     assert copy_checkpoints(make_source(tmp_path), place).copied == ()
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_manifest_that_is_another_although_its_parts_are_the_same_is_copied_again(tmp_path: Path) -> None:
+    """As one is that was put under a key without a new part, or that somebody has changed there."""
+    source, place = make_source(tmp_path / "runs", 2, 4), FolderPlace(tmp_path / "copy")
+    assert len(copy_checkpoints(source, place).copied) == 2
+    page = tmp_path / "copy" / "step-00000002" / MANIFEST
+    before = page.read_text()
+    page.write_text(replace(Manifest.from_json(before), environment={"torch": "his"}).to_json())
+    assert [each.name for each in copy_checkpoints(source, place).copied] == ["step-00000002"]
+    assert page.read_text() == before
+    assert not copy_checkpoints(source, place).copied

@@ -116,7 +116,7 @@ def copy_checkpoints(
         claim(source, place)
     there = place.contents().whole if whole else {}
     for info in reversed(whole):
-        if there.get(info.path.name) == files_of(info.manifest):
+        if there.get(info.path.name) == files_of(info.manifest) and _is_same_page(info, place):
             continue
         try:
             copied.append(copy_one(info, place))
@@ -124,6 +124,15 @@ def copy_checkpoints(
             # A job that runs removes old ones at any moment: what is gone by now was not damaged.
             damaged += [Skipped.of(info.path, error)] if info.path.exists() else []
     return CopiedRun(str(place), tuple(copied), tuple(damaged))
+
+
+def _is_same_page(info: CheckpointInfo, place: Place) -> bool:
+    """Whether a manifest there is the one that is here: parts may stay when it is rewritten, for another key say."""
+    content = place.read(f"{info.path.name}/{MANIFEST}")
+    try:
+        return content is not None and read_manifest(info.path, content) == info.manifest
+    except CheckpointError:
+        return False
 
 
 def claim(source: Source, place: Place) -> None:
