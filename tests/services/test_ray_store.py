@@ -38,9 +38,9 @@ def digest(tmp_path_factory: pytest.TempPathFactory, nodes: RayNodes) -> str:
     return str(Training(job, nodes.environment, "--workers", "1").result()["weights_digest"])
 
 
-def quorate(environment: dict[str, str], project: Path, *arguments: str) -> dict[str, Any]:
+def quorate(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "quorate", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE, cwd=project)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     fields: dict[str, Any] = json.loads(done.stdout)
     return fields
@@ -65,13 +65,13 @@ def test_a_run_in_a_store_has_the_bits_of_one_machine_and_goes_on_elsewhere(
     assert found["events.jsonl"].bytes == (run / "events.jsonl").stat().st_size
     assert "step-00000010/manifest.json" in found
     assert not [key for key in found if key.startswith(".")], "nothing of a save or of a check is left"
-    listed = quorate(nodes.environment, tmp_path, "checkpoints", "verify", str(run))
+    listed = quorate(nodes.environment, "checkpoints", "verify", str(run))
     assert listed
 
     shutil.rmtree(run)  # with the machine that it was started on
     (tmp_path / "go").touch()
     runs = tmp_path / "elsewhere"
-    again = quorate(nodes.environment, tmp_path, "resume", f"{place}/{run.name}", "--runs", str(runs))
+    again = quorate(nodes.environment, "resume", f"{place}/{run.name}", "--runs", str(runs))
     assert again["weights_digest"] == digest
     assert "coordinators/2" in store.list(), "a coordinator that still lived behind a cut cable would be fenced"
     assert b'"status": "complete"' in store.read("result.json")
@@ -95,6 +95,6 @@ def test_a_killed_launcher_is_followed_by_one_elsewhere_from_the_newest_checkpoi
     (tmp_path / "go").touch()
     (name,) = ObjectStore(place).names()
     await_condition("the job to be mirrored", lambda: "job.yaml" in ObjectStore(f"{place}/{name}").list(), PATIENCE)
-    again = quorate(nodes.environment, tmp_path, "resume", f"{place}/{name}", "--runs", str(tmp_path / "elsewhere"))
+    again = quorate(nodes.environment, "resume", f"{place}/{name}", "--runs", str(tmp_path / "elsewhere"))
     assert again["weights_digest"] == digest
     assert again["from_step"] >= 10
