@@ -139,7 +139,8 @@ def link(runtime: VirtualTime) -> Scripted:
 
 @pytest.fixture
 def member(link: Scripted, runtime: VirtualTime) -> Membership:
-    return Membership(link, TIMING, lambda: WorkerStatus(17, "exchange", 3, "worker 1"), runtime=runtime)
+    status = WorkerStatus(17, "exchange", 3, "worker 1")
+    return Membership(link, TIMING, lambda: status, runtime=runtime, patience=TIMING.failure_timeout)
 
 
 @pytest.fixture

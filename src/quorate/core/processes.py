@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -92,6 +92,33 @@ def has_open(pid: int, file: Path, proc: Path = Path("/proc")) -> bool:
             if os.path.samestat(descriptor.stat(), wanted):
                 return True
     return False
+
+
+def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process is stopped, by SIGSTOP say. One that a debugger holds is not: somebody looks at it."""
+    stat = _stat(proc, pid)
+    return stat is not None and stat.state == "T"
+
+
+class StoppedProcesses:
+    """Tells processes that are stopped from those that take their time: for how long nothing of them has run.
+
+    For those of whom nothing else tells it. Looked at now and then, at least twice in `limit` seconds.
+    """
+
+    def __init__(self, limit: float, is_stopped: Callable[[int], bool] = is_stopped) -> None:
+        self._limit = limit
+        self._is_stopped = is_stopped
+        self._looked = 0.0
+        self._since: dict[int, float] = {}
+
+    def look(self, now: float, pids: Iterable[int]) -> dict[int, float]:
+        """Those of these that have been stopped for longer than the limit, and for how many seconds."""
+        if now - self._looked > self._limit / 2:
+            self._since = {}  # whoever looks was held up, perhaps with all others: they wake up together
+        self._looked = now
+        self._since = {pid: self._since.get(pid, now) for pid in pids if self._is_stopped(pid)}
+        return {pid: now - since for pid, since in self._since.items() if now - since >= self._limit}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,13 @@
 
 from dataclasses import dataclass
 
+LEAST_START, LONGEST_START = 10.0, 120.0
+"""Seconds that a coordinator may take to begin, however short failure_timeout is: a loaded machine starts no program
+faster; and however often it was tried."""
+MOST_STARTS = 6
+"""So many coordinators in a row may be ended by the launcher, for they took too long, without a step in between."""
+_TIMES_THE_LAST = 4
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -28,3 +35,18 @@ class Timing:
     def storm(self) -> float:
         """A network may break links again and again for so long before the job is given up."""
         return self.failure_timeout * 6
+
+    def coordinator_start(self, tries: int, last: float = 0.0) -> float:
+        """What the start of a coordinator may take: longer after each of so many tries that took too long, and where
+        the last one that came to listen took that many seconds. What ends it too early ends the next one, too."""
+        least = max(self.failure_timeout, LEAST_START, _TIMES_THE_LAST * last)
+        return min(least * 2.0**tries, self._longest_start)
+
+    @property
+    def absence(self) -> float:
+        """A coordinator may be away for so long, where nobody can tell whether its launcher lives."""
+        return max(self.storm, MOST_STARTS * self._longest_start)
+
+    @property
+    def _longest_start(self) -> float:
+        return max(LONGEST_START, self.failure_timeout)

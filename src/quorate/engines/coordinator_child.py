@@ -4,6 +4,7 @@ import contextlib
 import json
 import select
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
 from quorate.core.networks import Network
-from quorate.core.processes import describe_departure
+from quorate.core.processes import StoppedProcesses, describe_departure
 from quorate.engines.interpreters import FRESH, Interpreters
 from quorate.storage.run_folder import RunFolder
+
+GLANCE = 0.1
+"""Seconds between two looks at whether one that does not listen yet is stopped."""
 
 
 class CoordinatorChildProcess:
@@ -27,6 +31,8 @@ class CoordinatorChildProcess:
                 "quorate.coordinator", [], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file.fileno()
             )
         self.pid = self._process.pid
+        self._stopped = StoppedProcesses(appointment["failure_timeout"])
+        self._why_killed = ""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is gone already, which `await_answer` tells
             self._process.stdin.write(json.dumps(placed).encode() + b"\n")
@@ -34,8 +40,14 @@ class CoordinatorChildProcess:
 
     def await_answer(self, limit: float | None = None) -> dict[str, Any]:
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], limit)[0]:
-            self.kill()
+        over = None if limit is None else time.monotonic() + limit
+        while not select.select([self._process.stdout], [], [], GLANCE if limit is None else min(GLANCE, limit))[0]:
+            now = time.monotonic()
+            for seconds in self._stopped.look(now, [self.pid]).values():
+                self._why_killed = f", which had been stopped (SIGSTOP) for {seconds:.1f} s,"
+                self.kill()
+            if over is not None and now >= over:
+                return {}
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
@@ -51,7 +63,7 @@ class CoordinatorChildProcess:
 
     @property
     def departure(self) -> str:
-        return f"the coordinator (pid {self.pid}) {describe_departure(self._process.wait())}"
+        return f"the coordinator (pid {self.pid}){self._why_killed} {describe_departure(self._process.wait())}"
 
     def kill(self) -> None:
         self._process.kill()

@@ -15,7 +15,7 @@ SOURCE = "task source"
 
 @dataclass(frozen=True)
 class Preparation:
-    """What an engine imports and checks before its first worker."""
+    """What an engine imports and checks before its first worker, and for how long a process of its may be stopped."""
 
     task: str
     params: dict[str, Any]
@@ -25,6 +25,7 @@ class Preparation:
     threads: int
     deterministic: bool
     device: str = "cpu"
+    failure_timeout: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ class Started:
 
 @dataclass(frozen=True)
 class SettingUp:
-    """A worker builds its replica and is in this phase of that; None: it is done, and known to its coordinator."""
+    """A worker builds its replica and is in this phase of that; None: it is done, and known to its coordinator.
+
+    Told from its start on, as long as there is room on the disk for what it has to say.
+    """
 
     slot: int
     pid: int
@@ -122,7 +126,8 @@ class CoordinatorChild(Protocol):
         ...
 
     def await_answer(self, limit: float | None = None) -> dict[str, Any]:
-        """What it says once it listens, its address; waits until it does, for so many seconds at most."""
+        """What it says once it listens, its address; empty if it does not within so many seconds. Raises if it cannot,
+        or is gone."""
         ...
 
     @property

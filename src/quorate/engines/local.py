@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from quorate.core.failure import Failure
+from quorate.core.generation import name_of
 from quorate.core.machine import usable_cores
 from quorate.core.networks import LOOPBACK, Network, refuse_unreachable
-from quorate.core.processes import describe_departure, members_of
+from quorate.core.processes import StoppedProcesses, children_of, describe_departure, members_of
 from quorate.core.task_source import TaskSource
 from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import (
@@ -26,6 +27,7 @@ from quorate.engines.engine import (
     Preparation,
     Prepared,
     Ready,
+    Remark,
     SettingUp,
     Started,
     Unprepared,
@@ -36,7 +38,7 @@ from quorate.engines.output_pump import OutputPipes, OutputPump, Speaker
 from quorate.engines.warm_interpreters import WarmParent
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
-from quorate.worker.status import read_status, status_file
+from quorate.worker.status import announce_start, read_status, status_file
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ ALLOCATOR = {
 }
 
 CLOSE_PATIENCE = 5.0
+GLANCE = 0.5
+"""Seconds between two looks at who is stopped, or fewer where `failure_timeout` is short."""
 
 COORDINATOR = -1
 """The coordinator's place, where the network of a worker's is asked for as well."""
@@ -93,6 +97,8 @@ class LocalEngine:
         self._running: dict[int, int] = {}
         self._set_up: set[int] = set()
         self._is_closed = False
+        self._stopped = StoppedProcesses(preparation.failure_timeout)
+        self._stopped_due = 0.0
         self._pump = OutputPump(run, interpreters)
         self._fork_server = ForkServerProcess(run, preparation, self._pump, interpreters)
 
@@ -105,7 +111,7 @@ class LocalEngine:
     def start(self, assignment: Assignment) -> None:
         placed = replace(assignment, network=self._network_of(assignment.slot))
         self._starting[placed.slot] = placed
-        status_file(self._run, placed.slot).unlink(missing_ok=True)  # of whoever was there before
+        announce_start(status_file(self._run, placed.slot))
         self._fork_server.messages.send(START, assignment=placed.to_json())
 
     def poll(self, seconds: float) -> list[Notice]:
@@ -114,7 +120,7 @@ class LocalEngine:
         notices = [notice for message in self._fork_server.read(seconds) for notice in self._noted(message)]
         if self._fork_server.messages.closed:
             notices += self._replace_fork_server()
-        return [*notices, *self._setups()]
+        return [*notices, *self._setups(), *self._end_stopped(time.monotonic())]
 
     def kill(self, slot: int, pid: int) -> None:  # noqa: ARG002 (a pid says it all on one machine)
         self._fork_server.workers.signal(pid, signal.SIGKILL)
@@ -159,8 +165,40 @@ class LocalEngine:
                 self._set_up.add(pid)
                 yield SettingUp(slot, pid, None)
 
+    def _end_stopped(self, now: float) -> list[Remark]:
+        """Who is stopped has a clock only here, as long as the coordinator does not know it: what is computed before
+        that may take hours."""
+        if now < self._stopped_due:
+            return []
+        self._stopped_due = now + min(GLANCE, self._preparation.failure_timeout / 10)
+        new = {pid: slot for slot, pid in self._running.items() if pid not in self._set_up}
+        parents = {child: pid for pid in new for child in children_of(pid)}  # such as reads the data's fingerprint
+        fork_server, pump = self._fork_server.pid, self._pump.pid
+        told = []
+        for pid, seconds in self._stopped.look(now, [fork_server, pump, *new, *parents]).items():
+            what = f"is stopped (SIGSTOP), and has been for {seconds:.1f} s"
+            if pid == pump:
+                self._pump.kill()
+                told.append(f"the output pump (pid {pid}) {what}: another takes its place")
+            elif pid == fork_server:
+                told.append(f"the fork server (pid {pid}) {what}: {self._fork_server.end_stop(bool(self._running))}")
+            else:
+                worker = parents.get(pid, pid)
+                status = read_status(status_file(self._run, new[worker]))
+                phase = "" if status is None else f", in `{status.phase}`"
+                child = f", of which process {pid}" if pid != worker else ""
+                self.kill(new[worker], worker)
+                told.append(
+                    f"{name_of(new[worker])} (pid {worker}){child} {what}{phase}: it is ended, and another is started"
+                )
+        return [Remark(message) for message in told]
+
     def _replace_fork_server(self) -> list[Notice]:
         departure = self._fork_server.departure()
+        if not self._is_ready and self._fork_server.was_stopped:
+            self._fork_server.close()
+            self._fork_server = ForkServerProcess(self._run, self._preparation, self._pump, self._interpreters)
+            return []
         if not self._is_ready:
             log_file = self._run.logs / "fork_server.jsonl"
             return [Interrupted(f"{departure} while it imported the task; its log is {log_file}.")]
@@ -179,6 +217,7 @@ class ForkServerProcess:
         self, run: RunFolder, preparation: Preparation, pump: OutputPump, interpreters: Interpreters = FRESH
     ) -> None:
         self._is_ready = False
+        self.was_stopped = False
         self._pump = pump
         self._pipes = OutputPipes()
         self.workers = Pidfds()
@@ -201,6 +240,19 @@ class ForkServerProcess:
         self._end = os.pidfd_open(self._process.pid)
         self.messages = Messages(ours)
         self.messages.send(PREPARE, **vars(preparation))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end_stop(self, has_workers: bool) -> str:
+        """Have one that is stopped go on, or end it where nobody would end with it; what was done, in words."""
+        if has_workers:
+            os.kill(self.pid, signal.SIGCONT)  # not reaped, so the number is its own
+            return "it is continued, since its workers would end with it"
+        self.was_stopped = True
+        self._process.kill()
+        return "another takes its place"
 
     def resend_pipes(self) -> None:
         """Give another pump its pipes and those of its workers."""
@@ -235,7 +287,9 @@ class ForkServerProcess:
 
     def departure(self) -> str:
         """How it has ended; waits until it has."""
-        select.select([self._end], [], [])
+        if not select.select([self._end], [], [], CLOSE_PATIENCE)[0]:
+            self._process.kill()  # it says nothing more, and is stopped, or hangs at its end
+            select.select([self._end], [], [])
         ended = describe_departure(self._reap())
         return f"the fork server (pid {self._process.pid}), which starts the workers, {ended}"
 

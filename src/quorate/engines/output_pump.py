@@ -117,6 +117,14 @@ class OutputPump:
             return False
         return True
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        """End one that does nothing; the next look starts another."""
+        self._process.kill()
+
     def close(self) -> None:
         """Wait until it has written what was printed last. All who print are gone."""
         with contextlib.suppress(OSError):

@@ -45,11 +45,9 @@ class RemoteCoordinator:
             answer, failure = self._answer, self._failure
         if failure is not None:
             raise failure.error()
-        if not told:
-            self.kill()
-        if answer is None:
+        if told and answer is None:
             raise JobError(f"{self.departure} before it listened.")
-        return answer
+        return answer or {}
 
     @property
     def is_alive(self) -> bool:

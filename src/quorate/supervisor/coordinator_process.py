@@ -3,29 +3,30 @@ is still there."""
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quorate.coordinator.client import SupervisorClient
 from quorate.core.addresses import split_address
-from quorate.core.errors import QuorateError
-from quorate.core.timing import Timing
+from quorate.core.errors import JobError, QuorateError, RequestError
+from quorate.core.timing import MOST_STARTS, Timing
 from quorate.engines.engine import Engine
 from quorate.wire.certificates import Identity
 
 log = logging.getLogger(__name__)
 
 MOST_DEATHS = 5
-"""So many coordinators in a row may die without a step in between."""
-LEAST_START = 10.0
-"""Seconds that one may take to begin, however short failure_timeout is: a loaded machine starts no program faster."""
+"""So many coordinators in a row may die without a step in between. Those that the launcher has ended, because they were
+too slow for it, count apart: on a busy machine the next is given more time."""
+GLANCE = 0.05
+"""Seconds for which the launcher waits at a time until one listens: it looks after everything else in between."""
 
 
 class CoordinatorProcess:
     """Starts the first at once, beside everything else; `open` waits until it listens.
 
     Those who follow are told who is there (the roster), and learn the rest from the workers, which go on meanwhile for
-    as long as their leases last.
+    as long as their leases last, and then wait.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class CoordinatorProcess:
         token: str,
         timing: Timing,
         identity: Identity | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._appointment = dict(appointment)
@@ -42,17 +44,28 @@ class CoordinatorProcess:
         self._timing = timing
         # The supervisor's, by which it calls.
         self._identity = identity
+        self._clock = clock
         self._process = engine.start_coordinator(self._appointment)
         self._client: SupervisorClient | None = None
         self._deaths = 0
-        self._began = self._looked = time.monotonic()
+        # How many in a row the launcher has ended, why the last of them, and how long the last start took.
+        self._ended = 0
+        self._why_ended = ""
+        self._took = 0.0
+        self._error: QuorateError | None = None
+        self._began = self._looked = clock()
+        self.listens = False
         self.address = ""
         # How the last one that died has ended.
         self.departure = ""
 
     def open(self) -> SupervisorClient:
         """The calls to it, whoever it is at the time."""
-        self.address = str(self._process.await_answer()["address"])
+        while not self.listens:
+            # Nobody waits for the first with a lease, and a cluster may have to start a host for it.
+            self._await_answer(self._timing.coordinator_start(MOST_STARTS))
+            if not self._process.is_alive and not self.replace({}):
+                raise self._error or JobError(f"{self.departure}, as those before it.")
         timeout = self._timing.failure_timeout
         self._client = SupervisorClient(self.address, self._token, timeout, self._identity)
         return self._client
@@ -63,23 +76,18 @@ class CoordinatorProcess:
 
     def note_step(self) -> None:
         """The job advances: those who died before have not kept it from that."""
-        self._deaths = 0
+        self._deaths = self._ended = 0
 
     def kill(self) -> None:
         """End it at once; the next round sees that."""
         self._process.kill()
 
-    def kill_if_silent(self, answered: float) -> None:
-        """End one that hangs: it has not answered since then, or since it began. Workers wait a little longer."""
-        now, limit = time.monotonic(), self._timing.failure_timeout
-        if now - self._looked > limit / 2:
-            self._began = now  # nobody is to blame for a pause of the launcher itself
-        self._looked = now
-        silence = now - max(answered, self._began)
-        if self.is_alive and silence > limit:
-            pid = self._process.pid
-            log.warning("the coordinator (pid %d) has not answered for %.1f s, and is killed", pid, silence)
-            self._process.kill()
+    def look(self, answered: float) -> None:
+        """End one that hangs: it does not come to listen, or has not answered since then, or since it began to."""
+        if self.listens:
+            self._end_if_silent(answered)
+        elif self._process.is_alive:
+            self._await_answer(self._timing.coordinator_start(self._ended, self._took))
 
     def replace(self, changes: Mapping[str, Any]) -> bool:
         """Have another take the place of one that is dead; False if too many have died for nothing.
@@ -87,24 +95,19 @@ class CoordinatorProcess:
         `changes` is what its appointment says beside that of the first: who is there.
         """
         self.departure = self._process.departure
-        self._deaths += 1
-        if self._deaths > MOST_DEATHS:
+        if self._why_ended:
+            self.departure = f"the coordinator (pid {self._process.pid}) {self._why_ended}, and the launcher ended it"
+            self._ended += 1
+        else:
+            self._deaths += 1
+        if self._deaths > MOST_DEATHS or self._ended >= MOST_STARTS:
             return False
         log.warning("%s; another takes its place", self.departure)
         self._process.close(patience=0)
-        _, port = split_address(self.address)
-        self._began = time.monotonic()
-        self._process = self._engine.start_coordinator(self._appointment | {"port": port, **changes})
-        try:
-            address = str(self._process.await_answer(max(self._timing.failure_timeout, LEAST_START))["address"])
-            if address != self.address and self._client is not None:  # on another host
-                self.address = address
-                self._client.redirect(address)
-            log.info("the next coordinator listens after %.2f s", time.monotonic() - self._began)
-        except QuorateError as error:
-            # The port may not be free yet, say. It is dead, which the next round sees and counts.
-            log.warning("the next coordinator could not begin: %s", error)
-            self._process.kill()
+        port = {"port": split_address(self.address)[1]} if self.address else {}
+        self._why_ended, self._error, self.listens = "", None, False
+        self._began = self._looked = self._clock()
+        self._process = self._engine.start_coordinator(self._appointment | port | dict(changes))
         return True
 
     def close(self) -> None:
@@ -112,3 +115,48 @@ class CoordinatorProcess:
         if self._client is not None:
             self._client.close()
         self._process.close(patience=self._timing.failure_timeout)
+
+    def _await_answer(self, limit: float) -> None:
+        """Wait a moment until it listens; end it if it has not within so many seconds."""
+        try:
+            answer = self._process.await_answer(GLANCE)
+        except RequestError:
+            if not self.address:
+                raise  # the first one says what is wrong with what was asked for
+            self._process.kill()  # the port may not be free yet, say
+        except QuorateError as error:
+            # It is dead, which the next round sees and counts.
+            log.warning("the coordinator could not begin: %s", error)
+            self._error = error
+            self._process.kill()
+        else:
+            seconds = self._since_began(limit)
+            if answer:
+                self._note_address(str(answer["address"]), seconds)
+            elif seconds > limit:
+                self._end(f"did not listen within {seconds:.1f} s of its start")
+
+    def _note_address(self, address: str, seconds: float) -> None:
+        if self._client is not None:
+            log.info("the next coordinator listens after %.2f s", seconds)
+            if address != self.address:  # on another host
+                self._client.redirect(address)
+        self.address, self.listens, self._took, self._began = address, True, seconds, self._clock()
+
+    def _end_if_silent(self, answered: float) -> None:
+        limit = self._timing.failure_timeout * 2.0**self._ended
+        silence = min(self._since_began(limit), self._clock() - answered)
+        if self.is_alive and silence > limit:
+            self._end(f"has not answered for {silence:.1f} s")
+
+    def _since_began(self, limit: float) -> float:
+        now = self._clock()
+        if now - self._looked > limit / 2:
+            self._began = now  # nobody is to blame for a pause of the launcher itself
+        self._looked = now
+        return now - self._began
+
+    def _end(self, why: str) -> None:
+        self._why_ended = why
+        log.warning("the coordinator (pid %d) %s, and is killed", self._process.pid, why)
+        self._process.kill()

@@ -22,19 +22,23 @@ IMPORTING = ""
 
 _WORDS = {
     IMPORTING: "the import of torch and the task",
+    "start": "its start",
     "build": "its start",
     "restore": "the loading of its checkpoint",
     "fingerprint": "the fingerprint of its data",
     "metrics()": "a trial of metrics()",
     "compile": "the compilation of its model, which takes a minute the first time",
+    "register": "its registration with the coordinator",
 }
 _DOING = {
     IMPORTING: "importing torch and the task",
+    "start": "starting",
     "build": "starting",
     "restore": "loading the checkpoint",
     "fingerprint": "reading the data once for its fingerprint",
     "metrics()": "trying metrics()",
     "compile": "compiling the model, which takes a minute the first time",
+    "register": "registering with the coordinator",
 }
 
 

@@ -43,7 +43,7 @@ from quorate.supervisor.coordinator_process import CoordinatorProcess
 from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
 from quorate.supervisor.growth import Growth, numbers_of_use
 from quorate.supervisor.signals import Signals
-from quorate.supervisor.worker_processes import EngineLost, WorkerProcesses
+from quorate.supervisor.worker_processes import TICK, EngineLost, WorkerProcesses
 from quorate.training.run_mode import RunMode
 from quorate.wire.certificates import COORDINATOR, SUPERVISOR, Authority, Identity
 from quorate.worker.assignment import Assignment
@@ -88,6 +88,7 @@ class Launch:
             threads=self.spec.threads,
             deterministic=self.spec.deterministic,
             device=kind_of(self.spec),
+            failure_timeout=self.spec.failure_timeout,
         )
 
 
@@ -270,10 +271,11 @@ class Supervisor:
             if self._keep(coordinator, workers, watch, follower):
                 asked = False  # the next one has not heard of it
             try:
-                workers.look()
+                workers.look(TICK if coordinator.listens else 0.0)
             except EngineLost as error:
                 raise JobFailed(self._lost(error.message, follower)) from None
-            workers.report(client)
+            if coordinator.listens:
+                workers.report(client)
             with contextlib.suppress(Empty):
                 while True:
                     workers.handle(watch.news.get_nowait())
@@ -289,11 +291,7 @@ class Supervisor:
                 self._grow(client)
             self._handle(Round(doing="" if self._has_formed else workers.doing))
             self._end_if_ordered()
-            stop = self._stop_told or self._signals.reason
-            if stop and not asked:
-                with contextlib.suppress(LinkError):  # asked again in the next round, of the next coordinator perhaps
-                    client.stop(stop)
-                    asked = True
+            asked = asked or (coordinator.listens and self._ask_to_stop(client))
             # Told of the stop after every generation before it: without one nothing is trained that were to be saved.
             if self._stop_told and not self._has_formed:
                 return Outcome(None, {"ending": self._stop_told})
@@ -311,7 +309,7 @@ class Supervisor:
         follower: EventFollower,
     ) -> bool:
         """See to it that there is a coordinator that answers; whether it is another one now."""
-        coordinator.kill_if_silent(watch.answered)
+        coordinator.look(watch.answered)
         if coordinator.is_alive or watch.outcome is not None:
             return False
         if self._is_run_elsewhere():
@@ -324,6 +322,16 @@ class Supervisor:
         if not coordinator.replace({"workers": watch.workers or self._launch.first_workers, "roster": roster}):
             raise JobFailed(self._lost(coordinator.departure, follower))
         return True
+
+    def _ask_to_stop(self, client: SupervisorClient) -> bool:
+        """Pass on that the job is to stop, if it is; otherwise asked again in the next round, of the next coordinator
+        perhaps."""
+        stop = self._stop_told or self._signals.reason
+        if stop:
+            with contextlib.suppress(LinkError):
+                client.stop(stop)
+                return True
+        return False
 
     def _remove_address(self) -> None:
         if not self._is_run_elsewhere():

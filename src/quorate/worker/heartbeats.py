@@ -24,12 +24,17 @@ class Lease:
         self._now = now
         self._answered = now()
         self._until = self._answered
+        self._refused: float | None = None
         self._ended = False
 
     def renew(self, sent: float, seconds: float) -> None:
+        """By an answer to what was sent then; of 0 seconds where it is not granted."""
         if seconds > 0:
             self._answered = max(self._answered, sent)
             self._until = max(self._until, sent + seconds)
+            self._refused = None
+        elif self._refused is None:
+            self._refused = self._now()
 
     def end(self) -> None:
         """The job is over: nothing may be done in its name any more, whatever answer is still on its way."""
@@ -38,6 +43,29 @@ class Lease:
     def remaining(self) -> float:
         """Seconds that are left; not positive when it is over."""
         return 0.0 if self._ended else self._until - self._now()
+
+    def hope(self, patience: float) -> float:
+        """Seconds for which it is of use to wait for the next, after this one has ended; not positive when it is not.
+
+        A coordinator that is silent may be started again, for which it has `patience` seconds. One that answers, and
+        grants none, has somebody else in this worker's place.
+        """
+        if self._ended:
+            return patience
+        timeout = self._timing.failure_timeout
+        until = self._until + max(patience, timeout)
+        if self._refused is not None:
+            until = min(until, max(self._until, self._refused) + timeout)
+        return until - self._now()
+
+    def explain_giving_up(self, address: str, patience: float) -> str:
+        silence = f"{self._now() - self._answered:.1f} s"
+        if self._refused is not None:
+            return f"the coordinator at {address} has granted no lease for {silence}: this worker was replaced"
+        return (
+            f"this worker gives up: the coordinator at {address} has not answered for {silence}, and none was started"
+            f" in its place within {patience:.0f} s"
+        )
 
     def explain(self, address: str) -> str:
         return (

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -39,6 +40,9 @@ _REST_LIMIT = 0.5
 class Membership:
     """A worker's membership of its job. `view` is what it has heard and promised so far.
 
+    `patience` is for how many seconds after the end of its lease a coordinator may still be followed by another: on the
+    launcher's host without end, since a worker there dies with its launcher, who replaces coordinators.
+
     Two threads work from `register` to `close`: one sends heartbeats, one follows what the coordinator declares.
 
     The worker forks again later, for its loaders. That is safe because they never touch gRPC, whose threads they do
@@ -53,6 +57,7 @@ class Membership:
         pace: Callable[[], Pace | None] = lambda: None,
         runtime: Runtime = SYSTEM,
         newest_incarnation: Callable[[], int] = lambda: 0,
+        patience: float = math.inf,
     ) -> None:
         self._link = link
         self._timing = timing
@@ -60,6 +65,7 @@ class Membership:
         self._pace = pace
         self._runtime = runtime
         self._newest_incarnation = newest_incarnation
+        self._patience = patience
         # Of the coordinator that has answered last.
         self._incarnation = 0
         self._closing = Latch(runtime)
@@ -81,7 +87,8 @@ class Membership:
         for. Raises DivergedError, FrameError or JobEnded when it is refused."""
         cursor = decode_cursor(registration.cursor)
         self.view.join(registration.slot, registration.pid, registration.ring_address, cursor)
-        self._enrol(registration, self._timing.connect)
+        # A worker elsewhere may not reach it at all, and should say so. It holds nothing yet.
+        self._enrol(registration, self._timing.connect if math.isfinite(self._patience) else math.inf)
         self._registration = registration
         for name, work in (("heartbeat", self._keep_beating), ("follow", self._keep_following)):
             self._threads.append(self._runtime.spawn(f"membership-{name}", work))
@@ -95,6 +102,7 @@ class Membership:
             raise LinkError(f"the coordinator at {self._link.address} does not answer: nothing came within {waited}")
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
+            self._lease.renew(sent, 0.0)
             own_kinds = {kind.__name__: kind for kind in (DivergedError, FrameError)}
             raise own_kinds[refusal.kind](refusal.message) if refusal.kind in own_kinds else JobEnded(refusal)
         self._renew(sent, reply)
@@ -225,7 +233,7 @@ class Membership:
 
     def flush_before_report(self) -> None:
         """Send what is queued, for as long as a coordinator may come back that could hear a state report, too."""
-        self._flush(lambda: -1.0 if self.view.ended else self._lease.remaining() + self._timing.failure_timeout)
+        self._flush(lambda: -1.0 if self.view.ended else self._lease.hope(self._patience))
 
     def flush_last(self) -> None:
         """Send what is queued although the job has ended: it is written down still. Never raises, and is brief."""
@@ -290,10 +298,11 @@ class Membership:
     def _check_coordinator_returns(self) -> None:
         """Give up on a coordinator that has been away for too long.
 
-        Whoever waits does nothing that needs a lease, and gives it the time in which it may be started again.
+        Whoever waits does nothing that needs a lease, and gives it the time in which it may be started again: what this
+        worker has trained since the newest checkpoint would end with it.
         """
-        if self._lease.remaining() <= -self._timing.failure_timeout:
-            raise LeaseExpired(self._lease.explain(self._link.address))
+        if self._lease.hope(self._patience) <= 0:
+            raise LeaseExpired(self._lease.explain_giving_up(self._link.address, self._patience))
 
     # --- heartbeats
 
@@ -307,9 +316,9 @@ class Membership:
         wanted = self._outbox.queued
         while self._registration is not None and self._outbox.arrived < wanted:
             remaining = deadline()
-            if remaining <= 0:
+            if remaining <= 0 or self._closing.is_set:
                 return False
-            if not self._beat(remaining):
+            if not self._beat(min(remaining, self._timing.failure_timeout)):
                 self._closing.wait(min(self._timing.heartbeat_every, max(0.0, deadline())))
         return True
 

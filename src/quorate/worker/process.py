@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -77,7 +78,7 @@ from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.same_data import check_same_data, data_facts
 from quorate.worker.same_device import device_changes
 from quorate.worker.session import LoopTrainer, WorkerSession
-from quorate.worker.status import BUILDING, RESTORING, StatusPage, status_file
+from quorate.worker.status import BUILDING, REGISTERING, RESTORING, StatusPage, status_file
 
 if TYPE_CHECKING:
     from quorate.training.sharded_model import Sharding
@@ -116,7 +117,10 @@ class Worker:
         find = partial(self._run.read_address, assignment.token) if assignment.storage else None
         link = GrpcLink(assignment.coordinator, assignment.token, assignment.identity, find)
         newest = self._run.incarnations.newest
-        self._membership = Membership(link, self._timing, self._status, self._pace.take, newest_incarnation=newest)
+        patience = self._timing.absence if assignment.storage else math.inf
+        self._membership = Membership(
+            link, self._timing, self._status, self._pace.take, newest_incarnation=newest, patience=patience
+        )
         self._backlog = Backlog(self._membership.publish, self._timing)
         self._hook = assignment.make_hook(self._page.write)
         self._tell_place()
@@ -263,6 +267,7 @@ class Worker:
                 tensors=[pb.TensorDigest(name=name, digest=digest) for name, digest in tensors.items()],
                 cursor=encode_cursor(progress.cursor),
             )
+            self._page.write_setup(REGISTERING)
             membership.register(registration)
             self._tell_what_runs(parts.replica)
             self._watch_system(parts)

@@ -1,5 +1,6 @@
 """A small mapped file that tells what a worker is doing: its engine reads it during setup, and after its death."""
 
+import contextlib
 import logging
 import mmap
 import os
@@ -14,7 +15,7 @@ from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-BUILDING, RESTORING = "build", "restore"
+STARTING, BUILDING, RESTORING, REGISTERING = "start", "build", "restore", "register"
 """What a worker does before it can tell its coordinator."""
 
 MOST_SAMPLES = 512
@@ -58,18 +59,12 @@ class StatusPage:
 
     def __init__(self, path: Path) -> None:
         try:
-            descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
-            try:
-                # Reserved, not just sized: on a full disk a write to the mapping would kill the process.
-                os.posix_fallocate(descriptor, 0, _SIZE)
-                self._memory = mmap.mmap(descriptor, _SIZE)
-            finally:
-                os.close(descriptor)
+            self._memory = _reserve(path)
         except OSError as error:
             # A full disk must not keep a worker from starting: its death will be told with less detail, that is all.
             log.warning("cannot keep a status page in %s: %s", path, error.strerror)
             self._memory = mmap.mmap(-1, _SIZE)
-        self._said: tuple[int, str, int | None] = (0, "start", None)
+        self._said: tuple[int, str, int | None] = (0, STARTING, None)
         self.moves = 0
 
     @property
@@ -92,6 +87,24 @@ class StatusPage:
         self._memory[_SAMPLES_AT : _SAMPLES_AT + told.nbytes] = told
         # After them: whoever is killed in between has told of no samples.
         _READING.pack_into(self._memory, _READING_AT, step, _NO_LANE if lane is None else lane, epoch, len(samples))
+
+
+def _reserve(path: Path) -> mmap.mmap:
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
+    try:
+        # Reserved, not just sized: on a full disk a write to the mapping would kill the process.
+        os.posix_fallocate(descriptor, 0, _SIZE)
+        return mmap.mmap(descriptor, _SIZE)
+    finally:
+        os.close(descriptor)
+
+
+def announce_start(path: Path) -> None:
+    """Say on a worker's page, before there is a process that could, that it is being started: so it is never silent,
+    and what it has to say has its room. On a full disk nothing is said."""
+    path.unlink(missing_ok=True)  # of whoever was there before
+    with contextlib.suppress(OSError), _reserve(path) as page:
+        _FORMAT.pack_into(page, 0, 0, _IN_SETUP, STARTING.encode())
 
 
 def read_status(path: Path) -> Status | None:
