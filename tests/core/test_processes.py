@@ -15,12 +15,14 @@ import pytest
 from quorate.core import processes
 from quorate.core.processes import (
     Answer,
+    StoppedProcesses,
     adopt_orphans,
     ask_child,
     children_of,
     die_with_parent,
     find_program,
     has_open,
+    is_stopped,
     members_of,
 )
 
@@ -236,3 +238,44 @@ def test_who_has_a_file_open_is_found(tmp_path: Path) -> None:
     assert not has_open(os.getpid(), file)
     with pytest.raises(FileNotFoundError):
         has_open(2**22 + 1, file)
+
+
+def test_who_is_stopped_is_told_from_who_waits_or_is_gone() -> None:
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    assert not is_stopped(pid)
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+    assert is_stopped(pid)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert not is_stopped(pid)
+
+
+@pytest.mark.parametrize(("state", "counts"), [("T", True), ("t", False), ("D", False), ("Z", False)])
+def test_only_a_stop_counts_and_not_a_debugger(tmp_path: Path, state: str, counts: bool) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text(f"7 (T T) {state} 1 7 7 0")
+    assert is_stopped(7, tmp_path) == counts
+
+
+def test_one_that_stays_stopped_for_too_long_is_told_and_one_that_goes_on_in_between_is_not() -> None:
+    stopped = {1, 2}
+    watch = StoppedProcesses(5.0, stopped.__contains__)
+    for now in range(10, 15):
+        assert watch.look(now, [1, 2, 3]) == {}
+        if now == 12:
+            stopped.discard(2)
+    stopped.add(2)
+    assert watch.look(15.0, [1, 2, 3]) == {1: 5.0}
+    assert watch.look(16.0, [2, 3]) == {}, "nobody asks about it any more"
+    assert watch.look(17.0, [1, 2]) == {}
+
+
+def test_a_pause_of_whoever_looks_counts_for_nothing() -> None:
+    watch = StoppedProcesses(5.0, lambda _: True)
+    for now in (10.0, 12.0, 3600.0, 3602.0, 3604.0):
+        assert watch.look(now, [1]) == {}
+    assert watch.look(3605.0, [1]) == {1: 5.0}

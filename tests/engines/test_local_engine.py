@@ -106,7 +106,7 @@ def test_what_the_workers_of_a_killed_fork_server_have_started_is_ended(
         left = int(sign.read_text())
         await_condition("what the worker has started", lambda: command_line(left) == "sleep 600 ")
         if is_killed:
-            assert [type(notice) for notice in engine.poll(PATIENCE)] == [Started]
+            assert [type(notice) for notice in engine.poll(PATIENCE)] == [Started, SettingUp]
             os.kill(engine._fork_server._process.pid, signal.SIGKILL)
             interrupted, exited = engine.poll(PATIENCE)
             assert isinstance(interrupted, Interrupted)
@@ -134,7 +134,7 @@ def test_closing_a_deaf_fork_server_waits_for_its_workers_too(
     monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
     with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
         notices = engine.poll(PATIENCE) if told else []
-        assert [type(notice) for notice in notices] == [Started] * told
+        assert [type(notice) for notice in notices] == [Started, SettingUp] * told
         begun = time.monotonic()
         with caplog.at_level(logging.WARNING):
             engine.close()
@@ -149,7 +149,10 @@ def test_closing_a_deaf_fork_server_waits_for_its_workers_too(
 def test_a_worker_that_has_no_status_page_is_not_in_its_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a full disk, where it may have trained for days."""
     with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
-        assert [type(notice) for notice in engine.poll(PATIENCE)] == [Started]
+        first, setup = engine.poll(PATIENCE)
+        assert isinstance(first, Started)
+        assert setup == SettingUp(0, first.pid, "start"), "from its start on, before it can say anything itself"
+        status_file(RunFolder(tmp_path), 0).unlink()
         assert engine.poll(0.0) == []
         page = StatusPage(status_file(RunFolder(tmp_path), 0))
         page.write_setup("datasets()")

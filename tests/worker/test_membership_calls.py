@@ -1,5 +1,6 @@
 """What a worker's membership asks its coordinator for, how often and for how long: in one thread, in virtual time."""
 
+import math
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -141,6 +142,14 @@ def link(runtime: VirtualTime) -> Scripted:
 def member(link: Scripted, runtime: VirtualTime) -> Membership:
     status = WorkerStatus(17, "exchange", 3, "worker 1")
     return Membership(link, TIMING, lambda: status, runtime=runtime, patience=TIMING.failure_timeout)
+
+
+def patient(link: Scripted, runtime: VirtualTime, patience: float) -> Membership:
+    """Registered at the time 100, with a lease until 104; waits for so long after that."""
+    member = Membership(link, TIMING, lambda: WorkerStatus(17, "exchange"), runtime=runtime, patience=patience)
+    link.plan(welcome())
+    member.register(registration())
+    return member
 
 
 @pytest.fixture
@@ -340,6 +349,58 @@ class TestLeaveToAct:
         assert joined.await_generation() == generation(1)
         assert joined.lease_remaining() > 0
         assert len(runtime.waits) == 2
+
+    def test_where_it_dies_with_its_launcher_a_worker_waits_for_as_long_as_it_lives(
+        self, link: Scripted, runtime: VirtualTime
+    ) -> None:
+        member = patient(link, runtime, math.inf)
+        for wait in (lambda: member.await_generation(), member.flush_before_report):
+            runtime.time += 1000 * TIMING.absence
+            member.publish(make_event("step", 17))
+            link.plan(beat())
+            runtime.on_wait = [lambda: None, lambda: None, member.flush_last, lambda: member.view.handle(formed(1))]
+            wait()
+        runtime.time += 1000 * TIMING.absence
+        link.plan(*[None] * 50, pb.StateReply())
+        member.report_state(generation(1), Cursor(9), None)
+        assert link.kinds.count("StateReport") == 51
+
+    def test_elsewhere_for_as_long_as_coordinators_may_be_started(self, link: Scripted, runtime: VirtualTime) -> None:
+        member = patient(link, runtime, 40.0)
+        message = r"gives up: the coordinator at a:1 has not answered for 44\.\d s, .* in its place within 40 s"
+        with pytest.raises(LeaseExpired, match=message):
+            member.await_generation()
+        assert runtime.time == pytest.approx(100.0 + LEASE + 40.0)
+
+    def test_but_not_where_it_is_answered_and_granted_nothing(self, link: Scripted, runtime: VirtualTime) -> None:
+        member = patient(link, runtime, math.inf)
+        runtime.time += 60.0
+        for _ in range(30):
+            link.plan(pb.StateReply(unknown=True, incarnation=2), refusal(LOST))
+        with pytest.raises(LeaseExpired, match=r"has granted no lease for .* s: this worker was replaced"):
+            member.report_state(generation(1), Cursor(9), None)
+        assert runtime.time == pytest.approx(160.0 + TIMING.failure_timeout)
+
+    def test_nor_where_only_its_heartbeats_are_answered_like_that(self, link: Scripted, runtime: VirtualTime) -> None:
+        member = patient(link, runtime, math.inf)
+        runtime.time += 60.0
+        member.publish(make_event("step", 17))
+        link.plan(pb.HeartbeatReply())
+        member.flush_last()
+        with pytest.raises(LeaseExpired, match="was replaced"):
+            member.await_generation()
+        assert runtime.time == pytest.approx(160.0 + TIMING.failure_timeout)
+
+    def test_what_was_refused_once_is_forgotten_with_the_next_lease(self, link: Scripted, runtime: VirtualTime) -> None:
+        member = patient(link, runtime, math.inf)
+        link.plan(pb.HeartbeatReply(), beat())
+        for _ in range(2):
+            member.publish(make_event("step", 17))
+            member.flush_last()
+        runtime.time += 1000.0
+        runtime.on_wait = [lambda: None] * 3 + [lambda: member.view.handle(the_end())]
+        with pytest.raises(JobEnded):
+            member.await_generation()
 
     def test_nor_for_ever(self, joined: Membership, runtime: VirtualTime) -> None:
         joined.view.handle(formed(1))

@@ -21,6 +21,9 @@ too slow for it, count apart: on a busy machine the next is given more time."""
 GLANCE = 0.05
 """Seconds for which the launcher waits at a time until one listens: it looks after everything else in between."""
 
+LEAST_PAUSE = 0.5
+"""Seconds without a look that may be the launcher's own fault."""
+
 
 class CoordinatorProcess:
     """Starts the first at once, beside everything else; `open` waits until it listens.
@@ -151,7 +154,7 @@ class CoordinatorProcess:
 
     def _since_began(self, limit: float) -> float:
         now = self._clock()
-        if now - self._looked > limit / 2:
+        if now - self._looked > max(limit / 2, LEAST_PAUSE):
             self._began = now  # nobody is to blame for a pause of the launcher itself
         self._looked = now
         return now - self._began
