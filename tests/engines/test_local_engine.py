@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 from command import PATIENCE, await_condition, command_line
+from quorate.core.processes import is_stopped
 from quorate.core.task_source import TaskSource
 from quorate.engines import local
-from quorate.engines.engine import Exited, Interrupted, Preparation, Prepared, Ready, SettingUp, Started
+from quorate.engines.engine import Exited, Interrupted, Preparation, Prepared, Ready, Remark, SettingUp, Started
 from quorate.engines.local import LocalEngine, Pidfds
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import StatusPage, status_file
 
+TIMEOUT = 1.0
 SOURCE = TaskSource("task.py", {"task.py": b"x = 'a'\n"})
 # A fork server that starts a worker, which does not die with it, and then does not listen any more.
 DEAF_FORK_SERVER = """#!{python}
@@ -89,7 +91,8 @@ def started(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     script.chmod(0o755)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(script))
-        engine = LocalEngine(RunFolder(folder), Preparation("t:T", {}, "", [], 0, 1, True))
+        preparation = Preparation("t:T", {}, "", [], 0, 1, True, failure_timeout=TIMEOUT)
+        engine = LocalEngine(RunFolder(folder), preparation)
     with contextlib.closing(engine):
         assert engine.poll(PATIENCE) == [Ready(Prepared({}, SOURCE))]
         engine.start(Assignment(str(folder), 0, 1, "t:T", {}, "", "127.0.0.1:1", "token"))
@@ -144,6 +147,78 @@ def test_closing_a_deaf_fork_server_waits_for_its_workers_too(
     assert warning == f"workers still end after 0.3 s: processes {pid}"
     assert command_line(pid) == "sleep 600 "
     os.kill(pid, signal.SIGKILL)
+
+
+def told_of_stopped(engine: LocalEngine) -> str:
+    """What is told of the next process that is stopped."""
+    remarks: list[str] = []
+
+    def look() -> list[str]:
+        remarks.extend(notice.message for notice in engine.poll(0.01) if isinstance(notice, Remark))
+        return remarks
+
+    (remark,) = await_condition("a word of one that is stopped", look)
+    assert "is stopped (SIGSTOP), and has been for 1." in remark
+    return remark
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("is_child", [False, True], ids=["itself", "what it has started"])
+def test_a_worker_that_is_stopped_in_its_setup_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_child: bool
+) -> None:
+    with started(LEAVING_FORK_SERVER, tmp_path, monkeypatch) as (engine, sign):
+        (first, _), child = engine.poll(PATIENCE), int(sign.read_text())
+        assert isinstance(first, Started)
+        os.kill(child if is_child else first.pid, signal.SIGSTOP)
+        of_child = f", of which process {child}" if is_child else ""
+        told = told_of_stopped(engine)
+        assert told.startswith(f"worker 0 (pid {first.pid}){of_child} is stopped")
+        assert told.endswith("s, in `start`: it is ended, and another is started")
+        await_condition("its end", lambda: not is_running(first.pid))
+        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
+
+
+@pytest.mark.faults
+def test_a_worker_that_its_coordinator_knows_is_left_to_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
+        first, _ = engine.poll(PATIENCE)
+        assert isinstance(first, Started)
+        StatusPage(status_file(RunFolder(tmp_path), 0)).write(0, "wait")
+        os.kill(first.pid, signal.SIGSTOP)
+        over = time.monotonic() + 2 * TIMEOUT
+        while time.monotonic() < over:
+            assert not [notice for notice in engine.poll(0.01) if isinstance(notice, Remark)]
+        assert is_running(first.pid)
+        os.kill(first.pid, signal.SIGKILL)
+        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
+
+
+@pytest.mark.faults
+def test_a_fork_server_that_has_workers_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
+        first, _ = engine.poll(PATIENCE)
+        assert isinstance(first, Started)
+        for _ in range(2):
+            os.kill(engine._fork_server.pid, signal.SIGSTOP)
+            assert told_of_stopped(engine).endswith("it is continued, since its workers would end with it")
+            assert not is_stopped(engine._fork_server.pid)
+        assert is_running(first.pid)
+        os.kill(first.pid, signal.SIGKILL)
+        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
+
+
+@pytest.mark.faults
+def test_an_output_pump_that_is_stopped_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
+        first, _ = engine.poll(PATIENCE)
+        assert isinstance(first, Started)
+        before = engine._pump.pid
+        os.kill(before, signal.SIGSTOP)
+        assert told_of_stopped(engine).startswith(f"the output pump (pid {before}) is stopped")
+        await_condition("another", lambda: [*engine.poll(0.01)] and engine._pump.pid != before)
+        os.kill(first.pid, signal.SIGKILL)
+        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
 
 
 def test_a_worker_that_has_no_status_page_is_not_in_its_setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from command import Workplace, await_condition, parent_of
+from command import Running, Workplace, await_condition, parent_of
 
 pytestmark = pytest.mark.faults
 
@@ -24,6 +28,11 @@ if "quorate.coordinator" in sys.orig_argv:
 BOUNDED = {"kind": "parameter-server", "servers": 2, "mode": "bounded", "staleness": 2}
 
 
+def kill_coordinator(place: Workplace, running: Running) -> None:
+    (coordinator,) = (pid for pid in place.pids("quorate.coordinator") if parent_of(pid) == running.process.pid)
+    os.kill(coordinator, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("strategy", ["ring", BOUNDED], ids=["ring", "bounded"])
 def test_no_step_is_lost_while_coordinators_do_not_come_to_listen(
     workplace: Workplace, undisturbed: str, strategy: Any
@@ -35,10 +44,10 @@ def test_no_step_is_lost_while_coordinators_do_not_come_to_listen(
     checkpoint = {"every": 1000, "keep": 1}
     place.task.write_text(place.task.read_text().replace("return TroubledSgd(", "return torch.optim.SGD("))
     place.write_job(workers=3, failure_timeout=2.0, strategy=strategy, checkpoint=checkpoint)
-    running = place.start("train", "job.yaml", "--json", PAUSE="0.1", PYTHONPATH=str(place.temporary))
+    path = os.pathsep.join(filter(None, [str(place.temporary), os.environ.get("PYTHONPATH")]))
+    running = place.start("train", "job.yaml", "--json", PAUSE="0.1", PYTHONPATH=path)
     running.await_event("step", at_least=2)
-    (coordinator,) = (pid for pid in place.pids("quorate.coordinator") if parent_of(pid) == running.process.pid)
-    os.kill(coordinator, signal.SIGKILL)
+    kill_coordinator(place, running)
     await_condition("the one that begins", lambda: len(starts.read_text().split()) == 2 + SLOW_STARTS)
     done = running.done()
     assert done.code == 0, done.stderr
@@ -52,3 +61,48 @@ def test_no_step_is_lost_while_coordinators_do_not_come_to_listen(
         assert [event["step"] for event in place.events() if event["kind"] == "step"] == list(range(1, 9))
         assert done.document["weights_digest"] == undisturbed
     place.assert_nobody_left()
+
+
+BUSY, KILLS, LONGEST = 50, 10, 2400.0
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Many processes that want all of the machine."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def has_stepped(place: Workplace, running: Running, replaced: int) -> bool:
+    """Whether there has been a step since the coordinator was replaced so many times."""
+    assert running.process.poll() is None, running.process.communicate()
+    kinds = [event["kind"] for event in place.events()] if place.runs() else []
+    return kinds.count("coordinator") == replaced and "step" in (kinds if not replaced else since_last(kinds))
+
+
+def since_last(kinds: list[str]) -> list[str]:
+    return kinds[len(kinds) - kinds[::-1].index("coordinator") :]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2 * LONGEST)
+@pytest.mark.parametrize("job", ["first", "second"])
+def test_a_coordinator_that_is_killed_again_and_again_on_a_busy_machine_costs_no_job(
+    workplace: Workplace, job: str, busy: None
+) -> None:
+    place = workplace
+    place.write_job(name=job, steps=400, workers=2, failure_timeout=5.0)
+    running = place.start("train", "job.yaml", "--json", SLOW="0.2")
+    for replaced in range(KILLS):
+        await_condition("a step", partial(has_stepped, place, running, replaced), LONGEST)
+        kill_coordinator(place, running)
+    place.go()
+    done = running.done(LONGEST)
+    assert done.code == 0, done.stderr
+    place.assert_nobody_left()
+    (place.folder / "go").unlink()
+    place.write_job(name="undisturbed", steps=400, workers=2)
+    assert place.train("--json").document["weights_digest"] == done.document["weights_digest"]
