@@ -184,14 +184,16 @@ class LocalEngine:
                 told.append(f"the fork server (pid {pid}) {what}: {self._fork_server.end_stop(bool(self._running))}")
             else:
                 worker = parents.get(pid, pid)
-                status = read_status(status_file(self._run, new[worker]))
-                phase = "" if status is None else f", in `{status.phase}`"
-                child = f", of which process {pid}" if pid != worker else ""
-                self.kill(new[worker], worker)
-                told.append(
-                    f"{name_of(new[worker])} (pid {worker}){child} {what}{phase}: it is ended, and another is started"
-                )
+                told.append(self._end_stopped_worker(new[worker], worker, pid, what))
         return [Remark(message) for message in told]
+
+    def _end_stopped_worker(self, slot: int, pid: int, stopped: int, what: str) -> str:
+        """One that is stopped itself, or in a process that it has started; what is told of it."""
+        self.kill(slot, pid)
+        child = f", of which process {stopped}" if stopped != pid else ""
+        status = read_status(status_file(self._run, slot))
+        phase = "" if status is None else f", in `{status.phase}`"
+        return f"{name_of(slot)} (pid {pid}){child} {what}{phase}: it is ended, and another is started"
 
     def _replace_fork_server(self) -> list[Notice]:
         departure = self._fork_server.departure()
