@@ -159,6 +159,18 @@ class WithoutOptimizer(Momentum):
         return torch.optim.SGD(trained, lr=self.learning_rate, momentum=0.9)
 
 
+class NothingOfItsType(WithoutOptimizer):
+    """A parameter without elements is alone in its type, and so in its bucket."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_parameter("wide", nn.Parameter(torch.empty(0, dtype=torch.float64)))
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch) + model.get_parameter("wide").sum().float()
+
+
 class SometimesUsed(Regression):
     """A parameter that gets a gradient in some lanes only."""
 

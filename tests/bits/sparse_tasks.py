@@ -93,3 +93,19 @@ class TwoKinds(Embeddings):
 class Momentum(Embeddings):
     def optimizer(self, model: nn.Module) -> Any:
         return torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+
+
+class OnlyTables(Embeddings):
+    """No parameter has a dense gradient."""
+
+    def model(self) -> nn.Module:
+        return nn.EmbeddingBag(ROWS, 1, sparse=self.sparse, mode="sum")
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        words, targets = batch
+        return F.mse_loss(model(words).squeeze(-1), targets)
+
+
+class OnlyMoments(OnlyTables):
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.SparseAdam(list(model.parameters()), 0.01)

@@ -226,6 +226,7 @@ def test_workers_that_go_through_different_parts_are_told_which(
     [
         (nn.ModuleDict({"one": nn.Linear(2, 2)}), "the model is a ModuleDict, which has no forward"),
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "'0.bias' is torch.float32 and '1.bias' is"),
+        (nn.PReLU(0), r"'weight' has no elements \(its shape is \(0,\)\).*set its requires_grad to False"),
     ],
 )
 def test_what_cannot_be_gathered_is_refused(model: nn.Module, message: str) -> None:

@@ -96,6 +96,20 @@ def test_what_no_optimizer_updates_stays_as_it_is_on_more_servers_than_there_are
     assert gang.train(case.task, gang.job(case.task, **case.keys), 2, folder).digest == ring
 
 
+def test_a_bucket_without_elements_is_summed_in_shared_memory_as_elsewhere(tmp_path: Path) -> None:
+    case = Case(tasks.NothingOfItsType)
+    ring = digest(case, tmp_path / "ring", 1)
+    assert digest(case, tmp_path / "shared", 2) == ring
+    assert digest(case, tmp_path / "tcp", 3, links="tcp") == ring
+    assert digest(case, tmp_path / "served", 2, 2, 2) == ring
+
+
+@pytest.mark.parametrize("strategy", [{"kind": "ring", "compress": {"top_k": 0.5}}, {"kind": "ddp"}], ids=str)
+def test_a_bucket_without_elements_trains_with(strategy: dict[str, Any], tmp_path: Path) -> None:
+    spec = gang.job(tasks.NothingOfItsType, strategy=strategy, workers=2)
+    assert gang.train(tasks.NothingOfItsType, spec, 2, tmp_path).digest
+
+
 def test_an_optimizer_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:
     spec = gang.job(tasks.NoisyOptimizer, strategy={"kind": "parameter-server"})
     failure = gang.train(tasks.NoisyOptimizer, spec, 1, tmp_path).failure

@@ -54,15 +54,25 @@ def test_over_other_links_the_digest_is_the_same(hosts: str, tmp_path: Path) -> 
     assert trained(tasks.TwoKinds, tmp_path / "hosts", (2, 2, 2), hosts=hosts).digest == one.digest
 
 
-def test_it_is_close_to_what_dense_gradients_give(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", [tasks.Embeddings, tasks.OnlyTables])
+def test_it_is_close_to_what_dense_gradients_give(task: type[quorate.Task], tmp_path: Path) -> None:
     """Not to the bit: rows that a lane does not have are not added as zeros, and lanes are added in another order."""
-    sparse = trained(tasks.Embeddings, tmp_path / "sparse", (2, 1, 1))
-    dense = trained(tasks.Embeddings, tmp_path / "dense", (2, 1, 1), params={"sparse": False})
+    sparse = trained(task, tmp_path / "sparse", (2, 1, 1))
+    dense = trained(task, tmp_path / "dense", (2, 1, 1), params={"sparse": False})
     assert sparse.losses == pytest.approx(dense.losses, rel=1e-4)
     assert sparse.losses[-1] != sparse.losses[0]
 
 
-@pytest.mark.parametrize("task", [pytest.param(tasks.Rates, marks=pytest.mark.long), tasks.TwoKinds])
+@pytest.mark.parametrize("keys", [{}, pytest.param({"clip_norm": 0.05}, marks=pytest.mark.long)], ids=str)
+def test_no_parameter_needs_to_be_dense(keys: dict[str, Any], tmp_path: Path) -> None:
+    one = trained(tasks.OnlyTables, tmp_path / "one", (1, 1, 1), **keys)
+    shapes: dict[str, tuple[int, int, int]] = {"auto": (3, 2, 2), "tcp": (2, 3, 1)}
+    for links, shape in shapes.items():
+        assert trained(tasks.OnlyTables, tmp_path / links, shape, links=links, **keys).digest == one.digest
+    assert trained(tasks.OnlyTables, tmp_path / "hosts", (2, 2, 2), hosts="ABAB", **keys).digest == one.digest
+
+
+@pytest.mark.parametrize("task", [pytest.param(tasks.Rates, marks=pytest.mark.long), tasks.TwoKinds, tasks.OnlyMoments])
 def test_a_job_goes_on_from_a_checkpoint_on_other_servers(task: type[quorate.Task], tmp_path: Path) -> None:
     whole = trained(task, tmp_path / "whole", (1, 1, 1))
     first = trained(task, tmp_path / "parts", (2, 2, 1), stop_at=3)
@@ -76,10 +86,20 @@ def test_an_optimizer_that_changes_other_rows_is_refused(tmp_path: Path) -> None
     assert "momentum of SGD" in failure.message
 
 
-def test_units_of_single_lanes_are_refused(tmp_path: Path) -> None:
-    spec = gang.job(tasks.Embeddings, strategy={"kind": "parameter-server", "mode": "asynchronous"})
-    failure = gang.train(tasks.Embeddings, spec, 1, tmp_path).failure
-    assert "`mode: asynchronous` does not take" in failure.message
+@pytest.mark.parametrize(
+    ("strategy", "by"),
+    [
+        ({"kind": "parameter-server", "mode": "asynchronous"}, "mode: asynchronous"),
+        ({"kind": "ddp"}, "strategy: ddp"),
+        ({"kind": "fsdp", "shard": 2}, "strategy: fsdp"),
+    ],
+    ids=str,
+)
+def test_what_has_no_rows_refuses_them_by_name(strategy: dict[str, Any], by: str, tmp_path: Path) -> None:
+    spec = gang.job(tasks.OnlyTables, strategy=strategy, workers=2)
+    failure = gang.train(tasks.OnlyTables, spec, 2, tmp_path).failure
+    assert f"'weight' has sparse gradients (sparse=True), which `{by}` does not take" in failure.message
+    assert "`strategy: parameter-server` with `mode: synchronous`" in failure.message
 
 
 def test_the_ring_names_servers_as_the_remedy(tmp_path: Path) -> None:

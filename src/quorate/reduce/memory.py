@@ -89,7 +89,10 @@ def buckets_in(
 ) -> tuple[torch.Tensor, ...]:
     """The flat tensors of a plan in memory, from a byte on."""
     return tuple(
+        # Torch makes no view of nothing: tables by rows and tensors without elements have a place of no size.
         torch.frombuffer(content, dtype=dtype_of(bucket), count=bucket.numel, offset=start + offset)
+        if bucket.numel
+        else torch.empty(0, dtype=dtype_of(bucket))
         for bucket, offset in zip(plan, layout.offsets, strict=True)
     )
 

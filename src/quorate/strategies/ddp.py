@@ -28,6 +28,7 @@ from quorate.training.activity import Activity
 from quorate.training.gang_gradients import GangGradients
 from quorate.training.gradients import gradient_plan
 from quorate.training.replica import Replica
+from quorate.training.row_gradients import refuse_rows
 from quorate.training.state_layout import Replicated, StateLayout, WithFactors
 from quorate.training.strategy import Strategy
 from quorate.training.sync_batch_norm import SyncedNorms
@@ -70,6 +71,7 @@ class DdpFactory:
         *,
         sync_batch_norm: bool = False,
     ) -> None:
+        refuse_rows(replica.model, replica.trainable, "strategy: ddp")
         self.spec = spec
         self.replica = replica
         self._plan = gradient_plan(replica.trainable, spec.bucket_mb)

@@ -26,6 +26,7 @@ from quorate.training.lane import LaneResult
 from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.row_gradients import refuse_rows
 from quorate.training.sharded_gradients import ShardedGradients
 from quorate.training.sharded_layout import Sharded
 from quorate.training.sharded_tensors import local
@@ -50,6 +51,7 @@ class FsdpFactory:
                 "optimizer() gives several optimizers, each of which has a backward pass of its own: that is not "
                 "possible with strategy: fsdp. Return one, with a group of parameters for each."
             )
+        refuse_rows(replica.model, replica.trainable, "strategy: fsdp")
         check_fused(replica.optimizers.by_name[SOLE])
         self._spec = spec
         self._replica = replica

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Role
 from quorate.core.worker_status import OTHERS
 from quorate.lanes.buckets import Bucket
@@ -44,7 +43,7 @@ from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients, gradient_plan
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.row_gradients import RowGradients, check_row_optimizers, parameters_by_rows
+from quorate.training.row_gradients import RowGradients, check_row_optimizers, parameters_by_rows, refuse_rows
 from quorate.training.strategy import Strategy
 from quorate.training.update import Update
 
@@ -63,11 +62,8 @@ class ServersFactory:
         self.by_rows = parameters_by_rows(replica.model, replica.trainable)
         check_row_optimizers(replica.optimizers.by_name, replica.trainable, self.by_rows)
         replica.optimizers.unfuse({replica.trainable[block][1] for block in self.by_rows})
-        if self.by_rows and not is_synchronous(spec.strategy):
-            raise UnsupportedModelError(
-                f"'{replica.trainable[min(self.by_rows)][0]}' has sparse gradients (sparse=True), which `mode: "
-                f"{spec.strategy.mode}` does not take. Use `mode: synchronous`, or build the layer with sparse=False."
-            )
+        if not is_synchronous(spec.strategy):
+            refuse_rows(replica.model, replica.trainable, f"mode: {spec.strategy.mode}")
         self._spec = spec
         self._replica = replica
         self._replicas = spec.strategy.replicas

@@ -26,6 +26,15 @@ def parameters_by_rows(model: nn.Module, trainable: Sequence[tuple[str, nn.Param
     return frozenset(i for i, (_, parameter) in enumerate(trainable) if id(parameter) in tables and parameter.numel())
 
 
+def refuse_rows(model: nn.Module, trainable: Sequence[tuple[str, nn.Parameter]], by: str) -> None:
+    """Refuse sparse gradients by name, where what sums gradients has no rows: torch's own error names nothing."""
+    if by_rows := parameters_by_rows(model, trainable):
+        raise UnsupportedModelError(
+            f"'{trainable[min(by_rows)][0]}' has sparse gradients (sparse=True), which `{by}` does not take. Use "
+            "`strategy: parameter-server` with `mode: synchronous`, or build the layer with sparse=False."
+        )
+
+
 def check_row_optimizers(
     optimizers: Mapping[str, Optimizer], trainable: Sequence[tuple[str, nn.Parameter]], by_rows: Collection[int]
 ) -> None:

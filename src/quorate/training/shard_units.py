@@ -53,6 +53,11 @@ def check_units(model: torch.nn.Module, units: Sequence[str]) -> None:
             )
         own = {parameter: label for label, parameter in unit.named_parameters() if parameter not in inside}
         inside |= own.keys()
+        for label in (label for parameter, label in own.items() if parameter.requires_grad and not parameter.numel()):
+            raise TaskError(
+                f"'{label}' has no elements (its shape is {tuple(unit.get_parameter(label).shape)}), and FSDP2 sums no "
+                "gradient of it (strategy: fsdp). Leave it out of the model, or set its requires_grad to False."
+            )
         kinds = {parameter.dtype: label for parameter, label in own.items() if parameter.requires_grad}
         if len(kinds) > 1:
             (one, first), (other, second), *_ = kinds.items()
