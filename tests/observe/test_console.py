@@ -495,6 +495,7 @@ RESULT: dict[str, Any] = {
         {"step": 3, "detect_s": 0.01, "reform_s": 0.02, "first_step_s": 0.1, "refill_s": 9.0, "steps_lost": 0},
         {"step": 9, "detect_s": 0.02, "reform_s": 0.16, "first_step_s": None, "refill_s": None, "steps_lost": 0},
     ],
+    "recovered": {"times": 2, "seconds": 0.31, "steps": 0},
 }
 
 

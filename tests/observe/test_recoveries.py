@@ -5,16 +5,20 @@ from typing import Any
 
 from made_events import make_event
 from quorate.observe.event import Event
-from quorate.observe.recoveries import Recovery, RecoveryLog
+from quorate.observe.recoveries import Recovered, Recovery, RecoveryLog
 
 DEATH = "worker 1 (pid 7 on host x.y) was killed by SIGKILL at step 17 while in exchange. Often it is memory."
 
 
 def recoveries_of(events: Iterable[Event]) -> list[Recovery]:
+    return log_of(events).recoveries
+
+
+def log_of(events: Iterable[Event]) -> RecoveryLog:
     log = RecoveryLog()
     for event in events:
         log.handle(event)
-    return log.recoveries
+    return RecoveryLog.of(log.state())
 
 
 def generation(number: int, time: float, workers: list[int], from_step: int) -> Event:
@@ -124,3 +128,38 @@ def test_a_step_of_before_that_is_told_after_the_next_generation_is_not_lost_eit
     by_units = make_event("run", None, {"from_step": 0, "by_units": True}, 0.0)
     events = [by_units, *BEGIN, lost(1, 2.5), generation(2, 3.0, [0], 10), step(17, 2.25), step(18, 3.5)]
     assert [each.steps_lost for each in recoveries_of(events)] == [0]
+
+
+def test_workers_that_are_lost_together_stand_still_once_and_lose_their_steps_once() -> None:
+    everybody = list(range(6))
+    events = [generation(1, 0.0, everybody, 0), step(6, 10.0), *(lost(each, 11.0 + each, 7) for each in everybody)]
+    log = log_of([*events, generation(2, 20.0, everybody, 0), step(1, 21.0), step(7, 30.0)])
+    assert [each.steps_lost for each in log.recoveries] == [6] * 6
+    assert log.total == Recovered(times=1, seconds=10.003, steps=6)
+
+
+def test_each_return_loses_what_was_trained_since_the_last() -> None:
+    # Step 17 is told late: it is lost with the first generation, and not again.
+    first = [*BEGIN, lost(1, 2.5), lost(0, 2.5), generation(2, 3.0, [0, 1], 10), step(17, 2.25), step(13, 4.0)]
+    second = [lost(0, 6.0, 14), lost(1, 6.5, 14), generation(3, 7.0, [0, 1], 12), step(13, 8.0)]
+    log = log_of([*first, *second])
+    assert [each.steps_lost for each in log.recoveries] == [7, 7, 1, 1]
+    assert log.total == Recovered(times=2, seconds=3.506, steps=8)
+
+
+def test_a_loss_before_the_first_new_step_belongs_to_the_same_return() -> None:
+    events = [*BEGIN, lost(1, 2.5), generation(2, 3.0, [0], 10), lost(0, 3.5, 11), generation(3, 4.0, [0, 1], 10)]
+    assert log_of([*events, step(11, 5.0)]).total == Recovered(times=1, seconds=2.503, steps=6)
+
+
+def test_one_return_of_servers_after_two_losses_is_one() -> None:
+    by_units = make_event("run", None, {"from_step": 0, "by_units": True}, 0.0)
+    events = [
+        by_units,
+        *BEGIN,
+        lost(1, 2.5),
+        generation(2, 2.6, [0], 10),
+        lost(0, 2.7),
+        make_event("rollback", 10, {}, 3),
+    ]
+    assert log_of([*events, generation(3, 3.5, [0, 1], 10), step(11, 4.0)]).total.steps == 6

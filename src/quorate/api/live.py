@@ -23,7 +23,7 @@ from quorate.observe.event import Event
 from quorate.observe.events import CheckpointSaved, GenerationFormed, HostedLanes, RunBegan
 from quorate.observe.notices import notice_of
 from quorate.observe.progress import Progress
-from quorate.observe.recoveries import Recovery
+from quorate.observe.recoveries import Recovered, Recovery
 from quorate.storage.run_folder import RunFolder
 
 RECENT = 200
@@ -66,6 +66,7 @@ class Snapshot:
     data_wait: float | None
     saved: tuple[int, float] | None
     recoveries: tuple[Recovery, ...]
+    recovered: Recovered
     notices: tuple[str, ...]
 
     @property
@@ -148,6 +149,7 @@ class LiveRun:
             data_wait=timeline.waiting.share if timeline.waiting.step_s else None,
             saved=(told[0].step or 0, told[0].time) if told else None,
             recoveries=tuple(timeline.recoveries),
+            recovered=timeline.recovered,
             notices=self._new_notices(timeline.others),
         )
 

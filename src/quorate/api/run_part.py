@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,8 @@ class Part:
             "wall_seconds": round(seconds, 3),
             "recoveries": recoveries,
         }
+        if recoveries:
+            fields["recovered"] = asdict(self._recoveries.total)
         wait = self._waiting.wait
         if wait.is_worth_telling:
             advice = self._waiting.advice(self._spec, usable_cores())

@@ -303,7 +303,7 @@ def _print_events(page: Page, timeline: Timeline) -> None:
     if (staleness := Staleness.of(timeline.of_kind(StalenessObserved))) is not None:
         page.row("staleness", staleness.in_words())
     if timeline.recoveries:
-        page.row("recovered", recovered([recovery.to_dict() for recovery in timeline.recoveries]))
+        page.row("recovered", recovered(timeline.recovered))
     for stop in timeline.of_kind(RunStopped)[-1:]:
         page.row("stop", stop.reason or "")
 

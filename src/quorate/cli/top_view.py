@@ -70,8 +70,8 @@ def _facts(seen: Snapshot) -> list[str]:
 def _recovered(seen: Snapshot) -> str:
     if not seen.recoveries:
         return "no recoveries"
-    times = f"{len(seen.recoveries):,} recoveries" if len(seen.recoveries) > 1 else "1 recovery"
-    return f"{times}, the last at step {seen.recoveries[-1].step:,}"
+    times = seen.recovered.times
+    return f"{f'{times:,} recoveries' if times > 1 else '1 recovery'}, the last at step {seen.recoveries[-1].step:,}"
 
 
 def _workers(workers: Sequence[WorkerNow], width: int) -> Table | Text:

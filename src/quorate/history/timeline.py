@@ -26,7 +26,7 @@ from quorate.observe.events import (
     SystemSampled,
     read_event,
 )
-from quorate.observe.recoveries import Recovery, RecoveryLog
+from quorate.observe.recoveries import Recovered, Recovery, RecoveryLog
 from quorate.observe.waiting import NO_WAIT, DataWait, DataWaitLog
 
 _STEP = b'{"kind":"step",'
@@ -51,8 +51,8 @@ class Timeline:
     is at now. `others` are all events but the steps and what was measured (loads, links, spans), as they were told, and
     `counts` says how often each kind was.
     `began` and `ended` are the times of the first and the last event; `active_seconds` leaves out the time in which
-    nobody worked on the run. `recoveries` are what it has recovered from, and `waiting` is how long its steps have
-    waited for data; neither is known at a glance.
+    nobody worked on the run. `recoveries` are what it has recovered from, `recovered` is what they come to, and
+    `waiting` how long its steps have waited for data; none of it is known at a glance.
 
     Of a long run, `rows` has the numbers of the steps, and `steps` is empty; `noted` are the steps that told more than
     numbers: warnings, samples that were bad or skipped.
@@ -67,6 +67,7 @@ class Timeline:
     active_seconds: float = 0.0
     unreadable_lines: int = 0
     recoveries: list[Recovery] = field(default_factory=list)
+    recovered: Recovered = field(default_factory=Recovered)
     waiting: DataWait = NO_WAIT
     rows: StepRows | None = None
     noted: list[StepCompleted] = field(default_factory=list)
@@ -284,6 +285,7 @@ class EventFold:
             steps=dict(sorted(told.steps.items())),
             active_seconds=told.active_seconds + self._part_seconds,
             recoveries=self._recoveries.recoveries,
+            recovered=self._recoveries.total,
             waiting=self._waiting.wait,
         )
 

@@ -52,6 +52,16 @@ class Recovery:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Recovered:
+    """What all recoveries come to: `times` that training stood still and went on, the `seconds` of that, and the
+    `steps` that were trained again. Workers that are lost together are lost once."""
+
+    times: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+
+
 def brief(message: str) -> str:
     """The first sentence of an autopsy, which says what happened; hints come after it."""
     return message.partition(". ")[0].rstrip(".")
@@ -66,7 +76,8 @@ def cause_of(message: str) -> str:
 
 @dataclass
 class _Loss:
-    """A lost worker, and what has become of it so far. `last_step` is the last that was completed before."""
+    """A lost worker, and what has become of it so far. `last_step` is the last that was completed before, in the
+    generation that was formed at `since`; `returned` is when it was known from where the job goes on."""
 
     worker: int
     time: float
@@ -81,6 +92,13 @@ class _Loss:
     copied: float = 0.0
     # Whether servers still had all that was completed, wherever the next generation began.
     is_kept: bool = False
+    since: float = 0.0
+    returned: float | None = None
+
+    @property
+    def steps_lost(self) -> int:
+        # Who was at a step had completed the one before it, whether or not it could still tell.
+        return 0 if self.is_kept else max(0, max(self.last_step, self.step - 1) - self.from_step)
 
     def recovery(self) -> Recovery | None:
         """What it comes to; none as long as nobody has gone on."""
@@ -95,8 +113,7 @@ class _Loss:
             copy_s=round(self.copied, 4),
             first_step_s=None if self.first_step is None else _span(self.formed, self.first_step),
             refill_s=None if self.refilled is None else _span(self.time, self.refilled),
-            # Who was at a step had completed the one before it, whether or not it could still tell.
-            steps_lost=0 if self.is_kept else max(0, max(self.last_step, self.step - 1) - self.from_step),
+            steps_lost=self.steps_lost,
         )
 
 
@@ -112,6 +129,8 @@ class RecoveryLog:
         # By generation, those whose loss it has mended: what is copied at its beginning is copied for them.
         self._mended: dict[str, list[_Loss]] = {}
         self._position = 0
+        # When the present generation was formed: steps of before it may be told later.
+        self._formed = 0.0
         # Where units are applied one by one, servers hold more than the step that a generation goes on from.
         self._by_units = False
 
@@ -123,7 +142,7 @@ class RecoveryLog:
         log._closed, log._losses = losses[: state["closed"]], losses[state["closed"] :]
         log._incarnation, log._position = state["incarnation"], state["position"]
         log._members = frozenset(state["members"])
-        log._by_units = state.get("by_units", False)
+        log._by_units, log._formed = state["by_units"], state["formed"]
         log._mended = {generation: [losses[each] for each in mended] for generation, mended in state["mended"].items()}
         return log
 
@@ -139,12 +158,26 @@ class RecoveryLog:
             "mended": {name: [place[id(loss)] for loss in mended] for name, mended in self._mended.items()},
             "position": self._position,
             "by_units": self._by_units,
+            "formed": self._formed,
         }
 
     @property
     def recoveries(self) -> list[Recovery]:
         told = (loss.recovery() for loss in (*self._closed, *self._losses))
         return [recovery for recovery in told if recovery is not None]
+
+    @property
+    def total(self) -> Recovered:
+        mended = [loss for loss in (*self._closed, *self._losses) if loss.formed is not None]
+        returns: dict[float | None, int] = {}
+        for loss in mended:
+            returns[loss.returned] = max(returns.get(loss.returned, 0), loss.steps_lost)
+        times, seconds, until = 0, 0.0, float("-inf")
+        for begin, end in sorted((one.time - one.detect, one.first_step or one.formed or one.time) for one in mended):
+            times += begin > until
+            seconds += max(0.0, end - max(begin, until))
+            until = max(until, end)
+        return Recovered(times, round(seconds, 4), sum(returns.values()))
 
     def handle(self, event: Event) -> None:
         match event:
@@ -157,7 +190,7 @@ class RecoveryLog:
                 self._position = min(self._position, step)
                 # The next generation may have found that a part of the state is gone.
                 for loss in (each for each in self._losses if each.first_step is None):
-                    loss.from_step, loss.is_kept = min(loss.from_step, step), False
+                    loss.from_step, loss.is_kept, loss.returned = min(loss.from_step, step), False, event.time
             case events.CoordinatorReplaced():  # one that takes the place of another goes on with what it has begun
                 self._incarnation = str(event.incarnation)
             case events.WorkerLost(worker=int(worker)):
@@ -176,10 +209,11 @@ class RecoveryLog:
             cause=brief(event.message or ""),
             detect=event.detect_s or 0.0,
             last_step=self._position,
+            since=self._formed,
         )
         if self._members and worker not in self._members:
             # It was not at work yet, or not again: nobody waits for the next generation on its account.
-            loss.formed = loss.first_step = event.time
+            loss.formed = loss.first_step = loss.returned = event.time
             loss.from_step = loss.last_step
         self._losses.append(loss)
 
@@ -196,6 +230,7 @@ class RecoveryLog:
             is_mended = False
             if loss.formed is None:
                 loss.formed, loss.from_step = event.time, event.from_step or 0
+                loss.returned = loss.returned or event.time
                 loss.is_kept = self._by_units and loss.last_step <= self._position
                 if loss.is_kept:
                     loss.from_step = max(loss.from_step, self._position, loss.step - 1)
@@ -205,13 +240,18 @@ class RecoveryLog:
                 is_mended = True
             if is_mended:
                 self._mended.setdefault(str(event.generation), []).append(loss)
+        self._formed = event.time
+        if not self._by_units and event.from_step is not None:
+            # Whoever is lost next loses what is trained from here on, not what is lost already.
+            self._position = event.from_step
 
     def take_step(self, step: int, time: float) -> None:
         """A step was completed."""
-        self._position = max(self._position, step)
+        if self._by_units or time > self._formed:
+            self._position = max(self._position, step)
         for loss in self._losses:
             if loss.formed is None or time <= loss.formed:
-                loss.last_step = max(loss.last_step, step)
+                loss.last_step = max(loss.last_step, step) if time > loss.since else loss.last_step
             elif loss.first_step is None and step > loss.from_step:
                 loss.first_step = time
         # A million steps should not each look through all losses.

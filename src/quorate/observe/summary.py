@@ -1,11 +1,12 @@
 """How a job ended, in a few lines for a person."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from rich.text import Text
 
 from quorate.observe.quantities import count, device_memory, duration, measure, plural
+from quorate.observe.recoveries import Recovered
 from quorate.observe.screen import Screen
 from quorate.observe.waiting import waiting_in_words
 
@@ -44,8 +45,8 @@ def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("memory", f"it ran out; since step {step:,} each lane computes in {parts:,} micro-batches"))
     if bad := result.get("bad_samples"):
         rows.append(("bad samples", _bad(bad, result.get("run", "RUN"))))
-    if result.get("recoveries"):
-        rows.append(("recovered", recovered(result["recoveries"])))
+    if total := result.get("recovered"):
+        rows.append(("recovered", recovered(Recovered(**total))))
     for each in result.get("copies") or ():
         missing = len(each.get("missing") or ())
         told = f"{plural(each.get('copied', 0), 'checkpoint')} copied" + (f", {missing:,} missing" if missing else "")
@@ -80,12 +81,11 @@ def _bad(bad: dict[str, Any], run: str) -> str:
     return f"{warning}{left_out} left out; quorate show {run} --ledger lists them"
 
 
-def recovered(recoveries: Sequence[dict[str, Any]]) -> str:
+def recovered(total: Recovered) -> str:
     """How often, how long training stood still for it, and what had to be trained again."""
-    times = {1: "once", 2: "twice"}.get(len(recoveries), f"{len(recoveries):,} times")
-    still = sum(each.get(part) or 0.0 for each in recoveries for part in ("detect_s", "reform_s", "first_step_s"))
-    again = sum(each.get("steps_lost", 0) for each in recoveries)
-    return f"{times}, {duration(still)} in all" + (f", {plural(again, 'step')} trained again" if again else "")
+    times = {1: "once", 2: "twice"}.get(total.times, f"{total.times:,} times")
+    again = f", {plural(total.steps, 'step')} trained again" if total.steps else ""
+    return f"{times}, {duration(total.seconds)} in all{again}"
 
 
 def _time_spent(result: dict[str, Any]) -> str:

@@ -124,11 +124,11 @@ class Metrics:
         self.alive, self.wanted = workers.labels("alive"), workers.labels("wanted")
         self.lost = counter(name("workers_lost_total"), "Workers that were lost, by cause.", ["cause"])
         self.recoveries = counter(
-            name("recoveries_total"), "Recoveries from lost workers: a new step was completed, by cause.", ["cause"]
+            name("recoveries_total"), "Lost workers after which a new step was completed, by cause.", ["cause"]
         )
         self.recovery_seconds = histogram(
             name("recovery_seconds"),
-            "Seconds from the first sign of a lost worker to the next new step.",
+            "Seconds from the first sign of a lost worker to the next new step, of each by itself.",
             ["cause"],
             buckets=LONG_BUCKETS,
         )

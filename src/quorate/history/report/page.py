@@ -98,8 +98,8 @@ def _tiles(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str, str]]:
         parts = timeline.counts.get("run", 0)
         yield "training time", duration(timeline.active_seconds), f"in {parts} parts" if parts > 1 else ""
     if timeline.recoveries:
-        still = sum(each.detect_s + each.reform_s + (each.first_step_s or 0.0) for each in timeline.recoveries)
-        yield "recoveries", f"{len(timeline.recoveries):,}", f"stood still for {duration(still)}"
+        total = timeline.recovered
+        yield "recoveries", f"{total.times:,}", f"stood still for {duration(total.seconds)}"
     if record.status is Status.RUNNING:
         if pace is not None and record.total_steps:
             yield "left", duration((record.total_steps - record.steps) * pace.step_seconds), "at this speed"
