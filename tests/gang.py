@@ -55,6 +55,7 @@ class Ended:
     digests: list[str]
     progress: dict[str, Any]
     losses: list[float]
+    norms: list[dict[str, float]]
     tensors: dict[str, str]
     failures: list[Failure]
     log: str
@@ -131,9 +132,11 @@ def _collect(folder: Path, workers: int, members: int) -> Ended:
     failures = [Failure.from_dict(one["failure"]) for one in told if "failure" in one]
     whole = [one for one in told[:workers] if "failure" not in one]
     if failures:
-        return Ended("failed", [one["digest"] for one in whole], {}, [], {}, failures, log)
+        return Ended("failed", [one["digest"] for one in whole], {}, [], [], {}, failures, log)
     first, all_digests = whole[0], [one["digest"] for one in whole]
-    return Ended(first["ending"], all_digests, first["progress"], first["losses"], first["tensors"], [], log)
+    return Ended(
+        first["ending"], all_digests, first["progress"], first["losses"], first["norms"], first["tensors"], [], log
+    )
 
 
 def _child(
@@ -278,6 +281,7 @@ def _work(
         "digest": digest,
         "progress": loop.progress.to_dict(),
         "losses": losses,
+        "norms": [event.gradient_norms for event in events if isinstance(event, StepCompleted)],
         "tensors": digests(replica.common_tensors()),
         "log": words.getvalue(),
     }

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import gang
 from bits import bit_tasks as tasks
@@ -22,11 +24,15 @@ SOME = [SERVED[1], SERVED[4], SERVED[12]]
 
 
 def digest(case: Case, folder: Path, workers: int, servers: int = 0, replicas: int = 1, **keys: Any) -> str:
+    return trained(case, folder, workers, servers, replicas, **keys).digest
+
+
+def trained(case: Case, folder: Path, workers: int, servers: int = 0, replicas: int = 1, **keys: Any) -> gang.Ended:
     folder.mkdir()
     hosts = keys.pop("hosts", "")
     served = {"strategy": {"kind": "parameter-server", "servers": servers, "replicas": replicas}} if servers else {}
     spec = gang.job(case.task, **case.keys, **served, **keys)
-    return gang.train(case.task, spec, workers, folder, hosts=hosts).digest
+    return gang.train(case.task, spec, workers, folder, hosts=hosts)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +45,26 @@ def digest(case: Case, folder: Path, workers: int, servers: int = 0, replicas: i
     ],
 )
 def test_servers_give_the_digest_of_the_ring(number: int, shape: tuple[int, int, int], tmp_path: Path) -> None:
-    assert digest(CASES[number], tmp_path / "served", *shape) == alone(number).digest
+    served, ring = trained(CASES[number], tmp_path / "served", *shape), alone(number)
+    assert served.digest == ring.digest
+    assert (served.losses, served.norms) == (ring.losses, ring.norms)
+
+
+class ChannelsLast(tasks.Momentum):
+    """Autograd leaves gradients that lie as the weights do, and a norm adds up as they lie."""
+
+    def model(self) -> nn.Module:
+        pictures = nn.Sequential(nn.Unflatten(1, (tasks.FEATURES, 1, 1)), nn.Upsample(scale_factor=5))
+        seen = nn.Sequential(nn.Conv2d(tasks.FEATURES, 40, 3), nn.Tanh(), nn.Conv2d(40, 9, 3), nn.Flatten())
+        model = nn.Sequential(pictures, seen, nn.Linear(9, 1))
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.parametrize("keys", [{}, {"clip_norm": 1e-3}], ids=str)
+def test_the_norm_of_a_single_lane_is_that_of_the_ring_as_gradients_lie(keys: dict[str, Any], tmp_path: Path) -> None:
+    case = Case(ChannelsLast, {"lanes": 1, **keys})
+    ring, served = trained(case, tmp_path / "ring", 1), trained(case, tmp_path / "served", 1, 2)
+    assert (served.digest, served.norms) == (ring.digest, ring.norms)
 
 
 @pytest.mark.long

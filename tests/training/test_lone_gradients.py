@@ -31,7 +31,7 @@ def test_passes_add_up_with_their_weights_and_what_has_none_keeps_none() -> None
     assert lone.gradients.total_norm(CPU) == pytest.approx((1.25**2 + 1.75**2) ** 0.5)
 
 
-def test_a_gradient_that_will_be_clipped_lies_as_if_it_were_by_itself() -> None:
+def test_a_gradient_lies_as_if_it_were_by_itself() -> None:
     """Autograd may leave a part of something larger, and a GPU adds up its norm in another order then."""
     parts = nn.ParameterList([torch.zeros(3), torch.zeros(8)])
     gradients = LoneGradients(list(parts.named_parameters()))
@@ -40,7 +40,7 @@ def test_a_gradient_that_will_be_clipped_lies_as_if_it_were_by_itself() -> None:
     assert gradients.finish() == 0b11
     assert parts[1].grad is not None
     assert parts[1].grad.data_ptr() % 16, "a part of the gradient of both"
-    gradients.install(0b11, to_be_written=True)
+    gradients.install(0b11)
     assert parts[1].grad.data_ptr() % 64 == 0
     assert parts[1].grad.tolist() == list(range(3, 11))
 

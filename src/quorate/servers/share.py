@@ -36,6 +36,7 @@ class Share:
     `units` tells which units of work are in it, where they are applied one by one. `by_deltas` are the blocks of whose
     values workers are told by compressed deltas; the `exact` ones are here. `residuals` are what lanes hold back of
     their gradients. `updated` has a bit for each block that was ever updated, on whichever server.
+    `as_they_lie`: blocks travel in the order of their memory, as the ring has their gradients, and norms add up in it.
     """
 
     replica: Replica
@@ -51,6 +52,7 @@ class Share:
     residuals: Residuals | None = None
     exact: dict[int, torch.Tensor] = field(default_factory=dict)
     updated: int = 0
+    as_they_lie: bool = False
 
     def __post_init__(self) -> None:
         if self.role is not Role.WORKER:

@@ -81,6 +81,8 @@ class ServersFactory:
             units=UnitRecord(spec.lanes) if is_dealt and role is not Role.WORKER else None,
             by_deltas=by_deltas,
             residuals=residuals_of(spec, replica, self._plan, lane_memory),
+            # The gradients of a single lane are where autograd has put them.
+            as_they_lie=not replica.device.is_host or (spec.lanes == 1 and compress is None),
         )
         self.layout = OnServers(self.share)
         self.pending: Pending | None = None
@@ -153,7 +155,7 @@ class ServersFactory:
     def _gradients(self, plan: Sequence[Bucket], memory: GradientMemory) -> Gradients:
         if self.share.is_server:
             return HeldGradients(self.share, self.by_rows, plan if self._spec.lanes > 1 else ())
-        trainable, lie = self._replica.trainable, not self._replica.device.is_host
+        trainable, lie = self._replica.trainable, self.share.as_they_lie
         if self.by_rows:
             return RowGradients(trainable, plan, memory, self.by_rows, as_they_lie=lie)
         return FlatGradients(trainable, plan, memory, as_they_lie=lie)

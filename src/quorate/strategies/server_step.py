@@ -105,11 +105,11 @@ class _Step:
         self._links.close()
         self._gradients.close()
 
-    def _gather_norms(self, step: int, own: Mapping[int, float]) -> dict[str, float]:
+    def _gather_norms(self, step: int, agreed: Agreement, own: Mapping[int, float]) -> dict[str, float]:
         told = self._links.gather(step, NORMS_INDEX, json.dumps(sorted(own.items())).encode())
         norms = {block: norm for payload in told for block, norm in json.loads(payload)}
         parameters = [parameter for _, parameter in self._share.replica.trainable]
-        return total_norms(self._update, parameters, norms, self._share.replica.device) if norms else {}
+        return total_norms(self._update, parameters, norms, self._share.replica.device) if not agreed.is_void else {}
 
 
 class WorkerStep(_Step):
@@ -121,7 +121,7 @@ class WorkerStep(_Step):
         sparse = self._by_rows.by_rows if self._by_rows is not None else frozenset()
         dense = {b: p for b, (_, p) in enumerate(self._share.replica.trainable) if b not in sparse}
         self._pulled = {block: self._exchange.room(block) for block in dense}
-        lie = not self._share.replica.device.is_host
+        lie = self._share.as_they_lie
         self._values = [(p, shaped(self._pulled[block], p, as_they_lie=lie)) for block, p in dense.items()]
         for block, p in dense.items() if parts.encoder is not None else ():
             # What comes may be how far they have moved.
@@ -139,7 +139,7 @@ class WorkerStep(_Step):
         if self._rows is not None and self._by_rows is not None:
             self._rows.push(step, self._by_rows.rows)
         agreed = self._agreement.reach(step, results, request)
-        norms = self._gather_norms(step, {})
+        norms = self._gather_norms(step, agreed, {})
         self._exchange.pull(step, self._pulled)
         changed = {} if self._rows is None else self._rows.pull(step)
         rows = [(self._share.parameter(block), some) for block, some in changed.items()]
@@ -178,7 +178,7 @@ class ServerStep(_Step):
                 self._held.take_rows(self._rows.add_up())
         own = self._updating.prepare(agreed)
         self._memory.pending = Pending(step, lambda norms, progress: self._complete(step, agreed, norms, progress))
-        norms = self._gather_norms(step, own)
+        norms = self._gather_norms(step, agreed, own)
         self._activity.leave()
         self._updating.complete(step, agreed, norms)
         self._memory.pending, self._memory.norms = None, norms
@@ -195,7 +195,7 @@ class ServerStep(_Step):
 
     def _own_values(self) -> dict[int, torch.Tensor]:
         blocks = [block for block in self._share.primary if block in self._held.totals]
-        lie = not self._share.replica.device.is_host
+        lie = self._share.as_they_lie
         return {block: flattened(self._share.parameter(block), as_they_lie=lie) for block in blocks}
 
     def _complete(self, step: int, agreed: Agreement, norms: Mapping[str, float], progress: Progress) -> Progress:

@@ -15,8 +15,8 @@ from quorate.strategies.server_compress import Answers
 from quorate.training.activity import Activity
 from quorate.training.device import Device
 from quorate.training.flat_gradients import shaped
-from quorate.training.gradients import LoneGradients
-from quorate.training.optimizers import Optimizers
+from quorate.training.gradients import LoneGradients, norms_of, total_norm
+from quorate.training.optimizers import SOLE, Optimizers
 from quorate.training.strategy import Agreement
 from quorate.training.update import Update
 
@@ -47,7 +47,7 @@ class HeldGradients(LoneGradients):
             shift = offsets.get(block, 0) % (ALIGNMENT // one.itemsize)
             self.totals[block] = device.zeros(shift + one.numel(), one.dtype)[shift:]
         self._views = {
-            block: shaped(total, self.parameters[block], as_they_lie=not device.is_host)
+            block: shaped(total, self.parameters[block], as_they_lie=share.as_they_lie)
             for block, total in self.totals.items()
         }
 
@@ -105,7 +105,7 @@ class ServerUpdate:
         blocks = [block for block in self._share.primary if agreed.present >> block & 1]
         gradients = [self._share.parameter(block).grad for block in blocks]
         values = [one._values() if one.is_sparse else one for one in gradients if one is not None]
-        return dict(zip(blocks, self._share.replica.device.numbers(_norms(values))(), strict=True))
+        return dict(zip(blocks, self._share.replica.device.numbers(norms_of(values))(), strict=True))
 
     def complete(self, step: int, agreed: Agreement, norms: Mapping[str, float]) -> None:
         """Clip by the norms of all, and update."""
@@ -168,19 +168,14 @@ def _copy(values: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: Sequence[tu
             changed.put_into(parameter)
 
 
-def _norms(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of each by itself, type by type as `clip_grad_norm_` takes them: a device has other kernels for mixed ones."""
-    norms: dict[int, torch.Tensor] = {}
-    for dtype in {one.dtype for one in gradients}:
-        numbers = [number for number, one in enumerate(gradients) if one.dtype == dtype]
-        norms |= zip(numbers, torch._foreach_norm([gradients[number] for number in numbers]), strict=True)
-    return [norms[number] for number in range(len(gradients))]
-
-
 def total_norms(
     update: Update, parameters: Sequence[torch.Tensor], norms: BlockNorms, device: Device
 ) -> dict[str, float]:
-    """The norm of each optimizer's gradient from those of all its blocks, as `clip_grad_norm_` would find it."""
+    """The norm of each optimizer's gradient from those of all its blocks, as the ring finds it."""
+    if update.has_plain_norm:
+        told = [norms[block] for block in sorted(norms)]
+        there = device.move(torch.tensor(told, dtype=torch.float64 if device.is_host else torch.float32))
+        return {SOLE: total_norm(there.unbind(), device)}
     numbers = {id(parameter): block for block, parameter in enumerate(parameters)}
     totals = {}
     for name in update.optimizer_names:

@@ -17,8 +17,11 @@ from quorate.training.gradients import (
     clipped_norm,
     computed_inside,
     detached,
+    norm_of,
+    norms_of,
     run_backward,
     sent_before,
+    total_norm,
     without_gradients,
 )
 
@@ -199,14 +202,13 @@ class FlatGradients:
         return clipped_norm(parameters, clip)
 
     def total_norm(self, device: Device) -> float:
-        return device.numbers([self.norm()])()[0]
+        return total_norm(self._norms(), device)
 
     def norm(self) -> torch.Tensor:
-        """What has no gradient counts as zeros."""
-        norms: list[torch.Tensor] = [torch.linalg.vector_norm(bucket) for bucket in self.total.buckets]
-        if len(norms) > 1:
-            norms = [torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))]
-        return norms[0]
+        return norm_of(self._norms())
+
+    def _norms(self) -> list[torch.Tensor]:
+        return norms_of([parameter.grad for parameter in self.parameters if parameter.grad is not None])
 
     def close(self) -> None:
         for hook in self._hooks.values():

@@ -153,30 +153,23 @@ class LoneGradients:
 
     def install(self, present: int, to_be_written: bool = False) -> None:  # noqa: ARG002
         """They are in their places. One that is a part of something larger is not always where it would be by itself,
-        and in which order a device adds up a norm depends on that: servers would clip by other last bits."""
-        if not to_be_written:
-            return
+        and in which order a device adds up a norm depends on that: servers would find other last bits."""
         for parameter in self.parameters:
             if parameter.grad is not None and parameter.grad.data_ptr() % ALIGNMENT:
                 parameter.grad = parameter.grad.clone()
         self._left = list(map(_GRADIENT, self.parameters))
 
     def total_norm(self, device: Device) -> float:
-        # A host has them at hand; elsewhere hundreds of numbers take longer to read than to add up.
-        return math.hypot(*device.numbers(self._norms() if device.is_host else [self.norm()])())
+        return total_norm(self._norms(), device)
 
     def norm(self) -> torch.Tensor:
-        norms = self._norms()
-        together = torch.stack([norm.float() for norm in norms]) if norms else torch.zeros(0)
-        norm: torch.Tensor = torch.linalg.vector_norm(together)
-        return norm
+        return norm_of(self._norms())
 
     def clipped_norm(self, parameters: Sequence[torch.Tensor], clip: float | None) -> torch.Tensor:
         return clipped_norm(parameters, clip)
 
-    def _norms(self) -> Sequence[torch.Tensor]:
-        gradients = [gradient for gradient in self._left if gradient is not None]
-        return torch._foreach_norm(gradients) if gradients else ()
+    def _norms(self) -> list[torch.Tensor]:
+        return norms_of([gradient for gradient in self._left if gradient is not None])
 
     def close(self) -> None:
         self._left = []
@@ -194,6 +187,28 @@ def clipped_norm(parameters: Sequence[torch.Tensor], clip: float | None) -> torc
     if clip is not None:
         return clip_grad_norm_(parameters, clip)
     return get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def norms_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of each by itself, type by type as `clip_grad_norm_` takes them: a device has other kernels for mixed ones."""
+    norms: dict[int, torch.Tensor] = {}
+    for dtype in {one.dtype for one in gradients}:
+        numbers = [number for number, one in enumerate(gradients) if one.dtype == dtype]
+        norms |= zip(numbers, torch._foreach_norm([gradients[number] for number in numbers]), strict=True)
+    return [norms[number] for number in range(len(gradients))]
+
+
+def norm_of(norms: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of all gradients together, from that of each in the order of the parameters, on their device."""
+    together = torch.stack([norm.float() for norm in norms]) if norms else torch.zeros(0)
+    norm: torch.Tensor = torch.linalg.vector_norm(together)
+    return norm
+
+
+def total_norm(norms: Sequence[torch.Tensor], device: Device) -> float:
+    """The same on the host, which has them at hand; elsewhere hundreds of numbers take longer to read than to add up.
+    Not from whole buckets, which would be faster: servers have parts of them, and come to the same bits so."""
+    return math.hypot(*device.numbers(norms if device.is_host else [norm_of(norms)])())
 
 
 @contextmanager

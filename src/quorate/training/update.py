@@ -63,10 +63,10 @@ class Update:
 
     def _apply(self, step: int, agreement: Agreement) -> StepOutcome:
         gradients, optimizers, loss_scale = self._gradients, self._replica.optimizers, self._replica.loss_scale
-        scales = self.install(agreement)
+        self.install(agreement)
         if self.check_gradients is not None:
             self.check_gradients(step)
-        if not scales and self._has_plain_norm:
+        if self.has_plain_norm:
             norms = {SOLE: gradients.total_norm(self._replica.device)}
         else:
             begun = self._norms(optimizers.by_name)
@@ -84,8 +84,8 @@ class Update:
         return StepOutcome(agreement, norms)
 
     @property
-    def _has_plain_norm(self) -> bool:
-        """Nothing depends on its last bits then, and whole buckets take a fraction of the time of many tensors."""
+    def has_plain_norm(self) -> bool:
+        """Whether it is only told: then it is computed in a fraction of the time that `clip_grad_norm_` takes."""
         is_plain = self._spec.clip_norm is None and self._replica.loss_scale is None
         return is_plain and list(self._replica.optimizers.by_name) == [SOLE]
 
@@ -103,7 +103,7 @@ class Update:
         if replica.loss_scale is not None:
             replica.loss_scale.move(void)
             left_out = void | replica.loss_scale.found_overflow
-        norms = {SOLE: self._gradients.norm()} if self._has_plain_norm else self._norms(optimizers.by_name)
+        norms = {SOLE: self._gradients.norm()} if self.has_plain_norm else self._norms(optimizers.by_name)
         if optimizers.are_scheduled_by_job:
             optimizers.prepare(step, self._sampler)
         if replica.buffers.flat is not None:
@@ -112,13 +112,12 @@ class Update:
         self._activity.leave()
         return norms
 
-    def install(self, agreement: Agreement) -> bool:
-        """Put the sums where the optimizers look for them, as gradients of a mean; whether they had to be scaled."""
+    def install(self, agreement: Agreement) -> None:
+        """Put the sums where the optimizers look for them, as gradients of a mean."""
         scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
         self._install(agreement.present, to_be_written=scales or self._spec.clip_norm is not None)
         if scales:
             self._scale(agreement)
-        return scales
 
     def _install(self, present: int, *, to_be_written: bool) -> None:
         loss_scale = self._replica.loss_scale
