@@ -12,6 +12,7 @@ import pytest
 
 import gang
 from bits import bit_tasks as tasks
+from quorate.checkpoint.store import CheckpointFolder
 from quorate.lanes import chunks
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce import reduction, shared_memory
@@ -169,13 +170,29 @@ def test_loader_workers_do_not_change_the_metrics(tmp_path: Path) -> None:
 
 
 def test_a_longer_job_passes_through_the_end_of_a_shorter_one(tmp_path: Path) -> None:
-    """The evaluation that is there only because a job ends has no effect on the rate."""
+    """The evaluation that is there only because a job ends has no effect on the rate, nor on what is the best."""
     keys: dict[str, Any] = {"evaluate": {"every": 3}, "batch_size": 20}
     folder = _folder(tmp_path / "extended")
     gang.train(tasks.Plateau, gang.job(tasks.Plateau, steps=4, **keys), 2, folder)
     extended = gang.train(tasks.Plateau, gang.job(tasks.Plateau, steps=9, **keys), 3, folder)
     at_once = gang.train(tasks.Plateau, gang.job(tasks.Plateau, steps=9, **keys), 1, _folder(tmp_path / "at_once"))
     assert extended.digest == at_once.digest
+    assert extended.progress == at_once.progress
+
+
+@pytest.mark.parametrize("every", [3, "end"])
+def test_the_best_of_an_extended_job_is_that_of_a_job_of_its_length(every: int | str, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"evaluate": {"every": every, "metric": "steps"}, "checkpoint": {"keep": 1}}
+    task, folder = tasks.BestAtStepFour, _folder(tmp_path / "extended")
+    short = gang.train(task, gang.job(task, steps=4, **keys), 2, folder)
+    assert short.progress["best"] == {"value": 0.0, "step": 4}
+    if every == 3:
+        # What a longer job has for its best is kept, though it is neither the newest nor the best here.
+        assert [info.cursor.step for info in CheckpointFolder(folder / "checkpoints").list()] == [3, 4]
+    extended = gang.train(task, gang.job(task, steps=9, **keys), 2, folder)
+    at_once = gang.train(task, gang.job(task, steps=9, **keys), 2, _folder(tmp_path / "at_once"))
+    assert extended.progress == at_once.progress
+    assert extended.progress["best"]["step"] == (3 if every == 3 else 9)
 
 
 RESUMED = {1, 3, 4, 5, 7, 9, 12, 13, 20, 26, 28, 29, 30, 31, 32}

@@ -174,7 +174,7 @@ class EvaluationPlan:
         return step == sampler.total_steps or self.has_effects(step, sampler)
 
     def has_effects(self, step: int, sampler: Sampler) -> bool:
-        """Whether the rate and the patience react to the evaluation after this step.
+        """Whether the rate, the patience and the best of later steps depend on the evaluation after this step.
 
         Not to one that is there only because the job ends: a longer job has none at that step.
         """

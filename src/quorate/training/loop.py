@@ -321,8 +321,9 @@ class Loop:
         evaluated = self._evaluate(cursor.step)
         metrics, before = evaluated.metrics, self.progress
         has_effects = self.evaluation.has_effects(cursor.step, self.sampler)
-        early_stop = self.spec.early_stop if has_effects else None
-        self.progress = before.after_evaluation(metrics, self.spec.evaluate, early_stop, len(evaluated.bad))
+        self.progress = before.after_evaluation(
+            metrics, self.spec.evaluate, self.spec.early_stop, len(evaluated.bad), has_effects=has_effects
+        )
         if has_effects and self.replica.optimizers.reacts:
             self.update.react(metric_of(metrics, self.spec.evaluate.metric or "loss", "evaluate.metric"))
         self._publish_evaluation(evaluated, before)

@@ -32,6 +32,8 @@ class Progress:
     samples: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     best: Best | None = None
+    # The best without an evaluation that is there only because the job ends: what the best is in a longer job.
+    lasting_best: Best | None = None
     patience_best: Best | None = None
     waited: int = 0
     early_stopped: bool = False
@@ -62,6 +64,7 @@ class Progress:
             tally=self.tally + tally,
             bad=self.bad + bad,
             barren=self.barren + 1 if is_barren else 0,
+            best=self.lasting_best,
         )
         return after
 
@@ -80,15 +83,25 @@ class Progress:
         return replace(self, micro_batches=tuple(sorted({*self.micro_batches, *coming}))) if coming else self
 
     def after_evaluation(
-        self, metrics: dict[str, float], evaluate: EvaluateSpec, early_stop: EarlyStopSpec | None, bad: int = 0
+        self,
+        metrics: dict[str, float],
+        evaluate: EvaluateSpec,
+        early_stop: EarlyStopSpec | None,
+        bad: int = 0,
+        *,
+        has_effects: bool = True,
     ) -> "Progress":
-        """An evaluation that left out so many samples, and what follows from it: best metric, patience, early stop."""
+        """An evaluation that left out so many samples, and what follows from it: best metric, patience, early stop.
+        Without effects, the best as long as no step follows, and nothing else."""
         step = self.cursor.step
         best = self.best
         watched = evaluate.metric or ("loss" if "loss" in metrics else None)
         if watched is not None:
             best = _better(best, metric_of(metrics, watched, "evaluate.metric"), step, evaluate.mode)
         after = replace(self, cursor=self.cursor.evaluated(), metrics=metrics, best=best, bad_evaluated=bad)
+        if not has_effects:
+            return after
+        after = replace(after, lasting_best=best)
         if early_stop is None:
             return after
         value = metric_of(metrics, early_stop.metric, "early_stop.metric")
@@ -108,13 +121,13 @@ class Progress:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Progress":
         step, phase = fields["cursor"]
-        best, patience_best = (Best(**fields[key]) if fields[key] else None for key in ("best", "patience_best"))
+        told = {"lasting_best": fields["best"]} | fields  # an earlier version has one best only
+        bests = {key: Best(**told[key]) if told[key] else None for key in ("best", "lasting_best", "patience_best")}
         return cls(
             **fields
             | {
+                **bests,
                 "cursor": Cursor(step, Phase(phase)),
-                "best": best,
-                "patience_best": patience_best,
                 "tally": Tally.from_hex(fields["tally"]),
                 "told": tuple(fields.get("told", ())),
                 "micro_batches": tuple((step, count) for step, count in fields.get("micro_batches", ())),

@@ -351,7 +351,8 @@ class OngoingSave:
             log.info("the checkpoint waits: %s", error)
             return
         seconds = round(context.clock() - self._began, 4)
-        best, cursor = plan.progress.best, plan.progress.cursor
+        # The newest stays anyway: where it is the best only until the job is made longer, so does the one before.
+        best, cursor = plan.progress.lasting_best or plan.progress.best, plan.progress.cursor
         try:
             if context.retention is not None:
                 step = None if best is None else best.step

@@ -436,6 +436,7 @@ class Worker:
             progress,
             early_stopped=is_stopped,
             best=None if is_branch else progress.best,
+            lasting_best=None if is_branch else progress.lasting_best,
             micro_batches=before,
         ).knowing(known)
 
