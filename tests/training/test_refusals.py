@@ -167,6 +167,18 @@ class Lazy(tasks.Regression):
         return nn.LazyLinear(1)
 
 
+class WithoutValues(tasks.Regression):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(tasks.FEATURES, 2), nn.Linear(2, 1, device="meta"))
+
+
+class BufferWithoutValues(tasks.Regression):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("scale", torch.ones(1, device="meta"))
+        return model
+
+
 class NothingToTrain(tasks.Regression):
     def model(self) -> nn.Module:
         return nn.Linear(tasks.FEATURES, 1).requires_grad_(False)
@@ -237,6 +249,8 @@ class NotFinite(tasks.Regression):
         (TearsSharedBuffer, {}, "UnsupportedModelError", ["'first.table'", "shared"]),
         (MixesLosses, {}, "LossError", ["(sum, count) for others"]),
         (Lazy, {}, "TaskError", ["'weight'", "lazy"]),
+        (WithoutValues, {}, "TaskError", ["'1.weight' is on the meta device", "assign=True"]),
+        (BufferWithoutValues, {}, "TaskError", ["'scale' is on the meta device"]),
         (NothingToTrain, {}, "TaskError", ["requires_grad"]),
         (Lbfgs, {}, "TaskError", ["LBFGS", "closure"]),
         (VectorLoss, {}, "LossError", ["(3,)", "one element", "loss.mean()"]),
@@ -352,3 +366,8 @@ def test_a_sample_that_differs_each_time_it_is_read_is_named(task: type[Task], t
     failure = gang.train(task, gang.job(task), 2, tmp_path).failure
     assert (failure.kind, failure.exit_code) == ("TaskError", 2)
     assert "Sample 0 of the training set is another one each time it is read" in failure.message
+
+
+def test_a_model_on_the_meta_device_is_refused_by_a_gang_that_defers_it(tmp_path: Path) -> None:
+    spec = gang.job(WithoutValues, strategy={"kind": "fsdp", "shard": 2}, workers=2)
+    assert "'1.weight' is on the meta device" in gang.train(WithoutValues, spec, 2, tmp_path).failure.message

@@ -279,6 +279,12 @@ def build_model(task: Task, seed: int) -> torch.nn.Module:
             f"'{lazy}' is a lazy parameter, whose shape is known only after the first batch. "
             "Give its layer the number of inputs, or run one batch through the model in model()."
         )
+    named = (*model.named_parameters(), *model.named_buffers())
+    if (empty := next((name for name, tensor in named if tensor.is_meta), None)) is not None:
+        raise TaskError(
+            f"'{empty}' is on the meta device: it has a shape and no values. Build the model without "
+            'torch.device("meta"), or give it values in model(), such as by load_state_dict(weights, assign=True).'
+        )
     if not any(p.requires_grad for p in model.parameters()):
         count = sum(1 for _ in model.parameters())
         why = f"none of its {count} parameters has requires_grad" if count else "it has no parameters at all"
