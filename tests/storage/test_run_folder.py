@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -21,6 +21,7 @@ import pytest
 
 from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.storage import run_folder
+from quorate.storage.atomic import temporary_of, write_atomically
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
 
@@ -483,3 +484,47 @@ def test_checkpoints_of_a_job_with_a_secret_are_for_its_owner_only(tmp_path: Pat
     public.write_job("name: tiny\n")
     assert stat.S_IMODE(private.checkpoints.stat().st_mode) == 0o700
     assert stat.S_IMODE(public.checkpoints.stat().st_mode) & 0o055
+
+
+def killed_while_writing(write: Callable[[], None]) -> None:
+    """In a process of its own, right before what it has written gets its name."""
+    pid = os.fork()
+    if pid == 0:
+        os.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        write()
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+
+
+class TestSweep:
+    def test_what_a_killed_writer_leaves_is_gone_when_a_launcher_begins_and_when_it_ends(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        tracked = run.path / "track" / "mlflow.offset"
+        tracked.parent.mkdir()
+
+        def left() -> list[str]:
+            return sorted(path.name.split(".partial")[0].rsplit(".", 1)[0] for path in run.path.rglob(".*.partial"))
+
+        killed_while_writing(lambda: run.write_address("127.0.0.1:4000", "token"))
+        killed_while_writing(lambda: write_atomically(tracked, "0"))
+        assert left() == [".coordinator.json", ".mlflow.offset"]
+        with run.lock():
+            assert left() == []
+            killed_while_writing(lambda: run.write_address("127.0.0.1:4000", "token"))
+            assert left() == [".coordinator.json"]
+        assert left() == []
+
+    def test_what_is_being_written_stays_and_what_nobody_knows_the_writer_of_goes_with_age(
+        self, tmp_path: Path
+    ) -> None:
+        run = RunFolder.create(tmp_path, "mnist")
+        ours = temporary_of(run.result_file)
+        elsewhere = run.path / f".result.json.0123-{os.getpid()}-89ab.partial"
+        nameless, old, other = (run.path / name for name in (".job.yaml.01ab.partial", ".a.02cd.partial", "b.partial"))
+        for path in (ours, elsewhere, nameless, old, other):
+            path.write_text("half")
+        os.utime(old, (1, 1))
+        os.utime(other, (1, 1))
+        with run.lock():
+            pass
+        assert [path.exists() for path in (ours, elsewhere, nameless, old, other)] == [True, True, True, False, True]

@@ -3,10 +3,14 @@
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
+import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from quorate.core.errors import JobError, RunError
@@ -20,11 +24,56 @@ if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
+_TEMPORARY = re.compile(r"\..+?\.(?:([0-9a-f]+)-([0-9]+)-)?[0-9a-f]+\.partial")
+_ABANDONED = 3600.0
+"""Seconds after which a temporary is abandoned, where nobody can tell whether its writer lives."""
+
+
+def temporary_of(path: Path) -> Path:
+    """A name for what becomes this file when it is whole; it tells who writes it."""
+    return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
+def is_abandoned(name: str, modified: float) -> bool:
+    """Whether this is the name of a temporary whose writer is gone."""
+    if (writer := _TEMPORARY.fullmatch(name)) is None:
+        return False
+    if writer[1] == _host():
+        try:
+            os.kill(int(writer[2]), 0)
+        except ProcessLookupError:
+            return True
+        except OSError:
+            pass
+    # The number of a process that is gone may be another's by now, and nobody sees the processes of other hosts.
+    return time.time() - modified > _ABANDONED
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder, and in the folders in it."""
+    with contextlib.suppress(OSError):
+        for path in (*folder.glob(".*.partial"), *folder.glob("*/.*.partial")):
+            with contextlib.suppress(OSError):
+                if is_abandoned(path.name, path.lstat().st_mtime):
+                    path.unlink()
+
+
+@cache
+def _host() -> str:
+    """Equal for processes that see each other's numbers: by the boot and the namespace, as containers share names."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 (not a file)
+    except OSError:
+        boot, space = secrets.token_hex(16), 0  # then only age tells what is abandoned
+    return hashlib.sha256(f"{boot} {space}".encode()).hexdigest()[:16]
+
+
 def write_atomically(path: Path, data: bytes | str, mode: int = 0o644) -> None:
     """Replace a file by another content: a reader sees the old or the new one, never a part."""
     content = data.encode() if isinstance(data, str) else data
     # Every writer has a temporary of its own: two of them on one name would rename each other's half-written file.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    temporary = temporary_of(path)
     try:
         write_new_file(temporary, [content], mode)
         move_into_place(temporary, path)

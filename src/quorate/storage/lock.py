@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quorate.core.errors import RunError
 from quorate.core.regular_file import open_regular
-from quorate.storage.atomic import explaining
+from quorate.storage.atomic import explaining, sweep
 
 # Type, from where, start, length, process: what the kernel calls a struct flock. It covers the whole file.
 _RECORD = struct.Struct("hhqqi4x")
@@ -82,13 +82,16 @@ class FolderLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep every other process out while the block runs, for as long as this process lives at most."""
+        """Keep every other process out while the block runs, for as long as this process lives at most. What others
+        have left half-written, who were killed before or meanwhile, is swept."""
         with contextlib.ExitStack() as stack:
             try:
                 with explaining(f"cannot lock {self.what} in {self.file.parents[1]}"):
                     stack.enter_context(hold(self.file))
             except FolderInUse as in_use:
                 raise RunError(f"{self.what} is in use by {in_use}; wait for it to end, or {self.remedy}") from None
+            sweep(self.file.parent)
+            stack.callback(sweep, self.file.parent)
             yield
 
 

@@ -15,12 +15,12 @@ import torch
 
 from data.shards.shard_files import small_blocks, write_shards
 from quorate.core.errors import RequestError
-from quorate.data.shards import disk_cache as cache_module
 from quorate.data.shards.blocks import ShardBlocks
 from quorate.data.shards.dataset import Shards
 from quorate.data.shards.disk_cache import DiskCache
 from quorate.data.shards.index import NAME, save_index
 from quorate.data.shards.indexing import build_index
+from quorate.storage import atomic
 
 __all__ = ["small_blocks"]
 
@@ -98,7 +98,7 @@ def test_a_folder_that_is_somebody_elses_is_refused(tmp_path: Path) -> None:
 def test_left_overs_of_dead_processes_are_swept_and_those_of_others_are_not(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, MB)
     ours = cache.temporary("a/1")
-    old, elsewhere = cache.temporary("a/1"), ours.with_name(ours.name.replace(cache_module._host(), "0123"))
+    old, elsewhere = cache.temporary("a/1"), ours.with_name(ours.name.replace(atomic._host(), "0123"))
     pid = os.fork()
     if pid == 0:
         cache.temporary("a/1").write_bytes(b"half")

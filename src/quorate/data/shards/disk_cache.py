@@ -4,17 +4,16 @@ import contextlib
 import logging
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import xxhash
 
 from quorate.core.errors import RequestError
 from quorate.core.regular_file import read_regular
+from quorate.storage.atomic import is_abandoned, temporary_of
 from quorate.storage.lock import FolderInUse, hold
 
 log = logging.getLogger(__name__)
@@ -33,13 +32,12 @@ _LOCK = ".lock"
 _KEY = re.compile(r"[0-9a-z]+/[0-9a-z-]+")
 _KEPT = ".kept"
 _ENTRY = re.compile(r"[0-9a-z-]+\.kept")
-_PARTIAL = re.compile(r"\.[0-9a-z-]+\.kept\.([0-9a-f]+)-([0-9]+)-[0-9a-f]+\.partial")
+_PARTIAL = re.compile(r"\.[0-9a-z-]+\.kept\.[0-9a-f]+-[0-9]+-[0-9a-f]+\.partial")
 # So much of the limit is written before the folder is looked through again, and so full it is left then.
 _LOOK_EVERY, _LEAVE = 1 / 32, 0.9
-# Unfinished files may take so much of it, and no longer than this where nobody can tell whether their process lives.
+# Unfinished files may take so much of it.
 _UNFINISHED = 0.5
 _TOUCH_EVERY = 60.0
-_ABANDONED = 3600.0
 
 
 class DiskCache:
@@ -120,7 +118,7 @@ class DiskCache:
         path = self.path(key)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-        return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+        return temporary_of(path)
 
     def place(self, temporary: Path, key: str) -> None:
         """Give a temporary file its name."""
@@ -174,9 +172,9 @@ class DiskCache:
     def _sweep(self) -> None:
         entries, partials = [], []
         for file in self._files():
-            if file.owner is None:
+            if not file.is_partial:
                 entries.append(file)
-            elif file.is_abandoned:
+            elif is_abandoned(file.path.name, file.modified):
                 _unlink(file.path)
             else:
                 partials.append(file)
@@ -198,31 +196,17 @@ class DiskCache:
                     with contextlib.suppress(FileNotFoundError):
                         if entry.is_file(follow_symlinks=False):
                             stat = entry.stat()
-                            owner = None if partial is None else (partial[1], int(partial[2]))
-                            yield _File(stat.st_mtime, stat.st_size, Path(entry.path), owner)
+                            yield _File(stat.st_mtime, stat.st_size, Path(entry.path), partial is not None)
 
 
 @dataclass(frozen=True, order=True)
 class _File:
-    """A file of the cache, and the host and number of the process that writes it if it is unfinished."""
+    """A file of the cache; `is_partial`: unfinished."""
 
     modified: float
     bytes: int
     path: Path
-    owner: tuple[str, int] | None = None
-
-    @property
-    def is_abandoned(self) -> bool:
-        assert self.owner is not None
-        host, process = self.owner
-        is_gone = False
-        if host == _host():
-            try:
-                os.kill(process, 0)
-            except OSError as error:
-                is_gone = isinstance(error, ProcessLookupError)
-        # The number of a process that is gone may be another's by now, and nobody sees the processes of other hosts.
-        return is_gone or time.time() - self.modified > _ABANDONED
+    is_partial: bool = False
 
 
 def _removed(files: list[_File], excess: float) -> int:
@@ -240,14 +224,3 @@ def _removed(files: list[_File], excess: float) -> int:
 def _unlink(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-
-
-@cache
-def _host() -> str:
-    """Equal for processes that see each other's numbers: by the boot and the namespace, as containers share names."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        space = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 (not a file)
-    except OSError:
-        boot, space = secrets.token_hex(16), 0  # then only age tells what is abandoned
-    return xxhash.xxh3_64_hexdigest(f"{boot} {space}".encode())
