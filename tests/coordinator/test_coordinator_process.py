@@ -77,6 +77,31 @@ def test_it_ends_with_its_launcher_and_says_so(run: RunFolder) -> None:
     assert (event["kind"], event["cause"]) == ("failure", "LauncherGone")
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["after its appointment", "before its appointment"])
+def test_it_ends_without_a_traceback_where_its_launcher_has_ended_while_it_starts(told: bool, run: RunFolder) -> None:
+    appointment = {"run": str(run.path), "lanes": 2, "workers": 1, "failure_timeout": 0.2, "token": TOKEN}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quorate.coordinator"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    process.stdin.write(json.dumps(appointment).encode() + b"\n" if told else b"")
+    process.stdin.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(timeout=60) == (0 if told else 2)
+    assert not run.address_file.exists()
+    if told:
+        log = (run.logs / "coordinator.jsonl").read_text()
+        assert "nobody reads its answer" in log
+        assert "Traceback" not in log
+
+
 def test_it_ends_a_while_after_its_outcome_was_fetched(run: RunFolder) -> None:
     with coordinator(run) as (process, answer):
         client = SupervisorClient(answer["address"], TOKEN, timeout=600.0)

@@ -42,7 +42,7 @@ from quorate.wire.certificates import Identity
 
 log = logging.getLogger(__name__)
 
-_STDIN = 0
+_STDIN, _STDOUT = 0, 1
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,11 @@ def _read_line() -> bytes:
 
 
 def _answer(fields: dict[str, Any]) -> None:
-    print(json.dumps(fields), flush=True)
+    # Not by a file of Python's, which would try again what nobody reads when the interpreter ends.
+    try:
+        os.write(_STDOUT, json.dumps(fields).encode() + b"\n")
+    except BrokenPipeError:
+        log.info("the launcher has ended before this coordinator was ready: nobody reads its answer")
 
 
 if __name__ == "__main__":
