@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from quorate.api import control, ray_jobs
 from quorate.api.detached import submit
+from quorate.api.result import open_run
+from quorate.cli.app import app
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.history.run_record import RunRecord, Status
 from quorate.spec.load import resolve_mapping
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import Submission, forget_submission, submission_of, waits_to_begin
+from quorate.storage.submission import Submission, asked_of, forget_submission, submission_of, waits_to_begin
 
 
 class JobStatus(Enum):
@@ -123,6 +126,55 @@ def test_one_that_ray_gave_up_is_told_with_its_reason(
     monkeypatch.setattr(ray_jobs, "ASK_EVERY", 0.0)
     with pytest.raises(JobError, match="runtime_env setup failed"):
         ray_jobs.await_begin(run)
+
+
+IMPORT_FAILED = """Job entrypoint command failed with exit code 1, last available logs (truncated to 20,000 chars):
+Traceback (most recent call last):
+  File "task.py", line 1, in <module>
+ModuleNotFoundError: No module named 'rdkit'
+"""
+
+
+def test_one_that_ray_gave_up_is_failed_with_its_reason(jobs: Jobs, run: RunFolder) -> None:
+    jobs.known[0].status, jobs.known[0].message = JobStatus.FAILED, IMPORT_FAILED
+    opened = open_run(run.path)
+    assert (opened.status, opened.exit_code) == ("failed", 1)
+    assert opened.error is not None and "ModuleNotFoundError: No module named 'rdkit'" in opened.error
+    jobs.known.clear()  # whatever becomes of the cluster
+    record = RunRecord.read(run)
+    assert (record.status, record.reason) == (Status.FAILED, opened.error)
+    assert "Traceback" not in record.reason and "ray job logs digits-0001-ab" in record.reason
+    with pytest.raises(RunError, match=r"not running \(failed\).* No module named 'rdkit'"):
+        control.stop(run)
+    assert RunRecord.read(run).status is Status.FAILED
+    assert CliRunner().invoke(app, ["logs", str(run.path)]).exit_code == 1
+    for verb in ("runs", "show"):
+        where = ["--runs", str(run.path.parent)] if verb == "runs" else [str(run.path)]
+        shown = " ".join(CliRunner().invoke(app, [verb, *where]).stdout.split())
+        assert "failed" in shown and "No module named 'rdkit'" in shown
+    with run.lock():  # a resume that is refused
+        pass
+    assert RunRecord.read(run).status is Status.FAILED
+
+
+def test_a_resume_that_ray_gave_up_is_failed_until_it_is_stopped(jobs: Jobs, run: RunFolder) -> None:
+    run.write_result({"status": "interrupted", "steps": 7})
+    asked_of(run).write_text(run.job_file.read_text())
+    assert open_run(run.path).status == "submitted"
+    jobs.known[0].status, jobs.known[0].message = JobStatus.FAILED, IMPORT_FAILED
+    assert (open_run(run.path).status, RunRecord.read(run).status) == ("failed", Status.FAILED)
+    control.stop(run)
+    assert (open_run(run.path).status, open_run(run.path).steps) == ("interrupted", 7)
+
+
+def test_without_ray_a_run_is_shown_and_why_it_cannot_be_asked(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(_: str) -> Jobs:
+        raise RequestError("the jobs of the Ray cluster cannot be asked")
+
+    monkeypatch.setattr(ray_jobs, "jobs_at", away)
+    done = CliRunner().invoke(app, ["show", str(run.path)])
+    assert (done.exit_code, done.stdout.split()[:2]) == (0, ["digits-0001", "submitted"])
+    assert done.stderr == "note: the jobs of the Ray cluster cannot be asked\n"
 
 
 def test_one_that_has_not_begun_is_stopped_by_ray(jobs: Jobs, run: RunFolder) -> None:

@@ -191,6 +191,24 @@ def test_a_module_that_nodes_do_not_have_is_told_in_the_run(tmp_path: Path, node
     assert "engine: {runtime_env: {pip: [a_module_that_is_not_there]}}" in json.dumps(shown)
 
 
+def test_a_launcher_that_dies_on_import_is_a_failed_run_and_hides_no_other(tmp_path: Path, nodes: RayNodes) -> None:
+    broken = tmp_path / "broken" / "quorate" / "__init__.py"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("import a_module_that_is_not_there\n")
+    client = submitter(tmp_path, nodes, "unborn")
+    client.ask("train", "job.yaml", "--set", "engine=local", "--steps", "1")
+    variable = f"engine.runtime_env.env_vars.PYTHONPATH={broken.parent.parent}"
+    run = client.ask("train", "job.yaml", "--detach", "--set", variable)["run"]
+    for verb in (["runs"], ["show", run], ["top", run, "--once"]):  # submitted, or failed already
+        client.type(*verb)
+    shown = client.await_status(run, "failed")
+    assert "No module named 'a_module_that_is_not_there'" in shown["reason"]
+    listed = client.type("runs")
+    assert "complete" in listed and "No module named 'a_module_that_is_not_there'" in " ".join(listed.split())
+    assert f"run {run} is not running (failed)" in client.type("stop", run, code=2)
+    assert client.ask("show", run)["status"] == "failed"
+
+
 def test_secrets_of_a_job_are_in_nothing_that_ray_is_given(
     tmp_path: Path, nodes: RayNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from quorate.api.ray_jobs import stop_job
+from quorate.api.ray_jobs import ask_about_submitted, stop_job
 from quorate.checkpoint.listing import WRITING, CheckpointInfo, cursor_of, look_at
 from quorate.coordinator.client import JobStatus, SupervisorClient
 from quorate.core.errors import JobError, LinkError, RequestError, RunError
@@ -16,7 +16,7 @@ from quorate.core.generation import Cursor
 from quorate.core.processes import has_open
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import asked_of, forget_submission, submission_of, waits_to_begin
+from quorate.storage.submission import asked_of, failed_submission, forget_submission, submission_of, waits_to_begin
 
 PATIENCE = 10.0
 SAVE_PATIENCE = 300.0
@@ -55,12 +55,17 @@ def stop(run: RunFolder, *, now: bool = False, patience: float = STOP_PATIENCE) 
 
     With `now` nothing more is saved. Raises RunError if it is not running, and JobError if it does not end in time.
     """
+    ask_about_submitted([run])
     if waits_to_begin(run):
         return _stop_before_begin(run)
+    why = failed_submission(run)
+    if why and asked_of(run).exists():
+        forget_submission(run)  # one that was to be resumed is as it was
+        return run
     launcher = run.holder()
     if launcher is None:
-        ending = (run.whole_result() or {}).get("status", "lost")
-        raise RunError(f"run {run.name} is not running ({ending}), so there is nothing to stop.")
+        ending = "failed" if why else (run.whole_result() or {}).get("status", "lost")
+        raise RunError(f"run {run.name} is not running ({ending}), so there is nothing to stop. {why}".rstrip())
     begun, over = time.monotonic(), time.monotonic() + patience
     otherwise_after = _SIGNAL_AFTER if now or submission_of(run) is None else _RAY_AFTER
     is_asked = False

@@ -6,14 +6,16 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quorate.core.addresses import split_address
-from quorate.core.errors import JobError, RequestError, RunError
+from quorate.core.errors import DamagedFileError, JobError, RequestError, RunError
+from quorate.core.masking import mask
 from quorate.storage.run_folder import LAST, RunFolder, is_run
-from quorate.storage.submission import Submission, submission_of, waits_to_begin
+from quorate.storage.submission import Submission, failed_submission, submission_of, waits_to_begin
 
 RUN, FOLDER = "quorate_run", "quorate_folder"
 """What Ray keeps with a job that is a run of ours: its name, and its folder in the storage."""
@@ -67,18 +69,42 @@ def await_begin(run: RunFolder, patience: float | None = None) -> None:
 
 def refuse_ended(run: RunFolder) -> None:
     """Raise with Ray's reason for a run that Ray has given up before its launcher took it up."""
-    submission = submission_of(run)
-    if submission is None:
-        return
+    if why := _ask_about(run) or failed_submission(run):
+        raise JobError(why)
+
+
+def ask_about_submitted(runs: Iterable[RunFolder]) -> tuple[str, ...]:
+    """Ask Ray about those that wait for it, so that the folder of one that Ray has given up says so from now on. Why
+    that could not be asked, once for each cluster: runs are shown without Ray as well."""
+    problems: dict[str, str] = {}
+    for run in runs:
+        with contextlib.suppress(DamagedFileError):
+            if waits_to_begin(run) and (submission := submission_of(run)) and submission.address not in problems:
+                try:
+                    _ask_about(run)
+                except RequestError as error:
+                    problems[submission.address] = error.message
+    return tuple(problems.values())
+
+
+def _ask_about(run: RunFolder) -> str:
+    """Why Ray has given up a run that waits for it, which its folder says from now on; empty where it has not."""
+    if not waits_to_begin(run) or (submission := submission_of(run)) is None:
+        return ""
     client = jobs_at(submission.address)
     with _explaining(submission.address):
         info = client.get_job_info(submission.id)
-    if str(info.status.value) in OVER and waits_to_begin(run):
-        said = " ".join(str(info.message or "no reason given").split())
-        raise JobError(
-            f"run {run.name} has ended before its launcher began ({info.status.value.lower()}): {said} "
-            f"All that was printed: ray job logs {submission.id}"
-        )
+    if str(info.status.value) not in OVER or not waits_to_begin(run):
+        return ""
+    # Ray adds all that was printed last; the end of that says why.
+    first, *more = str(info.message or "no reason given").strip().splitlines()
+    why = mask(
+        f"run {run.name} has ended before its launcher began ({info.status.value.lower()}): "
+        f"{' '.join([first, *more[-1:]])} All that was printed: ray job logs {submission.id}"
+    )
+    with contextlib.suppress(OSError):  # of another's run, which is there for reading only
+        replace(submission, failure=why).write(run)
+    return why
 
 
 def submit_launcher(client: Any, run: RunFolder, submission: Submission, runtime_env: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.job import Code
+from quorate.api.ray_jobs import ask_about_submitted
 from quorate.api.recorded_run import (
     chosen_checkpoint,
     recorded_environment,
@@ -20,14 +21,15 @@ from quorate.api.tasks import find_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, own_among, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import QuorateError, RunError
+from quorate.core.errors import JobError, QuorateError, RunError
+from quorate.core.failure import Failure
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder, runs_folder
-from quorate.storage.submission import waits_to_begin
+from quorate.storage.submission import failed_submission, waits_to_begin
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
 SHORT_DIGEST = 12
@@ -157,8 +159,12 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
     if result is None:
         # It may have ended between the two looks.
         result = {"status": "running"} if folder.holder() is not None else folder.whole_result()
-    if folder.holder() is None and waits_to_begin(folder):
-        result = {**(result or {}), "status": "submitted"}
+    if folder.holder() is None:
+        ask_about_submitted([folder])
+        if waits_to_begin(folder):
+            result = {**(result or {}), "status": "submitted"}
+        elif why := failed_submission(folder):
+            result = {**(result or {}), "status": "failed", "failure": Failure(JobError.__name__, why).to_dict()}
     return Result.of(folder, known | (result or {"status": "lost"}))
 
 

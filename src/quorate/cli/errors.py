@@ -44,13 +44,13 @@ def show_error(error: Exception, as_json: bool) -> int:
             fields = _show_failed_job(error)
         case QuorateError():
             code = error.exit_code
-            _print_labelled("error", error.message)
+            print_labelled("error", error.message)
             if isinstance(error, JobFileError):
                 fields["problems"] = [asdict(problem) | {"keys": list(problem.keys)} for problem in error.problems]
         case _:  # nobody foresaw it: the traceback is for us
             code, fields["error"] = 1, f"Quorate itself has failed: {describe(error)}"
             print(mask("".join(traceback.format_exception(error))), end="", file=sys.stderr)
-            _print_labelled("error", "Quorate itself failed (see the traceback above); please report it.")
+            print_labelled("error", "Quorate itself failed (see the traceback above); please report it.")
     # Not to where nothing can be written.
     if as_json and not isinstance(error, OutputError):
         fields = mask_all(fields)
@@ -61,8 +61,8 @@ def show_error(error: Exception, as_json: bool) -> int:
 
 def show_next(remains: Remains) -> None:
     """Show what to do about a run that did not complete."""
-    _print_labelled("next", remains.advice)
-    _print_labelled("logs", remains.logs)
+    print_labelled("next", remains.advice)
+    print_labelled("logs", remains.logs)
 
 
 def _show_usage(error: typer.TyperException) -> str:
@@ -75,10 +75,10 @@ def _show_usage(error: typer.TyperException) -> str:
     if context is None or "\n" in message:  # a verb is missing, and what is shown is the help
         error.show()  # type: ignore[attr-defined]  # every error of the parser has it, but not by its public type
         return "a verb is missing"
-    _print_labelled("error", message)
+    print_labelled("error", message)
     usage = context.get_usage().removeprefix("Usage: ")
-    _print_labelled("usage", usage.replace("{", "").replace("}", ""))
-    _print_labelled("help", f"{context.command_path} --help")
+    print_labelled("usage", usage.replace("{", "").replace("}", ""))
+    print_labelled("help", f"{context.command_path} --help")
     return message
 
 
@@ -132,7 +132,7 @@ def _is_key(name: str) -> bool:
 
 def _show_failed_job(error: JobFailed) -> dict[str, Any]:
     failure, remains = error.failure, error.remains
-    _print_labelled("error", failure.message)
+    print_labelled("error", failure.message)
     if failure.traceback:
         print(f"\n{mask(failure.traceback)}\n", file=sys.stderr)
     fields: dict[str, Any] = {"error": failure.message, "failure": failure.to_dict()}
@@ -142,7 +142,7 @@ def _show_failed_job(error: JobFailed) -> dict[str, Any]:
     return fields
 
 
-def _print_labelled(label: str, text: str) -> None:
+def print_labelled(label: str, text: str) -> None:
     """One labelled text: folded on a terminal, and as it is in a file, where a line can be searched for."""
     screen = Screen(sys.stderr)
     whole = visible(mask(f"{label}: {text}"))

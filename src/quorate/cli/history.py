@@ -9,7 +9,6 @@ from quorate.cli.options import RUNS, Address, Json, Run, Runs, choose, run_name
 from quorate.core.errors import RequestError, RunError
 from quorate.storage.run_folder import RunFolder, is_run, is_search
 from quorate.storage.search_folder import SearchFolder
-from quorate.storage.submission import waits_to_begin
 
 
 def runs(
@@ -181,8 +180,9 @@ def logs(
 
     wanted = Filter(worker, choose(level, Severity, "--level") if level else "", grep)
     folder = find_run(runs, run, address)
-    if waits_to_begin(folder):
-        await_begin(folder) if follow else refuse_ended(folder)
+    refuse_ended(folder)
+    if follow:
+        await_begin(folder)
     show_logs(folder, wanted, follow, as_json)
 
 

@@ -350,7 +350,8 @@ def stop(
 
     folder = control.stop(find_run(runs, run, address), now=now, patience=min(timeout, 30.0) if now else timeout)
     result = open_run(folder.path)
-    sentence = f"{result.run} is {result.status}, with its newest checkpoint at step {result.steps:,}."
+    saved = f"with its newest checkpoint at step {result.steps:,}" if result.steps else "before anything was saved"
+    sentence = f"{result.run} is {result.status}, {saved}."
     if result.status == "complete":
         sentence = f"{result.run} was complete before it could be stopped, after {result.steps:,} steps."
     print_answer(as_json, {"run": result.run, "status": result.status, "steps": result.steps}, sentence)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from quorate.cli.layout import Page
 from quorate.cli.output import print_document
-from quorate.cli.runs_view import STATUS_STYLES, ago, progress, short_task
+from quorate.cli.runs_view import STATUS_STYLES, ago, ask_ray, progress, short_task
 from quorate.core.errors import RunError
 from quorate.core.generation import name_of, names_of
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
@@ -74,6 +74,7 @@ _DIGEST = re.compile(r"(?:[a-z0-9-]+:)?([0-9a-f]{32,})")
 
 def show_run(folder: RunFolder, samples: dict[str, Any], as_json: bool) -> None:
     """Print a run; `samples` belongs to its document."""
+    ask_ray([folder])
     detail, now = RunDetail.read(folder), datetime.now(UTC)
     spec = None if detail.job is None else detail.job.spec
     advice = advise(detail.record, spec, detail.checkpoints, as_typed(detail.record.path))
@@ -88,6 +89,7 @@ def write_report(folder: RunFolder, output: Path | None, as_json: bool) -> None:
     # Only here: it draws with numpy, which takes long to import.
     from quorate.history.report.page import report_page
 
+    ask_ray([folder])
     detail, now = RunDetail.read(folder, as_rows=True), datetime.now(UTC)
     spec = None if detail.job is None else detail.job.spec
     advice = advise(detail.record, spec, detail.checkpoints, as_typed(detail.record.path))

@@ -1,7 +1,7 @@
 """A list of runs as a table that fits a terminal, and the words by which a run is shown."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,17 +9,20 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from quorate.api.ray_jobs import ask_about_submitted
+from quorate.cli.errors import print_labelled
 from quorate.cli.layout import GAP, NONE, Page, headed_table
 from quorate.cli.output import print_document
 from quorate.history.documents import runs_document
 from quorate.history.run_record import Listing, RunQuery, RunRecord, Status
 from quorate.observe.quantities import measure, some_of
-from quorate.storage.run_folder import where_looked
+from quorate.storage.run_folder import RunFolder, where_looked
 from quorate.storage.search_folder import SearchFolder
 
 WORDS_SHOWN = 8
 STATUS_STYLES = {
     Status.RUNNING: "cyan",
+    Status.SUBMITTED: "cyan",
     Status.COMPLETE: "green",
     Status.INTERRUPTED: "yellow",
     Status.TERMINATED: "yellow",
@@ -30,8 +33,15 @@ STATUS_STYLES = {
 _UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
+def ask_ray(runs: Iterable[RunFolder]) -> None:
+    """Ask Ray about runs that wait for it, before they are shown, and say why where that cannot be asked."""
+    for problem in ask_about_submitted(runs):
+        print_labelled("note", problem)
+
+
 def list_runs(folder: Path, query: RunQuery, as_json: bool) -> None:
     """Print the runs of a folder that fit a query."""
+    ask_ray(RunFolder.all_in(folder))
     listing, now = Listing.read(folder, query), datetime.now(UTC)
     found = SearchFolder.all_in(folder)
     if not found:
@@ -66,8 +76,8 @@ def print_listing(page: Page, listing: Listing, now: datetime) -> None:
     if left_out:
         page.line(f"and {left_out:,} more")
     for record in listing.shown:
-        if record.status is Status.DAMAGED:
-            page.line(f"{record.name} is damaged: {record.reason}")
+        if record.status is Status.DAMAGED or (record.status is Status.FAILED and record.reason):
+            page.line(f"{record.name} is {record.status}: {record.reason}")
 
 
 def run_table(records: Sequence[RunRecord], now: datetime, width: int) -> Table:

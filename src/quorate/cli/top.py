@@ -56,9 +56,11 @@ def top(
     """
     from quorate.api.live import LiveRun, running_jobs
     from quorate.api.ray_jobs import find_run
+    from quorate.cli.runs_view import ask_ray
     from quorate.observe.screen import Screen
 
     folder = None if run is None else find_run(runs, run, address)
+    ask_ray([] if folder is None else [folder])
     screen = Screen(sys.stdout)
     if as_json or once or not (sys.stdin.isatty() and screen.is_terminal):
         _show_once(folder, runs, screen, as_json)

@@ -123,4 +123,4 @@ def choice_view(running: Sequence[RunRecord], chosen: int | None, now: datetime)
 
 def is_over(seen: Snapshot) -> bool:
     """Whether nothing will change any more."""
-    return seen.record.status is not Status.RUNNING
+    return seen.record.status not in (Status.RUNNING, Status.SUBMITTED)

@@ -15,6 +15,7 @@ from quorate.checkpoint.listing import newest_manifest
 from quorate.checkpoint.retention import BestEvaluation, Watched, best_of, better_of, is_number
 from quorate.core.errors import QuorateError, RunError
 from quorate.core.failure import Failure
+from quorate.core.user_code import describe
 from quorate.history.event_index import glance
 from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, RunFailed, failure_in
@@ -22,7 +23,7 @@ from quorate.observe.quantities import device_memory
 from quorate.spec.resolved import glance_at_recorded
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import waits_to_begin
+from quorate.storage.submission import failed_submission, waits_to_begin
 
 Read = TypeVar("Read")
 
@@ -41,15 +42,17 @@ class Status(StrEnum):
 
 
 def decide_status(
-    held: bool, result: dict[str, Any] | None, problems: tuple[str, ...], waits: bool = False
+    held: bool, result: dict[str, Any] | None, problems: tuple[str, ...], waits: bool = False, given_up: str = ""
 ) -> tuple[Status, str]:
-    """How a run stands, and why where that is not plain. `problems` are what cannot be read of its files."""
+    """How a run stands, and why where that is not plain. `problems` are what cannot be read of its files; it `waits`
+    for a launcher, or is `given_up` before one took it up, with the result of an earlier part or without."""
     if held:
         return Status.RUNNING, "; ".join(problems)
     if problems:
         return Status.DAMAGED, "; ".join(problems)
-    if waits:  # also with the result of an earlier part, which a resume goes on from
-        return Status.SUBMITTED, "Ray has not started its launcher yet; `quorate logs -f` waits for it"
+    if waits or given_up:
+        waiting = (Status.SUBMITTED, "Ray has not started its launcher yet; `quorate logs -f` waits for it")
+        return waiting if waits else (Status.FAILED, given_up)
     if result is None:
         return Status.LOST, "it was killed together with its launcher, which could not write how it ended"
     said = result.get("status")
@@ -62,8 +65,8 @@ def decide_status(
 class RunRecord:
     """What is known of a run; what could not be read, or is not known yet, is None or empty.
 
-    `reason` says why it is lost or damaged. `steps` is how many it has done. `wall_seconds` are those of its last
-    part: a resumed run has several.
+    `reason` says why it is lost or damaged, or failed before it began. `steps` is how many it has done. `wall_seconds`
+    are those of its last part: a resumed run has several.
     """
 
     name: str
@@ -91,6 +94,14 @@ class RunRecord:
     @classmethod
     def read(cls, run: RunFolder, timeline: Timeline | None = None) -> "RunRecord":
         """From a run's folder, whatever state that is in; a timeline that was read already is not read again."""
+        try:
+            return cls._read(run, timeline)
+        except Exception as error:  # whatever it is: one run that cannot be read must not hide the others
+            reason = error.message if isinstance(error, QuorateError) else f"it cannot be read: {describe(error)}"
+            return cls(run.name, run.path, Status.DAMAGED, reason, run.created)
+
+    @classmethod
+    def _read(cls, run: RunFolder, timeline: Timeline | None) -> "RunRecord":
         problems: list[str] = []
 
         def attempt(read: Callable[[], Read], instead: Read) -> Read:
@@ -108,7 +119,8 @@ class RunRecord:
         written = attempt(run.read_result, None)
         if holder is None and written is None:
             holder = attempt(run.holder, None)
-        status, reason = decide_status(holder is not None, written, tuple(problems), waits_to_begin(run))
+        waits, given_up = attempt(lambda: (waits_to_begin(run), failed_submission(run)), (False, ""))
+        status, reason = decide_status(holder is not None, written, tuple(problems), waits, given_up)
         result: dict[str, Any] = {} if holder or written is None else written
         return cls(
             name=run.name,

@@ -17,11 +17,12 @@ ASKED = "resume.yaml"
 @dataclass(frozen=True)
 class Submission:
     """By which name the cluster knows it, where that was reached, and the task's file below the folder that was sent
-    along; empty for a module."""
+    along; empty for a module. `failure` says why the cluster has given it up before a launcher took the run up."""
 
     id: str
     address: str
     file: str = ""
+    failure: str = ""
 
     def write(self, run: RunFolder) -> None:
         write_atomically(run.path / NAME, f"{json.dumps(asdict(self), indent=2)}\n")
@@ -31,10 +32,11 @@ def submission_of(run: RunFolder) -> Submission | None:
     """None for a run that was started where it was typed."""
     try:
         fields = json.loads(read_regular(run.path / NAME))
-        return Submission(*(str(fields[name]) for name in ("id", "address", "file")))
+        known = (str(fields[name]) for name in ("id", "address", "file"))
+        return Submission(*known, failure=str(fields.get("failure", "")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{run.path / NAME} cannot be read: {error!r}") from None
 
 
@@ -56,5 +58,22 @@ def forget_submission(run: RunFolder) -> None:
 
 def waits_to_begin(run: RunFolder) -> bool:
     """Whether it was submitted, to begin or to be resumed, and no launcher has taken it up."""
-    is_new = not run.lock_file.exists() and not run.result_file.exists()
-    return (is_new or asked_of(run).exists()) and (run.path / NAME).exists()
+    submission = _not_begun(run)
+    return submission is not None and not submission.failure
+
+
+def failed_submission(run: RunFolder) -> str:
+    """Why it was given up before a launcher took it up; empty if it was not."""
+    submission = _not_begun(run)
+    return "" if submission is None else submission.failure
+
+
+def _not_begun(run: RunFolder) -> Submission | None:
+    is_resumed = asked_of(run).exists()
+    if run.result_file.exists() and not is_resumed:
+        return None
+    submission = submission_of(run)
+    if submission is None or is_resumed:
+        return submission
+    # A resume of one that was given up is refused, and leaves a lock behind.
+    return submission if submission.failure or not run.lock_file.exists() else None
