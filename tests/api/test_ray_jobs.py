@@ -157,6 +157,13 @@ def test_one_that_ray_gave_up_is_failed_with_its_reason(jobs: Jobs, run: RunFold
     assert RunRecord.read(run).status is Status.FAILED
 
 
+def test_a_refusal_of_the_launcher_is_told_whole(jobs: Jobs, run: RunFolder) -> None:
+    said = "Job entrypoint command failed, last logs:\nconnecting\nerror: the task has changed.\n  Use --branch.\n"
+    jobs.known[0].status, jobs.known[0].message = JobStatus.FAILED, said
+    reason = open_run(run.path).error or ""
+    assert "last logs: error: the task has changed. Use --branch. All that was printed:" in reason
+
+
 def test_a_resume_that_ray_gave_up_is_failed_until_it_is_stopped(jobs: Jobs, run: RunFolder) -> None:
     run.write_result({"status": "interrupted", "steps": 7})
     asked_of(run).write_text(run.job_file.read_text())

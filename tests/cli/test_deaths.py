@@ -40,6 +40,11 @@ def lost(workplace: Workplace) -> list[dict[str, Any]]:
     return [event for event in workplace.events() if event["kind"] == "lost"]
 
 
+def warnings(workplace: Workplace) -> str:
+    """What the first step of the runbook shows."""
+    return workplace.start("logs", "last", "--level", "warning").done().stdout
+
+
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(
     ("workers", "victim"),
@@ -61,6 +66,7 @@ def test_a_worker_killed_in_a_step_is_replaced_and_the_bits_are_the_same(
     assert re.match(named, loss["message"])
     steps = [event["step"] for event in workplace.events() if event["kind"] == "step"]
     assert sorted(set(steps)) == list(range(1, 9))
+    assert loss["message"] in warnings(workplace)
     workplace.assert_nobody_left()
 
 
@@ -119,6 +125,9 @@ def test_all_workers_killed_go_on_from_the_newest_checkpoint(workplace: Workplac
     assert done.code == 0, done.error
     assert done.document["weights_digest"] == undisturbed
     assert len(lost(workplace)) == 2
+    shown = warnings(workplace)
+    assert all(loss["message"] in shown for loss in lost(workplace))
+    assert re.search(r"worker [01] is started from step-0\S+: nobody holds a newer state", shown)
     workplace.assert_nobody_left()
 
 
@@ -145,6 +154,7 @@ def test_a_coordinator_that_is_gone_or_hangs_is_replaced_and_nobody_is_lost(
     steps = [event["step"] for event in workplace.events() if event["kind"] == "step"]
     assert sorted(steps) == list(range(1, 9)), "each is told once, by whichever coordinator"
     assert not Path(f"/proc/{victim}").exists()
+    assert "another coordinator has taken over, and waits for 2 processes" in warnings(workplace)
     workplace.assert_nobody_left()
 
 

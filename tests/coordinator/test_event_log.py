@@ -4,12 +4,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.coordinator.actions import RecordEvents
 from quorate.coordinator.event_log import EventLog
-from quorate.observe.events import LogMessage, RolledBack, StepCompleted, SystemSampled, WorkerLost
+from quorate.core.failure import Failure
+from quorate.observe.event import Event
+from quorate.observe.events import (
+    CoordinatorReplaced,
+    LogMessage,
+    RolledBack,
+    RunFailed,
+    StepCompleted,
+    SystemSampled,
+    WorkerLost,
+)
 from quorate.observe.jsonl import JsonlSink
 
 BATCH = (
@@ -39,6 +50,36 @@ def test_what_one_coordinator_has_written_of_a_batch_the_next_does_not_write_aga
     successor.take_up(tuple(sink.lines))
     successor.record(RecordEvents(BATCH))
     assert sink.lines == list(BATCH)
+
+
+@pytest.mark.parametrize(
+    ("event", "level"),
+    [
+        (WorkerLost(step=3, worker=1, cause="WorkerLost", message="worker 1 was killed"), "WARNING"),
+        (WorkerLost(step=3, worker=1, cause="ReplicasDiffer", message="worker 1 has other weights"), "WARNING"),
+        (LogMessage(step=3, level="warning", message="the link between worker 0 and worker 1 failed"), "WARNING"),
+        (CoordinatorReplaced(incarnation=2, present=3), "WARNING"),
+        (RunFailed.of(Failure("UserCodeError", "worker 1: ValueError")), "ERROR"),
+        (RunFailed.of(Failure("Interrupted", "stopped at once", exit_code=130)), None),
+        (LogMessage(step=3, level="info", message="worker 2 is welcome"), None),
+        (StepCompleted(step=3), None),
+    ],
+)
+def test_what_went_wrong_is_in_the_log_as_a_warning_and_nothing_else_is(
+    event: Event, level: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    events = EventLog(Lines())
+    events.publish(event)
+    assert [record.levelname for record in caplog.records] == ([] if level is None else [level])
+    if level is not None:
+        assert getattr(event, "message", None) in (None, caplog.messages[0])
+
+
+def test_a_return_to_a_checkpoint_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    events = EventLog(Lines())
+    events.publish(StepCompleted(step=5))
+    events.publish(RolledBack(step=4))
+    assert caplog.messages == ["back to step 4: what follows it is trained again"]
 
 
 def test_two_samples_that_differ_in_nothing_but_their_time_are_two(tmp_path: Path) -> None:

@@ -173,9 +173,11 @@ class TestDurable:
             events.handle(StepCompleted(step=step))
         sink = Collecting(fails_at=lambda event: event.step == 2)
         durable = Durable(events.path, sink, offset)
-        durable.poll()
-        durable.poll()
+        with caplog.at_level(logging.DEBUG):
+            durable.poll()
+            durable.poll()
         assert (sink.steps, durable.failed, len(caplog.records)) == ([1], 2, 1)
+        assert caplog.records[0].levelno == logging.DEBUG, "its traceback is for us; who calls says why"
         sink.fails_at = lambda _: False
         Durable(events.path, sink, offset).poll()
         assert sink.steps == [1, 2, 3]

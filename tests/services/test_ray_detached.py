@@ -191,17 +191,26 @@ def test_a_module_that_nodes_do_not_have_is_told_in_the_run(tmp_path: Path, node
     assert "engine: {runtime_env: {pip: [a_module_that_is_not_there]}}" in json.dumps(shown)
 
 
+BROKEN = """import sys
+
+class Broken:
+    def find_spec(self, name, *_):
+        if name == "quorate.api.detached":
+            raise ModuleNotFoundError("No module named 'a_module_that_is_not_there'")
+
+sys.meta_path.insert(0, Broken())
+"""
+"""What Python imports first of all in the folder that Ray has sent, and not here."""
+
+
 def test_a_launcher_that_dies_on_import_is_a_failed_run_and_hides_no_other(tmp_path: Path, nodes: RayNodes) -> None:
-    broken = tmp_path / "broken" / "quorate" / "__init__.py"
-    broken.parent.mkdir(parents=True)
-    broken.write_text("import a_module_that_is_not_there\n")
     client = submitter(tmp_path, nodes, "unborn")
     client.ask("train", "job.yaml", "--set", "engine=local", "--steps", "1")
-    variable = f"engine.runtime_env.env_vars.PYTHONPATH={broken.parent.parent}"
-    run = client.ask("train", "job.yaml", "--detach", "--set", variable)["run"]
+    (client.folder / "sitecustomize.py").write_text(BROKEN)
+    run = client.ask("train", "job.yaml", "--detach")["run"]
     for verb in (["runs"], ["show", run], ["top", run, "--once"]):  # submitted, or failed already
         client.type(*verb)
-    shown = client.await_status(run, "failed")
+    shown = client.await_status(run, "failed", "complete")
     assert "No module named 'a_module_that_is_not_there'" in shown["reason"]
     listed = client.type("runs")
     assert "complete" in listed and "No module named 'a_module_that_is_not_there'" in " ".join(listed.split())

@@ -397,6 +397,43 @@ def test_optuna_with_two_metrics_is_tracked_below_one_run(on_nodes: Searches) ->
     assert len(parents) == 1
 
 
+def _trackers(run: Path) -> list[psutil.Process]:
+    return [each for each in processes_in(run) if "quorate.api.tracker" in each.cmdline()]
+
+
+def test_a_trial_that_stopped_just_before_its_driver_was_killed_is_in_mlflow_after_a_resume(searches: Searches) -> None:
+    rates = {"params.learning_rate": {"grid": [0.5, 0.0005]}}
+    asha = {"kind": "asha", "grace": 10, "reduction": 2}
+    job = {"track": {"mlflow": True}}
+    searches.write(space=rates, concurrent=1, scheduler=asha, job=job, budget={"trials": 2})
+    driver = searches.start("tune", "search.yaml")
+    run = searches.search() / "trials" / "trial-0002"
+    (tracker,) = await_condition("the second trial is tracked", lambda: _trackers(run), PATIENCE)
+    tracker.suspend()  # it still imports its libraries
+    await_condition("it is stopped early", lambda: searches.of_kind("stopped"), PATIENCE)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.communicate()
+    tracker.kill()
+    await_condition("all its processes have ended", lambda: not processes_in(searches.search()), PATIENCE)
+    database = Database(searches.folder / "runs" / "mlflow.db")
+    assert "trial-0002" not in database.runs() and [line["trial"] for line in searches.of_kind("stopped")] == [2]
+
+    away = searches.folder / "runs" / "away.db"
+    (searches.folder / "runs" / "mlflow.db").rename(away)
+    (searches.folder / "runs" / "mlflow.db").mkdir()
+    resumed = searches.start("tune", "--resume", "last")
+    assert "quorate track runs/small-0001/trials/trial-0002" in resumed.communicate(timeout=PATIENCE)[1]
+    (searches.folder / "runs" / "mlflow.db").rmdir()
+    away.rename(searches.folder / "runs" / "mlflow.db")
+
+    searches.run("tune", "--resume", "last")
+    assert database.runs().keys() == {"small-0001", "trial-0001", "trial-0002"}
+    assert database.runs()["trial-0002"] == "KILLED", "as every trial that was stopped early"
+    told = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    steps = {each["step"] for each in told if each["kind"] == "step"}
+    assert {step for step, _ in database.curves("trial-0002")["train/loss"]} == steps
+
+
 def test_a_killed_worker_and_a_killed_node_cost_no_trial(on_nodes: Searches, nodes: RayNodes) -> None:
     marker = on_nodes.folder / "killed"
     go = on_nodes.folder / "go"

@@ -140,6 +140,47 @@ def test_one_that_is_away_is_asked_less_and_less_often_and_loses_nothing(
     assert [step for step, _ in server.curve()] == [1, 2, 3]
 
 
+def test_what_was_sent_before_is_sure_while_it_is_away(run: RunFolder) -> None:
+    server = Server()
+    tell(run, 1, 2, 3, 4, 5)
+    assert Follower(run, ServerTracker(server), 1).poll()
+    tell(run, 6, 7)
+    server.fate = lambda: "away"
+    later = Follower(run, ServerTracker(server), 1)
+    assert not later.poll(always_begin=True)
+    assert (later.has_begun, later.last_step) == (False, 5)
+
+
+def test_of_several_batches_those_that_were_taken_are_sure(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracker_module, "BATCH", 4)
+    server, fates = Server(), iter(["", "", "", "away"])  # to begin, two batches, and the third is not taken
+    server.fate = lambda: next(fates, "away")
+    tell(run, *range(1, 20))
+    follower = Follower(run, ServerTracker(server), 1)
+    assert not follower.poll()
+    there = [step for step, _ in server.curve()]
+    assert there[: follower.last_step] == [*range(1, follower.last_step + 1)] and follower.last_step > 4
+    assert [record.getMessage() for record in caplog.records] == ["server: nobody answers to log. It is tried again."]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_whether_it_has_all_is_known_to_other_processes(run: RunFolder) -> None:
+    def has_all(status: str) -> bool:
+        return Follower(run, ServerTracker(Server()), 1).has_all(status)
+
+    assert has_all("failed"), "there is nothing to tell of a run without a step"
+    tell(run, 1, 2)
+    assert not has_all("interrupted")
+    follower = Follower(run, ServerTracker(Server()), 1)
+    assert follower.poll() and not has_all("interrupted"), "nobody has told it how the run ended"
+    assert follower.finish("interrupted") and has_all("interrupted")
+    assert not has_all("complete")
+    tell(run, 3)
+    assert not has_all("interrupted")
+
+
 def test_another_process_goes_on_where_the_last_was(run: RunFolder) -> None:
     server = Server()
     tell(run, 1, 2, 3, 4, 5)

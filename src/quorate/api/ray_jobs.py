@@ -96,15 +96,20 @@ def _ask_about(run: RunFolder) -> str:
         info = client.get_job_info(submission.id)
     if str(info.status.value) not in OVER or not waits_to_begin(run):
         return ""
-    # Ray adds all that was printed last; the end of that says why.
-    first, *more = str(info.message or "no reason given").strip().splitlines()
     why = mask(
         f"run {run.name} has ended before its launcher began ({info.status.value.lower()}): "
-        f"{' '.join([first, *more[-1:]])} All that was printed: ray job logs {submission.id}"
+        f"{_reason_in(str(info.message or 'no reason given'))} All that was printed: ray job logs {submission.id}"
     )
     with contextlib.suppress(OSError):  # of another's run, which is there for reading only
         replace(submission, failure=why).write(run)
     return why
+
+
+def _reason_in(message: str) -> str:
+    """Ray adds what was printed last. Of that the end says why: a launcher's own error, or the line of an exception."""
+    first, *printed = message.strip().splitlines() or [""]
+    errors = [number for number, line in enumerate(printed) if line.startswith("error: ")]
+    return " ".join(" ".join([first, *printed[errors[-1] if errors else -1 :]]).split())
 
 
 def submit_launcher(client: Any, run: RunFolder, submission: Submission, runtime_env: dict[str, Any]) -> None:

@@ -332,5 +332,8 @@ def run_argument(run: RunFolder) -> str:
 
 def short_path(path: Path) -> str:
     """A path as it can be typed here: relative, if it is below the working folder."""
-    here = Path(os.path.realpath("."))
+    try:
+        here = Path(os.path.realpath("."))
+    except FileNotFoundError:  # Ray removes the copy of a project while its launcher is there
+        return str(path)
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

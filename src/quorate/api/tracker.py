@@ -15,17 +15,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.core.errors import RunError
+from quorate.core.errors import QuorateError, RunError
 from quorate.core.log_records import STDERR, Place, RecordHandler, encoded
 from quorate.core.masking import LineMasker, register_secrets
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
+from quorate.spec.load import load_recorded
 from quorate.spec.secrets import job_secrets
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.lock import FolderInUse, hold
@@ -55,12 +56,13 @@ _FOR_A_MODEL = ("quorate.api.models", "quorate.worker.assembly", "mlflow.pytorch
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a tracker was told, and what is missing: empty if it has everything."""
+    """What a tracker was told, and what is missing: empty if it has everything. One that `is_away` has not answered."""
 
     tracker: str
     points: int
     last_step: int
     missing: str
+    is_away: bool = False
 
 
 def followers_of(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Follower]:
@@ -113,6 +115,31 @@ def catch_up(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Tracked]:
         raise RunError(f"run {run.name} is being tracked by {in_use} already; wait for it to end") from None
     except OSError as error:
         raise RunError(f"cannot write in {run.path}, where it is kept what was sent: {error.strerror}.") from None
+
+
+def catch_up_on_ended(runs: Iterable[RunFolder]) -> None:
+    """Tell trackers what they have missed of runs that have ended, as where a driver was killed with its trials. What
+    is still missing is said, with the command that sends it; a tracker that is away is not waited for at each run."""
+    from quorate.api.recorded_run import run_argument  # which the process itself does without
+
+    is_away = False
+    for run in runs:
+        try:
+            spec = load_recorded(run.job_file, {}, []).spec
+            if spec.track is None or run.holder() is not None:
+                continue
+            ending = _ending(run)
+            if all(follower.has_all(ending) for follower in followers_of(run, spec, spec.track)):
+                continue
+            missing = ["it is not sent either"]
+            if not is_away:
+                with contextlib.redirect_stdout(sys.stderr):  # the task that builds a model may print
+                    told = [each for each in catch_up(run, spec, spec.track) if each.missing]
+                missing, is_away = [each.missing for each in told], any(each.is_away for each in told)
+        except QuorateError as error:
+            missing = [error.message]
+        for sentence in missing:
+            log.warning("%s: %s. To send the rest: quorate track %s", run.name, sentence, run_argument(run))
 
 
 class TrackerProcess:
@@ -356,7 +383,8 @@ def _told(follower: Follower, *, is_missing: bool, why: str = "") -> Tracked:
         why = why if follower.trouble is None else reason(follower.trouble)
         missing = f"{follower.tracker.name} does not have all of the run: nothing is sure after step "
         missing += f"{follower.last_step} ({why})" if why else str(follower.last_step)
-    return Tracked(follower.tracker.name, follower.sent, follower.last_step, missing)
+    is_away = is_missing and not follower.has_begun
+    return Tracked(follower.tracker.name, follower.sent, follower.last_step, missing, is_away)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ from quorate.observe.events import (
     CheckpointFailed,
     CheckpointSaved,
     CheckpointSkipped,
+    CoordinatorReplaced,
     EvaluationDone,
     GenerationFormed,
     HostedLanes,
+    LogMessage,
     MemoryRanOut,
     Resized,
     RolledBack,
@@ -45,6 +47,8 @@ _TOLD_ONCE = frozenset(
         CheckpointSkipped,
     )
 )
+ASKED_TO_END = (130, 143)
+"""Exit codes of a job that somebody has ended, which is no error."""
 _PAGE = 4096
 _RECALLED = 4 * 2**20
 
@@ -128,6 +132,7 @@ class EventLog:
             return  # all have saved and left: nothing is trained again
         if event.kind not in _TOLD_ONCE or self._is_new(event.kind, event.step):
             self._sink.handle(replace(event, time=time.time()))
+            _log_trouble(event)
 
     def _publish_lines(self, lines: tuple[str, ...]) -> None:
         """Write the events that a worker tells, as they are: of most there is one a step, and nothing is to be known of
@@ -163,6 +168,22 @@ class EventLog:
         told = self._told.get((kind, page), 0)
         self._told[kind, page] = told | 1 << bit
         return not told >> bit & 1
+
+
+def _log_trouble(event: Event) -> None:
+    """Have in the log, as a warning or an error, what somebody looks for there: what was lost, and where that led to.
+    Of what a worker tells, its own log has it."""
+    match event:
+        case WorkerLost():
+            log.warning("%s", event.message or "a worker is lost")
+        case RolledBack():
+            log.warning("back to step %d: what follows it is trained again", event.step or 0)
+        case CoordinatorReplaced():
+            log.warning("another coordinator has taken over, and waits for %d processes", event.present or 0)
+        case LogMessage() if event.level != "info":
+            log.warning("%s", event.message)
+        case RunFailed() if event.failure.exit_code not in ASKED_TO_END:
+            log.error("%s", event.failure.message)
 
 
 def _differs(event: Event) -> bool:

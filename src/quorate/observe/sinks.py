@@ -194,6 +194,6 @@ class Durable:
 
     def _fail(self, error: Exception) -> None:
         if not self.failed:
-            log.exception("%s fails, and is given the same event again later", type(self._sink).__name__)
+            log.debug("%s fails, and is given the same event again", type(self._sink).__name__, exc_info=error)
         self.failed += 1
         self.trouble = error

@@ -32,8 +32,8 @@ def submission_of(run: RunFolder) -> Submission | None:
     """None for a run that was started where it was typed."""
     try:
         fields = json.loads(read_regular(run.path / NAME))
-        known = (str(fields[name]) for name in ("id", "address", "file"))
-        return Submission(*known, failure=str(fields.get("failure", "")))
+        known = {name: str(fields[name]) for name in ("id", "address", "file")}
+        return Submission(**known, failure=str(fields.get("failure", "")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

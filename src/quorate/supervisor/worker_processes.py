@@ -179,8 +179,12 @@ class WorkerProcesses:
         for slot, (due, vacancy) in list(self._vacant.items()):
             if self._clock() >= due:
                 del self._vacant[slot]
-                log.info("%s is started again", name_of(slot))
-                self.start(slot, newest() if vacancy.restore else None, is_replacement=True)
+                checkpoint = newest() if vacancy.restore else None
+                if checkpoint is None:
+                    log.info("%s is started again", name_of(slot))
+                else:
+                    log.warning("%s is started from %s: nobody holds a newer state", name_of(slot), checkpoint.name)
+                self.start(slot, checkpoint, is_replacement=True)
 
     def _kill(self, slot: int, pid: int) -> None:
         """One that was only stopped must not wake up and go on. It is told again until it has been reaped."""

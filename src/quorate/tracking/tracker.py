@@ -1,16 +1,19 @@
 """Who keeps the curves of a run for others to see, and how one is brought all that the run's file tells."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from quorate.core.errors import RunError
 from quorate.core.masking import mask
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.observe.jsonl import EventTail, end_of_events
 from quorate.observe.sinks import Batching, Durable
+from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.curves import Curves, Point, Series
 from quorate.tracking.provenance import FOLDER
@@ -87,7 +90,7 @@ class Follower:
         self._pause = _FIRST_PAUSE
         self._not_before = clock()
         self._sink: TrackerSink = _CurveSink(tracker, Curves(every)) if sink is None else sink
-        self._durable = Durable(run.events_file, self._sink, _offset_file(run, tracker))
+        self._durable = Durable(run.events_file, self._sink, _file_of(run, tracker, "offset"))
 
     @property
     def sent(self) -> int:
@@ -96,8 +99,25 @@ class Follower:
 
     @property
     def last_step(self) -> int:
-        """Up to which step it was given everything."""
-        return self._sink.last_step
+        """Up to which step it was given everything, by this process or, as far as that was written down, before."""
+        if self.has_begun:
+            return self._sink.last_step
+        try:
+            told = _events_until(self._run.events_file, self._durable.offset)
+            return max((event.step or 0 for event in told if isinstance(event, StepCompleted)), default=0)
+        except (OSError, RunError):
+            return 0
+
+    def has_all(self, status: str) -> bool:
+        """Whether it was told, by whatever process, all that there is to tell, and that the run has ended so."""
+        try:
+            finished = _file_of(self._run, self.tracker, "finished")
+            if finished.exists():
+                # A run that was resumed has a longer file.
+                return finished.read_text() == f"{status} {end_of_events(self._run.events_file)}"
+            return self._durable.offset == 0 and not self._has_steps()
+        except (OSError, ValueError):
+            return False
 
     def is_needed(self) -> bool:
         """Whether there is anything to bring: a job may be refused before its first step."""
@@ -130,6 +150,8 @@ class Follower:
         except Exception as error:
             self._note(error)
             return False
+        with contextlib.suppress(OSError):  # then it is told once more
+            write_atomically(_file_of(self._run, self.tracker, "finished"), f"{status} {self._durable.offset}")
         self._note(None)
         return True
 
@@ -192,6 +214,8 @@ class _CurveSink:
             batch = self._points[:BATCH]
             self.sent += self._tracker.log(batch)
             del self._points[:BATCH]
+            # Of the step that the next batch begins with, this one may have a part.
+            self.last_step = max(self.last_step, min(batch[-1].step - 1, self._curves.last_step))
         self.last_step = self._curves.last_step
 
     def close(self) -> None: ...
@@ -205,8 +229,8 @@ def reason(error: BaseException) -> str:
     return told if len(told) <= 200 else f"{told[:199]}…"
 
 
-def _offset_file(run: RunFolder, tracker: Tracker) -> Path:
-    return run.path / FOLDER / f"{tracker.key}.offset"
+def _file_of(run: RunFolder, tracker: Tracker, kind: str) -> Path:
+    return run.path / FOLDER / f"{tracker.key}.{kind}"
 
 
 def _events_until(file: Path, offset: int) -> Iterator[Event]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from quorate.api import session
 from quorate.api.job import Job, job_text
+from quorate.api.tracker import catch_up_on_ended
 from quorate.api.train import pass_on_signal
 from quorate.core.errors import RequestError
 from quorate.core.user_code import given
@@ -17,7 +18,7 @@ from quorate.spec.search_load import (
     load_recorded_search,
     resolve_search,
 )
-from quorate.storage.run_folder import runs_folder
+from quorate.storage.run_folder import RunFolder, runs_folder
 from quorate.storage.search_folder import SearchFolder
 from quorate.tune.journal import Listener
 from quorate.tune.proposal import open_search, with_task
@@ -82,6 +83,8 @@ def run(
 ) -> SearchResult:
     """Run a search to its end in its folder, which then has its best job and its report."""
     parent = run_search(search, folder, listener, tick)
+    # A trial that ended just when a driver was killed is not trained again, and has nobody else who tells of it.
+    catch_up_on_ended(RunFolder.all_in(folder.trials))
     result = conclude(folder)
     parent.end(result.record)
     return result
