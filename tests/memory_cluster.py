@@ -76,7 +76,13 @@ class MemoryCluster:
 
     def look(self) -> ClusterView:
         nodes = tuple(
-            Node(name, f"address-of-{name}", {"CPU": float(free)}, name in self.draining, self.draining.get(name))
+            Node(
+                name,
+                f"address-of-{name}",
+                {"CPU": float(free), "bundle_group_0_1f": 999.0},
+                name in self.draining,
+                self.draining.get(name),
+            )
             for name, free in self.free.items()
         )
         return ClusterView(nodes, sum(self.free.values()), self._home)

@@ -111,7 +111,10 @@ def test_who_finds_no_room_waits_which_is_said_once_and_uses_a_node_that_is_adde
         job.start(0)
         monkeypatch.setattr(places, "SAY_WAITING", 0.05)
         job.engine.start(Assignment("", 1, 2, "t", {"params": {}}, "", "127.0.0.1:1", "token"))
-        assert "worker 1 waits for {CPU: 1}" in job.until(Remark).message
+        waiting = (
+            "worker 1 waits for {CPU: 1}: free in the cluster is address-of-a: nothing. The others train meanwhile."
+        )
+        assert job.until(Remark).message == waiting
         job.cluster.free["b"] = 1
         assert job.until(Started).slot == 1
         assert "b" in job.cluster.links

@@ -68,3 +68,4 @@ def test_where_a_host_is_already_comes_first_among_equals() -> None:
 
 def test_what_is_asked_for_in_words() -> None:
     assert in_words({"CPU": 2.0, "GPU": 0.5, "TPU": 0.0}) == "{CPU: 2, GPU: 0.5}"
+    assert in_words({"CPU": 0.0}) == "nothing"

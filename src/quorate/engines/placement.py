@@ -59,5 +59,6 @@ def likely_nodes(
 
 
 def in_words(demand: Mapping[str, float]) -> str:
-    """What one worker asks for, as in ``{CPU: 2, GPU: 1}``."""
-    return "{" + ", ".join(f"{what}: {amount:g}" for what, amount in demand.items() if amount > 0) + "}"
+    """What one worker asks for, or what a node has of that, as in ``{CPU: 2, GPU: 1}``."""
+    words = [f"{what}: {amount:g}" for what, amount in demand.items() if amount > 0]
+    return f"{{{', '.join(words)}}}" if words else "nothing"

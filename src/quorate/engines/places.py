@@ -187,7 +187,9 @@ class Places:
 
     def _waiting_in_words(self, slot: int) -> str:
         nodes = () if self._nodes.view is None else self._nodes.view.nodes
-        free = "; ".join(f"{node.address}: {in_words(node.free)}" for node in nodes) or "no node"
+        # Of what is asked for: a cluster counts much else, and under names of its own.
+        here = [(node.address, {what: node.free.get(what, 0.0) for what in self._demand}) for node in nodes]
+        free = "; ".join(f"{address}: {in_words(left)}" for address, left in here) or "no node"
         if self._gang and slot >= self._gang:
             return (
                 f"{name_of(slot)} has no place: the gang was started with {self._gang}. Stop the job, and resume it"

@@ -49,6 +49,7 @@ class RayCluster:
         self._rooms: list[RayRoom] = []
         # Nodes that are about to be taken away, as of the last look.
         self._draining: frozenset[str] = frozenset()
+        self._addresses: dict[str, str] = {}
 
     def connect(self) -> ClusterView:
         if not ray.is_initialized():
@@ -67,12 +68,17 @@ class RayCluster:
                 id, deadline = one["NodeID"], draining.get(one["NodeID"])
                 until = deadline / 1000 if deadline else None
                 nodes.append(Node(id, one["NodeManagerAddress"], dict(free.get(id, {})), deadline is not None, until))
+                self._addresses[id] = one["NodeManagerAddress"]
                 cores += one["Resources"].get("CPU", 0.0)
         return ClusterView(tuple(nodes), max(1, int(cores)), ray.get_runtime_context().get_node_id())
 
     def open_host(self, node: str) -> "RayHostLink":
         placed = host_class().options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-        return RayHostLink(node, placed.remote(self._run_name, self._sent))
+        return RayHostLink(node, placed.remote(self._run_name, self._sent), self.address_of(node))
+
+    def address_of(self, place: str) -> str:
+        """What people call the node of a place by."""
+        return self._addresses.get(node_of(place), place[:8])
 
     def ask_room(self, node: str | None, avoid: frozenset[str]) -> Room:
         options: dict[str, Any] = {"strategy": "STRICT_PACK"}
@@ -136,8 +142,9 @@ def gpus_given() -> str:
 class RayHostLink:
     """Calls of a host's actor."""
 
-    def __init__(self, node: str, actor: Any) -> None:
+    def __init__(self, node: str, actor: Any, address: str) -> None:
         self._node = node
+        self._address = address
         self._actor = actor
         self._lifeline: socket.socket | None = None
         self._lifeline_asked = actor.lifeline.remote()
@@ -157,7 +164,7 @@ class RayHostLink:
         except ray.exceptions.ActorUnavailableError as error:
             if self._is_cut():
                 raise self._lost("its process has ended") from None
-            raise HostSilent(f"the host on node {self._node[:8]} cannot be reached: {error}") from None
+            raise HostSilent(f"the host on {self._address} cannot be reached: {first_line(error)}") from None
         except ray.exceptions.RuntimeEnvSetupError as error:
             raise HostLost(f"what engine.runtime_env asks for cannot be had there ({_why_not_had(error)})") from None
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
@@ -188,7 +195,7 @@ class RayHostLink:
                 raise self._lost("its process has ended")
             self._check_commands()
             if time.monotonic() > over:
-                raise HostSilent(f"the host on node {self._node[:8]} has not answered for {seconds + GRACE:.0f} s")
+                raise HostSilent(f"the host on {self._address} has not answered for {seconds + GRACE:.0f} s")
         return ray.get(asked)
 
     def _check_commands(self) -> None:
@@ -211,7 +218,7 @@ class RayHostLink:
         try:
             lifeline = socket.create_connection(address, timeout=PROBE)
         except OSError as error:  # from outside of the cluster's network, say: Ray tells it as well, later
-            log.info("the host on node %s cannot be reached directly: %s", self._node, error)
+            log.info("the host on %s cannot be reached directly: %s", self._address, error)
             return
         with self._turn:
             self._lifeline = lifeline

@@ -235,7 +235,8 @@ class RayTrainCluster(RayCluster):
                 return super().open_host(node)
             if group is None or node not in group.actors:
                 raise HostLost("its group is gone")
-            return TrainHostLink(node, group.actors[node], lambda: self.break_up(group), lambda: group.is_broken)
+            actor, address = group.actors[node], self.address_of(node)
+            return TrainHostLink(node, actor, address, lambda: self.break_up(group), lambda: group.is_broken)
 
     def take_place(self) -> tuple[_Group, str] | None:
         """A place in the group that there is, once all of its hosts are there."""
@@ -346,8 +347,10 @@ class TrainRoom:
 class TrainHostLink(RayHostLink):
     """Calls of the host that a worker of Ray Train has. Its loss is that of its group."""
 
-    def __init__(self, place: str, actor: Any, break_up: Callable[[], None], is_broken: Callable[[], bool]) -> None:
-        super().__init__(place, actor)
+    def __init__(
+        self, place: str, actor: Any, address: str, break_up: Callable[[], None], is_broken: Callable[[], bool]
+    ) -> None:
+        super().__init__(place, actor, address)
         self._break_up = break_up
         self._is_broken = is_broken
         self._is_ending = False
