@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from history.run_builder import Story, build_run
 from quorate.api import tracker as process
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
@@ -73,3 +74,40 @@ def test_whoever_waits_in_vain_is_told_what_for(tmp_path: Path, monkeypatch: pyt
     (missing,) = follow(run, tracker, over, monkeypatch)
     assert missing.endswith("nothing is sure after step 0 (its libraries are still being imported)")
     tracker.given.set()
+
+
+def test_runs_that_ended_untold_are_told_and_what_cannot_be_is_said_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of trials whose driver was killed: the first was told, the second not to its end, the third not at all."""
+    story, job = Story().begin().train(1, 3), {"track": {"tensorboard": True}}
+    runs = [build_run(tmp_path, job=job, story=story, result={"status": "interrupted"}) for _ in range(3)]
+    held = build_run(tmp_path, job=job, story=story)
+    servers = {run.name: Server() for run in (*runs, held)}
+    monkeypatch.setattr(process, "ABSENT", 0.0)
+    monkeypatch.setattr(process, "_EVERY", 0.01)
+    monkeypatch.setattr(process, "followers_of", lambda run, *_: [Follower(run, ServerTracker(servers[run.name]), 1)])
+    for run in runs[:2]:
+        (run.path / "tracking").mkdir()
+        (follower,) = process.followers_of(run, SPEC, TrackSpec())
+        assert follower.poll() and (run is runs[1] or follower.finish("interrupted"))
+    told = servers[runs[0].name].ending
+    servers[runs[0].name] = Server()  # who is asked nothing has nothing
+
+    for server in servers.values():
+        server.fate = lambda: "away"
+    with held.lock():
+        process.catch_up_on_ended([*runs, held])
+    first, second = caplog.messages[1:]  # after that it is tried again
+    assert first.startswith("tiny-0002: server does not have all of the run: nothing is sure after step 3 (nobody")
+    assert first.endswith(f"To send the rest: quorate track {runs[1].path}")
+    assert second == f"tiny-0003: it is not sent either. To send the rest: quorate track {runs[2].path}"
+
+    for server in servers.values():
+        server.fate = lambda: ""
+    with held.lock():
+        process.catch_up_on_ended([*runs, held])
+        process.catch_up_on_ended([*runs, held])
+    assert [len(servers[run.name].curve()) for run in (*runs, held)] == [0, 3, 3, 0]
+    assert servers[runs[1].name].ending == servers[runs[2].name].ending == told
+    assert len([message for message in caplog.messages if "To send" in message]) == 2
