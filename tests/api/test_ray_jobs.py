@@ -157,6 +157,20 @@ def test_one_that_ray_gave_up_is_failed_with_its_reason(jobs: Jobs, run: RunFold
     assert RunRecord.read(run).status is Status.FAILED
 
 
+@pytest.mark.parametrize("verb", ["runs", "show", "top --once", "report", "logs", "stop"])
+def test_every_verb_asks_ray_about_a_run_that_waits(
+    jobs: Jobs, run: RunFolder, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.known[0].status, jobs.known[0].message = JobStatus.FAILED, IMPORT_FAILED
+    monkeypatch.chdir(run.path.parent)
+    name, *options = verb.split()
+    done = CliRunner().invoke(app, [name, *options, *(["--runs", "."] if name == "runs" else [str(run.path)])])
+    assert (done.exit_code == 0) is (name not in ("logs", "stop"))
+    assert RunRecord.read(run).status is Status.FAILED
+    if name != "report":
+        assert "failed" in done.output + str(done.exception)
+
+
 def test_a_refusal_of_the_launcher_is_told_whole(jobs: Jobs, run: RunFolder) -> None:
     said = "Job entrypoint command failed, last logs:\nconnecting\nerror: the task has changed.\n  Use --branch.\n"
     jobs.known[0].status, jobs.known[0].message = JobStatus.FAILED, said
