@@ -125,8 +125,8 @@ CLUSTER = Board(
                 "Seconds to recover",
                 SECONDS,
                 {
-                    "{{run}}": f"sum by (run) ({selected('quorate_recovery_seconds_sum')})"
-                    f" / (sum by (run) ({selected('quorate_recovery_seconds_count')}) > 0)"
+                    "{{run}}": f"sum by (run, run_id) ({selected('quorate_recovery_seconds_sum')})"
+                    f" / (sum by (run, run_id) ({selected('quorate_recovery_seconds_count')}) > 0)"
                 },
                 "From the first sign of a loss to the next new step; mean of all so far.",
             ),
@@ -142,7 +142,7 @@ TRAINING = Board(
             _now("Step", PLAIN, selected("quorate_last_step"), "The last that is complete."),
             _now("Epoch", PLAIN, selected("quorate_epoch"), "From 0."),
             _now("Loss", RATE, selected("quorate_loss"), "Of the last step."),
-            _now("Samples per second", RATE, selected("quorate_samples_per_second"), "In the last step."),
+            _now("Samples per second", RATE, rate("quorate_samples_total"), "Mean of the last minutes."),
             _now("Skipped steps", PLAIN, selected("quorate_steps_skipped_total"), "Their loss was not finite."),
             _now("Bad samples", PLAIN, selected("quorate_bad_samples_total"), "Left out as unreadable."),
         ),
@@ -167,15 +167,15 @@ TRAINING = Board(
                 "Seconds of a step",
                 SECONDS,
                 {
-                    "{{run}} mean": mean("quorate_step_seconds", "run"),
-                    "{{run}} 95 %": quantile(0.95, "quorate_step_seconds", "run"),
+                    "{{run}} mean": mean("quorate_step_seconds", "run, run_id"),
+                    "{{run}} 95 %": quantile(0.95, "quorate_step_seconds", "run, run_id"),
                 },
                 "In the worker that hosts lane 0.",
             ),
             Panel(
                 "Seconds by phase",
                 SECONDS,
-                {"{{run}} {{phase}}": mean("quorate_phase_seconds", "run, phase")},
+                {"{{run}} {{phase}}": mean("quorate_phase_seconds", "run, run_id, phase")},
                 "Mean of a step: waiting for data, computing gradients, exchanging them, applying the update.",
             ),
             Panel(
@@ -202,8 +202,12 @@ EXCHANGE = Board(
             Panel(
                 "Bandwidth of the exchange",
                 BYTE_RATE,
-                {"{{run}}": selected("quorate_exchange_bytes_per_second")},
-                "Bytes of all workers in a step, per second that it waited for the exchange. More than the links carry,"
+                {
+                    "{{run}}": f"sum by (run, run_id) ({rate('quorate_exchange_bytes_total')}) / sum by (run, run_id) ("
+                    + rate("quorate_phase_seconds_sum", 'phase="exchange"')
+                    + ")"
+                },
+                "Bytes of all workers, per second that steps waited for the exchange. More than the links carry,"
                 " where the exchange overlaps with the backward pass.",
             ),
             Panel(
@@ -225,7 +229,7 @@ EXCHANGE = Board(
                 "Seconds of the exchange",
                 SECONDS,
                 {
-                    f"{{{{run}}}} {part:.0%}": f"histogram_quantile({part}, sum by (le, run) ("
+                    f"{{{{run}}}} {part:.0%}": f"histogram_quantile({part}, sum by (le, run, run_id) ("
                     + rate("quorate_phase_seconds_bucket", 'phase="exchange"')
                     + "))"
                     for part in (0.5, 0.95)
@@ -245,8 +249,8 @@ EXCHANGE = Board(
                 "Late updates",
                 PLAIN,
                 {
-                    "{{run}} mean": mean("quorate_staleness_updates", "run"),
-                    "{{run}} 95 %": quantile(0.95, "quorate_staleness_updates", "run"),
+                    "{{run}} mean": mean("quorate_staleness_updates", "run, run_id"),
+                    "{{run}} 95 %": quantile(0.95, "quorate_staleness_updates", "run, run_id"),
                 },
                 "Updates of others between the pull and the push of a unit of work: strategy.mode bounded or"
                 " asynchronous.",
@@ -387,8 +391,8 @@ SYSTEM = Board(
                 "Network",
                 BYTE_RATE,
                 {
-                    "{{host}} received": selected("quorate_machine_network_received_bytes_per_second"),
-                    "{{host}} sent": selected("quorate_machine_network_sent_bytes_per_second"),
+                    "{{host}} received": rate("quorate_machine_network_received_bytes_total"),
+                    "{{host}} sent": rate("quorate_machine_network_sent_bytes_total"),
                 },
                 "Without loopback.",
             ),
@@ -396,8 +400,8 @@ SYSTEM = Board(
                 "Disks",
                 BYTE_RATE,
                 {
-                    "{{host}} read": selected("quorate_machine_disk_read_bytes_per_second"),
-                    "{{host}} written": selected("quorate_machine_disk_written_bytes_per_second"),
+                    "{{host}} read": rate("quorate_machine_disk_read_bytes_total"),
+                    "{{host}} written": rate("quorate_machine_disk_written_bytes_total"),
                 },
                 "All disks of the machine.",
             ),

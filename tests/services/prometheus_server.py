@@ -24,11 +24,11 @@ def quick_rules(text: str) -> str:
 
 
 class PrometheusServer(Service):
-    """Scrapes the jobs that a folder of runs lists."""
+    """Scrapes the jobs that a folder of runs lists, every so often."""
 
-    def __init__(self, folder: Path, runs: Path) -> None:
+    def __init__(self, folder: Path, runs: Path, every: str = QUICK) -> None:
         config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
-        config["global"] = {"scrape_interval": QUICK, "scrape_timeout": QUICK, "evaluation_interval": QUICK}
+        config["global"] = {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": QUICK}
         del config["alerting"]
         (scraped,) = config["scrape_configs"]
         (listed,) = scraped["file_sd_configs"]

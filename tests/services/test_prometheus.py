@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -35,6 +37,7 @@ pytestmark = pytest.mark.services
 
 ROOT = DEPLOY.parent
 LOST, FAILED = "QuorateWorkerLost", "QuorateCheckpointFailed"
+JOB_FAILED, LAUNCHER_LOST = "QuorateJobFailed", "QuorateLauncherLost"
 
 
 def load_dashboards() -> Any:
@@ -223,6 +226,73 @@ def test_the_job_ends_with_the_bits_of_the_undisturbed_one_and_is_listed_no_more
     assert done.document["same"]
     assert json.loads((watched.workplace.folder / "runs" / "prometheus.json").read_text()) == []
     await_condition("its end", lambda: watched.prometheus.query("quorate_up") == [])
+
+
+# --- how jobs end
+
+
+@pytest.fixture
+def ending(tmp_path: Path) -> Iterator[tuple[PrometheusServer, Workplace]]:
+    """One that looks as seldom as `deploy` has it: between two looks a job has long ended."""
+    (tmp_path / "work" / "runs").mkdir(parents=True)
+    workplace = Workplace(tmp_path / "work")
+    server = PrometheusServer(tmp_path, workplace.folder / "runs", every="5s")
+    server.start()
+    yield server, workplace
+    server.kill()
+    workplace.clean_up()
+
+
+def start_scraped(server: PrometheusServer, workplace: Workplace, **environment: str) -> Running:
+    """A job that waits in its third step for the file `go`, and is known to Prometheus."""
+    running = workplace.start("train", "job.yaml", "--workers", "2", "--set", "track.prometheus=0", **environment)
+    await_condition("a scrape of the job", lambda: server.query("quorate_last_step") == [2])
+    return running
+
+
+def test_a_job_that_fails_fires_an_alert_and_its_lost_worker_none_any_more(
+    ending: tuple[PrometheusServer, Workplace],
+) -> None:
+    server, workplace = ending
+    running = start_scraped(server, workplace, HOLD="5", TROUBLE="loss")
+    os.kill(workplace.workers()[1], signal.SIGKILL)
+    await_condition("the alert of the lost worker", lambda: server.is_firing(LOST))
+    workplace.go()
+    done = running.done()
+    assert done.code == 1 and "trouble in loss" in done.stderr
+    await_condition("the alert", lambda: server.is_firing(JOB_FAILED))
+    await_condition("the end of the other", lambda: not server.is_firing(LOST))
+    await_condition("the end of its target", lambda: server.query("up") == [])
+    assert not server.has_fired(LAUNCHER_LOST)
+
+
+def test_a_launcher_that_is_killed_fires_an_alert_until_the_run_is_resumed(
+    ending: tuple[PrometheusServer, Workplace],
+) -> None:
+    server, workplace = ending
+    running = start_scraped(server, workplace, HOLD="5")
+    running.process.kill()
+    running.process.communicate()
+    await_condition("the alert", lambda: server.is_firing(LAUNCHER_LOST))
+    # Another launcher in the same folder does not have it forgotten.
+    assert workplace.train("--workers", "1", "--set", "track.prometheus=0", HOLD="0").code == 0
+    assert "tiny-0001" in (workplace.folder / "runs" / "prometheus.json").read_text(), "it is still seen to be down"
+    assert not server.has_fired(JOB_FAILED)
+    # Long enough to be scraped: it waits again.
+    resumed = workplace.start("resume", "tiny-0001", "--set", "track.prometheus=0", HOLD="3")
+    await_condition("its end", lambda: server.query("quorate_up == 1") and not server.is_firing(LAUNCHER_LOST))
+    workplace.go()
+    assert resumed.done().code == 0
+
+
+def test_the_end_of_a_job_is_scraped_and_fires_nothing(ending: tuple[PrometheusServer, Workplace]) -> None:
+    server, workplace = ending
+    running = start_scraped(server, workplace, HOLD="5")
+    workplace.go()
+    assert running.done().code == 0
+    assert server.query("last_over_time(quorate_up[1h])") == [0]
+    await_condition("the end of its target", lambda: server.query("up") == [])
+    assert not any(map(server.has_fired, (JOB_FAILED, LAUNCHER_LOST, LOST)))
 
 
 def test_quick_rules_are_the_same_but_for_time() -> None:

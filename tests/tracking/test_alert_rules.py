@@ -45,7 +45,9 @@ def test_an_alert_has_a_severity_a_summary_and_leads_to_what_to_do(rule: dict[st
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert rule["annotations"]["summary"]
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-    assert (ROOT / page).is_file()
+    key = re.fullmatch(r'\{\{ or \$externalLabels\.(\w+) "(.*)" \}\}', page)
+    assert key is not None and (ROOT / key[2]).is_file()
+    assert f"external_labels: {{{key[1]}: https://" in MONITORING, "how it is made absolute"
     assert anchor == rule["alert"].lower(), "as the anchor of its heading is made"
     for part in ("**What it means.**", "**What to look at.**", "**What to do.**"):
         assert sections()[rule["alert"]].count(part) == 1

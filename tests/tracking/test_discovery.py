@@ -78,6 +78,23 @@ def test_a_killed_launcher_is_dropped_by_whoever_writes_next(tmp_path: Path) -> 
     assert listed(tmp_path) == {"tiny-0002": "127.0.0.1:2"}
 
 
+def test_a_killed_launcher_stays_listed_for_a_while_after_its_last_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, other = RunFolder.create(tmp_path, "tiny"), RunFolder.create(tmp_path, "tiny")
+    announce(gone, "tiny", "127.0.0.1:1")  # nobody holds its lock
+    gone.events_file.touch()
+    with other.lock():
+        announce(other, "tiny", "127.0.0.1:2")
+        assert listed(tmp_path) == {"tiny-0001": "127.0.0.1:1", "tiny-0002": "127.0.0.1:2"}, "it can be seen to be down"
+        announce(other, "tiny", "127.0.0.1:1")
+        assert listed(tmp_path) == {"tiny-0002": "127.0.0.1:1"}, "another has its address"
+        announce(gone, "tiny", "127.0.0.1:3")
+        monkeypatch.setattr(discovery, "_KEPT", 0.0)
+        announce(other, "tiny", "127.0.0.1:1")
+        assert listed(tmp_path) == {"tiny-0002": "127.0.0.1:1"}, "a while later"
+
+
 @pytest.mark.parametrize(
     "content", ["", "no JSON", "{}", "[1, 2]", '[{"labels": 3}]', '[{"labels": {}, "targets": []}]']
 )

@@ -26,6 +26,7 @@ from quorate.observe.events import (
     HostedLanes,
     LinksMeasured,
     MachineLoad,
+    RunFailed,
     StalenessObserved,
     StepCompleted,
     SystemSampled,
@@ -83,6 +84,14 @@ def test_every_metric_has_the_run_and_a_help_text() -> None:
     assert names == helped
     assert all(name.startswith("quorate_") for name in names)
     assert not any(name.endswith("_created") for name, _ in job.series)
+
+
+@pytest.mark.parametrize(("code", "failed"), [(1, 1), (2, 1), (130, 0), (143, 0)])
+def test_a_job_that_has_failed_says_so_and_one_that_was_stopped_does_not(code: int, failed: int) -> None:
+    job = Scraped()
+    assert (job["quorate_up"], job["quorate_job_failed"]) == (1, 0)
+    job.handle(RunFailed.of(Failure("UserCodeError", "trouble", exit_code=code)))
+    assert (job["quorate_up"], job["quorate_job_failed"]) == (0, failed)
 
 
 def test_every_metric_is_documented() -> None:
@@ -165,7 +174,6 @@ def test_bytes_of_the_exchange_are_counted_for_steps_that_came_before_the_word_o
     job.handle(first, step(1), step(2), second, step(3, exchange_s=0.5))
     assert job["quorate_exchange_bytes_total worker=0"] == 300
     assert job["quorate_exchange_bytes_total worker=1"] == 150
-    assert job["quorate_exchange_bytes_per_second"] == 300
     assert job["quorate_link_latency_seconds worker=1 peer=0"] == pytest.approx(3e-5)
 
 
@@ -207,6 +215,17 @@ def test_the_machine_and_its_gpus_are_shown_by_host_and_go_with_the_last_worker_
     job.handle(WorkerLost(worker=0, message=KILLED))
     assert not any(name.startswith(("quorate_machine", "quorate_gpu")) for name, _ in job.series)
     assert job["quorate_worker_cpu_ratio worker=1 host=a"] == 0.5
+
+
+def test_what_a_machine_sends_is_counted_from_its_first_sample_on() -> None:
+    job = Scraped()
+    for time, rate in ((100.0, 7.0), (110.0, 3.0), (115.0, 2.0), (90.0, 5.0)):  # the clock of the last was set back
+        machine = MachineLoad(network_sent_bytes_per_second=rate)
+        job.handle(SystemSampled(worker=0, host="a", time=time, machine=machine))
+        if time == 100.0:
+            assert job["quorate_machine_network_sent_bytes_total host=a"] == 0
+    assert job["quorate_machine_network_sent_bytes_total host=a"] == 10 * 3 + 5 * 2
+    assert not any("disk_read" in name for name, _ in job.series), "nothing is known of it"
 
 
 def test_who_has_left_a_job_that_was_made_smaller_is_shown_no_more() -> None:

@@ -1,20 +1,24 @@
 """The live view of a job: what its pages say, from its first moment to its last, beside a real job and without one."""
 
 import contextlib
+import getpass
 import json
 import socket
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from command import Workplace, await_condition, finished, used_workplace, workplace  # noqa: F401 (fixtures)
+from command import PATIENCE, Workplace, await_condition, finished, used_workplace, workplace  # noqa: F401 (fixtures)
 from made_events import make_event
 from quorate.core.errors import RequestError
+from quorate.core.failure import Failure
 from quorate.observe.event import Event
+from quorate.observe.events import RunFailed
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.prometheus import PrometheusView, Readiness
+from quorate.tracking.prometheus import PrometheusView, Readiness, Scrapes
 from tracking.metrics_read import shown, spec_of
 
 
@@ -102,6 +106,113 @@ def test_steps_that_come_are_readiness_and_those_that_are_overdue_are_not() -> N
     readiness.handle(step(3))
     readiness.handle(make_event("finished"))
     assert not readiness.is_ready()
+
+
+def test_whoever_scrapes_is_expected_again_for_two_intervals() -> None:
+    now = 0.0
+    scrapes = Scrapes(now=lambda: now)
+    assert not scrapes.may_come(), "nobody ever did"
+    scrapes.note()
+    now = 59.0
+    assert scrapes.may_come(), "how often is not known yet"
+    now = 61.0
+    assert not scrapes.may_come()
+    scrapes.note()
+    now += 15
+    scrapes.note()
+    now += 29
+    assert scrapes.may_come()
+    now += 2
+    assert not scrapes.may_come(), "whoever it was has given up"
+
+
+def labels_of(address: str) -> dict[str, str]:
+    (labels,) = (dict(labels) for name, labels in shown(get(address, "/metrics")[1]) if name == "quorate_up")
+    return labels
+
+
+def test_runs_of_one_name_in_two_folders_differ_by_their_id_and_one_that_is_moved_keeps_its_own(tmp_path: Path) -> None:
+    found = []
+    for folder in ("a", "b", "c"):
+        if folder == "c":
+            (tmp_path / "c").mkdir()
+            (tmp_path / "a" / "tiny-0001").rename(tmp_path / "c" / "tiny-0001")
+            run = RunFolder(tmp_path / "c" / "tiny-0001")
+        else:
+            run = RunFolder.create(tmp_path / folder, "tiny")
+        with contextlib.closing(PrometheusView(run, spec_of(track={"prometheus": 0}), 2, is_hurried=lambda: True)):
+            address = address_in(tmp_path / folder)
+            assert address is not None
+            found.append(labels_of(address))
+    first, second, moved = found
+    assert first["run"] == second["run"] == "tiny-0001" and first["run_id"] != second["run_id"]
+    assert first == moved
+    assert first["user"] == getpass.getuser()
+
+
+class Closing:
+    """A view that is closed beside the test, after a failure that was not scraped yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[str] = []
+        self.is_hurried = False
+        run = RunFolder.create(folder, "tiny")
+        self._view = PrometheusView(run, spec_of(track={"prometheus": 0}), 2, self.said.append, lambda: self.is_hurried)
+        self.address = str(address_in(folder))
+        self.thread = threading.Thread(target=self._view.close)
+
+    def scrape(self) -> dict[str, float]:
+        text = get(self.address, "/metrics")[1]
+        return {
+            name: number for (name, _), number in shown(text).items() if name in ("quorate_up", "quorate_job_failed")
+        }
+
+    def fail(self) -> None:
+        self._view.handle(RunFailed.of(Failure("UserCodeError", "trouble")))
+        self.thread.start()
+
+
+def test_a_failure_can_be_scraped_twice_after_the_end_and_then_the_endpoint_is_gone(tmp_path: Path) -> None:
+    closing = Closing(tmp_path)
+    assert closing.scrape() == {"quorate_up": 1, "quorate_job_failed": 0}
+    closing.fail()
+    await_condition("a word to the user", lambda: closing.said)
+    assert "Ctrl-C ends the wait" in closing.said[0]
+    assert address_in(tmp_path) == closing.address, "it is still listed"
+    for _ in range(2):
+        assert closing.scrape() == {"quorate_up": 0, "quorate_job_failed": 1}
+    closing.thread.join(PATIENCE)
+    assert not closing.thread.is_alive() and address_in(tmp_path) is None
+    with pytest.raises(urllib.error.URLError):
+        closing.scrape()
+
+
+def test_nobody_waits_who_was_never_scraped_or_is_in_a_hurry(tmp_path: Path) -> None:
+    unseen = Closing(tmp_path / "unseen")
+    unseen.fail()
+    unseen.thread.join(PATIENCE)
+    assert not unseen.thread.is_alive() and not unseen.said
+    hurried = Closing(tmp_path / "hurried")
+    hurried.scrape()
+    hurried.fail()
+    await_condition("a word to the user", lambda: hurried.said)
+    hurried.is_hurried = True
+    hurried.thread.join(PATIENCE)
+    assert not hurried.thread.is_alive()
+
+
+def test_ctrl_c_ends_the_wait_for_prometheus(workplace: Workplace) -> None:  # noqa: F811
+    runs = workplace.folder / "runs"
+    running = workplace.start("train", "job.yaml", "--set", "track.prometheus=0", "--workers", "1", HOLD="9")
+    address = await_condition("an address", lambda: address_in(runs))
+    assert value(address, "quorate_up") == 1
+    workplace.go()
+    assert running.process.stderr is not None
+    assert any("waiting for Prometheus to see the end" in line for line in running.process.stderr)
+    assert address_in(runs) == address, "it is still listed"
+    running.interrupt()
+    done = running.done(within=50)  # less than is waited where there was only one scrape
+    assert (done.code, workplace.result()["status"]) == (0, "complete")
 
 
 def test_a_port_in_use_is_refused_before_anything_is_trained(workplace: Workplace) -> None:  # noqa: F811

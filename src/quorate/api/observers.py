@@ -21,14 +21,19 @@ _EXPORTER = "opentelemetry.exporter.otlp.proto.grpc"
 
 
 class Observers:
-    """Sinks beside the display. None of them can end a job, or hold it up."""
+    """Sinks beside the display. None of them can end a job, or hold it up.
 
-    def __init__(self, run: RunFolder, spec: JobSpec) -> None:
+    At its end a job may wait until Prometheus has seen it: `say` tells people of that, and `is_hurried` ends it.
+    """
+
+    def __init__(
+        self, run: RunFolder, spec: JobSpec, say: Callable[[str], None], is_hurried: Callable[[], bool]
+    ) -> None:
         self.notices: list[str] = []
         """What whoever started the job should know of them."""
         self._sinks: list[Guarded] = []
         try:
-            for sink in _switched_on(run, spec, self.notices.append):
+            for sink in _switched_on(run, spec, self.notices.append, say, is_hurried):
                 self._sinks.append(Guarded(sink))
         except BaseException:
             self.close()  # those that came before the one that cannot be
@@ -45,18 +50,25 @@ class Observers:
             sink.handle(event)
 
     def close(self) -> None:
-        for sink in self._sinks:
+        # The newest first: Prometheus, which may take its time, was the first but one.
+        for sink in reversed(self._sinks):
             sink.close()
 
 
-def _switched_on(run: RunFolder, spec: JobSpec, tell: Callable[[str], None]) -> Iterator[Sink]:
+def _switched_on(
+    run: RunFolder,
+    spec: JobSpec,
+    tell: Callable[[str], None],
+    say: Callable[[str], None],
+    is_hurried: Callable[[], bool],
+) -> Iterator[Sink]:
     """Each is imported only where it is switched on: nobody waits for a library that is not used."""
     yield IndexSink(run.events_file)
     # The first, since it may refuse the request: nothing else is started then.
     if spec.track is not None and spec.track.prometheus is not None:
         from quorate.tracking.prometheus import PrometheusView
 
-        view = PrometheusView(run, spec, workers_here(spec, usable_cores()))
+        view = PrometheusView(run, spec, workers_here(spec, usable_cores()), say, is_hurried)
         tell(view.notice)
         yield view
     if spec.track is not None and spec.track.has_trackers:

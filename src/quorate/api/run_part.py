@@ -57,7 +57,6 @@ ENDINGS = {
     "interrupted": "interrupted",
     "terminated": "terminated",
 }
-STOPPED = {130: "interrupted", 143: "terminated"}
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,8 @@ class Part:
         register_secrets(job_secrets(self._spec))
         self._workers = workers_here(self._spec, usable_cores())
         # First: what is switched on may be refused, and a display would be left open.
-        self._observers = Observers(self.run, self._spec)
+        self._signals = Signals()
+        self._observers = Observers(self.run, self._spec, self._say, lambda: bool(self._signals.received))
         self._display = Guarded(WithPrints(self.watch(RunStart(self.run, self._spec, self._workers)), self.run))
         self._has_trained = self._has_finished = self._has_ended = False
         self._recoveries = RecoveryLog()
@@ -124,10 +124,11 @@ class Part:
             return self._train(signals)
 
     def _train(self, signals: Signals) -> Result:
+        self._signals = signals
         copied: list[dict[str, Any]] = []
         started = time.perf_counter()
         for notice in (*self.notices, *self._observers.notices):
-            self._display.handle(LogMessage(level="info", message=notice))
+            self._say(notice)
         if (idle := idle_gpus(self._spec, self._workers)) is not None:
             log.warning("%s", idle)
             self._display.handle(LogMessage(level="warning", message=idle))
@@ -145,12 +146,17 @@ class Part:
             finally:
                 copied = copies.conclude(signals) if self._has_trained else copies.abandon()
         finally:
-            self._display.close()
-            self._observers.close()
+            try:
+                self._observers.close()
+            finally:
+                self._display.close()
         if copied:
             fields["copies"] = copied
             self._write_result(fields)
         return Result.of(self.run, fields)
+
+    def _say(self, message: str) -> None:
+        self._display.handle(LogMessage(level="info", message=message))
 
     def _handle(self, event: Event) -> None:
         """Show an event. Not a failure: what ended the job is told once, by the error that is raised for it."""
@@ -243,7 +249,7 @@ class Part:
             failure = failure.at(exit_code=JobError.exit_code)
         if failure.is_refusal:
             return failure.error()
-        status = STOPPED.get(failure.exit_code, "failed")
+        status = failure.stopped or "failed"
         try:
             self.run.write_result({**about, "status": status, "failure": failure.to_dict(), "recoveries": recoveries})
         except QuorateError as error:

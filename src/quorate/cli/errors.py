@@ -18,13 +18,12 @@ from rich.text import Text
 
 from quorate.cli.output import print_document
 from quorate.core.errors import JobFileError, OutputError, QuorateError
-from quorate.core.failure import JobFailed, Remains
+from quorate.core.failure import STOPPED, JobFailed, Remains
 from quorate.core.masking import mask, mask_all
 from quorate.core.user_code import describe
 from quorate.observe.quantities import visible
 from quorate.observe.screen import Screen
 
-STOPPED = {130: "interrupted", 143: "terminated"}
 INDENT = 2
 FLAGS_ELSEWHERE = {
     **dict.fromkeys(("gpus", "devices", "nproc", "nproc_per_node", "num_processes", "world_size"), "--workers "),

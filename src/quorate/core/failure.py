@@ -27,6 +27,8 @@ _REPEATABLE = {error.__name__ for error in (UserCodeError, LossError, MetricErro
 _REPEATABLE |= {POISON_BATCH}
 
 
+STOPPED = {130: "interrupted", 143: "terminated"}
+
 CHECKPOINT_LOST = "CheckpointLost"
 """The kind of failure of a job of which nobody holds the state, and whose checkpoints are gone."""
 
@@ -68,6 +70,11 @@ class Failure:
     def at(self, **place: Any) -> "Failure":
         """The same failure with its place filled in (worker, lane, step, phase)."""
         return replace(self, **place)
+
+    @property
+    def stopped(self) -> str | None:
+        """The status of a run that a signal has ended, interrupted or terminated; None for one that has failed."""
+        return STOPPED.get(self.exit_code)
 
     @property
     def place_in_words(self) -> str:

@@ -141,6 +141,11 @@ class RunFolder:
         with explaining(f"cannot look at run {self.name} in {self.path.parent}"):
             return _read_creation(self.path)
 
+    @property
+    def id(self) -> str:
+        """What tells it from runs of the same name in other folders. It stays when the run is moved or copied."""
+        return _digest(f"{self.name} {self.created.isoformat()}")[:12]
+
     def holder(self) -> Holder | None:
         """The launcher that is at work on this run, if there is one."""
         return self._lock.holder()

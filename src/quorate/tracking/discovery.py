@@ -1,7 +1,8 @@
 """Where Prometheus finds the running jobs: `prometheus.json` in the folder of runs, as `file_sd_configs` reads it.
 
 Every launcher that has an endpoint writes itself in, and out again at its end. One that was killed cannot: whoever
-writes next leaves out those whose run nobody is at work on.
+writes next leaves out those whose run nobody is at work on. Not at once, since Prometheus tells of a launcher that does
+not answer only as long as it is listed.
 """
 
 import contextlib
@@ -25,6 +26,8 @@ themselves."""
 
 _LOCK = ".prometheus.lock"
 _PATIENCE = 5.0
+_KEPT = 600.0
+"""Seconds after its last event for which a run stays listed that nobody is at work on."""
 _AGAIN = 0.01
 
 
@@ -43,7 +46,13 @@ def _replace(run: RunFolder, own: list[dict[str, Any]]) -> Path:
     runs = run.path.parent
     file = runs / FILE
     with _locked(runs):
-        others = [entry for entry in _entries(file) if _run_of(entry) != run.name and _is_alive(runs, entry)]
+        # Of two at one address the older cannot be alive, and would tell of the younger as if it were its own.
+        taken = [entry["targets"] for entry in own]
+        others = [
+            entry
+            for entry in _entries(file)
+            if _run_of(entry) != run.name and _is_wanted(runs, entry) and entry.get("targets") not in taken
+        ]
         write_atomically(file, json.dumps([*others, *own], indent=2) + "\n")
     return file
 
@@ -85,14 +94,18 @@ def _run_of(entry: dict[str, Any]) -> str:
     return str(labels.get(RUN_LABEL, "")) if isinstance(labels, dict) else ""
 
 
-def _is_alive(runs: Path, entry: dict[str, Any]) -> bool:
-    """Whether a launcher is at work on the entry's run. Of what was written by others nothing is known: it stays."""
+def _is_wanted(runs: Path, entry: dict[str, Any]) -> bool:
+    """Whether a launcher is at work on the entry's run, or was until a while ago. Of what was written by others nothing
+    is known: it stays."""
     name = _run_of(entry)
     if not name:
         return True
     if Path(name).name != name:
         return False
+    run = RunFolder(runs / name)
     try:
-        return RunFolder(runs / name).holder() is not None
+        return run.holder() is not None or time.time() - run.events_file.stat().st_mtime < _KEPT
+    except FileNotFoundError:
+        return False
     except QuorateError:  # whoever may not look at it cannot tell
         return True

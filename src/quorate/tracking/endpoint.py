@@ -1,5 +1,6 @@
 """The HTTP server in the launcher that Prometheus and health checks ask: a few pages, nothing but GET."""
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -51,15 +52,23 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """Where it can be reached from this machine."""
-        host, port = self._server.server_address[:2]
-        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-        return join_address(everywhere.get(str(host), str(host)), int(port))
+        """Where it can be reached: also from other machines, where it listens for them."""
+        host, port = str(self._server.server_address[0]), int(self._server.server_address[1])
+        return join_address(_own_address(self._server.address_family) if host in ("0.0.0.0", "::") else host, port)
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(PATIENCE)
+
+
+def _own_address(family: int) -> str:
+    """The address of this machine from which it would speak to others; its name where it knows no way to them."""
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as nobody:
+        # An address for documentation, and nothing is sent: only the way there is looked up.
+        nobody.connect(("2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1", 9))
+        return str(nobody.getsockname()[0])
+    return socket.gethostname()
 
 
 class _Server(ThreadingHTTPServer):

@@ -62,16 +62,14 @@ OF_MACHINES: tuple[Reading, ...] = (
     ("machine_memory_total_bytes", "Memory of the machine, or of its container.", _plain("memory_total_bytes")),
     ("machine_disk_free_bytes", "Free space of the disk with the run folder.", _plain("disk_free_bytes")),
     ("machine_disk_total_bytes", "Size of the disk with the run folder.", _plain("disk_total_bytes")),
-    *(
-        (f"machine_{what}_bytes_per_second", f"Bytes {said} per second.", _plain(f"{what}_bytes_per_second"))
-        for what, said in (
-            ("network_received", "received over the network (not loopback)"),
-            ("network_sent", "sent over the network (not loopback)"),
-            ("disk_read", "read from disks"),
-            ("disk_written", "written to disks"),
-        )
-    ),
 )
+TRAFFIC = {
+    "network_received": "Bytes received over the network (not loopback).",
+    "network_sent": "Bytes sent over the network (not loopback).",
+    "disk_read": "Bytes read from disks.",
+    "disk_written": "Bytes written to disks.",
+}
+"""What is counted of a machine, from its first sample on."""
 OF_GPUS: tuple[Reading, ...] = (
     ("gpu_use_ratio", "Utilization of the GPU; 1 is all of the time.", _percent("use_percent")),
     ("gpu_memory_used_bytes", "Memory of the GPU in use.", _plain("memory_used_bytes")),
@@ -86,11 +84,11 @@ class Metrics:
     and link.
 
     Causes and phases exist from the start: a counter that appears only with its first event does not show as an
-    increase. All metrics have the label `run`, which is added when they are shown.
+    increase. All metrics have the label `run` and those given with it, which are added when they are shown.
     """
 
-    def __init__(self, run: str) -> None:
-        self.run = run
+    def __init__(self, run: str, **labels: str) -> None:
+        self._labels = {"run": run, **labels}
         self.steps = StepSums()
         self.validation = NamedNumbers()
         # Only of jobs that apply units of work one by one.
@@ -100,6 +98,8 @@ class Metrics:
         # Bytes by worker of generations that are over; of the one at work there are links.
         self.passed: dict[int, int] = {}
         self.systems: dict[int, SystemSampled] = {}
+        # Bytes by what is counted, and by host.
+        self.traffic: dict[str, dict[str, float]] = {}
         self.links: dict[int, LinksMeasured] = {}
         self.dropped: Callable[[], int] = lambda: 0
         self._registry = CollectorRegistry()
@@ -109,6 +109,7 @@ class Metrics:
         name = PREFIX.__add__
 
         self.up = gauge(name("up"), "1 while the job runs, 0 once it has ended.")
+        self.failed = gauge(name("job_failed"), "1 once the job has failed; 0 if it runs, is complete or was stopped.")
         self.job_info = gauge(
             name("job_info"), "What the job is; always 1.", ["name", "task", "lanes", "strategy", "links"]
         )
@@ -165,7 +166,7 @@ class Metrics:
         of_job = (*self._of_steps(), *self._of_servers(), *self._of_exchange())
         for family in (*self._registry.collect(), *of_job, *self._last_words()):
             samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            family.samples = [sample._replace(labels={"run": self.run, **sample.labels}) for sample in samples]
+            family.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in samples]
             if samples:
                 yield family
 
@@ -196,7 +197,6 @@ class Metrics:
         yield _named("validation_metric", "The last evaluation of the validation set.", self.validation, "metric")
         if last is not None:
             yield _gauge("epoch", "The epoch of the last step, from 0.", last.epoch or 0)
-            yield _gauge("samples_per_second", "Samples per second in the last step.", last.samples_per_second or 0.0)
             if last.loss_scale is not None:
                 yield _gauge("loss_scale", "The loss scale with precision: fp16.", last.loss_scale)
 
@@ -222,7 +222,7 @@ class Metrics:
             yield family
 
     def _of_exchange(self) -> Iterator[Metric]:
-        links, passed, last = dict(self.links), self.bytes_passed(), self.steps.last
+        links, passed = dict(self.links), self.bytes_passed()
         sent = CounterMetricFamily(
             f"{PREFIX}exchange_bytes",
             "Bytes of gradients that a worker has sent to others, over the network or in shared memory.",
@@ -231,10 +231,6 @@ class Metrics:
         for worker, size in passed.items():
             sent.add_metric([str(worker)], size)
         yield sent
-        if links and last is not None:
-            text = "Bytes of gradients of all workers in the last step, per second of waiting for the exchange."
-            size = sum(link.bytes_per_step or 0 for link in links.values())
-            yield _gauge("exchange_bytes_per_second", text, size / last.exchange_s if last.exchange_s else 0.0)
         latency = GaugeMetricFamily(
             f"{PREFIX}link_latency_seconds",
             "Round trip to the next worker, when the generation began.",
@@ -260,6 +256,12 @@ class Metrics:
         # Several may have spoken for one machine, one after the other.
         hosts = {said.host: said for said in sorted(systems.values(), key=_spoken) if said.machine is not None}
         yield from _families(OF_MACHINES, [((host,), said.machine) for host, said in hosts.items()])
+        for name, text in TRAFFIC.items():
+            family = CounterMetricFamily(f"{PREFIX}machine_{name}_bytes", text, labels=["host"])
+            for host, size in dict(self.traffic.get(name, {})).items():
+                if host in hosts:
+                    family.add_metric([host], size)
+            yield family
         gpus = [((str(gpu.index), host), gpu) for host, said in hosts.items() for gpu in said.gpus[:MOST_GPUS]]
         yield from _families(OF_GPUS, list(dict(gpus).items()), "gpu")
         yield _counter(

@@ -13,7 +13,7 @@ from quorate.observe import events
 from quorate.observe.event import Event
 from quorate.observe.recoveries import RecoveryLog, brief, cause_of
 from quorate.spec.job import JobSpec
-from quorate.tracking.metrics import UPDATE_BOUNDS, Metrics
+from quorate.tracking.metrics import TRAFFIC, UPDATE_BOUNDS, Metrics
 from quorate.tracking.step_sums import Distribution
 
 
@@ -29,6 +29,7 @@ class MetricsSink:
         self._causes: dict[str, str] = {}
         self._recovered: Multiset[tuple[object, ...]] = Multiset()
         self._unrecovered = 0
+        self._sampled: dict[str, float] = {}
         self._metrics = metrics
         self._takes: dict[type[Event], Callable[[Any], None]] = {
             events.RunBegan: self._take_run,
@@ -46,7 +47,7 @@ class MetricsSink:
             events.CheckpointCopied: lambda _: metrics.copies.inc(),
             events.CopyFailed: lambda _: metrics.copy_failures.inc(),
             events.RunFinished: lambda _: metrics.up.set(0),
-            events.RunFailed: lambda _: metrics.up.set(0),
+            events.RunFailed: self._take_failure,
         }
         metrics.up.set(1)
         metrics.wanted.set(workers)
@@ -69,6 +70,11 @@ class MetricsSink:
     def _take_run(self, event: events.RunBegan) -> None:
         self._metrics.planned_steps.set(event.total_steps or 0)
         self._metrics.steps.position = event.from_step or 0
+
+    def _take_failure(self, event: events.RunFailed) -> None:
+        """A job that somebody has stopped has not failed."""
+        self._metrics.up.set(0)
+        self._metrics.failed.set(int(event.failure.stopped is None))
 
     def _take_evaluation(self, event: events.EvaluationDone) -> None:
         self._metrics.validation.update(event.metrics or {})
@@ -136,6 +142,18 @@ class MetricsSink:
     def _take_system(self, event: events.SystemSampled) -> None:
         if event.worker is not None and event.worker < self._places:
             self._metrics.systems[event.worker] = event
+            if event.machine is not None:
+                self._count_traffic(event.host, event.time, event.machine)
+
+    def _count_traffic(self, host: str, now: float, load: events.MachineLoad) -> None:
+        """Samples tell rates, of the time since the one before. Summed up nothing is lost between two scrapes."""
+        seconds = max(0.0, now - self._sampled.get(host, now))
+        self._sampled[host] = now
+        for name in TRAFFIC:
+            rate = getattr(load, f"{name}_bytes_per_second")
+            if rate is not None:
+                counted = self._metrics.traffic.setdefault(name, {})
+                counted[host] = counted.get(host, 0.0) + seconds * rate
 
     # --- checkpoints
 

@@ -42,7 +42,6 @@ COMMAND_WITHIN = 60.0
 MOST = 16
 """Messages that may be on their way at a time; of a lost worker nobody is told while there are so many."""
 
-_STOPPED = {130: "interrupted", 143: "terminated"}
 _TRIED_AGAIN = frozenset({408, 425, 429})
 
 
@@ -96,7 +95,7 @@ class Notifier:
         """What is on its way arrives without us."""
 
     def _tell_failure(self, failure: Failure, moment: float) -> None:
-        status = _STOPPED.get(failure.exit_code)
+        status = failure.stopped
         self._tell(FAILED if status is None else FINISHED, status or FAILED, failure.message, moment)
 
     def _tell_end(self, result: dict[str, Any], moment: float) -> None:

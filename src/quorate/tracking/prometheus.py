@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -17,11 +18,21 @@ from quorate.tracking.discovery import FILE, announce, withdraw
 from quorate.tracking.endpoint import Answer, Endpoint
 from quorate.tracking.metrics import Metrics
 from quorate.tracking.metrics_sink import MetricsSink
+from quorate.tracking.provenance import user_name
 
 log = logging.getLogger(__name__)
 
 _ANSWER_WITHIN = 2.0
 """Seconds in which a coordinator that is well answers by far."""
+
+_LAST_SCRAPES = 2
+_LINGER = 60.0
+"""Seconds that the end of a job waits for its last scrapes, at most."""
+_USUAL_INTERVAL = 30.0
+"""Seconds that are taken to lie between two scrapes when there was only one."""
+_UNTOLD = 0.5
+"""Seconds that it waits without a word."""
+_LOOK_EVERY = 0.05
 
 _STEPS_OVERDUE = 10
 """So many times as long as the last step may the next one take before no steps are coming."""
@@ -52,14 +63,47 @@ class Readiness:
         return self._is_at_work and self._now() - self._stepped <= overdue
 
 
-class PrometheusView:
-    """A sink that keeps the metrics of a job up to date, and serves them. `notice` says where."""
+class Scrapes:
+    """How often the metrics are read, and so until when somebody can be expected to read them again."""
 
-    def __init__(self, run: RunFolder, spec: JobSpec, workers: int) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.count = 0
+        self._now = now
+        self._last = -math.inf
+        self._between = _USUAL_INTERVAL
+
+    def note(self) -> None:
+        now = self._now()
+        self._between = now - self._last if self.count else _USUAL_INTERVAL
+        self._last, self.count = now, self.count + 1
+
+    def may_come(self) -> bool:
+        """False where nobody has ever read them, or whoever did has given up."""
+        return self._now() < self._last + 2 * self._between
+
+
+class PrometheusView:
+    """A sink that keeps the metrics of a job up to date, and serves them. `notice` says where.
+
+    It is closed when the end of the job was read by whoever has read its metrics before: `say` is given a sentence if
+    that takes long, and `is_hurried` tells that nobody wants to wait.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        spec: JobSpec,
+        workers: int,
+        say: Callable[[str], None] = lambda _: None,
+        is_hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Raises RequestError if its address is in use."""
         assert spec.track is not None and spec.track.prometheus is not None
         self._run = run
-        self._metrics = Metrics(run.name)
+        self._say = say
+        self._is_hurried = is_hurried
+        self._scrapes = Scrapes()
+        self._metrics = Metrics(run.name, run_id=run.id, user=user_name())
         self._readiness = Readiness(2 * spec.failure_timeout)
         pages = {"/metrics": self._show_metrics, "/healthz": self._show_health, "/readyz": self._show_readiness}
         self._endpoint = Endpoint(*address_of(spec.track.prometheus), pages)
@@ -77,12 +121,27 @@ class PrometheusView:
         self._queue.handle(event)
 
     def close(self) -> None:
+        self._queue.close()
+        self._linger()
         with contextlib.suppress(OSError):
             withdraw(self._run)
-        self._queue.close()
         self._endpoint.close()
 
+    def _linger(self) -> None:
+        """Stay until the end was scraped twice: a target that is gone at once has ended unseen."""
+        began, enough = time.monotonic(), self._scrapes.count + _LAST_SCRAPES
+        is_told = False
+        while self._scrapes.count < enough and self._scrapes.may_come() and not self._is_hurried():
+            waited = time.monotonic() - began
+            if waited > _LINGER:
+                return
+            if waited > _UNTOLD and not is_told:
+                self._say(f"waiting for Prometheus to see the end, {_LINGER:g} s at most; Ctrl-C ends the wait")
+                is_told = True
+            time.sleep(_LOOK_EVERY)
+
     def _show_metrics(self, accept: str) -> Answer:
+        self._scrapes.note()
         content, content_type = self._metrics.exposition(accept)
         return Answer(content, content_type=content_type)
 

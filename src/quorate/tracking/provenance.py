@@ -82,7 +82,7 @@ def _facts(run: RunFolder, spec: JobSpec) -> dict[str, str]:
     return {
         "quorate.folder": str(run.path),
         "quorate.version": version("quorate"),
-        "quorate.user": _user(),
+        "quorate.user": user_name(),
         "quorate.host": socket.gethostname(),
         "quorate.workers": str(workers_here(spec, usable_cores())),
         "quorate.strategy": spec.strategy.kind,
@@ -121,7 +121,8 @@ def _git(folder: Path, *words: str) -> str:
     return asked.stdout.decode(errors="replace") if asked.returncode == 0 else ""
 
 
-def _user() -> str:
+def user_name() -> str:
+    """Whoever has started this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a number without a name, as in a container
