@@ -35,14 +35,15 @@ class Training:
 
     def __init__(self, job: Path, environment: dict[str, str], *options: str) -> None:
         self.job = job
+        self.errors = ""
         command = [sys.executable, "-m", "quorate", "train", str(job), "--json", *options]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
 
     def result(self) -> dict[str, Any]:
-        out, errors = self._process.communicate(timeout=PATIENCE)
-        assert self._process.returncode == 0, errors
+        out, self.errors = self._process.communicate(timeout=PATIENCE)
+        assert self._process.returncode == 0, self.errors
         fields: dict[str, Any] = json.loads(out)
         return fields
 

@@ -1,8 +1,11 @@
 """What Ray is told, and asked, in calls of which no cluster is needed."""
 
+import contextlib
 import ctypes
 import os
+import select
 import signal
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,3 +71,26 @@ def test_gpus_are_known_where_ray_sets_no_variable(monkeypatch: pytest.MonkeyPat
     context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["2", "3"], "TPU": []})
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     assert gpus_given() == "2,3"
+
+
+def test_a_lifeline_holds_those_who_know_its_token_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quorate.engines import ray_host
+
+    monkeypatch.setattr(ray_host, "SPEAK_WITHIN", 0.1)
+    lifeline = ray_host.Lifeline("127.0.0.1")
+
+    def call(words: bytes) -> socket.socket:
+        caller = socket.create_connection(lifeline.address, timeout=60)
+        caller.sendall(words)
+        return caller
+
+    def is_hung_up_on(caller: socket.socket) -> bool:
+        with caller, contextlib.suppress(ConnectionResetError):
+            return caller.recv(1) == b""
+        return True
+
+    wrong = [b"", b"x", b"x" * 32, lifeline.token[:-1], lifeline.token[:-1] + b"x"]
+    assert all(map(is_hung_up_on, [call(words) for words in wrong * 4])), "more than were ever taken"
+    with call(lifeline.token) as ours:
+        assert is_hung_up_on(call(b"stranger" * 4)), "judged after ours"
+        assert select.select([ours], [], [], 0)[0] == [], "it is held"

@@ -1,5 +1,7 @@
-"""A Ray cluster with a token and TLS, as the example has it: a job trains there, and nobody else gets in."""
+"""A Ray cluster with a token and TLS, as the example has it: a job trains there, and nobody else gets in. Of one
+without a token people are warned."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,3 +63,48 @@ def test_certificates_of_another_authority_are_refused(job: Path, nodes: RayNode
 def test_another_token_is_refused(job: Path, nodes: RayNodes) -> None:
     refusal = Training(job, {**nodes.environment, "RAY_AUTH_TOKEN": "another" * 5}, *ON_RAY).refusal()
     assert "RAY_AUTH_TOKEN is set here, and has to be the cluster's own" in refusal
+
+
+def without_token(environment: dict[str, str], home: Path) -> dict[str, str]:
+    """Of a user who has none: neither in the environment nor at home."""
+    home.mkdir()
+    left = {key: value for key, value in environment.items() if not key.startswith("RAY_AUTH_")}
+    return {**left, "HOME": str(home)}
+
+
+def test_a_missing_token_is_named_with_the_remedy_and_one_that_ray_does_not_show_too(
+    job: Path, nodes: RayNodes, tmp_path: Path
+) -> None:
+    bare = without_token(nodes.environment, tmp_path / "home")
+    refusal = " ".join(Training(job, bare, *ON_RAY).refusal().split())
+    assert "asks for a token: RAY_AUTH_TOKEN is not set here" in refusal
+    assert "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to it" in refusal
+    assert "there is no Ray cluster" not in refusal
+    file = tmp_path / "home" / ".ray" / "auth_token"
+    file.parent.mkdir()
+    file.write_text(nodes.environment["RAY_AUTH_TOKEN"])
+    refusal = " ".join(Training(job, bare, *ON_RAY).refusal().split())
+    assert "~/.ray/auth_token is there, and not used, since RAY_AUTH_MODE is not set" in refusal
+    # With it, the file at home is enough.
+    assert Training(job, {**bare, "RAY_AUTH_MODE": "token"}, *ON_RAY).result()["status"] == "complete"
+
+
+def test_on_a_cluster_that_lets_everybody_in_a_job_trains_with_one_warning(job: Path, tmp_path: Path) -> None:
+    cluster = RayNodes(2, variables={"RAY_AUTH_MODE": "disabled"})
+    try:
+        for environment in (cluster.environment, without_token(cluster.environment, tmp_path / "home")):
+            trained = Training(job, environment, *ON_RAY)
+            assert trained.result()["status"] == "complete"
+            warnings = [line for line in trained.errors.splitlines() if "asks for no token" in line]
+            assert len(warnings) == 1, trained.errors
+            assert "ray get-auth-token --generate" in warnings[0] and "RAY_AUTH_MODE=token" in warnings[0]
+    finally:
+        cluster.close()
+
+
+def test_a_job_with_a_ray_of_its_own_leaves_no_token_at_home_and_has_one(job: Path, tmp_path: Path) -> None:
+    environment = without_token(dict(os.environ), tmp_path / "home")
+    trained = Training(job, environment, *ON_RAY, "--set", "engine.address=local")
+    assert trained.result()["status"] == "complete"
+    assert not (tmp_path / "home" / ".ray").exists()
+    assert "asks for no token" not in trained.errors

@@ -126,6 +126,17 @@ def processes_in(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def test_a_search_with_a_ray_of_its_own_leaves_no_token_at_home(searches: Searches) -> None:
+    home = searches.folder / "home"
+    home.mkdir()
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        del searches.environment[name]
+    searches.environment["HOME"] = str(home)
+    searches.write(budget={"trials": 1})
+    assert json.loads(searches.run("tune", "search.yaml", "--json"))["status"] == "complete"
+    assert not (home / ".ray").exists()
+
+
 def test_a_random_search_leaves_runs_that_train_again_to_the_same_bits(searches: Searches) -> None:
     searches.write()
     answer = json.loads(searches.run("tune", "search.yaml", "--json"))

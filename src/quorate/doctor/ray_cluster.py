@@ -16,6 +16,7 @@ from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError
 from quorate.doctor import node_probe
 from quorate.doctor.cluster import ClusterReading, NodeReading, WayReading
+from quorate.engines.ray_connection import warn_without_token
 
 PATIENCE = 60.0
 SENT = 32 * 2**20
@@ -51,6 +52,7 @@ def _connected(address: str) -> Iterator[None]:
             "With token authentication, RAY_AUTH_MODE=token and the cluster's RAY_AUTH_TOKEN must be set here, too."
         ) from error
     try:
+        warn_without_token()
         yield
     finally:
         ray.shutdown()

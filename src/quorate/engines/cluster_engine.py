@@ -131,6 +131,7 @@ class ClusterEngine:
         self._is_ending = False
         self._ended = threading.Event()
         self._is_closed = False
+        self._over = threading.Event()
         self._loop.start()
         # Not one of the loop's calls, which a process waits for at its end: this one may take minutes.
         threading.Thread(target=self._connect, name="cluster-connect", daemon=True).start()
@@ -187,10 +188,13 @@ class ClusterEngine:
         if has_connected and not (is_over and is_heard):
             log.warning("the cluster has not answered within %.0f s", CLOSE_PATIENCE)
         self._cluster.close()
+        self._over.set()
         self._reach.close()
 
     def _connect(self) -> None:
         self._loop.run(self._cluster.connect, self._connected)
+        # A cluster that was started here (address: local) is ended by the kernel with the thread that has started it.
+        self._over.wait()
 
     # --- in the loop's thread
 

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from quorate.engines.cluster import ClusterView, HostLost, HostSilent, Node, NodeLost, Room, node_of
 from quorate.engines.host import Report
 from quorate.engines.node_code import NodeCode
-from quorate.engines.ray_connection import connect, first_line
+from quorate.engines.ray_connection import connect, first_line, warn_without_token
 from quorate.engines.ray_host import host_class
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class RayCluster:
             connect(self._address, self._run_name, self._code)
             self._sent = self._code.root
             self._is_ours = True
+        warn_without_token()
         return self.look()
 
     def look(self) -> ClusterView:
@@ -213,10 +214,11 @@ class RayHostLink:
     def _hold_lifeline(self, seconds: float) -> None:
         if self._lifeline_asked is None:
             return
-        address = self._answer(self._lifeline_asked, seconds)
+        address, token = self._answer(self._lifeline_asked, seconds)
         self._lifeline_asked = None
         try:
             lifeline = socket.create_connection(address, timeout=PROBE)
+            lifeline.sendall(token)
         except OSError as error:  # from outside of the cluster's network, say: Ray tells it as well, later
             log.info("the host on %s cannot be reached directly: %s", self._address, error)
             return

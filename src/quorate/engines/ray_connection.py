@@ -1,10 +1,11 @@
 """Connecting to a Ray cluster, with the code that its nodes are given. What would have Ray try for minutes without a
-word (nobody there, TLS on one side only, a foreign certificate) is found out first, and told."""
+word (nobody there, TLS on one side only, a foreign certificate, a wrong token) is found out first, and told."""
 
 import contextlib
 import ctypes
 import logging
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -13,12 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import ray
 import ray.exceptions
+from ray._common.tls_utils import load_certs_from_env
 from ray._private import services as ray_services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
+from ray._private.authentication.authentication_utils import is_token_auth_enabled
 from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE, create_package
+from ray._raylet import AuthenticationTokenLoader
+from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
+from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import RequestError
@@ -32,6 +39,7 @@ _quiet.setLevel(logging.ERROR)
 KEY_OF_JOBS = "engine.address"
 REACH = 5.0
 """Seconds within which a cluster takes a connection, and answers there."""
+AUTH_MODE, HOME_TOKEN = "RAY_AUTH_MODE", "~/.ray/auth_token"
 USE_TLS, AUTHORITY, CERTIFICATE, KEY = "RAY_USE_TLS", "RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY"
 
 
@@ -51,12 +59,14 @@ def init(address: str, name: str, key: str = KEY_OF_JOBS, **options: Any) -> Non
     """Have Ray connect, or start on this machine, without a word of its own; raises RequestError. `key` is where the
     address was written."""
     try:
+        if address == "local":
+            _take_own_token()
         with _known_as(f"quorate ({name})"), _keeping_sigterm():
             ray.init(
                 address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options
             )
     except Exception as error:  # whatever comes: of a node that does not start, Ray raises nothing more special
-        raise _not_connected(address, first_line(error), _token_hint(error), key) from None
+        raise _not_connected(address, first_line(error), key=key) from None
     # Ray would print what happens to nodes on standard output, which is for the job's result.
     ray_worker.print_to_stdstream = _log_lines
 
@@ -88,6 +98,72 @@ def refuse_unreachable(address: str, key: str = KEY_OF_JOBS) -> None:
         raise _not_connected(address, str(error), key=key) from None
     if why:
         raise _not_connected(address, "it answers, but with another protocol", f" {why}", key)
+    if trouble := _token_trouble(address, place):
+        raise RequestError(
+            f"{key}: the Ray cluster {_where(address)} asks for a token: {trouble}. `ray get-auth-token` prints it "
+            "on the cluster's head; here, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to it."
+        )
+
+
+def warn_without_token() -> None:
+    """Warn where the cluster that this process is connected to lets everybody in."""
+    place = str(ray.get_runtime_context().gcs_address)
+    if _lets_in(place, None):
+        log.warning(
+            "the Ray cluster at %s asks for no token: whoever reaches its ports can run code on its machines. Make a "
+            "token with `ray get-auth-token --generate`, and start Ray with RAY_AUTH_MODE=token and the same "
+            "RAY_AUTH_TOKEN on all of them.",
+            place,
+        )
+
+
+def _token_trouble(address: str, place: str) -> str:
+    """Why a cluster would refuse this process for its token, if it would."""
+    if _lets_in(place, None) is not False:
+        return ""
+    loader = AuthenticationTokenLoader.instance()
+    loader.reset_cache()
+    if not loader.has_token(ignore_auth_mode=True):
+        return f"RAY_AUTH_TOKEN is not set here, nor is there {HOME_TOKEN}"
+    named = [name for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(name)]
+    token = f"{named[0]} is set here" if named else f"{HOME_TOKEN} is there"
+    # Ray shows a token unasked only to a cluster that it has found on this machine by itself.
+    is_found = address == "auto" and not os.environ.get("RAY_ADDRESS") and os.environ.get(AUTH_MODE) is None
+    if not is_found and not is_token_auth_enabled():
+        return f"{token}, and not used, since RAY_AUTH_MODE is {os.environ.get(AUTH_MODE, 'not set')}"
+    if _lets_in(place, loader.get_raw_token(ignore_auth_mode=True)) is False:
+        return f"{token}, and has to be the cluster's own"
+    return ""
+
+
+def _lets_in(place: str, token: str | None) -> bool | None:
+    """Whether a cluster answers one who shows this token, or none; None where it answers nobody."""
+    if _uses_tls():
+        certificate, key, authority = load_certs_from_env()
+        channel = grpc.secure_channel(place, grpc.ssl_channel_credentials(authority, key, certificate))
+    else:
+        channel = grpc.insecure_channel(place)
+    shown = [("authorization", f"Bearer {token}")] if token else None
+    with channel:
+        try:
+            NodeInfoGcsServiceStub(channel).CheckAlive(CheckAliveRequest(), timeout=REACH, metadata=shown)
+        except grpc.RpcError as error:
+            return False if error.code() is grpc.StatusCode.UNAUTHENTICATED else None
+    return True
+
+
+def _take_own_token() -> None:
+    """Have a token for what this process starts, in its environment. Without one Ray would write one to the user's
+    home, for all to read, and every Ray that is started there would ask for it from then on."""
+    loader = AuthenticationTokenLoader.instance()
+    is_asked = os.environ.get(AUTH_MODE, "token").lower() == "token"
+    if is_asked and not loader.has_token(ignore_auth_mode=True):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        loader.reset_cache()
+
+
+def _uses_tls() -> bool:
+    return os.environ.get(USE_TLS, "0").lower() in ("1", "true")
 
 
 def _why_tls_fails(host: str, port: int) -> str:
@@ -95,8 +171,7 @@ def _why_tls_fails(host: str, port: int) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # Ray itself looks at that
     context.set_alpn_protocols(["h2"])
-    is_used = os.environ.get(USE_TLS, "0").lower() in ("1", "true")
-    if not is_used:
+    if not _uses_tls():
         context.verify_mode = ssl.CERT_NONE
         with socket.create_connection((host, port), timeout=REACH) as plain:
             is_spoken = _speaks_tls(context, plain)[0]
@@ -186,23 +261,16 @@ def _log_lines(told: dict[str, Any], **_: Any) -> None:
         log.info("Ray: %s", line)
 
 
-def _token_hint(error: Exception) -> str:
-    """Of a token that is wrong Ray says so at times, and at others only that nobody has answered."""
-    is_asked = "auth" in str(error).lower() or "token" in str(error).lower()
-    if not is_asked and os.environ.get("RAY_AUTH_MODE") != "token":
-        return ""
-    has = "is set" if os.environ.get("RAY_AUTH_TOKEN") else "is not set"
-    said = "The cluster asks" if is_asked else "If it answers, it asks"
-    return f" {said} for a token: RAY_AUTH_TOKEN {has} here, and has to be the cluster's own."
+def _where(address: str) -> str:
+    return "on this machine or at RAY_ADDRESS" if address == "auto" else f"at {address}"
 
 
 def _not_connected(address: str, reason: str, hint: str = "", key: str = KEY_OF_JOBS) -> RequestError:
     if address == "local":
         return RequestError(f"{key}: Ray cannot be started on this machine ({reason}).{hint}")
     here = "train on this machine with `engine: local`" if key == KEY_OF_JOBS else f"start one here with `{key}: local`"
-    where = "on this machine or at RAY_ADDRESS" if address == "auto" else f"at {address}"
     return RequestError(
-        f"{key}: there is no Ray cluster {where} ({reason}). Start one with `ray start --head`, "
+        f"{key}: there is no Ray cluster {_where(address)} ({reason}). Start one with `ray start --head`, "
         f"say where it is with `{key}`, or {here}.{hint}"
     )
 

@@ -4,7 +4,9 @@ Fork server and coordinator are programs of their own that the agent starts: not
 forked.
 """
 
+import hmac
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -20,6 +22,9 @@ from quorate.engines.node_code import moved
 COMMANDS, REPORTS, ENDS = "commands", "reports", "ends"
 """Calls of one group are carried out one after the other, in their order; those of the others do not wait for them."""
 
+
+SPEAK_WITHIN = 10.0
+"""Seconds within which whoever connects to a lifeline shows its token."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -58,9 +63,9 @@ class RayHost:
         self._lifeline = Lifeline(network.address)
 
     @_reports
-    def lifeline(self) -> tuple[str, int]:
-        """Where a connection ends at the moment that this process does."""
-        return self._lifeline.address
+    def lifeline(self) -> tuple[tuple[str, int], bytes]:
+        """Where a connection ends at the moment that this process does, and the token with which it has to begin."""
+        return self._lifeline.address, self._lifeline.token
 
     @_reports
     def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
@@ -84,21 +89,33 @@ class RayHost:
 
 
 class Lifeline:
-    """Takes connections and says nothing. Ray itself needs seconds to learn that a process is gone with its node, and
-    a kernel closes its connections at once."""
+    """Holds the connections of those who begin with its token, and says nothing. Ray itself needs seconds to learn that
+    a process is gone with its node, and a kernel closes its connections at once.
 
-    MOST = 16
+    One after the other is judged. Whoever waits for that behind silent strangers is connected already, by the kernel.
+    """
 
     def __init__(self, host: str) -> None:
+        self.token = secrets.token_bytes(32)
         self._server = socket.create_server((host, 0))
         self._held: list[socket.socket] = []
         self.address: tuple[str, int] = self._server.getsockname()[:2]
         threading.Thread(target=self._accept, name="lifeline", daemon=True).start()
 
     def _accept(self) -> None:
-        while len(self._held) < self.MOST:
-            self._held.append(self._server.accept()[0])
-        self._server.close()
+        while True:
+            connection = self._server.accept()[0]
+            if self._is_ours(connection):
+                self._held.append(connection)
+            else:
+                connection.close()
+
+    def _is_ours(self, connection: socket.socket) -> bool:
+        connection.settimeout(SPEAK_WITHIN)
+        try:
+            return hmac.compare_digest(connection.recv(len(self.token)), self.token)
+        except OSError:
+            return False
 
 
 def working_folder() -> Path | None:

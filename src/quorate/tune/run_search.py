@@ -234,9 +234,10 @@ def _connected(search: ResolvedSearch, code: NodeCode) -> Iterator[Path | None]:
     tells which folder was sent to its nodes."""
     import ray
 
-    from quorate.engines.ray_connection import connect, init
+    from quorate.engines.ray_connection import connect, init, warn_without_token
 
     if ray.is_initialized():
+        warn_without_token()
         _refuse_without_room(demand_of(search))
         yield None
         return
@@ -259,6 +260,7 @@ def _connected(search: ResolvedSearch, code: NodeCode) -> Iterator[Path | None]:
     else:
         connect(search.spec.address, search.spec.name, code, KEY_OF_ADDRESS)
     try:
+        warn_without_token()
         _refuse_without_room(demand_of(search))
         yield code.root
     except BaseException:
