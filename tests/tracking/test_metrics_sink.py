@@ -159,6 +159,7 @@ def test_the_cause_is_read_from_the_sentences_that_the_coordinator_writes() -> N
         exited(exit_code=GAVE_UP): "gave_up",
         autopsy_of_no_return(1, 7, settings).message: "silent",
         autopsy_of_divergence(divergence, (1, 7), None).message: "diverged",
+        autopsy_of_divergence(divergence.at(kind="SettingsDiffer"), (1, 7), None).message: "diverged",
         "worker 1 (pid 7) has stood still for 700 s. That is longer than step_timeout (600).": "stalled",
         "it said: worker 1 (pid 7) was killed by SIGKILL": "other",
         "": "other",

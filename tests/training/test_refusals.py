@@ -300,16 +300,16 @@ def _other_momentum(position: int, loop: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sabotage", "worker", "held"),
+    ("sabotage", "worker", "kind", "held"),
     [
-        (_other_weights, 1, "hold different bits, first in '0.weight'"),
-        (_other_momentum, 2, "have 0.91 and 0.9 in optimizer.param_groups[0]['momentum']"),
+        (_other_weights, 1, "ReplicasDiffer", "hold different bits, first in '0.weight'"),
+        (_other_momentum, 2, "SettingsDiffer", "have 0.91 and 0.9 in optimizer.param_groups[0]['momentum']"),
     ],
 )
-def test_a_worker_with_other_bits_is_named(sabotage: Any, worker: int, held: str, tmp_path: Path) -> None:
+def test_a_worker_with_other_bits_is_named(sabotage: Any, worker: int, kind: str, held: str, tmp_path: Path) -> None:
     spec = gang.job(tasks.Momentum, checkpoint={"every": 2})
     failure = gang.train(tasks.Momentum, spec, 3, tmp_path, sabotage=sabotage).failure
-    assert (failure.kind, failure.culprits) == ("ReplicasDiffer", (worker,))
+    assert (failure.kind, failure.culprits) == (kind, (worker,))
     rest = ", ".join(str(other) for other in range(3) if other != worker)
     assert f"worker {worker} and workers {rest} {held}" in failure.message
     assert not (tmp_path / "checkpoints").exists() or not any((tmp_path / "checkpoints").iterdir())

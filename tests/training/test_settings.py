@@ -301,7 +301,7 @@ def _other_rate(worker: int, loop: Any) -> None:
 def test_a_worker_with_other_settings_is_named_at_the_next_step(strategy: Any, tmp_path: Path) -> None:
     spec = gang.job(tasks.Momentum, strategy=strategy, lanes=3, workers=3)
     failure = gang.train(tasks.Momentum, spec, 3, tmp_path, sabotage=_other_rate).failure
-    assert failure.kind == "ReplicasDiffer"
+    assert failure.kind == "SettingsDiffer"
     assert failure.culprits == (1,)
     assert "The settings of the optimizers differ after step 0: worker 1 and " in failure.message
     assert "have 0.002 and 0.001 in optimizer.param_groups[0]['lr']; worker 1 is wrong" in failure.message
@@ -317,7 +317,7 @@ def test_a_save_compares_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Loop, "_save", other_before_it)
     failure = gang.train(Unevaluated, gang.job(Unevaluated), 3, tmp_path).failure
-    assert (failure.kind, failure.culprits) == ("ReplicasDiffer", (1,))
+    assert (failure.kind, failure.culprits) == ("SettingsDiffer", (1,))
     assert "The settings of the optimizers differ after step 6" in failure.message
     assert not any((tmp_path / "checkpoints").iterdir())
 

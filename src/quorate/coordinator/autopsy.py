@@ -2,7 +2,7 @@
 
 from quorate.coordinator.events import ExitReported
 from quorate.coordinator.states import Enrolled, JobSettings
-from quorate.core.errors import ResidualsLost
+from quorate.core.errors import ResidualsLost, SettingsDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
 from quorate.core.processes import describe_departure, likely_cause
@@ -94,9 +94,9 @@ def autopsy_of_divergence(failure: Failure, process: tuple[int, int], known: Enr
         )
         return Failure(failure.kind, message, worker=process[0], step=status.step, phase=status.phase)
     verdict = "holds wrong bits" if failure.culprits else "may hold wrong bits"
+    cause = "" if failure.kind == SettingsDiffer.__name__ else ", as bad memory or a bad processor makes them"
     message = (
-        f"{who} {verdict}, as bad memory or a bad processor makes them: {failure.message} All workers"
-        " are replaced and go back to the newest checkpoint."
+        f"{who} {verdict}{cause}: {failure.message} All workers are replaced and go back to the newest checkpoint."
     )
     return Failure(failure.kind, message, worker=process[0], step=status.step, phase=status.phase)
 

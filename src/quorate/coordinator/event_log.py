@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, RecordEvents, RelayStop
 from quorate.coordinator.states import Recollection
-from quorate.core.errors import ReplicasDiffer, ResidualsLost
+from quorate.core.errors import ReplicasDiffer, ResidualsLost, SettingsDiffer
 from quorate.core.failure import Failure
 from quorate.observe.event import Event, record_in
 from quorate.observe.events import (
@@ -187,4 +187,5 @@ def _log_trouble(event: Event) -> None:
 
 
 def _differs(event: Event) -> bool:
-    return isinstance(event, WorkerLost) and event.cause in ("", ReplicasDiffer.__name__, ResidualsLost.__name__)
+    causes = (ReplicasDiffer, SettingsDiffer, ResidualsLost)
+    return isinstance(event, WorkerLost) and event.cause in ("", *(cause.__name__ for cause in causes))

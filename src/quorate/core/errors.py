@@ -11,7 +11,7 @@ What each of them means stands at its class; some are defined where they are rai
         │                    LossError, MetricError, UnsupportedModelError (CannotDefer), RegistryError,
         │                    ClockViolation, RunBusyError
         ├── HostLost         NodeLost, GroupLost
-        ├── DivergedError    ReplicasDiffer (ResidualsLost)
+        ├── DivergedError    ReplicasDiffer (SettingsDiffer, ResidualsLost)
         ├── CheckpointError  NewerFormatError, ForeignError, AttemptGone, NoSpace, UntrustedError
         ├── StoreError       ObjectMissing, ObjectExists
         ├── ShardError       BadRecord, DamagedBlock
@@ -139,6 +139,10 @@ class ReplicasDiffer(DivergedError):  # noqa: N818 (a happening, not a mistake)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.message, self.culprits)
+
+
+class SettingsDiffer(ReplicasDiffer):
+    """Their optimizers have other settings, which is rather for code to do than for bad memory."""
 
 
 class ResidualsLost(ReplicasDiffer):

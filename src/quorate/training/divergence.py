@@ -14,7 +14,7 @@ import torch
 import xxhash
 
 from quorate.core.digests import first_difference, outvoted, weights_digest
-from quorate.core.errors import ReplicasDiffer
+from quorate.core.errors import ReplicasDiffer, SettingsDiffer
 from quorate.core.generation import names_of
 from quorate.training.device import Device, digests
 from quorate.training.replica import Replica
@@ -153,7 +153,7 @@ def divergence(step: int, vouchers: Sequence[Voucher], what: str = "replicas") -
         odd, rest, culprits = found
         setting = first_difference(odd[0].digests, rest[0].digests) or ""
         values = (of[0].digests.get(setting, "nothing") for of in (odd, rest))
-        return ReplicasDiffer(
+        return SettingsDiffer(
             f"The settings of the optimizers differ after step {step}: {_workers(odd)} and {_workers(rest)} have "
             f"{' and '.join(values)} in {setting}; {_verdict(odd, culprits)}.",
             culprits,

@@ -195,6 +195,20 @@ def test_a_learning_rate_that_is_a_tensor_is_that_of_each_step() -> None:
     assert [rate(step) for step in (1, 2, 4, 1, 5, 4, 1)] == [0.5, 0.5, 0.25, 0.5, 0.125, 0.25, 0.5]
 
 
+@pytest.mark.parametrize("task", [Scheduled, Momentum])
+def test_at_a_boundary_those_whom_no_unit_came_to_have_the_settings_of_the_others(task: type[Task]) -> None:
+    keys: dict[str, Any] = {} if task is Scheduled else {"schedule": {"kind": "cosine"}}
+    plays = [played(task, **keys) for _ in range(2)]
+    asked, idle = (StepSettings(play.replicas[0].optimizers, play.sampler, 0) for play in plays)
+    asked.install(asked.at(2), 0.25)
+    records = []
+    for boundary in (3, 4):
+        for settings, play in zip((asked, idle), plays, strict=True):
+            settings.reach(boundary)
+            records.append(play.replicas[0].optimizers.settings.values())
+    assert records[0] == records[1] != records[2] == records[3]
+
+
 class OnPlateau(Regression):
     def schedule(self, optimizer: Any) -> Any:
         return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
