@@ -17,6 +17,7 @@ from quorate.training.loop import Loop
 from quorate.training.own_loop import own_loop_of
 from quorate.training.own_run import Run
 from quorate.training.replica import Replica
+from quorate.training.run_mode import RunMode
 from quorate.training.settings import IN_TURN, Settings
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task
@@ -250,6 +251,11 @@ def test_settings_that_an_update_changes_are_no_fault(tmp_path: Path) -> None:
         ended.append(gang.train(Keeps, gang.job(Keeps, **keys), workers, tmp_path / str(workers)).digest)
     assert len(set(ended)) == 1
     assert gang.train(Keeps, gang.job(Keeps, steps=9, **keys), 2, tmp_path / "1").ending == "complete"
+
+
+def test_nor_are_those_of_the_steps_that_look_for_a_batch(tmp_path: Path) -> None:
+    ended = gang.train(Keeps, gang.job(Keeps, lanes=1), 1, tmp_path, mode=RunMode(batch_for=1))
+    assert ended.ending == "complete"
 
 
 def editing(run: Run) -> None:
