@@ -123,12 +123,10 @@ class CoordinatorProcess:
         """Wait a moment until it listens; end it if it has not within so many seconds."""
         try:
             answer = self._process.await_answer(GLANCE)
-        except RequestError:
-            if not self.address:
-                raise  # the first one says what is wrong with what was asked for
-            self._process.kill()  # the port may not be free yet, say
         except QuorateError as error:
-            # It is dead, which the next round sees and counts.
+            if isinstance(error, RequestError) and not self.address:
+                raise  # the first one says what is wrong with what was asked for
+            # The port may not be free yet, say. It is dead, which the next round sees and counts.
             log.warning("the coordinator could not begin: %s", error)
             self._error = error
             self._process.kill()

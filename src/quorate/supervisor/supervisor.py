@@ -246,9 +246,11 @@ class Supervisor:
 
     def _record_failure(self, failure: Failure, coordinator: CoordinatorProcess, client: SupervisorClient) -> None:
         with contextlib.suppress(LinkError):
-            if coordinator.is_alive:
+            if coordinator.is_alive and coordinator.listens:
                 client.report_failure(failure)
                 return
+        if not coordinator.listens:
+            coordinator.kill()  # it would begin to write there, too
         if self._is_run_elsewhere():
             return
         # The run's events are the coordinator's to write, unless it cannot any more.
