@@ -15,6 +15,8 @@ from command import Running, Workplace, await_condition, parent_of
 pytestmark = pytest.mark.faults
 
 SLOW_STARTS = 2
+SLOWEST = 600.0
+"""Seconds for a job: where the first coordinator was slow to begin, the next ones have minutes."""
 # Run by every interpreter of the job. Of coordinators the first begins, those that follow do not, and the next does.
 SLOW_COORDINATORS = f"""
 import pathlib, sys, time
@@ -33,28 +35,29 @@ def kill_coordinator(place: Workplace, running: Running) -> None:
     os.kill(coordinator, signal.SIGKILL)
 
 
+@pytest.mark.timeout(SLOWEST + 60.0)
 @pytest.mark.parametrize("strategy", ["ring", BOUNDED], ids=["ring", "bounded"])
 def test_no_step_is_lost_while_coordinators_do_not_come_to_listen(
     workplace: Workplace, undisturbed: str, strategy: Any
 ) -> None:
-    """For longer than twice the lease of workers with `failure_timeout: 2`, which used to end after 5.6 s."""
+    """For half a minute at least, on a busy machine for minutes; workers used to end after 2.8 × failure_timeout."""
     place, starts = workplace, workplace.temporary / "starts"
     (place.temporary / "sitecustomize.py").write_text(SLOW_COORDINATORS.format(starts=str(starts)))
     # Nothing is saved before the end: whoever gives up loses all.
     checkpoint = {"every": 1000, "keep": 1}
     place.task.write_text(place.task.read_text().replace("return TroubledSgd(", "return torch.optim.SGD("))
-    place.write_job(workers=3, failure_timeout=2.0, strategy=strategy, checkpoint=checkpoint)
+    place.write_job(workers=3, failure_timeout=4.0, strategy=strategy, checkpoint=checkpoint)
     path = os.pathsep.join(filter(None, [str(place.temporary), os.environ.get("PYTHONPATH")]))
     running = place.start("train", "job.yaml", "--json", PAUSE="0.1", PYTHONPATH=path)
     running.await_event("step", at_least=2)
     kill_coordinator(place, running)
-    await_condition("the one that begins", lambda: len(starts.read_text().split()) == 2 + SLOW_STARTS)
-    done = running.done()
+    done = running.done(SLOWEST)
     assert done.code == 0, done.stderr
     kinds = [event["kind"] for event in place.events()]
     assert "lost" not in kinds
     assert "rollback" not in kinds
     assert kinds.count("coordinator") == 1
+    assert len(starts.read_text().split()) == 2 + SLOW_STARTS
     assert done.stderr.count("did not listen within") == 2 * SLOW_STARTS, "once when it is ended, once as its end"
     assert done.stderr.count("and the launcher ended it") == SLOW_STARTS
     if strategy == "ring":
