@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.api.recorded_run import remains_of, run_argument
+from quorate.api.recorded_run import remains_of, run_argument, short_path
 from quorate.core.failure import Failure
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -71,6 +71,15 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(
 ) -> None:
     remains = remains_of(unsaved, spec(checkpoint={"every": every}), failure)
     assert (remains.resume, remains.advice) == (None, advice)
+
+
+def test_a_run_is_named_by_its_path_where_the_working_folder_is_gone(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert short_path(run.path) == str(run.path)
 
 
 def test_a_run_elsewhere_is_named_by_its_path(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

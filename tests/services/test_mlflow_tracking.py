@@ -137,6 +137,7 @@ def test_a_server_that_was_never_there_is_caught_up_with_later(
     assert again.code == 1
     validate("track", again.document)
     assert again.document["trackers"][0]["missing"]
+    assert "Traceback" not in again.stderr
     server.start()
     done = workplace.run("track", "last", "--json")
     assert done.code == 0, done.stderr
@@ -148,6 +149,10 @@ def test_a_server_that_was_never_there_is_caught_up_with_later(
     assert database.runs() == {"tiny-0001": "FINISHED"}
     done = workplace.run("track", "last")
     assert "nothing was missing" in done.stdout
+    server.kill()
+    done = workplace.run("track", "last")
+    assert (done.code, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "nothing is sure after step 8 (" in done.stdout
 
 
 def test_a_full_disk_below_the_database_is_told_once_and_caught_up_with(

@@ -162,7 +162,8 @@ def preview_document(
 
 def track_document(run: RunFolder, told: Sequence[Tracked]) -> dict[str, Any]:
     """What those that track a run were told."""
-    trackers = [{**asdict(each), "missing": each.missing or None} for each in told]
+    names = ("tracker", "points", "last_step")
+    trackers = [{name: getattr(each, name) for name in names} | {"missing": each.missing or None} for each in told]
     return {"run": run.name, "folder": str(run.path), "trackers": trackers}
 
 

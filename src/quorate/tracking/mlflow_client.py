@@ -59,8 +59,9 @@ def load(uri: str) -> None:
     """Import what a client of this place needs, with our settings: MLflow reads them when it is imported."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    # It warns of each try, in lines of its own; whoever calls tells once that nobody answers.
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+    # They warn of each try, in lines of their own; whoever calls tells once that nobody answers.
+    for name in ("urllib3.connectionpool", "mlflow.store.db.utils"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     import mlflow.store.db.utils
 
     if database_of(uri) is not None:
