@@ -152,6 +152,16 @@ def test_rays_own_stop_saves_as_well_and_the_run_is_resumed_detached_to_the_same
     assert json.loads((Path(again["folder"]) / "submission.json").read_text())["id"] == again["submission"]
 
 
+@pytest.mark.parametrize("token", [{}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another" * 5}])
+def test_a_token_that_is_missing_or_wrong_is_told_with_the_remedy(
+    tmp_path: Path, nodes: RayNodes, token: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = {key: value for key, value in nodes.environment.items() if not key.startswith("RAY_AUTH_")}
+    monkeypatch.setattr(nodes, "environment", {**bare, "HOME": str(tmp_path), **token})
+    refused = submitter(tmp_path, nodes, "unknown").type("train", "job.yaml", "--detach", code=2)
+    assert "asks for a token" in refused and "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to it" in refused
+
+
 def test_a_resume_that_is_refused_on_the_cluster_is_told_and_leaves_the_run_as_it_was(
     tmp_path: Path, nodes: RayNodes
 ) -> None:

@@ -3,6 +3,7 @@ without a token people are warned."""
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import ray.util
 
 from benchmarks.ray_nodes import RayNodes
 from examples.example_files import ROOT
-from services.ray_training import ON_RAY, Training, write_job
+from services.ray_training import ON_RAY, PATIENCE, Training, write_job
 
 SCRIPT = ROOT / "scripts" / "ray_certificates.sh"
 TLS = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
@@ -80,6 +81,9 @@ def test_a_missing_token_is_named_with_the_remedy_and_one_that_ray_does_not_show
     assert "asks for a token: RAY_AUTH_TOKEN is not set here" in refusal
     assert "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to it" in refusal
     assert "there is no Ray cluster" not in refusal
+    doctor = [sys.executable, "-m", "quorate", "doctor", "--engine", "ray", "--address", bare["RAY_ADDRESS"]]
+    asked = subprocess.run(doctor, env=bare, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert asked.returncode == 1 and "asks for a token: RAY_AUTH_TOKEN is not set here" in asked.stdout, asked
     file = tmp_path / "home" / ".ray" / "auth_token"
     file.parent.mkdir()
     file.write_text(nodes.environment["RAY_AUTH_TOKEN"])

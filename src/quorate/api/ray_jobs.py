@@ -182,12 +182,19 @@ def _only(address: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explaining(address: str | None) -> Iterator[None]:
+    where = "at RAY_ADDRESS, or on this machine," if address in (None, "auto") else f"at {address}"
     try:
         yield
     except (OSError, RuntimeError, ValueError, SystemExit) as error:
-        where = "at RAY_ADDRESS, or on this machine," if address in (None, "auto") else f"at {address}"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RequestError(
             f"the jobs of the Ray cluster {where} cannot be asked ({reason}). It needs its dashboard, which has the "
             "job server: pip install 'ray[default]' there, and `ray start --head`."
+        ) from None
+    except Exception as error:
+        if type(error).__name__ != "AuthenticationError":  # Ray's own; it is no error of any usual kind
+            raise
+        raise RequestError(
+            f"the Ray cluster {where} asks for a token, and the one here is missing or wrong. `ray get-auth-token` "
+            "prints it on the cluster's head; here, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to it."
         ) from None

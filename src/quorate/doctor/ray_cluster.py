@@ -16,7 +16,7 @@ from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError
 from quorate.doctor import node_probe
 from quorate.doctor.cluster import ClusterReading, NodeReading, WayReading
-from quorate.engines.ray_connection import warn_without_token
+from quorate.engines.ray_connection import refuse_wrong_token, warn_without_token
 
 PATIENCE = 60.0
 SENT = 32 * 2**20
@@ -43,13 +43,13 @@ def read_cluster(address: str, storage: str | None) -> ClusterReading:
 
 @contextlib.contextmanager
 def _connected(address: str) -> Iterator[None]:
+    refuse_wrong_token(address, "--address")
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError) as error:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RequestError(
-            f"no cluster answers at {address}: {said} Start one with `ray start --head`, or name another: --address. "
-            "With token authentication, RAY_AUTH_MODE=token and the cluster's RAY_AUTH_TOKEN must be set here, too."
+            f"no cluster answers at {address}: {said} Start one with `ray start --head`, or name another: --address."
         ) from error
     try:
         warn_without_token()

@@ -49,6 +49,7 @@ def connect(address: str, run_name: str, code: NodeCode, key: str = KEY_OF_JOBS)
     logging.getLogger("ray").setLevel(logging.ERROR)
     _refuse_client(address, key)
     refuse_unreachable(address, key)
+    refuse_wrong_token(address, key)
     # Inside of a job of Ray's, what this one says comes first.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
@@ -84,12 +85,7 @@ def _refuse_client(address: str, key: str) -> None:
 def refuse_unreachable(address: str, key: str = KEY_OF_JOBS) -> None:
     """Raise where nobody takes a connection at an address as job files have it, or the two sides do not agree on TLS.
     An address that is not known without Ray is left to it."""
-    if address == "local":
-        return
-    try:
-        place = ray_services.canonicalize_bootstrap_address(address)
-    except Exception:  # there is none: what Ray says then, it says at once
-        return
+    place = _place_of(address)
     if place is None:
         return
     try:
@@ -98,11 +94,24 @@ def refuse_unreachable(address: str, key: str = KEY_OF_JOBS) -> None:
         raise _not_connected(address, str(error), key=key) from None
     if why:
         raise _not_connected(address, "it answers, but with another protocol", f" {why}", key)
-    if trouble := _token_trouble(address, place):
+
+
+def refuse_wrong_token(address: str, key: str = KEY_OF_JOBS) -> None:
+    """Raise where a cluster asks for a token that this process does not show."""
+    place = _place_of(address)
+    if place is not None and (trouble := _token_trouble(address, place)):
         raise RequestError(
             f"{key}: the Ray cluster {_where(address)} asks for a token: {trouble}. `ray get-auth-token` prints it "
             "on the cluster's head; here, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to it."
         )
+
+
+def _place_of(address: str) -> str | None:
+    """The host and port that Ray would connect to, as far as that is known without it."""
+    try:
+        return None if address == "local" else ray_services.canonicalize_bootstrap_address(address)
+    except Exception:  # there is none: what Ray says then, it says at once
+        return None
 
 
 def warn_without_token() -> None:
