@@ -12,7 +12,9 @@ from torch import nn
 
 import gang
 from bits import bit_tasks as tasks
-from quorate.core.errors import RunError, UnsupportedModelError
+from quorate.core.errors import RunError, UnsupportedModelError, UserCodeError
+from quorate.training.gradients import LoneGradients
+from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.own_loop import own_loop_of
 from quorate.training.own_run import Run
@@ -32,6 +34,7 @@ class Tunable(torch.optim.SGD):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1, momentum=0.9)
         self.power, self.table = 2, {"a": [1.0]}
+        self.mask, self.shape = torch.zeros(3), max
         for group in self.param_groups:
             group["band"] = [0.1, 0.2]
 
@@ -116,6 +119,12 @@ def kept(task: Any) -> list[Any]:
         (lambda task: task.opt.defaults.update(lr=3), "optimizer.defaults was changed from"),
         (lambda task: setattr(task.opt, "power", 3), "optimizer.power was changed from 2 to 3"),
         (lambda task: task.opt.table.update(b=1), "optimizer.table was changed from"),
+        (
+            lambda task: setattr(task.opt, "mask", torch.ones(3)),
+            r"optimizer.mask was changed from \[0.0, 0.0, 0.0\] .*to",
+        ),
+        (lambda task: task.opt.mask.add_(1.0), r"optimizer.mask was changed to \[1.0, 1.0, 1.0\]"),
+        (lambda task: setattr(task.opt, "shape", min), "optimizer.shape was changed from a .* to a "),
         (lambda task: task.sched.step(), r"schedule.last_epoch was changed from \d to \d"),
         (lambda task: task.sched._schedulers[1].base_lrs.append(1.0), r"schedule._schedulers\[1\].base_lrs was"),
         (lambda task: setattr(task.sched, "last_epoch", 40), r"schedule.last_epoch was changed from \d+ to 40"),
@@ -175,11 +184,26 @@ def test_what_leaves_every_value_as_it_is_is_not_refused(act: Act) -> None:
 
 
 def test_a_lane_that_is_given_up_leaves_no_setting_behind() -> None:
-    watched = Watched()
-    watched.watch.before_lane()
-    group(watched.task)["lr"] = 7.0
-    with pytest.raises(UnsupportedModelError, match=r"to 7\.0"):
-        watched.watch.abandon_lane()
+    """Where it was given up after its end, the update may have begun."""
+
+    class RunsOut(Keeps):
+        def loss(self, model: nn.Module, batch: Any) -> Any:
+            if batch is None:
+                self.opt.param_groups[0]["lr"] = 7.0
+                raise MemoryError
+            return super().loss(model, batch)
+
+    task = RunsOut()
+    replica = trained(task)
+    runner = LaneRunner(task, replica, LoneGradients(replica.trainable), StateWatch(task, replica), 3)
+    runner.run(1, 0, [(2, tasks.Points()[0:2])], 2)  # type: ignore[index]
+    group(task)["lr"] = 0.5
+    runner.abandon(0)
+    runner.begin_step()
+    with pytest.raises(UserCodeError):
+        runner.run(1, 0, [(2, None)], 2)
+    with pytest.raises(UnsupportedModelError, match=r"from 0.5 to 7.0"):
+        runner.abandon(0)
 
 
 class EditsInLoss(Keeps):

@@ -105,7 +105,7 @@ class LaneRunner:
             self._program = CapturedProgram(self._program, graphs, replica, gradients)
 
     def begin_step(self) -> None:
-        """The lanes of a step follow, which nobody but an update may change the settings of the optimizers after."""
+        """A step begins: until its update nobody changes the settings of the optimizers."""
         self._watch.begin()
 
     def take_notes(self) -> list[str]:
@@ -202,15 +202,17 @@ class LaneRunner:
 
     def abandon(self, lane: int) -> None:
         """Memory ran out in the middle of a lane: leave nothing of it behind, and let nobody wait for its gradient."""
-        if self._has_begun:
+        had_begun, self._has_begun = self._has_begun, False
+        if had_begun:
             self._gradients.abandon(lane)
         else:
             self._gradients.clear(lane)
-        self._has_begun = False
         if self._graphs is not None:
             self._graphs.forget()  # they keep memory of their own
         take_log(self._task)
-        self._watch.abandon_lane()
+        self._watch.put_back()
+        if had_begun:  # and not after it, in the update
+            self._watch.check_settings()
 
     def _seed_of(self, step: int, lane: int) -> int:
         """Of many steps at once, which takes a fraction of the time that each takes within its step."""

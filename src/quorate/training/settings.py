@@ -23,6 +23,9 @@ To ask torch for the version of one takes as long as to compare a group."""
 LOOKED_UP = 64
 """Times until it is looked again where these are."""
 
+LONGEST = 100
+"""Letters of a value that a sentence shows; and elements of a tensor among the settings that are looked at."""
+
 _Kept = tuple[str, dict[str, Any], str]
 """A value that an optimizer keeps of a parameter: the name of all of that one's, where they are, and its key there."""
 Owners = list[tuple[str, Mapping[str, Any]]]
@@ -143,8 +146,8 @@ def _text(value: Any) -> str:
         return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, dict):
         return f"{{{', '.join(sorted(f'{_text(key)}: {_text(inner)}' for key, inner in value.items()))}}}"
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return f"{value.item()!r} ({value.dtype})"
+    if type(value) is torch.Tensor and value.numel() <= LONGEST:
+        return f"{value.tolist()!r} ({value.dtype})"
     return "gone" if value is _GONE else f"a {type(value).__qualname__}"
 
 
@@ -211,8 +214,11 @@ class _Watch:
                 old, new = saved.get(key, _GONE), now.get(key, _GONE)
                 if id(new) in written:
                     return f"{name.format(key)} was changed to {_text(new)}"
-                if new is not old and _text(new) != _text(old):
-                    return f"{name.format(key)} was changed from {_text(old)} to {_text(new)}"
+                if new is not old and not _are_equal(new, old):
+                    texts = (
+                        text if len(text := _text(each)) < LONGEST else f"{text[:LONGEST]}…" for each in (old, new)
+                    )
+                    return f"{name.format(key)} was changed from {' to '.join(texts)}"
         for (name, of_one, key), old in zip(self._in_turn, self._expected[-len(self._in_turn) :], strict=False):
             if of_one.get(key) is not old or id(old) in written:
                 return f"{name}[{key!r}] was changed"

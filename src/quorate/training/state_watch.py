@@ -41,7 +41,6 @@ _NOT_IN_THE_STATE = (
     "It is not part of the model, so no checkpoint holds it, and a resumed job would continue without it. Make it a "
     "buffer or a submodule of the model; the key `average` keeps an exponential average of the weights."
 )
-_IN_A_LANE = "loss(), or where its samples are read"
 _HOOKS = sorted(name for name in MODULES_OWN if name.endswith("_hooks"))
 _STRUCTURE = ("_parameters", "_modules")
 _VALUES = methodcaller("values")
@@ -110,13 +109,12 @@ class StateWatch:
             self._next = (self._next + 1) % len(self._samples)
         self._is_first = False
         put_back = self.put_back()
-        self._settings.check(_IN_A_LANE)
+        self.check_settings()
         return put_back
 
-    def abandon_lane(self) -> None:
-        """A lane has ended before its end, and is done again: nothing of it stays."""
-        self.put_back()
-        self._settings.check(_IN_A_LANE)
+    def check_settings(self) -> None:
+        """Refuse what a lane has changed of the optimizers, however it has ended."""
+        self._settings.check("loss(), or where its samples are read")
 
     def before_batch(self) -> list[str]:
         """A batch has been read: the names of what reading has assigned, which a loader process would have kept."""
