@@ -77,16 +77,17 @@ def drawn() -> dict[str, str]:
     above: list[tuple[int, str]] = []
     parents = {}
     for line in errors.__doc__.split("::")[1].splitlines():
-        names = list(re.finditer(r"(\(?)([A-Z]\w+)", line))
+        names = list(re.finditer(r"(\(?)([A-Z]\w+)(\)?)", line))
         if names and not re.match(r" *│ ", line):
             place, head = names[0].start(), names.pop(0)[2]
             above = [(other, parent) for other, parent in above if other < place]
             parents[head] = above[-1][1] if above else "Exception"
             above.append((place, head))
-        last = ""
+        last = within = ""
         for found in names:
-            parents[found[2]] = last if found[1] else above[-1][1]
-            last = found[2]
+            within = last if found[1] else within
+            parents[found[2]] = within or above[-1][1]
+            within, last = "" if found[3] else within, found[2]
     return parents
 
 
