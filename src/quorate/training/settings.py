@@ -151,6 +151,11 @@ def _text(value: Any) -> str:
     return "gone" if value is _GONE else f"a {type(value).__qualname__}"
 
 
+def _shown(value: Any) -> str:
+    text = _text(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
 def _called(what: str, name: str) -> str:
     return f"{what}[{name!r}]" if name else what
 
@@ -215,10 +220,7 @@ class _Watch:
                 if id(new) in written:
                     return f"{name.format(key)} was changed to {_text(new)}"
                 if new is not old and not _are_equal(new, old):
-                    texts = (
-                        text if len(text := _text(each)) < LONGEST else f"{text[:LONGEST]}…" for each in (old, new)
-                    )
-                    return f"{name.format(key)} was changed from {' to '.join(texts)}"
+                    return f"{name.format(key)} was changed from {_shown(old)} to {_shown(new)}"
         for (name, of_one, key), old in zip(self._in_turn, self._expected[-len(self._in_turn) :], strict=False):
             if of_one.get(key) is not old or id(old) in written:
                 return f"{name}[{key!r}] was changed"
@@ -257,5 +259,5 @@ def _are_equal(now: Any, saved: Any) -> bool:
     """Whether nothing has changed. Python compares identities first, in a fraction of the time of any loop."""
     try:
         return bool(now == saved)
-    except (RuntimeError, ValueError):  # a tensor or an array was replaced, and has many truths
+    except Exception:  # a tensor or an array was replaced, and has many truths; or something of the user's own
         return False
