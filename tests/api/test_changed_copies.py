@@ -82,7 +82,7 @@ class Copied:
         self.key = self.root / "key"
         self.key.write_text("ab" * 32)
         encrypt = f", encrypt: {{key_file: {self.key}}}" if self.is_sealed else ""
-        keys = f"name: tiny\ncheckpoint: {{to: [checkpoints, {self.backup}]{encrypt}}}\n"
+        keys = f"name: tiny\ncheckpoint: {{to: [checkpoints, {self.backup}], source: false{encrypt}}}\n"
         source = replace(make_source(self.root / "runs", keys=keys), with_source=False)
         job = load_recorded(source.run.job_file, {}, []).spec.model_dump(mode="json")
         cipher = read_key({"key_file": str(self.key)}) if self.is_sealed else None

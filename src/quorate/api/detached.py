@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.engines import node_code, refuse_missing_engine
-from quorate.api.fetch import is_copy
+from quorate.api.fetch import is_copy, refuse_others_run
 from quorate.api.job import job_text
 from quorate.api.ray_jobs import jobs_at, refuse_ended, submit_launcher
 from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped
@@ -77,6 +77,7 @@ def submit_resume(
     if is_copy(reference):
         raise RequestError(f"--detach: {reference} is a copy of a run. Fetch it by resuming it here, without --detach.")
     run = RunFolder(RunFolder.find(runs, reference).path.resolve())
+    refuse_others_run(runs, reference, run, environment, overrides)
     recorded, resolved = recorded_and_asked(run, environment, overrides)
     engine = _detachable(resolved)
     if run.path.parent != Path(engine.storage or "").resolve():

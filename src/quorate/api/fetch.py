@@ -39,14 +39,14 @@ from quorate.observe.events import LogMessage
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.spec.load import RECORDED, Taken, load_recorded, resolve_mapping
-from quorate.spec.override import Override, environment_overrides
+from quorate.spec.override import Override, environment_overrides, is_asked
 from quorate.spec.resolved import ResolvedJob, changes, dump_job
 from quorate.spec.rules import OWN_PLACE
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.kept_source import FOLDER as SOURCE_FOLDER
-from quorate.storage.kept_source import SourcePage
-from quorate.storage.run_folder import RunFolder, write_creation
+from quorate.storage.kept_source import SourcePage, read_source
+from quorate.storage.run_folder import RunFolder, why_others, write_creation
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,60 @@ def fetch_run(
     return FetchedRun(run.path, _take_source(run, place, jobs, trust_source))
 
 
+def refuse_others_run(
+    runs: Path,
+    reference: str,
+    run: RunFolder,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    overrides: Sequence[Override] = (),
+    *,
+    trust_job: bool = False,
+) -> None:
+    """Refuse a run that is named by its path and that others may have written: what its job names is run, and whoever
+    can write to a copy can make it look like a run. With a key that the person names, its job is the one in the newest
+    checkpoint that was written with it."""
+    folders = (run.path.parent, Path(reference).expanduser().absolute().parent)  # in `runs` may be a link to it
+    if os.path.realpath(runs) in map(os.path.realpath, folders):
+        return
+    if _names_key([*environment_overrides(environment)[0], *overrides]):
+        asked = load_recorded(run.job_file, environment, overrides, _without_key)
+        if asked.spec.checkpoint.encrypt is not None:
+            return _take_sealed(run, asked, environment, overrides)
+    if not trust_job and (why := why_others(run.path)):
+        raise RunError(
+            f"{why}, so run {run.name} may be anybody's, and what its job names is not used. If you trust it, add "
+            f"--trust-job, or say that your runs are there: --runs {run.path.parent}"
+        )
+
+
+def _take_sealed(
+    run: RunFolder, asked: ResolvedJob, environment: Mapping[str, str], overrides: Sequence[Override]
+) -> None:
+    """Give a run the job and the environment of its newest checkpoint that was written with the key asked for."""
+    with run.lock():
+        newest = _folder(run, here_at(run.path), asked).search(lambda _: "").newest
+        saved = None if newest is None else saved_job(newest)
+        if newest is None or saved is None:
+            raise RunError(
+                f"run {run.path} has no checkpoint that was written with the key, so its job may be anybody's."
+            )
+        kept, told = read_source(run.path), newest.manifest.environment.get(SOURCE)
+        if kept is not None and kept.source.digest != told and not is_asked("task", environment, overrides):
+            raise RunError(
+                f"the source in {kept.folder} is not the code that encrypted checkpoint {newest.path.name} records "
+                f"(digest {kept.source.digest}, and {told}). Name the task by --task FILE:Class."
+            )
+        keys = saved.model_dump()
+        now = resolve_mapping(_without_key(keys), RECORDED, environment, overrides)
+        if changed := changes(asked.spec, now.spec):
+            log.warning(
+                "%s is not what the key authenticates; the job of checkpoint %s is used: %s",
+                *(run.job_file, newest.path.name, "; ".join(map(str, changed))),
+            )
+            run.write_job(dump_job(resolve_mapping(keys, RECORDED, {}, [])), is_private=True)
+        run.write_environment(newest.manifest.environment)
+
+
 class _Load(Protocol):
     """A job that was fetched: under what is asked for, and of its own keys what is taken."""
 
@@ -127,12 +181,14 @@ class _Words:
     overrides: Sequence[Override]
     trusts: bool
 
-    def jobs(self, load: _Load) -> tuple[ResolvedJob, ResolvedJob]:
+    def jobs(self, load: _Load, authenticated: str = "") -> tuple[ResolvedJob, ResolvedJob]:
         """The job as it is recorded from now on, where what is asked for stands for what it names; and with all that is
-        asked for over it. Refuses one by which something that it names would be used."""
-        everything = load(self.environment, self.overrides)
-        sections = {key.partition(".")[0] for key in NAMING}
+        asked for over it. Refuses one by which something that it names would be used; `authenticated` says what of
+        the copy has it, if that was written with the person's key."""
         said = [*environment_overrides(self.environment)[0], *self.overrides]
+        # A key of the person's stands for that of the job as a whole: one names a file, and one a variable.
+        everything = load(self.environment, self.overrides, _without_key if _names_key(said) else dict)
+        sections = {key.partition(".")[0] for key in NAMING}
         own = [each for each in said if each.key.partition(".")[0] in sections]
         try:
             recorded, resolved = load({}, own, self._harmless), load(self.environment, self.overrides, self._harmless)
@@ -140,15 +196,20 @@ class _Words:
             recorded = resolved = load({}, [], self._harmless)
         used = [change.key for change in changes(resolved.spec, everything.spec)]
         if named := [key for key in NAMING if any(f"{each}.".startswith(f"{key}.") for each in used)]:
-            raise RunError(self._refusal(named, everything.spec))
+            raise RunError(self._refusal(named, everything.spec, authenticated))
         return recorded, resolved
 
     def _harmless(self, job: dict[str, Any]) -> dict[str, Any]:
         """The keys of a valid job but for those that name something else than the place that the person has named."""
-        checkpoint = {key: value for key, value in dict(job.get("checkpoint") or {}).items() if key != "encrypt"}
-        if self.trusts:  # but not with a key
-            return {**job, "checkpoint": checkpoint}
-        checkpoint["to"] = [to for to in checkpoint.get("to", [OWN_PLACE]) if to == OWN_PLACE or self._is_here(to)]
+        job = _without_key(job)
+        if self.trusts:
+            return job
+        checkpoint = job["checkpoint"]
+        places = checkpoint.get("to")
+        if isinstance(places, list):
+            checkpoint["to"] = [to for to in places if to == OWN_PLACE or self._is_here(to)]
+        if self.place.read(SOURCE_PAGE) is None:  # the person may have said that it stays at home
+            checkpoint["source"] = False
         kept = {key: value for key, value in job.items() if key not in NAMING}
         engine = job.get("engine")
         if isinstance(engine, Mapping) and engine.get("kind") == "ray" and self._is_here(engine.get("storage")):
@@ -157,13 +218,18 @@ class _Words:
             kept["engine"] = engine
         if job.get("encrypt") is True:
             kept["encrypt"] = True
-        return {**kept, "checkpoint": checkpoint}
+        return kept
 
     def _is_here(self, to: object) -> bool:
-        """Whether copies that go there are those at the address, as it is spelled."""
-        return isinstance(to, str) and _spelled(f"{to.rstrip('/')}/{self.run}") == _spelled(self.address)
+        """Whether copies that go there are those at the address, as it is spelled; what is above a link is not told by
+        that."""
+        return (
+            isinstance(to, str)
+            and ".." not in to.split("/")
+            and _spelled(f"{to.rstrip('/')}/{self.run}") == _spelled(self.address)
+        )
 
-    def _refusal(self, named: Sequence[str], spec: JobSpec) -> str:
+    def _refusal(self, named: Sequence[str], spec: JobSpec, authenticated: str) -> str:
         values = spec.model_dump(mode="json")
         listed = "".join(f"\n  {key}: {write_value(_shown(key, _at(values, key)))}" for key in named)
         own = f"name the key yourself: --set {_KEY}.key_file=PATH (or .key_env=VARIABLE)" if _KEY in named else ""
@@ -172,10 +238,10 @@ class _Words:
             sets = " ".join(f"--set {key}=VALUE" for key in others)
             whose = f"{own}; give the others" if own else "give them"
             own = f"{whose} yourself: {sets}; or add --trust-job to use what the job says"
-        return (
-            f"anybody who can write to {self.place} may have changed the job there, so what it names is not used:"
-            f"{listed}\nTo resume, {own}."
-        )
+        why = f"anybody who can write to {self.place} may have changed the job there, so what it names is not used"
+        if authenticated:
+            why = f"what the job in {authenticated} names is not used unless you say so, although it has your key"
+        return f"{why}:{listed}\nTo resume, {own}."
 
 
 def _make(target: RunFolder, place: Place, origin: Origin, words: _Words) -> None:
@@ -229,8 +295,16 @@ def _update(run: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
         )
     with run.lock():
         recorded, resolved = jobs(run)
+        fetched, encrypt = run.read_fetched(), resolved.spec.checkpoint.encrypt
+        if encrypt is not None and fetched is not None and fetched["task"] and recorded.spec.checkpoint.encrypt is None:
+            raise RunError(
+                f"run {run.name} was fetched from {fetched['from']} without a key, so the job in {run.path} may be "
+                "anybody's, and is not used with one. Remove the run's folder and resume from there again."
+            )
         if not run.job_file.exists():  # before there is a checkpoint here whose job others may have written
             run.write_job(dump_job(recorded), is_private=True)
+        if fetched is None and encrypt is None:
+            run.write_fetched(str(place))  # before: also the job in what is fetched is others'
         _warn(run, _bring(run, place, recorded, resolved))
 
 
@@ -245,7 +319,7 @@ def _authenticated(run: RunFolder, newest: CheckpointInfo, words: _Words, told: 
     def load(environment: Mapping[str, str], overrides: Sequence[Override], taken: Taken = dict, /) -> ResolvedJob:
         return resolve_mapping(taken(saved.model_dump()), RECORDED, environment, overrides)
 
-    recorded, _ = words.jobs(load)
+    recorded, _ = words.jobs(load, f"checkpoint {newest.path.name} at {words.place}")
     run.write_environment(newest.manifest.environment)
     if changed := changes(told.spec, recorded.spec):
         log.warning(
@@ -329,6 +403,17 @@ def _would_run(page: SourcePage, place: Place) -> str:
     files = sorted(page.source.files, key=lambda name: name != page.source.main)
     named = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     return f"resuming would run the source at {place} ({SOURCE_PAGE}: {named})"
+
+
+def _without_key(job: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a job, which need not be valid, but for that of its checkpoints."""
+    section = job.get("checkpoint")
+    given = section if isinstance(section, Mapping) else {}
+    return {**job, "checkpoint": {key: value for key, value in given.items() if key != "encrypt"}}
+
+
+def _names_key(said: Sequence[Override]) -> bool:
+    return any(f"{each.key}.".startswith(f"{_KEY}.") for each in said)
 
 
 def _spelled(address: str) -> str:

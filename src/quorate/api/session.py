@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quorate.api.batch_size import with_batch_found
 from quorate.api.engines import engine_of, refuse_missing_engine
-from quorate.api.fetch import fetch_run, is_copy
+from quorate.api.fetch import fetch_run, is_copy, refuse_others_run
 from quorate.api.job import job_text
 from quorate.api.lineage import has_trained_parts, is_on_the_way, train_lineage
 from quorate.api.observers import refuse_missing_libraries
@@ -123,6 +123,7 @@ def resume(
         fetched = fetch_run(runs, reference, environment, overrides, trust_source=trust_source, trust_job=trust_job)
         reference, untrusted = str(fetched.path), fetched.untrusted
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
+    refuse_others_run(runs, reference, run, environment, overrides, trust_job=trust_job)
     recorded, resolved = recorded_and_asked(run, environment, overrides)
     asked = resolved.spec.task if is_asked("task", environment, overrides) else None
     warn_of_damaged_result(run)

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from quorate.api.recorded_run import short_path
-from quorate.core.errors import RunError
+from quorate.core.errors import DamagedFileError, RunError
 from quorate.core.task_source import KIND, MOST_KEPT, TaskSource
 from quorate.core.user_code import is_installed
 from quorate.engines.engine import SOURCE, Prepared
@@ -190,8 +190,13 @@ def _looked_for(
 def _fetched_from(run: RunFolder, task: TaskReference) -> str | None:
     """Where others may have written that this is the task of a run, if its job was fetched."""
     fetched = run.read_fetched()
-    is_theirs = fetched is not None and task.within(Path()) == TaskReference.parse(fetched["task"]).within(Path())
-    return fetched["from"] if fetched is not None and is_theirs else None
+    if fetched is None or not fetched["task"]:
+        return None
+    try:
+        is_theirs = task.within(Path()) == TaskReference.parse(fetched["task"]).within(Path())
+    except ValueError as error:
+        raise DamagedFileError(f"{run.fetched_file} names no task: {error}") from None
+    return fetched["from"] if is_theirs else None
 
 
 def _is_of_project(file: Path | None, module: str | None, run: RunFolder, fetched_from: str) -> bool:
@@ -202,10 +207,11 @@ def _is_of_project(file: Path | None, module: str | None, run: RunFolder, fetche
     here, file = Path(os.path.realpath(".")), Path(os.path.realpath(file))
     if not file.is_relative_to(here):
         return module is not None and is_installed(file) and module.partition(".")[0] not in sys.stdlib_module_names
-    places = [Path(os.path.realpath(place)) for place in (run.path, fetched_from)]
-    around = [place.parent for place in places if not here.is_relative_to(place.parent)]
+    own, copy = (Path(os.path.realpath(place)) for place in (run.path, fetched_from))
+    # A project may lie in the folder of runs; what lies where copies are sent may be of whoever sends them.
+    around = [copy.parent, own if here.is_relative_to(own.parent) else own.parent]
     runs = (folder for folder in file.parents if folder.is_relative_to(here) and folder != here and is_run(folder))
-    return not any(map(file.is_relative_to, (*places, *around, *runs)))
+    return not any(map(file.is_relative_to, (*around, *runs)))
 
 
 def _moved(run: RunFolder, reference: TaskReference, kept: KeptSource | None) -> tuple[Path | None, str]:

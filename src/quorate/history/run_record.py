@@ -98,7 +98,11 @@ class RunRecord:
             return cls._read(run, timeline)
         except Exception as error:  # whatever it is: one run that cannot be read must not hide the others
             reason = error.message if isinstance(error, QuorateError) else f"it cannot be read: {describe(error)}"
-            return cls(run.name, run.path, Status.DAMAGED, reason, run.created)
+            try:
+                created = run.created
+            except Exception:  # its folder may not be looked into, or is gone by now
+                created = datetime.fromtimestamp(0, UTC)
+            return cls(run.name, run.path, Status.DAMAGED, reason, created)
 
     @classmethod
     def _read(cls, run: RunFolder, timeline: Timeline | None) -> "RunRecord":

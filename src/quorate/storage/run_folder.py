@@ -2,12 +2,15 @@
 
 import contextlib
 import difflib
+import grp
 import hashlib
 import itertools
 import json
 import math
 import os
+import pwd
 import re
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -249,13 +252,17 @@ class RunFolder:
                 "of the code; quorate resume takes that from the newest checkpoint, and writes it again"
             ) from None
 
-    def write_fetched(self, place: str, task: str) -> None:
-        """Say that the run came from a place where others may write, and which task the job names that lay there."""
+    def write_fetched(self, place: str, task: str = "") -> None:
+        """Say that the run came from a place where others may write, and which task the job names that lay there; or,
+        without a task, that a checkpoint may have come of a run that began here."""
         self._write(self.fetched_file, {"from": place, "task": task})
 
     def read_fetched(self) -> dict[str, Any] | None:
-        """The same; None of a run that began here."""
-        return self._read(self.fetched_file)
+        """The same; None of a run of which all is from here."""
+        fetched = self._read(self.fetched_file)
+        if fetched is not None and not all(isinstance(fetched.get(key), str) for key in ("from", "task")):
+            raise DamagedFileError(f"{self.fetched_file} does not say from where and which task; it was edited")
+        return fetched
 
     def write_micro_batches(self, changes: Sequence[tuple[int, int]]) -> None:
         """Since which steps lanes have more micro-batches than the job says, where memory ran out (step, number).
@@ -335,6 +342,29 @@ def _holds_runs(folder: Path) -> bool:
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run's. A job file alone stands in folders of all kinds."""
     return (folder / _CREATED).is_file() or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
+
+
+def why_others(folder: Path) -> str:
+    """Why others may have written what is in a run's folder; nothing if only the user can, as far as modes tell."""
+    with explaining(f"cannot look at {folder}"):
+        for path, owners in ((folder, {os.getuid()}), (folder.parent, {os.getuid(), 0})):
+            facts = path.stat()
+            if facts.st_uid not in owners:
+                return f"{path} belongs to user {facts.st_uid}"
+            shared = stat.S_IWOTH if _is_users_own(facts.st_gid) else stat.S_IWOTH | stat.S_IWGRP
+            # Where that is set others can put something beside the run, and nothing in its place.
+            is_sticky = path != folder and facts.st_mode & stat.S_ISVTX
+            if facts.st_mode & shared and not is_sticky:
+                return f"others can write to {path} (mode {facts.st_mode & 0o777:o})"
+    return ""
+
+
+def _is_users_own(group: int) -> bool:
+    """Whether a group is there for the user alone, as many systems make one for each."""
+    with contextlib.suppress(KeyError):
+        user, found = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group)
+        return found.gr_name == user and set(found.gr_mem) <= {user}
+    return False
 
 
 def is_search(folder: Path) -> bool:
