@@ -26,7 +26,7 @@ from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.place import FolderPlace
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.transfer import copy_checkpoints
-from quorate.core.errors import QuorateError, RunError
+from quorate.core.errors import DamagedFileError, QuorateError, RunError
 from quorate.core.task_source import TaskSource
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import keys_of
@@ -139,7 +139,9 @@ class Copied:
     def assert_unharmed(self) -> None:
         assert not self.proof.exists(), "his code has run"
         assert not self.server.bodies, "he was told something"
-        assert not list(self.wanted.iterdir()), "something was written where he says"
+        assert not [each for each in self.wanted.iterdir() if each.name != "inner"], (
+            "something was written where he says"
+        )
         assert "this" not in sys.modules
 
 
@@ -209,6 +211,13 @@ def link_to_wanted(copied: Copied) -> None:
     copied.set(checkpoint={"to": ["checkpoints", f"{copied.folder}/link"]})
 
 
+def above_a_link(copied: Copied) -> None:
+    """By its text it is the place itself, and the system goes elsewhere."""
+    (copied.wanted / "inner").mkdir()
+    (copied.backup / "evil").symlink_to(copied.wanted / "inner")
+    copied.set(checkpoint={"to": ["checkpoints", f"{copied.backup}/evil/.."]})
+
+
 def ray(**engine: Any) -> Callable[[Copied], None]:
     return lambda copied: copied.set(
         engine={
@@ -266,6 +275,8 @@ REFUSED: dict[str, tuple[Callable[[Copied], None], str]] = {
         told("checkpoint.to"),
     ),
     "a place by a link": (link_to_wanted, told("checkpoint.to")),
+    "a place above a link": (above_a_link, told("checkpoint.to")),
+    "a storage above a link": (ray(storage="{root}/victim/backup/evil/.."), told("engine")),
     "a store": (keys(checkpoint={"to": ["checkpoints", "s3://his/bucket"]}), told("checkpoint.to")),
     "ray": (ray(), told("engine")),
     "his ray": (ray(address="ray://his.example:10001"), told("engine")),
@@ -501,3 +512,149 @@ def test_copies_that_lie_in_the_storage_of_a_cluster_may_name_it(copied: Copied)
     copied.set(engine={"kind": "ray", "storage": str(copied.backup), "placement": "spread"})
     fetched = fetch_run(Path("runs"), str(copied.folder), {}, copied.given)
     assert recorded_job(RunFolder(fetched.path)).spec.engine.model_dump()["storage"] == str(copied.backup)
+
+
+def dressed(copied: Copied) -> None:
+    """The copy as if it were a run, which names code of his."""
+    (copied.folder / "origin.json").unlink()
+    (copied.folder / "checkpoints").mkdir()
+    for step in copied.folder.glob("step-*"):
+        step.rename(copied.folder / "checkpoints" / step.name)
+    (copied.outside / "evil.py").write_bytes(copied.evil + TASK.encode())
+    evil = f"{copied.outside}/evil.py:Tiny"
+    copied.set(task=evil, callbacks=[evil], checkpoint={"to": ["checkpoints"]})
+
+
+@plain
+@pytest.mark.parametrize("shared", ["tiny-0001", "."], ids=["the copy", "its place"])
+def test_a_copy_that_looks_like_a_run_is_not_resumed_where_others_can_write(copied: Copied, shared: str) -> None:
+    dressed(copied)
+    (copied.backup / shared).chmod(0o777)
+    with pytest.raises(RunError, match=r"others can write to .*may be anybody's.*--trust-job, or .*--runs"):
+        copied.resume()
+    assert not copied.launched
+    copied.assert_unharmed()
+    with pytest.raises(QuorateError):  # whatever his code does
+        copied.resume(trust_job=True)
+    assert copied.proof.exists(), "which is what this is about"
+
+
+@sealed
+def test_with_a_key_a_copy_that_looks_like_a_run_has_the_job_of_its_checkpoint(
+    copied: Copied, caplog: pytest.LogCaptureFixture
+) -> None:
+    dressed(copied)
+    spec = begun(copied)
+    assert (spec.callbacks, copied.launched[-1].task) == ([], f"{copied.victim}/task.py:Tiny")
+    assert "is not what the key authenticates" in caplog.text and "callbacks" in caplog.text
+    copied.assert_unharmed()
+
+
+@plain
+def test_a_run_of_the_user_is_resumed_by_its_path(copied: Copied) -> None:
+    shutil.copytree(copied.root / "runs", copied.root / "elsewhere")
+    begun(copied, str(copied.root / "elsewhere/tiny-0001"))
+    (copied.root / "elsewhere").chmod(0o1777)
+    begun(copied, str(copied.root / "elsewhere/tiny-0001"))
+
+
+@plain
+def test_a_task_beside_the_copies_is_not_used_in_their_folder_either(
+    copied: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copied.backup / "evil.py").write_bytes(copied.evil)
+    copied.set(task=f"{copied.backup}/evil.py:Tiny")
+    monkeypatch.chdir(copied.backup)
+    with pytest.raises(RunError, match=TASK_NOT_HERE):
+        copied.resume("tiny-0001")
+    copied.assert_unharmed()
+
+
+@plain
+def test_the_job_in_a_checkpoint_that_was_fetched_is_not_used_later(copied: Copied) -> None:
+    shutil.copytree(copied.root / "runs", "runs")
+    run = RunFolder(copied.victim / "runs/tiny-0001")
+    for entry in run.checkpoints.glob("step-00000004*"):
+        shutil.rmtree(entry)
+    evil = [f"{copied.outside}/evil.py:Tiny"]
+    copied.manifest(lambda present: replace(present, job={**present.job, "callbacks": evil}))
+    begun(copied)
+    assert len(list(run.checkpoints.glob("step-00000004"))) == 1, "fetched"
+    begun(copied, "tiny-0001")
+    run.job_file.unlink()
+    with pytest.raises(RunError, match=r"is gone, and .* was fetched from .* Put the file back"):
+        copied.resume("tiny-0001")
+    copied.assert_unharmed()
+
+
+@sealed
+def test_a_run_that_was_fetched_without_a_key_is_not_taken_with_one(copied: Copied, tmp_path: Path) -> None:
+    honest = copied.root / "honest"
+    shutil.copytree(copied.folder, honest)
+    plain = Copied(tmp_path / "plain", copied.server, is_sealed=False)
+    for step in ("step-00000002", "step-00000004"):
+        shutil.rmtree(copied.folder / step)
+        shutil.copytree(plain.folder / step, copied.folder / step)
+    copied.set(log_level="debug", checkpoint={"encrypt": None})
+    assert begun(copied, "", []).log_level == "debug"
+    shutil.rmtree(copied.folder)
+    shutil.copytree(honest, copied.folder)
+    with pytest.raises(RunError, match="without a key.* Remove the run's folder and resume from there again"):
+        copied.resume()
+
+
+@sealed
+@pytest.mark.parametrize("place", ["key_file", "key_env"])
+def test_each_key_that_a_refusal_advises_is_taken(copied: Copied, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "ab" * 32)
+    value = {"key_file": str(copied.key), "key_env": "MY_KEY"}[place]
+    key = f"checkpoint.encrypt.{place}"
+    begun(copied, "", [Override(key, value, f"--set {key}")])
+
+
+@plain
+@pytest.mark.parametrize("has_page", [False, True])
+def test_a_source_that_is_not_there_is_not_sent_there_because_the_job_says_so(copied: Copied, has_page: bool) -> None:
+    copied.set(checkpoint={"source": True})
+    if has_page:
+        code = TaskSource("task.py", {"task.py": TASK.encode()})
+        page = {"found_at": None, "source": json.loads(code.to_json())}
+        (copied.folder / "source.json").write_text(json.dumps(page))
+    assert begun(copied).checkpoint.source is has_page
+
+
+@plain
+@pytest.mark.parametrize("section", [5, "x", {"to": None}, {"to": "checkpoints"}], ids=str)
+def test_a_section_that_is_none_is_replaced_by_what_the_person_says(copied: Copied, section: Any) -> None:
+    copied.set()
+    job = json.loads(copied.job_file.read_text())
+    copied.job_file.write_text(json.dumps({**job, "checkpoint": section}))
+    said = Override("checkpoint.to", ["checkpoints"], "--set checkpoint.to")
+    assert begun(copied, "", [said]).checkpoint.to == ["checkpoints"]
+
+
+@plain
+@pytest.mark.parametrize("text", ["{}", '{"from": 1, "task": 2}', '{"from": "x", "task": "y"}'])
+def test_a_damaged_note_of_where_a_run_is_from_is_told(copied: Copied, text: str) -> None:
+    begun(copied)
+    Path("runs/tiny-0001/fetched.json").write_text(text)
+    with pytest.raises(DamagedFileError, match=r"fetched\.json"):
+        copied.resume("tiny-0001")
+
+
+@sealed
+def test_a_refusal_says_that_the_key_authenticates_the_job(copied: Copied) -> None:
+    words = r"job in checkpoint step-00000004 at .* names is not used unless you say so, although it has your key:\n"
+    shutil.rmtree(copied.newest)
+    cipher = read_key({"key_file": str(copied.key)})
+    source = replace(make_source(copied.root / "others", keys="name: tiny\n"), with_source=False)
+    job = load_recorded(copied.root / "runs/tiny-0001/job.yaml", {}, []).spec.model_dump(mode="json")
+    saved = save(
+        source,
+        4,
+        folder=CheckpointFolder(source.run.checkpoints, cipher=cipher),
+        job={**job, "track": {"wandb": "online"}},
+    )
+    shutil.copytree(saved.path, copied.newest)
+    with pytest.raises(RunError, match=words):
+        copied.resume()

@@ -126,7 +126,8 @@ def refuse_others_run(
     if _names_key([*environment_overrides(environment)[0], *overrides]):
         asked = load_recorded(run.job_file, environment, overrides, _without_key)
         if asked.spec.checkpoint.encrypt is not None:
-            return _take_sealed(run, asked, environment, overrides)
+            _take_sealed(run, asked, environment, overrides)
+            return
     if not trust_job and (why := why_others(run.path)):
         raise RunError(
             f"{why}, so run {run.name} may be anybody's, and what its job names is not used. If you trust it, add "
@@ -142,9 +143,7 @@ def _take_sealed(
         newest = _folder(run, here_at(run.path), asked).search(lambda _: "").newest
         saved = None if newest is None else saved_job(newest)
         if newest is None or saved is None:
-            raise RunError(
-                f"run {run.path} has no checkpoint that was written with the key, so its job may be anybody's."
-            )
+            raise RunError(f"no checkpoint in {run.checkpoints} was written with the key, so the job may be anybody's.")
         kept, told = read_source(run.path), newest.manifest.environment.get(SOURCE)
         if kept is not None and kept.source.digest != told and not is_asked("task", environment, overrides):
             raise RunError(
@@ -223,11 +222,9 @@ class _Words:
     def _is_here(self, to: object) -> bool:
         """Whether copies that go there are those at the address, as it is spelled; what is above a link is not told by
         that."""
-        return (
-            isinstance(to, str)
-            and ".." not in to.split("/")
-            and _spelled(f"{to.rstrip('/')}/{self.run}") == _spelled(self.address)
-        )
+        if not isinstance(to, str) or ".." in to.split("/"):
+            return False
+        return _spelled(f"{to.rstrip('/')}/{self.run}") == _spelled(self.address)
 
     def _refusal(self, named: Sequence[str], spec: JobSpec, authenticated: str) -> str:
         values = spec.model_dump(mode="json")

@@ -60,8 +60,9 @@ def _saved_keys(run: RunFolder) -> dict[str, Any]:
     """The job in the newest checkpoint that can be used. What was fetched is no word of the person who fetched it."""
     if (fetched := run.read_fetched()) is not None:
         raise RunError(
-            f"{short_path(run.job_file)} is gone, and run {run.name} was fetched from {fetched['from']}, or a checkpoint "
-            "of it, where others may have changed the job. Put the file back, or remove the run's folder and resume from there again."
+            f"{short_path(run.job_file)} is gone, and run {run.name} (or a checkpoint of it) was fetched from "
+            f"{fetched['from']}, where others may have changed the job. Put the file back, or remove the run's folder "
+            "and resume from there again."
         )
     saved = CheckpointFolder(run.checkpoints).list()
     # A checkpoint of another run may lie among them: this one is called after its job.
