@@ -77,7 +77,7 @@ class Copied:
         for folder in (self.backup, self.outside, self.wanted):
             folder.mkdir(parents=True)
         (self.victim / "task.py").write_text(TASK)
-        self.evil = f"open({str(self.proof)!r}, 'w')\n".encode()
+        self.evil = f"open({str(self.proof)!r}, 'w').close()\n".encode()
         (self.outside / "evil.py").write_bytes(self.evil)
         self.key = self.root / "key"
         self.key.write_text("ab" * 32)
@@ -599,7 +599,7 @@ def test_a_run_that_was_fetched_without_a_key_is_not_taken_with_one(copied: Copi
     assert begun(copied, "", []).log_level == "debug"
     shutil.rmtree(copied.folder)
     shutil.copytree(honest, copied.folder)
-    with pytest.raises(RunError, match="without a key.* Remove the run's folder and resume from there again"):
+    with pytest.raises(RunError, match=r"without a key.* Remove the run's folder and resume from there again"):
         copied.resume()
 
 
