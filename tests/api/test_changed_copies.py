@@ -28,6 +28,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.transfer import copy_checkpoints
 from quorate.core.errors import DamagedFileError, QuorateError, RunError
 from quorate.core.task_source import TaskSource
+from quorate.history.run_record import RunRecord, Status
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import keys_of
 from quorate.spec.load import load_recorded
@@ -544,7 +545,7 @@ def test_with_a_key_a_copy_that_looks_like_a_run_has_the_job_of_its_checkpoint(
     copied: Copied, caplog: pytest.LogCaptureFixture
 ) -> None:
     dressed(copied)
-    spec = begun(copied)
+    spec = begun(copied, "", [*copied.given, Override("checkpoint.to", ["checkpoints"], "--set checkpoint.to")])
     assert (spec.callbacks, copied.launched[-1].task) == ([], f"{copied.victim}/task.py:Tiny")
     assert "is not what the key authenticates" in caplog.text and "callbacks" in caplog.text
     copied.assert_unharmed()
@@ -658,3 +659,7 @@ def test_a_refusal_says_that_the_key_authenticates_the_job(copied: Copied) -> No
     shutil.copytree(saved.path, copied.newest)
     with pytest.raises(RunError, match=words):
         copied.resume()
+
+
+def test_a_run_whose_folder_cannot_be_looked_at_hides_no_other(tmp_path: Path) -> None:
+    assert RunRecord.read(RunFolder(tmp_path / "gone-0001")).status is Status.DAMAGED
