@@ -10,6 +10,8 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from bits.test_bits import CASES, Case, alone
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, Role, server_id
+from quorate.strategies.server_align import plan_transfers
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -133,6 +135,45 @@ def test_a_bucket_without_elements_is_summed_in_shared_memory_as_elsewhere(tmp_p
 def test_a_bucket_without_elements_trains_with(strategy: dict[str, Any], tmp_path: Path) -> None:
     spec = gang.job(tasks.NothingOfItsType, strategy=strategy, workers=2)
     assert gang.train(tasks.NothingOfItsType, spec, 2, tmp_path).digest
+
+
+class Counts(torch.optim.Optimizer):
+    """Writes to its groups in each step, which only servers do."""
+
+    per_parameter = True
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-2, "k": 0})
+
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+        for group in self.param_groups:
+            group["k"] += 1
+            for one in group["params"]:
+                if one.grad is not None:
+                    one.data.add_(one.grad, alpha=-group["lr"] / group["k"])
+
+
+class Counted(tasks.Regression):
+    def optimizer(self, model: nn.Module) -> Any:
+        return Counts(model.parameters())
+
+
+def test_settings_that_an_optimizers_step_changes_are_those_of_servers(tmp_path: Path) -> None:
+    case, folder = Case(Counted, {"checkpoint": {"every": 2}}), tmp_path / "served"
+    assert not trained(case, folder, 2, 2, 2).failures
+    served = gang.job(Counted, **case.keys, steps=9, strategy={"kind": "parameter-server", "servers": 3})
+    ring = digest(case, tmp_path / "ring", 1, steps=9)
+    assert gang.train(Counted, served, 2, folder).digest == ring
+
+
+def test_who_joins_takes_up_the_settings_of_its_role() -> None:
+    members = [(0, 5), (1, 0), (server_id(0), 0), (server_id(1), 5)]
+    generation = Generation(
+        GenerationId(0, 1),
+        tuple(Member(one, "", range(0), cursor=Cursor(step), role=Role.of(one)) for one, step in members),
+    )
+    transfers = plan_transfers(generation, [{}, {}, {}, {0: 0}], [(server_id(1),)])
+    assert {(each.donor, each.receivers) for each in transfers if not each.blocks} == {(0, (1,)), (3, (2,))}
 
 
 def test_an_optimizer_of_ones_own_is_refused_by_name(tmp_path: Path) -> None:

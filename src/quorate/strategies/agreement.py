@@ -21,7 +21,7 @@ import torch
 
 from quorate.core.errors import LinkError, LossError, UnsupportedModelError
 from quorate.core.failure import name_samples
-from quorate.core.generation import Member
+from quorate.core.generation import Member, Role
 from quorate.data.indices import NO_INDICES, indices_of
 from quorate.data.ledger import NOTHING, Tally, total
 from quorate.reduce.reduction import sum_lanes
@@ -159,7 +159,8 @@ class StepAgreement:
         poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
         # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
         states = {note.state for note in notes} - {None}
-        differ = len(states) > 1 or len({note.settings for note in notes}) > 1
+        settings = {(Role.of(member.worker), note.settings) for member, note in zip(self._members, notes, strict=True)}
+        differ = len(states) > 1 or len(settings) > len(dict(settings))
         if differ or (states and poisoned and not self._is_alone):
             self._compare_replicas(step, notes)
         if poisoned:

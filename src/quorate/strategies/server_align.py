@@ -80,8 +80,9 @@ def plan_transfers(
     """
     positions = {member.worker: position for position, member in enumerate(generation.members)}
     behind = tuple(generation.position(worker) for worker in generation.behind)
-    transfers = [Transfer(generation.donor, behind)] if behind else []
     workers = tuple(position for position in behind if generation.members[position].role is Role.WORKER)
+    servers = tuple(position for position in behind if position not in workers)
+    transfers = [Transfer(_donor(generation, of), of) for of in (servers, workers) if of]
     to_servers: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     to_workers: dict[int, list[int]] = {}
     if lost := len(set(range(len(placement))) - {block for held in holdings for block in held}):
@@ -100,6 +101,14 @@ def plan_transfers(
     if workers:
         transfers += [Transfer(donor, workers, tuple(blocks), True) for donor, blocks in to_workers.items()]
     return transfers
+
+
+def _donor(generation: Generation, receivers: Sequence[int]) -> int:
+    """Who gives them the base: one of their role, if there is one, since what step() changes of an optimizer's settings
+    is changed on servers only."""
+    role = Role.of(generation.members[receivers[0]].worker)
+    others = (one.worker for one in generation.members if one.worker not in generation.behind)
+    return next((generation.position(one) for one in others if Role.of(one) is role), generation.donor)
 
 
 @dataclass

@@ -15,7 +15,7 @@ import xxhash
 
 from quorate.core.digests import first_difference, outvoted, weights_digest
 from quorate.core.errors import ReplicasDiffer, SettingsDiffer
-from quorate.core.generation import names_of
+from quorate.core.generation import Role, names_of
 from quorate.training.device import Device, digests
 from quorate.training.replica import Replica
 
@@ -31,7 +31,7 @@ Source = Callable[[], torch.Tensor | None]
 @dataclass(frozen=True)
 class Voucher:
     """The state that a worker has, by the digest of each tensor; `is_partial`: others have tensors that it has not.
-    `settings` are those of its optimizers, which all have alike; none where it vouches for tensors only."""
+    `settings` are those of its optimizers, which all of its role have alike; none where it vouches for tensors only."""
 
     worker: int
     digests: dict[str, str]
@@ -149,8 +149,9 @@ def divergence(step: int, vouchers: Sequence[Voucher], what: str = "replicas") -
     culprits; without such a majority nobody can say who is.
     """
     told = [Voucher(voucher.worker, voucher.settings) for voucher in vouchers if voucher.settings]
-    if (found := _odd_ones(told)) is not None:
-        odd, rest, culprits = found
+    # Servers and workers apart: only where parameters are updated does an optimizer's step() change its own settings.
+    roles = ([voucher for voucher in told if Role.of(voucher.worker) is role] for role in (Role.SERVER, Role.WORKER))
+    for odd, rest, culprits in filter(None, map(_odd_ones, roles)):
         setting = first_difference(odd[0].digests, rest[0].digests) or ""
         values = (of[0].digests.get(setting, "nothing") for of in (odd, rest))
         return SettingsDiffer(
