@@ -145,7 +145,7 @@ class Counts(torch.optim.Optimizer):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 1e-2, "k": 0})
 
-    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             group["k"] += 1
             for one in group["params"]:

@@ -94,7 +94,10 @@ def autopsy_of_divergence(failure: Failure, process: tuple[int, int], known: Enr
         )
         return Failure(failure.kind, message, worker=process[0], step=status.step, phase=status.phase)
     verdict = "holds wrong bits" if failure.culprits else "may hold wrong bits"
-    cause = "" if failure.kind == SettingsDiffer.__name__ else ", as bad memory or a bad processor makes them"
+    cause = ", as bad memory or a bad processor makes them"
+    if failure.kind == SettingsDiffer.__name__:
+        verdict = "has other settings than the others" if failure.culprits else "may have wrong settings"
+        cause = ", as code makes them that depends on the worker"
     message = (
         f"{who} {verdict}{cause}: {failure.message} All workers are replaced and go back to the newest checkpoint."
     )

@@ -16,7 +16,7 @@ _SAID = {
     "exited": "exited",
     "gave_up": "gave up",
     "silent": "has not been heard|has sent no heartbeat|did not come back",
-    "diverged": "holds wrong bits|may hold wrong bits",
+    "diverged": "holds wrong bits|may hold wrong bits|has other settings|may have wrong settings",
 }
 """What the sentence about a lost worker says right after its name."""
 STALLED, OTHER = "stalled", "other"

@@ -414,9 +414,19 @@ def _laid_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _as_before(saved: dict[str, Any], scheduler: LRScheduler) -> dict[str, Any]:
-    """The saved state with its counters being counters again (MultiStepLR has one)."""
-    counters = {key for key, value in vars(scheduler).items() if isinstance(value, Counter)}
-    return {key: Counter(value) if key in counters else value for key, value in saved.items()}
+    """The saved state with its counters being counters again (MultiStepLR has one, also within a SequentialLR)."""
+    restored: dict[str, Any] = _counting_like(scheduler.state_dict(), saved)
+    return restored
+
+
+def _counting_like(now: Any, saved: Any) -> Any:
+    if isinstance(now, Counter):
+        return Counter(saved)
+    if isinstance(now, dict) and isinstance(saved, dict):
+        return {key: _counting_like(now.get(key), value) for key, value in saved.items()}
+    if isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
+        return list(map(_counting_like, now, saved))
+    return saved
 
 
 def _resumed(saved: Any, began_with: Any, now: Any) -> Any:

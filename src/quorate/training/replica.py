@@ -22,6 +22,7 @@ from quorate.training.device import CPU, Device, digests
 from quorate.training.flat_buffers import MEAN
 from quorate.training.loss_scale import LossScale, check_master_weights
 from quorate.training.optimizers import Optimizers
+from quorate.training.settings import digest_of_saved
 from quorate.training.sharded_tensors import assign, is_spread
 from quorate.training.task import Task
 
@@ -165,8 +166,8 @@ class Replica:
         scaling = {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state()}
         # What is spread is taken by its local part; to detach it here takes torch as long as all the rest of a save.
         tensors = {name: tensor if is_spread(tensor) else tensor.detach() for name, tensor in self.tensors()}
-        settings = self.optimizers.settings.digest()
-        return {"tensors": tensors, **self.optimizers.state(), "settings": settings, **scaling}
+        kept = self.optimizers.state()
+        return {"tensors": tensors, **kept, "settings": digest_of_saved(kept), **scaling}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take up a saved state, in place, so that ties and optimizers keep their tensors. Of tensors that are spread

@@ -5,14 +5,16 @@ batch runs, the result would depend on which lanes a worker hosts. So they are w
 of them at every step, and vouchers, copies and checkpoints have them, too.
 """
 
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
+import numpy
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from quorate.core.digests import content_digest
 from quorate.core.errors import RunError, UnsupportedModelError
@@ -24,7 +26,7 @@ LOOKED_UP = 64
 """Times until it is looked again where these are."""
 
 LONGEST = 100
-"""Letters of a value that a sentence shows; and elements of a tensor among the settings that are looked at."""
+"""Letters of a value that a sentence shows; and elements of a tensor among the settings that it shows."""
 
 _Kept = tuple[str, dict[str, Any], str]
 """A value that an optimizer keeps of a parameter: the name of all of that one's, where they are, and its key there."""
@@ -33,6 +35,8 @@ Owners = list[tuple[str, Mapping[str, Any]]]
 
 _OF_PARAMETERS = ("params", "param_names")
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+_LISTED = (*_OF_PARAMETERS, "param_groups")
+"""What is in these lists is watched by itself."""
 _VERSION = attrgetter("_version")
 _GONE = object()
 
@@ -41,8 +45,10 @@ class Settings:
     """Those of a task's optimizers, by name, with the schedules that it has for them."""
 
     def __init__(self, optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any]) -> None:
-        self._optimizers, self._schedulers = optimizers, schedulers
-        self._watch = _Watch(optimizers, schedulers)
+        parts = dict(_all_parts(optimizers, schedulers))
+        self._optimizers = {name: each for name, each in parts.items() if isinstance(each, Optimizer)}
+        self._schedulers = schedulers
+        self._watch = _Watch(self._optimizers, {n: each for n, each in parts.items() if n not in self._optimizers})
         self._keys: list[str] = []
         self._names: list[str] = []
         self._known: list[Any] = []
@@ -67,8 +73,7 @@ class Settings:
         `is_as_saved`: the task gives no others now, so that they are in force."""
         if "settings" not in state:  # it was saved by an earlier version
             return
-        groups = {name: of_one["param_groups"] for name, of_one in state["optimizers"].items()}
-        saved, found = _values(_owners(groups, state["schedulers"])), self.values()
+        saved, found = _saved(state), self.values()
         if _digest(saved) != state["settings"]:
             raise RunError(
                 f"the settings of the optimizer are not those that were saved: their digest is {_digest(saved)}, and "
@@ -112,20 +117,38 @@ class Settings:
             raise UnsupportedModelError(
                 f"{change} in {where}. What the optimizer and its schedule keep is part of the state, which all lanes "
                 "share: what is changed there would depend on which lanes a worker hosts. Change the learning rate by "
-                "`schedule` in the job file or schedule() of the task, and anything else in the optimizer's step()."
+                "`schedule` in the job file or schedule() of the task, and other settings there or in the step() of an "
+                "optimizer of your own, which is where parameters are updated: on servers, if the strategy has them."
             )
 
 
 def state_of(scheduler: Any) -> dict[str, Any]:
     """What a schedule keeps. It may point at itself by a bound method it patched in; only plain values are state."""
-    kept = {key: value for key, value in scheduler.state_dict().items() if not callable(value)}
-    return {key: dict(value) if isinstance(value, Counter) else value for key, value in kept.items()}
+    kept: dict[str, Any] = _storable(scheduler.state_dict())
+    return kept
+
+
+def _storable(value: Any) -> Any:
+    """Counters are dicts then; a schedule that is made of others has those of them, too."""
+    if isinstance(value, dict):
+        return {key: _storable(inner) for key, inner in value.items() if not callable(inner)}
+    return [_storable(inner) for inner in value] if type(value) is list else value
+
+
+def digest_of_saved(state: Mapping[str, Any]) -> str:
+    """Of the settings that a state has, which are not those of an optimizer within another where it does not tell."""
+    return _digest(_saved(state))
+
+
+def _saved(state: Mapping[str, Any]) -> dict[str, str]:
+    groups = {_called("optimizer", name): of_one["param_groups"] for name, of_one in state["optimizers"].items()}
+    return _values(_owners(groups, state["schedulers"]))
 
 
 def _owners(groups: Mapping[str, list[dict[str, Any]]], schedules: Mapping[str, Mapping[str, Any]]) -> Owners:
     owners: Owners = []
     for name, some in groups.items():
-        owners += [(f"{_called('optimizer', name)}.param_groups[{number}]", group) for number, group in enumerate(some)]
+        owners += [(f"{name}.param_groups[{number}]", group) for number, group in enumerate(some)]
     return owners + [(_called("schedule", name), state) for name, state in schedules.items()]
 
 
@@ -140,14 +163,17 @@ def _digest(values: Mapping[str, str]) -> str:
 
 def _text(value: Any) -> str:
     """The same in every process for what is the same; of something that is not plain, only what it is."""
-    if type(value) in _PLAIN:
-        return repr(value)
+    if type(value) in _PLAIN or isinstance(value, numpy.generic):
+        return repr(value.item() if isinstance(value, numpy.generic) else value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, dict):
         return f"{{{', '.join(sorted(f'{_text(key)}: {_text(inner)}' for key, inner in value.items()))}}}"
-    if type(value) is torch.Tensor and value.numel() <= LONGEST:
-        return f"{value.tolist()!r} ({value.dtype})"
+    if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
+        if value.numel() <= LONGEST:
+            return f"{value.tolist()!r} ({value.dtype})"
+        content = value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
+        return f"a tensor of {list(value.shape)} ({value.dtype}) with the digest {content_digest(content)}"
     return "gone" if value is _GONE else f"a {type(value).__qualname__}"
 
 
@@ -166,11 +192,8 @@ class _Watch:
 
     def __init__(self, optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any]) -> None:
         self._optimizers = list(optimizers.values())
-        objects = [(_called("optimizer", name), vars(each)) for name, each in optimizers.items()]
-        for name, each in schedulers.items():
-            objects += _attributes(_called("schedule", name), each)
-        self._called = [name for name, _ in objects]
-        self._attributes = [attributes for _, attributes in objects]
+        self._called = [*optimizers, *schedulers]
+        self._attributes = [vars(each) for each in (*self._optimizers, *schedulers.values())]
         self._saved: list[dict[str, Any]] = []
         self._of_groups: list[torch.Tensor] = []
         self._kept: list[_Kept] = []
@@ -184,10 +207,8 @@ class _Watch:
     def take(self) -> None:
         owners = self._owners()
         if not _are_equal(owners, self._saved):
-            before = self._saved if len(self._saved) == len(owners) else [{}] * len(owners)
-            pairs = zip(owners, before, strict=True)
-            self._saved = [old if _are_equal(new, old) else _copied(new) for new, old in pairs]
-            self._of_groups = [one for owner in owners for one in owner.values() if type(one) is torch.Tensor]
+            self._of_groups = []
+            self._saved = [_copied(owner, self._of_groups) for owner in owners]
         sizes = [len(each.state) for each in self._optimizers]
         if sizes != self._sizes or self._takes % LOOKED_UP == 0:
             self._sizes, self._kept = sizes, list(self._all_kept())
@@ -217,7 +238,9 @@ class _Watch:
         for name, now, saved in owners[optimizers:] + owners[:optimizers]:
             for key in {**saved, **now}:
                 old, new = saved.get(key, _GONE), now.get(key, _GONE)
-                if id(new) in written:
+                inner: list[torch.Tensor] = []
+                _copied({key: new}, inner)
+                if not written.isdisjoint(map(id, inner)):
                     return f"{name.format(key)} was changed to {_text(new)}"
                 if new is not old and not _are_equal(new, old):
                     return f"{name.format(key)} was changed from {_shown(old)} to {_shown(new)}"
@@ -242,17 +265,51 @@ class _Watch:
                     yield from ((f"{name}.state[{number}]", of_one, key) for key in of_one)
 
 
-def _attributes(name: str, scheduler: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of a schedule, and of those that it is made of."""
-    if hasattr(scheduler, "__dict__"):
-        yield name, vars(scheduler)
-    for number, part in enumerate(getattr(scheduler, "_schedulers", ())):
-        yield from _attributes(f"{name}._schedulers[{number}]", part)
+def _all_parts(optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    seen: set[int] = set()
+    for what, owners in (("optimizer", optimizers), ("schedule", schedulers)):
+        for name, each in owners.items():
+            yield from _parts(_called(what, name), each, seen)
 
 
-def _copied(owner: dict[str, Any]) -> dict[str, Any]:
-    """Lists and dicts in it are copied, too: they may change and stay the same objects."""
-    return {k: v.copy() if type(v) is list or type(v) is dict else v for k, v in owner.items()}
+def _parts(name: str, owner: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """An optimizer or a schedule, and those that it is made of: one that wraps another, or has several in a row."""
+    if id(owner) in seen or not hasattr(owner, "__dict__"):
+        return
+    seen.add(id(owner))
+    yield name, owner
+    for key, value in vars(owner).items():
+        several = enumerate(value) if isinstance(value, list | tuple) else ()
+        for called, each in ((f"{name}.{key}", value), *((f"{name}.{key}[{n}]", each) for n, each in several)):
+            if isinstance(each, Optimizer | LRScheduler):
+                yield from _parts(called, each, seen)
+
+
+def _copied(owner: Mapping[str, Any], tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Lists and dicts in it are copied, too: they may change and stay the same objects. `tensors` gets those in it."""
+    return {
+        key: value
+        if type(value) in _PLAIN or key == "state"
+        else list(value)
+        if key in _LISTED and isinstance(value, list)
+        else _copy(value, tensors)
+        for key, value in owner.items()
+    }
+
+
+def _copy(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+    elif isinstance(value, dict):
+        return {key: _copy(inner, tensors) for key, inner in value.items()}
+    elif isinstance(value, list):
+        return [_copy(inner, tensors) for inner in value]
+    elif isinstance(value, tuple):
+        copied = tuple([_copy(inner, tensors) for inner in value])
+        return value if all(map(is_, copied, value)) else copied  # the same is compared in no time
+    elif isinstance(value, set | deque):
+        return value.copy()
+    return value
 
 
 def _are_equal(now: Any, saved: Any) -> bool:
