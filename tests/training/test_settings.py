@@ -109,6 +109,7 @@ class Watched:
         self.watch.begin()
         self.lane(lambda _: None)
         self.lane(act)
+        self.watch.after_lanes()
         self.replica.optimizers.update()
         self.task.sched.step()
 
@@ -311,6 +312,28 @@ def test_a_task_that_changes_settings_outside_the_update_is_refused(
     assert failure.kind == "UnsupportedModelError"
     with pytest.raises(UnsupportedModelError, match=where):
         raise UnsupportedModelError(failure.message)
+
+
+def test_what_is_changed_behind_the_last_lane_is_refused_before_the_update() -> None:
+    watched = Watched()
+    watched.watch.begin()
+    watched.lane(lambda _: None)
+    group(watched.task)["lr"] = 0.5
+    with pytest.raises(UnsupportedModelError, match=r"\['lr'\] was changed from \S+ to 0.5"):
+        watched.watch.after_lanes()
+
+
+def test_nor_does_the_next_step_take_what_is_there_for_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Loop._step
+
+    def other_after_it(loop: Loop) -> Any:
+        request = step(loop)
+        loop.replica.optimizers.by_name[""].param_groups[0]["lr"] = 0.5
+        return request
+
+    monkeypatch.setattr(Loop, "_step", other_after_it)
+    failure = gang.train(Unevaluated, gang.job(Unevaluated), 2, tmp_path).failure
+    assert "['lr'] was changed from 0.001 to 0.5" in failure.message
 
 
 def test_settings_that_an_update_changes_are_no_fault(tmp_path: Path) -> None:

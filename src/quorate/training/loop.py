@@ -136,6 +136,7 @@ class Loop:
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
         if self._save_is_due():
             self._begin_save()
+        self.watch.begin()
         while self._reached < last and not self.progress.early_stopped:
             request = self._step()
             if self._pending:
@@ -176,12 +177,12 @@ class Loop:
         """One step, however often it has to be tried: where memory runs out, all do it again, in smaller pieces."""
         while (request := self._try_step()) is None:
             pass
+        self.watch.begin()
         return request
 
     def _try_step(self) -> StepRequest | None:
         strategy, activity = self.strategy, self.activity
         step = self._reached + 1
-        self.watch.begin()
         if self.tracer is not None:
             activity.spans = self.tracer.begin_step(step)
         epoch, batch_samples = self.sampler.epoch_of(step), self.sampler.batch_samples(step)
@@ -326,6 +327,7 @@ class Loop:
         )
         if has_effects and self.replica.optimizers.reacts:
             self.update.react(metric_of(metrics, self.spec.evaluate.metric or "loss", "evaluate.metric"))
+            self.watch.begin()
         self._publish_evaluation(evaluated, before)
 
     def _evaluate_only(self) -> None:

@@ -287,6 +287,7 @@ class TurnsLoop(Loop):
 
     def _try_step(self) -> StepRequest | None:
         self.main.begin_step(self.progress)
+        self.watch.begin()  # between steps, `main` may change them
         return super()._try_step()
 
     def _complete(self, *args: Any, **named: Any) -> StepCompleted:

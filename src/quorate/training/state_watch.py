@@ -79,7 +79,7 @@ class StateWatch:
         self._settings.begin()
 
     def begin(self) -> None:
-        """A step or an evaluation begins: until its update nobody changes the settings of the optimizers."""
+        """A state was taken up, or a step is done: until the next update nobody changes the optimizers' settings."""
         self._settings.begin()
 
     def before_lane(self) -> list[str]:
@@ -131,6 +131,7 @@ class StateWatch:
         """The lanes of a step have ended: refuse what they have changed, before it can reach the weights."""
         self._replica.check_trainable()
         self.check(self._where)
+        self.check_settings()
 
     def after_update(self, where: str) -> None:
         """The optimizer's step has ended: refuse what it has changed outside the model, which no checkpoint holds."""
