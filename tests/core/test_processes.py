@@ -274,8 +274,14 @@ def test_one_that_stays_stopped_for_too_long_is_told_and_one_that_goes_on_in_bet
     assert watch.look(17.0, [1, 2]) == {}
 
 
-def test_a_pause_of_whoever_looks_counts_for_nothing() -> None:
+def test_of_a_pause_of_whoever_looks_half_the_limit_counts_at_most() -> None:
     watch = StoppedProcesses(5.0, lambda _: True)
-    for now in (10.0, 12.0, 3600.0, 3602.0, 3604.0):
+    for now in (10.0, 11.0, 3600.0, 3601.0):
         assert watch.look(now, [1]) == {}
-    assert watch.look(3605.0, [1]) == {1: 5.0}
+    assert watch.look(3602.0, [1]) == {1: 5.5}
+
+
+@pytest.mark.parametrize("pause", [1.1, 30.0])
+def test_whoever_looks_seldom_tells_of_one_that_is_stopped_too(pause: float) -> None:
+    watch = StoppedProcesses(2.0, lambda _: True)
+    assert [watch.look(10.0 + looks * pause, [1]) for looks in range(3)] == [{}, {}, {1: 2.0}]

@@ -9,6 +9,7 @@ import pytest
 
 from command import PATIENCE, await_condition
 from memory_engine import MemoryEngine
+from quorate.core.errors import JobError
 from quorate.core.networks import Network
 from quorate.engines import host, log_tails
 from quorate.engines.engine import Exited, Preparation, Ready, Started
@@ -21,6 +22,7 @@ from quorate.engines.host import (
     WorkersEnded,
 )
 from quorate.engines.log_tails import LogLines, LogTails
+from quorate.engines.remote_coordinator import RemoteCoordinator
 from quorate.engines.scratch import Scratch
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
@@ -213,14 +215,26 @@ def test_a_coordinator_on_the_host_answers_and_its_end_is_reported(how: str, tmp
     with agent_of([]) as agent:
         listener = Listener(agent)
         agent.start_coordinator(7, appointment)
-        answered = listener.until(CoordinatorAnswered)
-        assert answered.number == 7
+        there = listener.until(CoordinatorAnswered)
+        assert (there.number, there.answer) == (7, {})
+        answered = listener.until(CoordinatorAnswered, lambda report: report.answer)
+        assert (answered.number, answered.pid) == (7, there.pid)
         assert RunFolder(tmp_path).read_address("word") == answered.answer["address"]
         assert RunFolder(tmp_path).read_address("another word") is None
         agent.end_coordinator(7, 0.0 if how == "killed" else PATIENCE)
         ended = listener.until(CoordinatorEnded)
         assert ended.number == 7
         assert ("SIGKILL" in ended.departure) == (how == "killed")
+
+
+def test_a_coordinator_that_is_there_and_does_not_listen_yet_has_not_answered() -> None:
+    child = RemoteCoordinator(1, lambda _child, _patience: None)
+    assert child.pid == 0
+    child.answered(7, {}, None)
+    assert (child.pid, child.await_answer(0.0), child.is_alive) == (7, {}, True)
+    child.ended("the coordinator is gone")
+    with pytest.raises(JobError, match="the coordinator is gone before it listened"):
+        child.await_answer(0.0)
 
 
 def test_a_coordinator_that_cannot_write_to_the_run_is_told_with_the_reason(tmp_path: Path) -> None:

@@ -207,6 +207,46 @@ def test_nobody_is_ended_for_a_pause_of_the_launcher(launcher: Launcher) -> None
         assert launcher.process.is_alive
 
 
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_a_launcher_that_looks_seldom_ends_who_hangs_too(launcher: Launcher, is_listening: bool) -> None:
+    assert launcher.die()
+    if is_listening:
+        launcher.listen()
+        launcher.process.look(0.0)
+    limit = TIMING.failure_timeout if is_listening else TIMING.coordinator_start(0)
+    for _ in range(3):
+        assert launcher.process.is_alive
+        launcher.time += 0.6 * limit
+        launcher.process.look(0.0)
+    assert not launcher.process.is_alive
+
+
+def test_one_that_answers_now_and_then_is_not_ended(launcher: Launcher) -> None:
+    for _ in range(20):
+        launcher.pass_time(0.8 * TIMING.failure_timeout)
+        launcher.process.look(answered=launcher.time)
+    assert launcher.process.is_alive
+
+
+def test_one_that_waits_for_its_host_has_no_clock_before_it_is_started() -> None:
+    launcher, looks = Launcher(), 0
+    first = launcher.children[0]
+    first.pid = 0
+
+    def give_up() -> bool:
+        nonlocal looks
+        looks += 1
+        launcher.time += 10.0
+        if looks == 1000:
+            assert launcher.children == [first]
+            assert first.is_alive
+            first.pid = 1
+        return not first.is_alive
+
+    assert launcher.process.open(give_up) is None
+    assert 1000 + LONGEST_START / 10 <= looks <= 1002 + LONGEST_START / 10
+
+
 def test_the_next_is_told_the_port_of_the_last_and_who_is_there(launcher: Launcher) -> None:
     assert launcher.die()
     assert launcher.children[-1].appointment == {"port": 5000, "workers": 3}

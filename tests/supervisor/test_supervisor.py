@@ -84,6 +84,41 @@ def test_a_job_that_is_stopped_before_it_has_begun_ends_and_nothing_is_left_open
     assert not (tmp_path / "coordinator.json").exists()
 
 
+class Mute:
+    """A coordinator that does not come to listen, and does not end by itself. The user asks for an end meanwhile."""
+
+    pid, departure, is_alive = 1, "the coordinator was killed", True
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+        self.looks = 0
+
+    def await_answer(self, limit: float | None = None) -> dict[str, Any]:
+        assert limit is not None
+        self.looks += 1
+        assert self.looks < 100, "the signal is not acted on"
+        self._signals.received.append(signal.SIGTERM)
+        return {}
+
+    def kill(self) -> None:
+        self.is_alive = False
+
+    def close(self, patience: float) -> None:
+        assert patience == 0
+        self.is_alive = False
+
+
+def test_a_job_that_is_stopped_while_its_coordinator_does_not_listen_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, signals = Engine(), Signals()
+    mute = Mute(signals)
+    monkeypatch.setattr(engine, "start_coordinator", lambda _: mute)
+    outcome = supervised(tmp_path, engine, signals).run()
+    assert (outcome.failure, outcome.result) == (None, {"ending": "terminated"})
+    assert (mute.looks, mute.is_alive, engine.is_closed) == (1, False, True)
+
+
 def test_what_the_engine_finds_wrong_with_the_task_is_raised_and_stands_in_the_events(tmp_path: Path) -> None:
     engine = Engine(Failure("TaskError", "there is no such task", exit_code=2))
     told: list[Event] = []

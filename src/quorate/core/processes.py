@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from quorate.core.timing import WatchedTime
+
 SYSTEM_FOLDERS = "/usr/sbin:/sbin"
 """Where programs for root are; not everybody's PATH has them."""
 
@@ -103,22 +105,19 @@ def is_stopped(pid: int, proc: Path = Path("/proc")) -> bool:
 class StoppedProcesses:
     """Tells processes that are stopped from those that take their time: for how long nothing of them has run.
 
-    For those of whom nothing else tells it. Looked at now and then, at least twice in `limit` seconds.
+    For those of whom nothing else tells it. Looked at now and then.
     """
 
     def __init__(self, limit: float, is_stopped: Callable[[int], bool] = is_stopped) -> None:
         self._limit = limit
         self._is_stopped = is_stopped
-        self._looked = 0.0
-        self._since: dict[int, float] = {}
+        self._times: dict[int, WatchedTime] = {}
 
     def look(self, now: float, pids: Iterable[int]) -> dict[int, float]:
         """Those of these that have been stopped for longer than the limit, and for how many seconds."""
-        if now - self._looked > self._limit / 2:
-            self._since = {}  # whoever looks was held up, perhaps with all others: they wake up together
-        self._looked = now
-        self._since = {pid: self._since.get(pid, now) for pid in pids if self._is_stopped(pid)}
-        return {pid: now - since for pid, since in self._since.items() if now - since >= self._limit}
+        self._times = {pid: self._times.get(pid) or WatchedTime(now) for pid in pids if self._is_stopped(pid)}
+        seconds = {pid: watched.look(now, self._limit) for pid, watched in self._times.items()}
+        return {pid: stopped for pid, stopped in seconds.items() if stopped >= self._limit}
 
 
 @dataclass(frozen=True)

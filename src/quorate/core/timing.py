@@ -1,4 +1,4 @@
-"""Every timeout of a job, derived from the one number that a user sets."""
+"""Every timeout of a job, derived from the one number that a user sets; and the time that counts for it."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,21 @@ faster; and however often it was tried."""
 MOST_STARTS = 6
 """So many coordinators in a row may be ended by the launcher, for they took too long, without a step in between."""
 _TIMES_THE_LAST = 4
+
+
+class WatchedTime:
+    """How long something lasts, as far as somebody has looked: of a pause between two looks half the limit counts at
+    most. Whoever looks was held up then, perhaps with all others, and they wake up together."""
+
+    def __init__(self, now: float) -> None:
+        self._looked = now
+        self._seconds = 0.0
+
+    def look(self, now: float, limit: float) -> float:
+        """The seconds that count by now, for whoever may take so many."""
+        self._seconds += min(now - self._looked, limit / 2)
+        self._looked = now
+        return self._seconds
 
 
 @dataclass(frozen=True)

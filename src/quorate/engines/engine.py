@@ -122,7 +122,7 @@ class CoordinatorChild(Protocol):
 
     @property
     def pid(self) -> int:
-        """The number that its own host knows it by."""
+        """The number that its own host knows it by; 0 as long as it is not known to be there."""
         ...
 
     def await_answer(self, limit: float | None = None) -> dict[str, Any]:

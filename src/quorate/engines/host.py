@@ -42,7 +42,7 @@ CLOSE_PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class CoordinatorAnswered:
-    """A coordinator that was asked for listens, or says why it cannot."""
+    """A coordinator that was asked for is a process, then with an empty answer; listens; or says why it cannot."""
 
     number: int
     pid: int
@@ -223,6 +223,7 @@ class HostAgent:
         # Elsewhere, since the workers of this host are looked after meanwhile.
         follower = threading.Thread(target=self._follow, args=(number, child), name="coordinator", daemon=True)
         self._coordinators[number] = child, follower
+        self._report(CoordinatorAnswered(number, child.pid, {}))
         follower.start()
 
     def _follow(self, number: int, child: CoordinatorChildProcess) -> None:

@@ -22,12 +22,12 @@ class RemoteCoordinator:
         self.pid = 0
         self._end = end
         self._changed = threading.Condition()
-        self._answer: dict[str, Any] | None = None
+        self._answer: dict[str, Any] = {}
         self._failure: Failure | None = None
         self._departure: str | None = None
 
     def answered(self, pid: int, answer: dict[str, Any], failure: Failure | None) -> None:
-        """It listens, or cannot."""
+        """It is there, and listens if there is an answer, or cannot."""
         with self._changed:
             self.pid, self._answer, self._failure = pid, answer, failure
             self._changed.notify_all()
@@ -40,14 +40,14 @@ class RemoteCoordinator:
 
     def await_answer(self, limit: float | None = None) -> dict[str, Any]:
         with self._changed:
-            told = self._changed.wait_for(lambda: self._answer is not None or self._departure is not None, limit)
+            self._changed.wait_for(lambda: self._answer or self._failure or self._departure, limit)
             # The failure says more than the end that follows it, and comes first.
-            answer, failure = self._answer, self._failure
+            answer, failure, departure = self._answer, self._failure, self._departure
         if failure is not None:
             raise failure.error()
-        if told and answer is None:
-            raise JobError(f"{self.departure} before it listened.")
-        return answer or {}
+        if not answer and departure is not None:
+            raise JobError(f"{departure} before it listened.")
+        return answer
 
     @property
     def is_alive(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from quorate.coordinator.client import SupervisorClient
 from quorate.core.addresses import split_address
 from quorate.core.errors import JobError, QuorateError, RequestError
-from quorate.core.timing import MOST_STARTS, Timing
+from quorate.core.timing import MOST_STARTS, Timing, WatchedTime
 from quorate.engines.engine import Engine
 from quorate.wire.certificates import Identity
 
@@ -20,9 +20,6 @@ MOST_DEATHS = 5
 too slow for it, count apart: on a busy machine the next is given more time."""
 GLANCE = 0.05
 """Seconds for which the launcher waits at a time until one listens: it looks after everything else in between."""
-
-LEAST_PAUSE = 0.5
-"""Seconds without a look that may be the launcher's own fault."""
 
 
 class CoordinatorProcess:
@@ -56,15 +53,19 @@ class CoordinatorProcess:
         self._why_ended = ""
         self._took = 0.0
         self._error: QuorateError | None = None
-        self._began = self._looked = clock()
+        # Since it was started, or listens, or has answered.
+        self._waited = WatchedTime(clock())
+        self._answered = 0.0
         self.listens = False
         self.address = ""
         # How the last one that died has ended.
         self.departure = ""
 
-    def open(self) -> SupervisorClient:
-        """The calls to it, whoever it is at the time."""
+    def open(self, give_up: Callable[[], bool] = lambda: False) -> SupervisorClient | None:
+        """The calls to it, whoever it is at the time; None when given up."""
         while not self.listens:
+            if give_up():
+                return None
             # Nobody waits for the first with a lease, and a cluster may have to start a host for it.
             self._await_answer(self._timing.coordinator_start(MOST_STARTS))
             if not self._process.is_alive and not self.replace({}):
@@ -109,15 +110,15 @@ class CoordinatorProcess:
         self._process.close(patience=0)
         port = {"port": split_address(self.address)[1]} if self.address else {}
         self._why_ended, self._error, self.listens = "", None, False
-        self._began = self._looked = self._clock()
+        self._waited = WatchedTime(self._clock())
         self._process = self._engine.start_coordinator(self._appointment | port | dict(changes))
         return True
 
     def close(self) -> None:
-        """Let it go: it ends by itself when its standard input does."""
+        """Let it go: it ends by itself when its standard input does. One that nobody has called has nothing to end."""
         if self._client is not None:
             self._client.close()
-        self._process.close(patience=self._timing.failure_timeout)
+        self._process.close(patience=0.0 if self._client is None else self._timing.failure_timeout)
 
     def _await_answer(self, limit: float) -> None:
         """Wait a moment until it listens; end it if it has not within so many seconds."""
@@ -131,7 +132,9 @@ class CoordinatorProcess:
             self._error = error
             self._process.kill()
         else:
-            seconds = self._since_began(limit)
+            if not self._process.pid:  # it waits for a host: nothing of it runs that could be too slow
+                self._waited = WatchedTime(self._clock())
+            seconds = self._waited.look(self._clock(), limit)
             if answer:
                 self._note_address(str(answer["address"]), seconds)
             elif seconds > limit:
@@ -142,20 +145,16 @@ class CoordinatorProcess:
             log.info("the next coordinator listens after %.2f s", seconds)
             if address != self.address:  # on another host
                 self._client.redirect(address)
-        self.address, self.listens, self._took, self._began = address, True, seconds, self._clock()
+        self.address, self.listens, self._took = address, True, seconds
+        self._waited = WatchedTime(self._clock())
 
     def _end_if_silent(self, answered: float) -> None:
         limit = self._timing.failure_timeout * 2.0**self._ended
-        silence = min(self._since_began(limit), self._clock() - answered)
+        if answered > self._answered:
+            self._answered, self._waited = answered, WatchedTime(self._clock())
+        silence = self._waited.look(self._clock(), limit)
         if self.is_alive and silence > limit:
             self._end(f"has not answered for {silence:.1f} s")
-
-    def _since_began(self, limit: float) -> float:
-        now = self._clock()
-        if now - self._looked > max(limit / 2, LEAST_PAUSE):
-            self._began = now  # nobody is to blame for a pause of the launcher itself
-        self._looked = now
-        return now - self._began
 
     def _end(self, why: str) -> None:
         self._why_ended = why

@@ -171,7 +171,9 @@ class Supervisor:
                 has_formed=lambda: self._has_formed,
             )
             # Asked first, while torch is being imported: a port in use is told at once.
-            client = coordinator.open()
+            client = coordinator.open(give_up=lambda: self._is_to_end(workers))
+            if client is None:
+                return self._ended_early(None)
             follower = EventFollower(client, self._launch.events_from)
             stack.callback(self._conclude, coordinator, follower)
             return self._attend(coordinator, workers, client, follower)
@@ -219,7 +221,7 @@ class Supervisor:
     ) -> Outcome:
         """Supervise, and see to it that the run's events tell what ended it, also when no worker can."""
         try:
-            prepared = workers.await_ready(give_up=lambda: self._is_to_end(follower, workers))
+            prepared = workers.await_ready(give_up=lambda: self._is_to_end(workers, follower))
             if prepared is None:
                 return self._ended_early(client)
             self._accept(prepared)
@@ -230,18 +232,20 @@ class Supervisor:
             self._record_failure(Failure.of(error), coordinator, client)
             raise
 
-    def _is_to_end(self, follower: EventFollower, workers: WorkerProcesses) -> bool:
+    def _is_to_end(self, workers: WorkerProcesses, follower: EventFollower | None = None) -> bool:
         """Whether somebody wants the end of a job that has not begun: by a signal, or by its coordinator."""
-        self._handle_events(follower)
+        if follower is not None:
+            self._handle_events(follower)
         self._handle(Round(doing=workers.doing))
         return self._signals.reason is not None or self._stop_told is not None or self._failure_told is not None
 
-    def _ended_early(self, client: SupervisorClient) -> Outcome:
+    def _ended_early(self, client: SupervisorClient | None) -> Outcome:
         if self._failure_told is not None:
             return Outcome(self._failure_told, {})
         reason = self._stop_told or self._signals.reason or "interrupted"
-        with contextlib.suppress(LinkError):
-            client.stop(reason)
+        if client is not None:
+            with contextlib.suppress(LinkError):
+                client.stop(reason)
         return Outcome(None, {"ending": reason})
 
     def _record_failure(self, failure: Failure, coordinator: CoordinatorProcess, client: SupervisorClient) -> None:
