@@ -36,7 +36,14 @@ from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Forming, State, Training
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, GenerationId
-from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, GAVE_UP, LEFT, LOST_WITH_ITS_HOST, WorkerStatus
+from quorate.core.worker_status import (
+    ENDED_FOR_A_STOP,
+    ENDED_WITH_ITS_GROUP,
+    GAVE_UP,
+    LEFT,
+    LOST_WITH_ITS_HOST,
+    WorkerStatus,
+)
 from quorate.observe.events import WorkerLost
 
 SECOND = GenerationId(3, 2)
@@ -90,7 +97,13 @@ def test_a_group_that_ends_as_one_is_lost_once_and_all_go_on_from_the_checkpoint
 
 def test_what_an_engine_says_of_a_lost_worker_is_no_exit_code_of_a_process() -> None:
     # A task may call os._exit() with any number up to 255.
-    assert min(ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST) > 255
+    assert min(ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST, ENDED_FOR_A_STOP) > 255
+
+
+def test_of_one_that_the_launcher_has_ended_for_a_stop_the_kernel_is_not_suspected() -> None:
+    (decision,) = play(training(), (1.0, exited(1, ENDED_FOR_A_STOP)))
+    assert "was stopped (SIGSTOP), and ended for that by the launcher," in told_of(decision)
+    assert "kernel" not in told_of(decision)
 
 
 def test_the_survivors_go_on_with_all_lanes_from_where_the_furthest_stands() -> None:

@@ -14,6 +14,7 @@ import pytest
 from command import PATIENCE, await_condition, command_line
 from quorate.core.processes import is_stopped
 from quorate.core.task_source import TaskSource
+from quorate.core.worker_status import ENDED_FOR_A_STOP
 from quorate.engines import local
 from quorate.engines.engine import Exited, Interrupted, Preparation, Prepared, Ready, Remark, SettingUp, Started
 from quorate.engines.local import LocalEngine, Pidfds
@@ -175,6 +176,7 @@ def test_a_worker_that_is_stopped_in_its_setup_is_killed(
         told = told_of_stopped(engine)
         assert told.startswith(f"worker 0 (pid {first.pid}){of_child} is stopped")
         assert told.endswith("s, in `start`: it is ended, and another is started")
+        assert engine._gone(0, first.pid, -signal.SIGKILL).code == ENDED_FOR_A_STOP
         await_condition("its end", lambda: not is_running(first.pid))
         monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
 
@@ -204,6 +206,20 @@ def test_a_fork_server_that_has_workers_is_continued(tmp_path: Path, monkeypatch
             assert told_of_stopped(engine).endswith("it is continued, since its workers would end with it")
             assert not is_stopped(engine._fork_server.pid)
         assert is_running(first.pid)
+        os.kill(first.pid, signal.SIGKILL)
+        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
+
+
+@pytest.mark.faults
+def test_a_fork_server_that_is_gone_is_not_continued_by_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
+        first, _ = engine.poll(PATIENCE)
+        assert isinstance(first, Started)
+        engine._fork_server._process.kill()
+        engine._fork_server._process.wait()  # as whoever has forked it may
+        assert "continued" in engine._fork_server.end_stop(has_workers=True)
         os.kill(first.pid, signal.SIGKILL)
         monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
 

@@ -136,6 +136,26 @@ def test_before_it_is_ready_what_is_wrong_with_an_engine_or_a_task_is_raised_as_
         Job(engine).workers.await_ready(lambda: False)
 
 
+@pytest.mark.parametrize("has_formed", [True, False], ids=["formed", "not formed"])
+def test_setup_timeout_counts_for_one_that_can_say_nothing_too_as_long_as_nobody_trains(has_formed: bool) -> None:
+    """As on a full disk."""
+    now, engine = 0.0, MemoryEngine()
+    workers = WorkerProcesses(
+        engine, setup_timeout=60.0, assign=Job(engine)._assign, has_formed=lambda: has_formed, clock=lambda: now
+    )
+    workers.start(0, None)
+    (_, started, _), engine._notices = engine.poll(0.0), []
+    engine._notices.append(started)
+    workers.look(0.0)
+    now = 61.0
+    if has_formed:
+        workers.look(0.0)
+        assert engine.killed == []
+    else:
+        with pytest.raises(JobFailed, match=r"worker 0 \(pid 4710\) is still in its start, 61 s after its start"):
+            workers.look(0.0)
+
+
 def test_a_task_that_cannot_be_imported_any_more_ends_the_job(job: Job) -> None:
     job.engine.fail(Failure("TaskError", "the file is gone"))
     with pytest.raises(JobFailed, match="the file is gone"):

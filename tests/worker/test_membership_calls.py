@@ -391,6 +391,18 @@ class TestLeaveToAct:
             member.await_generation()
         assert runtime.time == pytest.approx(160.0 + TIMING.failure_timeout)
 
+    @pytest.mark.parametrize("silence", [None, LinkError("gone")], ids=["no answer", "no connection"])
+    def test_but_where_the_one_that_refused_is_gone_since(
+        self, link: Scripted, runtime: VirtualTime, silence: LinkError | None
+    ) -> None:
+        member = patient(link, runtime, 40.0)
+        runtime.time += LEASE
+        link.plan(pb.HeartbeatReply(), silence)
+        assert [member._beat(1.0), member._beat(1.0)] == [True, False]
+        with pytest.raises(LeaseExpired, match=r"gives up: .* none was started in its place within 40 s"):
+            member.await_generation()
+        assert runtime.time == pytest.approx(100.0 + LEASE + 40.0)
+
     def test_what_was_refused_once_is_forgotten_with_the_next_lease(self, link: Scripted, runtime: VirtualTime) -> None:
         member = patient(link, runtime, math.inf)
         link.plan(pb.HeartbeatReply(), beat())

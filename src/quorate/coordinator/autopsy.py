@@ -6,7 +6,7 @@ from quorate.core.errors import ResidualsLost, SettingsDiffer
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
 from quorate.core.processes import describe_departure, likely_cause
-from quorate.core.worker_status import GAVE_UP, LOST_WITH_ITS_HOST, WorkerStatus
+from quorate.core.worker_status import ENDED_FOR_A_STOP, GAVE_UP, LOST_WITH_ITS_HOST, WorkerStatus
 from quorate.observe.events import LogMessage, WorkerLost
 
 WORKER_LOST = "WorkerLost"
@@ -150,6 +150,8 @@ def what_happened(exit_report: ExitReported) -> tuple[str, str]:
         return "exited before the job was complete (code 0)", " Does the task call sys.exit()?"
     if exit_report.exit_code == LOST_WITH_ITS_HOST:
         return "was lost with its host", ""
+    if exit_report.exit_code == ENDED_FOR_A_STOP:
+        return "was stopped (SIGSTOP), and ended for that by the launcher,", ""
     hint = " Its log in the run folder may say why."
     if exit_report.exit_code == GAVE_UP:
         return "gave up", hint

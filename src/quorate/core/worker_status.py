@@ -85,3 +85,5 @@ ENDED_WITH_ITS_GROUP = 257
 """Another process of a group that is started and ended as one was lost, and so this one was ended."""
 LOST_WITH_ITS_HOST = 258
 """Its host is lost, or ended by whoever runs it: nobody has seen how the process ended."""
+ENDED_FOR_A_STOP = 259
+"""The launcher has killed it: it, or what it had started, was stopped (SIGSTOP) for too long."""

@@ -18,6 +18,7 @@ from quorate.core.machine import usable_cores
 from quorate.core.networks import LOOPBACK, Network, refuse_unreachable
 from quorate.core.processes import StoppedProcesses, children_of, describe_departure, members_of
 from quorate.core.task_source import TaskSource
+from quorate.core.worker_status import ENDED_FOR_A_STOP
 from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import (
     Capacity,
@@ -97,6 +98,7 @@ class LocalEngine:
         self._running: dict[int, int] = {}
         self._set_up: set[int] = set()
         self._is_closed = False
+        self._ended: set[int] = set()
         self._stopped = StoppedProcesses(preparation.failure_timeout)
         self._stopped_due = 0.0
         self._pump = OutputPump(run, interpreters)
@@ -153,6 +155,9 @@ class LocalEngine:
     def _gone(self, slot: int, pid: int, code: int) -> Exited:
         self._running.pop(slot, None)
         self._set_up.discard(pid)
+        if pid in self._ended:
+            self._ended.discard(pid)
+            code = ENDED_FOR_A_STOP
         return Exited(slot, pid, code, read_status(status_file(self._run, slot)))
 
     def _setups(self) -> Iterator[SettingUp]:
@@ -189,6 +194,7 @@ class LocalEngine:
 
     def _end_stopped_worker(self, slot: int, pid: int, stopped: int, what: str) -> str:
         """One that is stopped itself, or in a process that it has started; what is told of it."""
+        self._ended.add(pid)
         self.kill(slot, pid)
         child = f", of which process {stopped}" if stopped != pid else ""
         status = read_status(status_file(self._run, slot))
@@ -250,7 +256,9 @@ class ForkServerProcess:
     def end_stop(self, has_workers: bool) -> str:
         """Have one that is stopped go on, or end it where nobody would end with it; what was done, in words."""
         if has_workers:
-            os.kill(self.pid, signal.SIGCONT)  # not reaped, so the number is its own
+            # One that a warm process has forked is that one's to reap: its number may be another's by now.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._end, signal.SIGCONT)
             return "it is continued, since its workers would end with it"
         self.was_stopped = True
         self._process.kill()

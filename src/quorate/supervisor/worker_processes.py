@@ -28,6 +28,7 @@ from quorate.engines.engine import (
 from quorate.supervisor.coordinator_watch import Process
 from quorate.supervisor.setup_watch import FORK_SERVER, IMPORTING, Setup, SetupWatch, doing_in_words
 from quorate.worker.assignment import Assignment
+from quorate.worker.status import STARTING
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,14 @@ class WorkerProcesses:
         is_awaiting_news = self._clock() - self._reported < HASTE_LASTS
         for notice in self._engine.poll(min(seconds, HASTE) if is_awaiting_news else seconds):
             self._note(notice)
-        self._watch_setup(self._clock(), dict.fromkeys(((slot, 0) for slot in self._starting), IMPORTING))
+        self._watch_setup(self._clock(), dict.fromkeys(((slot, 0) for slot in self._starting), IMPORTING) | self._mute)
+
+    @property
+    def _mute(self) -> dict[Process, str]:
+        """Who is there and has said nothing, for on a full disk it has no page: nobody trains before the first
+        generation, and later on it may have for days."""
+        unheard = set() if self._has_formed() else self.running.items() - self._phases.keys() - self._set_up
+        return dict.fromkeys(unheard, STARTING)
 
     def _watch_setup(self, now: float, unstarted: dict[Process, str]) -> None:
         """Say what a setup that takes long is at; end one that takes longer than the user allows."""

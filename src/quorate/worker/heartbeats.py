@@ -36,6 +36,10 @@ class Lease:
         elif self._refused is None:
             self._refused = self._now()
 
+    def unanswered(self) -> None:
+        """A call was: whoever refused before may be gone, and what it said with it."""
+        self._refused = None
+
     def end(self) -> None:
         """The job is over: nothing may be done in its name any more, whatever answer is still on its way."""
         self._ended = True

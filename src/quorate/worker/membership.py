@@ -347,6 +347,7 @@ class Membership:
             sent = self._runtime.now()
             reply = self._link.call(request, max(0.0, end - sent))
             if reply is None:
+                self._lease.unanswered()
                 return False
             if reply.unknown:  # to one that was started after the one that knew this worker
                 self._present_again(reply.incarnation)
@@ -356,6 +357,7 @@ class Membership:
             return True
         except LinkError as error:
             log.debug("a heartbeat was not taken: %r", error)
+            self._lease.unanswered()
             return False
         finally:
             with self._turn:
