@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 
 from quorate.coordinator.client import SupervisorClient
@@ -29,7 +30,8 @@ _LAST_SCRAPES = 2
 _LINGER = 60.0
 """Seconds that the end of a job waits for its last scrapes, at most."""
 _USUAL_INTERVAL = 30.0
-"""Seconds that are taken to lie between two scrapes when there was only one."""
+"""Seconds that are taken to lie between two scrapes until there were a few."""
+_GAPS = 4
 _UNTOLD = 0.5
 """Seconds that it waits without a word."""
 _LOOK_EVERY = 0.05
@@ -70,16 +72,18 @@ class Scrapes:
         self.count = 0
         self._now = now
         self._last = -math.inf
-        self._between = _USUAL_INTERVAL
+        # The longest of a few counts: a second server, or somebody who looks once, comes soon after another scrape.
+        self._gaps = deque([_USUAL_INTERVAL], maxlen=_GAPS)
 
     def note(self) -> None:
         now = self._now()
-        self._between = now - self._last if self.count else _USUAL_INTERVAL
+        if self.count:
+            self._gaps.append(now - self._last)
         self._last, self.count = now, self.count + 1
 
     def may_come(self) -> bool:
         """False where nobody has ever read them, or whoever did has given up."""
-        return self._now() < self._last + 2 * self._between
+        return self._now() < self._last + 2 * max(self._gaps)
 
 
 class PrometheusView:
