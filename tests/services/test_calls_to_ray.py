@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -94,3 +95,62 @@ def test_a_lifeline_holds_those_who_know_its_token_and_nobody_else(monkeypatch: 
     with call(lifeline.token) as ours:
         assert is_hung_up_on(call(b"stranger" * 4)), "judged after ours"
         assert select.select([ours], [], [], 0)[0] == [], "it is held"
+        assert len(lifeline._held) == 1
+    assert is_hung_up_on(call(b"stranger" * 4)) and is_hung_up_on(call(b"stranger" * 4)), "it is looked through meanwhile"
+    assert lifeline._held == []
+
+
+def test_a_lifeline_outlives_that_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quorate.engines import ray_host
+
+    accept, refused = socket.socket.accept, []
+
+    def accept_later(server: socket.socket) -> tuple[socket.socket, Any]:
+        if not refused:
+            refused.append(server)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(server)
+
+    monkeypatch.setattr(ray_host, "RETRY", 0.01)
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    lifeline = ray_host.Lifeline("127.0.0.1")
+    with socket.create_connection(lifeline.address, timeout=60) as stranger:
+        stranger.sendall(b"x" * 32)
+        assert stranger.recv(1) == b"" and refused
+
+
+def test_a_lifeline_that_does_not_take_its_token_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quorate.engines.ray_cluster import RayHostLink
+
+    class Cut(socket.socket):
+        def sendall(self, *_: Any) -> None:
+            raise ConnectionResetError
+
+    link, opened = object.__new__(RayHostLink), Cut()
+    vars(link).update(_lifeline_asked="asked", _lifeline=None, _address="there")
+    monkeypatch.setattr(link, "_answer", lambda *_: (("there", 1), b"token"))
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: opened)
+    link._hold_lifeline(1.0)
+    assert link._lifeline is None and opened.fileno() == -1
+
+
+def test_doctor_tells_of_certificates_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quorate.doctor.ray_cluster import read_cluster
+
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    for name in ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(RequestError, match="RAY_USE_TLS is set here, and RAY_TLS_CA_CERT.* cannot be read"):
+        read_cluster("127.0.0.1:6379", None)
+
+
+def test_a_token_is_tried_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quorate.engines import ray_connection
+
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ray_connection, "REACH", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as cluster, socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        assert ray_connection._lets_in(f"127.0.0.1:{cluster.getsockname()[1]}", "secret") is None
+        assert select.select([cluster, proxy], [], [], 0)[0] == [cluster]

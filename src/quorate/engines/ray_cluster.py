@@ -217,8 +217,10 @@ class RayHostLink:
         address, token = self._answer(self._lifeline_asked, seconds)
         self._lifeline_asked = None
         try:
-            lifeline = socket.create_connection(address, timeout=PROBE)
-            lifeline.sendall(token)
+            with contextlib.ExitStack() as opened:
+                lifeline = opened.enter_context(socket.create_connection(address, timeout=PROBE))
+                lifeline.sendall(token)
+                opened.pop_all()
         except OSError as error:  # from outside of the cluster's network, say: Ray tells it as well, later
             log.info("the host on %s cannot be reached directly: %s", self._address, error)
             return

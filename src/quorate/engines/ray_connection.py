@@ -22,6 +22,7 @@ from ray._private import services as ray_services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
+from ray._private.ray_constants import GLOBAL_GRPC_OPTIONS
 from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE, create_package
 from ray._raylet import AuthenticationTokenLoader
 from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
@@ -146,12 +147,17 @@ def _token_trouble(address: str, place: str) -> str:
 
 
 def _lets_in(place: str, token: str | None) -> bool | None:
-    """Whether a cluster answers one who shows this token, or none; None where it answers nobody."""
+    """Whether a cluster answers one who shows this token, or none; None where it answers nobody. Raises RequestError
+    where certificates are missing. (Ray's own `init_grpc_channel` would show the token of this process unasked.)"""
     if _uses_tls():
-        certificate, key, authority = load_certs_from_env()
-        channel = grpc.secure_channel(place, grpc.ssl_channel_credentials(authority, key, certificate))
+        try:
+            certificate, key, authority = load_certs_from_env()
+        except (RuntimeError, OSError) as error:
+            raise RequestError(_unreadable(error)) from None
+        credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+        channel = grpc.secure_channel(place, credentials, GLOBAL_GRPC_OPTIONS)
     else:
-        channel = grpc.insecure_channel(place)
+        channel = grpc.insecure_channel(place, GLOBAL_GRPC_OPTIONS)
     shown = [("authorization", f"Bearer {token}")] if token else None
     with channel:
         try:
@@ -175,6 +181,10 @@ def _uses_tls() -> bool:
     return os.environ.get(USE_TLS, "0").lower() in ("1", "true")
 
 
+def _unreadable(error: Exception) -> str:
+    return f"{USE_TLS} is set here, and {AUTHORITY}, {CERTIFICATE} or {KEY} cannot be read ({error})."
+
+
 def _why_tls_fails(host: str, port: int) -> str:
     """What is wrong with TLS between here and there, if anything is; OSError where nobody is there."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -190,7 +200,7 @@ def _why_tls_fails(host: str, port: int) -> str:
         context.load_verify_locations(os.environ.get(AUTHORITY, ""))
         context.load_cert_chain(os.environ.get(CERTIFICATE, ""), os.environ.get(KEY, ""))
     except (OSError, ValueError) as error:
-        return f"{USE_TLS} is set here, and {AUTHORITY}, {CERTIFICATE} or {KEY} cannot be read ({error})."
+        return _unreadable(error)
     with socket.create_connection((host, port), timeout=REACH) as plain:
         is_spoken, refusal = _speaks_tls(context, plain)
     if is_spoken is False:

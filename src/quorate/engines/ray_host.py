@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -25,6 +26,8 @@ COMMANDS, REPORTS, ENDS = "commands", "reports", "ends"
 
 SPEAK_WITHIN = 10.0
 """Seconds within which whoever connects to a lifeline shows its token."""
+RETRY = 1.0
+"""Seconds until a lifeline that could not take a connection tries again."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -104,8 +107,14 @@ class Lifeline:
 
     def _accept(self) -> None:
         while True:
-            connection = self._server.accept()[0]
+            self._held = [held for held in self._held if _is_there(held)]
+            try:
+                connection = self._server.accept()[0]
+            except OSError:  # too many files are open, say
+                time.sleep(RETRY)
+                continue
             if self._is_ours(connection):
+                connection.setblocking(False)
                 self._held.append(connection)
             else:
                 connection.close()
@@ -116,6 +125,19 @@ class Lifeline:
             return hmac.compare_digest(connection.recv(len(self.token)), self.token)
         except OSError:
             return False
+
+
+def _is_there(connection: socket.socket) -> bool:
+    """Whether whoever is held has not hung up: it has nothing more to say. It is closed if it has."""
+    try:
+        if connection.recv(1):
+            return True
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    connection.close()
+    return False
 
 
 def working_folder() -> Path | None:
