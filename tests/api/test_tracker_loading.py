@@ -101,7 +101,8 @@ def test_runs_that_ended_untold_are_told_and_what_cannot_be_is_said_with_the_com
     first, second = caplog.messages[1:]  # after that it is tried again
     assert first.startswith("tiny-0002: server does not have all of the run: nothing is sure after step 3 (nobody")
     assert first.endswith(f"To send the rest: quorate track {runs[1].path}")
-    assert second == f"tiny-0003: it is not sent either. To send the rest: quorate track {runs[2].path}"
+    why = "server does not answer, so this run is not sent either"
+    assert second == f"tiny-0003: {why}. To send the rest: quorate track {runs[2].path}"
 
     for server in servers.values():
         server.fate = lambda: ""
@@ -111,3 +112,29 @@ def test_runs_that_ended_untold_are_told_and_what_cannot_be_is_said_with_the_com
     assert [len(servers[run.name].curve()) for run in (*runs, held)] == [0, 3, 3, 0]
     assert servers[runs[1].name].ending == servers[runs[2].name].ending == told
     assert len([message for message in caplog.messages if "To send" in message]) == 2
+
+
+def test_a_run_whose_tracker_breaks_leaves_the_others_told_and_all_that_was_made_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    story, job = Story().begin().train(1, 3), {"track": {"tensorboard": True}}
+    broken, told = (build_run(tmp_path, job=job, story=story, result={"status": "complete"}) for _ in range(2))
+    server, made, closed = Server(), [], []
+
+    class Closing(Follower):
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    def followers_of(run: RunFolder, *_: object) -> list[Follower]:
+        if run is broken:
+            raise ImportError("No module named 'mlflow'")
+        made.append(Closing(run, ServerTracker(server), 1))
+        return made[-1:]
+
+    monkeypatch.setattr(process, "followers_of", followers_of)
+    process.catch_up_on_ended([broken, told])
+    command = f"To send the rest: quorate track {broken.path}"
+    assert caplog.messages == [f"{broken.name}: No module named 'mlflow'. {command}"]
+    assert len(server.curve()) == 3
+    assert len(made) == 1 and closed == made, "one for a run"

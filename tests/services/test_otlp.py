@@ -151,7 +151,11 @@ def test_one_that_goes_on_for_another_knows_of_the_recovery_that_had_begun(run: 
         for part in (told[:3], told[3:]):
             write(run, *part)
             tracker = OtlpTracker(run, url)
-            assert Follower(run, tracker, 1, sink=tracker.sink).poll(always_begin=True)
+            follower = Follower(run, tracker, 1, sink=tracker.sink)
+            assert follower.poll(always_begin=True)
+            follower.close()
+            with pytest.raises(ConnectionError):
+                tracker.export([])
     assert len({span.span_id for _, span in collector.spans}) == len(collector.spans) == IN_A_RECOVERY
 
 

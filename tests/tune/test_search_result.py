@@ -2,12 +2,15 @@
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import quorate
 from history.search_builder import add_run, exploited_search, search_folder, told_search
 from quorate.core.errors import RunError
+from quorate.tune import search
 from quorate.tune.result import SearchResult, conclude, open_search
 
 
@@ -31,6 +34,21 @@ def test_the_best_with_its_params_metrics_and_job(tmp_path: Path) -> None:
     assert repr(result) == "<SearchResult find-0001: complete, 6 trials, best is trial 2: loss 0.3000>"
     assert "params.kind" in result._repr_html_()
     assert pickle.loads(pickle.dumps(result)).best == best
+
+
+def test_a_search_that_has_ended_has_its_report_before_trackers_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ended, seen = told_search(tmp_path).tell("search-ended", reason="complete").folder, [], []
+
+    def wait(_: Any) -> None:
+        seen.append((SearchResult.read(folder).report.is_file(), len(ended)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "run_search", lambda *_: SimpleNamespace(end=ended.append))
+    monkeypatch.setattr(search, "catch_up_on_ended", wait)
+    assert search.run(cast(Any, None), folder).best_job.is_file()
+    assert seen == [(True, 1)], "and Ctrl-C has ended the wait"
 
 
 def test_a_search_that_was_killed_is_read_as_well(tmp_path: Path) -> None:

@@ -105,12 +105,18 @@ def _log_model(run: RunFolder, uri: str, mlflow_run: Any) -> None:
 
 def catch_up(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Tracked]:
     """Tell trackers all that a run has told so far and, if it has ended, how."""
+    with _followers_alone(run, spec, track) as followers:
+        ending = _ending(run) if run.holder() is None else None
+        return [_conclude(follower, ending, ABSENT, always_begin=True) for follower in followers]
+
+
+@contextlib.contextmanager
+def _followers_alone(run: RunFolder, spec: JobSpec, track: TrackSpec) -> Iterator[list[Follower]]:
+    """Those of a run that no other process tracks meanwhile, closed at the end."""
     try:
         (run.path / FOLDER).mkdir(exist_ok=True)
-        with hold(run.path / FOLDER / "lock"):
-            ending = _ending(run) if run.holder() is None else None
-            followers = followers_of(run, spec, track)
-            return [_conclude(follower, ending, ABSENT, always_begin=True) for follower in followers]
+        with hold(run.path / FOLDER / "lock"), contextlib.ExitStack() as made:
+            yield [made.enter_context(contextlib.closing(each)) for each in followers_of(run, spec, track)]
     except FolderInUse as in_use:
         raise RunError(f"run {run.name} is being tracked by {in_use} already; wait for it to end") from None
     except OSError as error:
@@ -122,24 +128,38 @@ def catch_up_on_ended(runs: Iterable[RunFolder]) -> None:
     is still missing is said, with the command that sends it; a tracker that is away is not waited for at each run."""
     from quorate.api.recorded_run import run_argument  # which the process itself does without
 
-    is_away = False
+    away: set[str] = set()
     for run in runs:
         try:
-            spec = load_recorded(run.job_file, {}, []).spec
-            if spec.track is None or run.holder() is not None:
-                continue
-            ending = _ending(run)
-            if all(follower.has_all(ending) for follower in followers_of(run, spec, spec.track)):
-                continue
-            missing = ["it is not sent either"]
-            if not is_away:
-                with contextlib.redirect_stdout(sys.stderr):  # the task that builds a model may print
-                    told = [each for each in catch_up(run, spec, spec.track) if each.missing]
-                missing, is_away = [each.missing for each in told], any(each.is_away for each in told)
-        except QuorateError as error:
-            missing = [error.message]
+            missing = _missing_of_ended(run, away)
+        except Exception as error:  # whatever it is, the other runs have nothing to do with it
+            missing = [error.message if isinstance(error, QuorateError) else reason(error)]
         for sentence in missing:
-            log.warning("%s: %s. To send the rest: quorate track %s", run.name, sentence, run_argument(run))
+            told = sentence.rstrip(".")
+            log.warning("%s: %s. To send the rest: quorate track %s", run.name, told, run_argument(run))
+
+
+def _missing_of_ended(run: RunFolder, away: set[str]) -> list[str]:
+    """Tell what is untold, but to those who are `away`, which become more; what is missing then."""
+    spec = load_recorded(run.job_file, {}, []).spec
+    if spec.track is None or run.holder() is not None:
+        return []
+    missing: list[str] = []
+    # The task that builds a model may print.
+    with contextlib.redirect_stdout(sys.stderr), _followers_alone(run, spec, spec.track) as followers:
+        ending = _ending(run)
+        for follower in followers:
+            name = follower.tracker.name
+            if follower.has_all(ending):
+                continue
+            if name in away:
+                missing.append(f"{name} does not answer, so this run is not sent either")
+                continue
+            told = _conclude(follower, ending, ABSENT, always_begin=True)
+            missing.append(told.missing)
+            if told.is_away:
+                away.add(name)
+    return [sentence for sentence in missing if sentence]
 
 
 class TrackerProcess:

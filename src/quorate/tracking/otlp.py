@@ -31,7 +31,7 @@ class OtlpTracker:
     def __init__(self, run: RunFolder, url: str, timeout: float = TIMEOUT) -> None:
         self.name = f"OTLP at {shown_place(url)}"
         self._exporter = OTLPSpanExporter(endpoint=url, insecure=url.startswith("http://"), timeout=timeout)
-        self.sink = SpanSink(run, self.export)
+        self.sink = SpanSink(run, self.export, self._exporter.shutdown)
 
     def load(self) -> None:
         """This module has imported them."""
@@ -56,13 +56,16 @@ class OtlpTracker:
 class SpanSink:
     """Makes spans of what events tell of traces, and exports them in batches."""
 
-    def __init__(self, run: RunFolder, export: Callable[[Sequence[ReadableSpan]], None]) -> None:
+    def __init__(
+        self, run: RunFolder, export: Callable[[Sequence[ReadableSpan]], None], close: Callable[[], None]
+    ) -> None:
         self.sent = 0
         self.last_step = 0
         self.series = Series()
         self._run = run.name
         self._identity = run_identity(run)
         self._export = export
+        self._close = close
         self._recoveries = RecoveryTracer(self._identity)
         self._scope = InstrumentationScope("quorate")
         self._resources: dict[int, Resource] = {}
@@ -86,7 +89,8 @@ class SpanSink:
             self.sent += len(batch)
         self.last_step = self._newest
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._close()
 
     def _made(self, event: Event) -> list[TracedSpan]:
         spans = self._recoveries.handle(event)

@@ -155,6 +155,10 @@ class Follower:
         self._note(None)
         return True
 
+    def close(self) -> None:
+        """Let go of what it has opened."""
+        self._sink.close()
+
     def _begin(self) -> None:
         # A file that has become shorter is another file.
         if self.tracker.begin() and self._durable.offset <= end_of_events(self._run.events_file):

@@ -1,5 +1,6 @@
 """`quorate.Search` and `quorate.tune`: a search in Python, and how it is run, resumed and shown."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -83,10 +84,11 @@ def run(
 ) -> SearchResult:
     """Run a search to its end in its folder, which then has its best job and its report."""
     parent = run_search(search, folder, listener, tick)
-    # A trial that ended just when a driver was killed is not trained again, and has nobody else who tells of it.
-    catch_up_on_ended(RunFolder.all_in(folder.trials))
     result = conclude(folder)
     parent.end(result.record)
+    # A trial that ended just when a driver was killed is not trained again, and has nobody else who tells of it.
+    with contextlib.suppress(KeyboardInterrupt):  # which ends the wait for trackers, and not a search that has ended
+        catch_up_on_ended(RunFolder.all_in(folder.trials))
     return result
 
 
