@@ -119,7 +119,9 @@ def test_a_run_whose_tracker_breaks_leaves_the_others_told_and_all_that_was_made
 ) -> None:
     story, job = Story().begin().train(1, 3), {"track": {"tensorboard": True}}
     broken, told = (build_run(tmp_path, job=job, story=story, result={"status": "complete"}) for _ in range(2))
-    server, made, closed = Server(), [], []
+    server = Server()
+    made: list[Follower] = []
+    closed: list[Follower] = []
 
     class Closing(Follower):
         def close(self) -> None:

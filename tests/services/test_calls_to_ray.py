@@ -96,14 +96,15 @@ def test_a_lifeline_holds_those_who_know_its_token_and_nobody_else(monkeypatch: 
         assert is_hung_up_on(call(b"stranger" * 4)), "judged after ours"
         assert select.select([ours], [], [], 0)[0] == [], "it is held"
         assert len(lifeline._held) == 1
-    assert is_hung_up_on(call(b"stranger" * 4)) and is_hung_up_on(call(b"stranger" * 4)), "it is looked through meanwhile"
+    assert all(is_hung_up_on(call(b"stranger" * 4)) for _ in range(2)), "after the first, it is looked who is gone"
     assert lifeline._held == []
 
 
 def test_a_lifeline_outlives_that_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     from quorate.engines import ray_host
 
-    accept, refused = socket.socket.accept, []
+    accept = socket.socket.accept
+    refused: list[socket.socket] = []
 
     def accept_later(server: socket.socket) -> tuple[socket.socket, Any]:
         if not refused:
@@ -140,7 +141,7 @@ def test_doctor_tells_of_certificates_that_are_missing(monkeypatch: pytest.Monke
     monkeypatch.setenv("RAY_USE_TLS", "1")
     for name in ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(RequestError, match="RAY_USE_TLS is set here, and RAY_TLS_CA_CERT.* cannot be read"):
+    with pytest.raises(RequestError, match=r"RAY_USE_TLS is set here, and RAY_TLS_CA_CERT.* cannot be read"):
         read_cluster("127.0.0.1:6379", None)
 
 
