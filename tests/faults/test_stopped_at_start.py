@@ -52,6 +52,12 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def go_on(place: Workplace, pid: int) -> None:
+    """Let the job train once the stop of a process was seen and dealt with: until then it cannot be over."""
+    await_condition("the end of the stop", lambda: state_of(pid) != "T")
+    place.go()
+
+
 def assert_goes_on(done: Done, digest: str) -> None:
     assert done.code == 0, done.stderr
     assert done.document["weights_digest"] == digest
@@ -69,8 +75,9 @@ def stop_worker(place: Workplace, running: Running, delay: float) -> int:
 
 def check_stopped_worker(place: Workplace, undisturbed: str, delay: float) -> None:
     place.write_job(**KEYS)
-    running = place.start("train", "job.yaml", "--json")
+    running = place.start("train", "job.yaml", "--json", HOLD="1")
     pid = stop_worker(place, running, delay)
+    go_on(place, pid)
     done = running.done()
     assert_goes_on(done, undisturbed)
     lost = [event["message"] for event in place.events() if event["kind"] == "lost"]
@@ -104,8 +111,9 @@ def test_setup_timeout_counts_from_the_fork(workplace: Workplace) -> None:
 
 def check_stopped_program(place: Workplace, undisturbed: str, name: str, delay: float) -> None:
     place.write_job(**KEYS)
-    running = place.start("train", "job.yaml", "--json", PAUSE="0.1")
+    running = place.start("train", "job.yaml", "--json", HOLD="1")
     pid = stop_new(name, lambda: program(place, running, name), delay)
+    go_on(place, pid)
     done = running.done()
     assert_goes_on(done, undisturbed)
     assert f"{name} (pid {pid})" in done.stderr
