@@ -100,7 +100,9 @@ class RunRecord:
             reason = error.message if isinstance(error, QuorateError) else f"it cannot be read: {describe(error)}"
             try:
                 created = run.created
-            except Exception:  # its folder may not be looked into, or is gone by now
+            except Exception:  # its folder may not be looked into
+                if not run.path.exists():  # it was removed meanwhile
+                    raise
                 created = datetime.fromtimestamp(0, UTC)
             return cls(run.name, run.path, Status.DAMAGED, reason, created)
 

@@ -247,6 +247,7 @@ class Loop:
 
     def _complete_pending(self, step: int, outcome: StepOutcome, timing: Timing) -> None:
         self._complete(step, outcome.agreed, outcome.norms, timing, outcome.learning_rates)
+        self.watch.begin()  # the rate of an update that turned out to be none was put back
         if self._draft is None or self._draft[0] != step:
             return
         (_, draft), self._draft = self._draft, None
