@@ -27,7 +27,7 @@ def test_it_comes_to_the_bits_of_the_same_model_as_a_task(keys: dict[str, Any], 
     for workers in (1, 3):
         own = run(main, tmp_path / f"own-{workers}", workers, **KEYS | keys)
         assert own.ended.digest == as_task.ended.digest
-        assert own.ended.progress == as_task.ended.progress
+        assert own.ended.progress | {"kept": ""} == as_task.ended.progress
         assert own.told == as_task.told
 
 

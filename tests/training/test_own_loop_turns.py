@@ -1,5 +1,6 @@
 """How `main` and the loop take turns: who sees which batch, what survives, and what each mistake is answered with."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from quorate.training.own_loop import OwnLoop, own_loop_of
 from quorate.training.own_run import Run
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.state_watch import StateWatch
 from quorate.training.task import configure
 from quorate.worker.assembly import build_samples, sampler_of
 
@@ -29,6 +31,8 @@ Main = Callable[..., Any]
 class Worker:
     """The loop's side, by hand: `stand` is where a generation begins, `step` does one step of all hosted lanes."""
 
+    audited = 0
+
     def __init__(self, main: Main, hosted: range = range(2), **keys: Any) -> None:
         defaults: dict[str, Any] = {"task": "t.py:main", "lanes": 2, "batch_size": 4, "epochs": 3}
         self.spec = JobSpec.model_validate(defaults | keys)
@@ -38,17 +42,20 @@ class Worker:
         self.task: OwnLoop = task
         self.replica = Replica(self.task, self.spec)
         self.sampler = sampler_of(self.spec, self.task, build_samples(self.task, self.spec).datasets[Source.TRAINING])
+        self.watch = StateWatch(self.task, self.replica)
         self.progress = Progress()
 
     def stand(self, progress: Progress | None = None) -> "Worker":
         self.progress = progress or self.progress
-        self.task.enter(self.progress, self.sampler, self.hosted)
+        self.task.enter(self.progress, self.sampler, self.hosted, self.watch)
+        self.task._tries = self.audited
+        self.progress = self.task.after_evaluation(self.progress)
         return self
 
     def lanes(self, batches: int = 1) -> Iterator[Any]:
         """The losses of a step that is not completed."""
         step = self.progress.cursor.step + 1
-        self.task.begin_step(self.progress)
+        self.task.begin_step()
         for lane in self.hosted:
             self.task.begin_lane(lane, batches)
             for _ in range(batches):
@@ -61,6 +68,7 @@ class Worker:
             number = self.progress.cursor.step
             told = StepCompleted(step=number, epoch=self.sampler.epoch_of(number), losses={"": float(number)})
             self.progress = self.task.after_step(self.progress, told)
+            self.progress = self.task.after_evaluation(self.progress)
         return self
 
 
@@ -100,10 +108,12 @@ def a_step(number: int) -> list[Any]:
 def test_main_sees_each_lane_and_gets_the_result_on_the_last(before: bool) -> None:
     seen: list[Any] = []
     worker = Worker(recording(seen, before), epochs=2).stand().step(EPOCH)
-    assert seen == ["epoch 0", *a_step(1), *a_step(2), *a_step(3)], "what follows an epoch waits for the next batch"
+    assert seen[:13] == ["epoch 0", *a_step(1), *a_step(2), *a_step(3)]
+    assert seen[13:] == ["after", "epoch 1"], "what follows an epoch is done with its last step"
     worker.step(EPOCH)
+    assert seen[15:] == [*a_step(4), *a_step(5), *a_step(6)]
     worker.task.finish()
-    assert seen[13:] == ["after", "epoch 1", *a_step(4), *a_step(5), *a_step(6), "after", "end"]
+    assert seen[27:] == ["after", "end"]
 
 
 def test_without_epochs_the_batches_are_those_of_the_whole_job() -> None:
@@ -129,7 +139,7 @@ def test_the_batches_of_a_step_that_is_done_again_are_seen_once_more() -> None:
     assert seen[5:] == ["2.0", None, "2.1", None, *a_step(2)]
     next(worker.lanes())  # the generation ends between two lanes
     worker.stand().step()
-    assert seen[13:] == ["3.0", None, *a_step(3)]
+    assert seen[13:] == ["3.0", None, *a_step(3), "after", "epoch 1"]
 
 
 def test_a_step_that_others_have_done_is_not_seen_again() -> None:
@@ -157,7 +167,7 @@ def test_whoever_goes_back_to_a_checkpoint_of_another_epoch_begins_there() -> No
     worker = Worker(recording(seen)).stand().step(8)
     seen.clear()
     worker.stand(at(2)).step()
-    assert seen == ["epoch 0", *a_step(3)]
+    assert seen == ["epoch 0", *a_step(3), "after", "epoch 1"]
 
 
 def counting(run: Run) -> None:
@@ -176,7 +186,8 @@ def test_what_main_keeps_is_the_same_for_a_newcomer_at_any_step(step: int) -> No
     first = Worker(counting).stand().step(step)
     late = Worker(counting).stand(first.progress).step(8 - step)
     assert late.progress.kept == whole.kept
-    assert '"steps": 8, "epochs": 2' in whole.kept
+    epoch, state, attributes, modes = json.loads(whole.kept)
+    assert (epoch, json.loads(state), attributes, modes) == (2, {"steps": 8, "epochs": 2}, {}, {})
     # And for one that was ahead, and goes back.
     assert Worker(counting).stand().step(7).stand(first.progress).step(8 - step).progress.kept == whole.kept
 
@@ -388,9 +399,9 @@ def fails(run: Run) -> None:
         (lambda run: (run.step(loss()), run.log("late", 1.0)), "belongs between a batch and its run.step(loss)"),
         (lambda run: run.evaluate(DATA, dict), "run.evaluate(dataset, measure) belongs before the loop"),
         (lambda run: run.clip(1.0), "run.clip(norm) belongs before the loop"),
-        (lambda run: run.batches([1, 2, 3]), "was given 12 samples at first, and now 3"),
+        (lambda run: run.batches([1, 2, 3]), "was given 12 samples at first, and now another dataset of 3"),
         (lambda run: run.prepare(nn.Linear(1, 1), None), "run.prepare() was called twice"),
-        (steps_by_itself, "has changed the parameters itself, as optimizer.step() does"),
+        (steps_by_itself, "has changed 'weight' itself, as optimizer.step() does"),
         (keeps_a_set, "run.state cannot be saved: Object of type set"),
         (keeps_numbered, "run.state would come back from a checkpoint as"),
         (keeps_of_each_lane, "run.state was changed where run.step() has given no result"),

@@ -129,7 +129,6 @@ class Loop:
     def _train(self) -> str | None:
         self._publish_begin()
         self.checkpointer.enter(self.strategy, self.progress.cursor.step)
-        evaluates = self.evaluation.samples > 0
         last = self._last = self.mode.last_step(self.sampler.total_steps)
         self._lagging = self.strategy if self.may_lag and isinstance(self.strategy, Lagging) else None
         self._evaluate_if_due()
@@ -146,8 +145,7 @@ class Loop:
             if request.stop is not None:
                 self._save()
                 return request.stop
-            if evaluates:
-                self._evaluate_if_due()
+            self._evaluate_if_due()
             if request.save is Save.COMMIT:
                 self._save()
             elif request.save is Save.BEGIN or self._save_is_due():

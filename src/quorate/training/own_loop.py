@@ -6,8 +6,11 @@ hands back a loss in `run.step`. To the rest of Quorate it is a task like any ot
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, ClassVar, get_type_hints
 
 import torch
@@ -17,23 +20,53 @@ from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, RequestError, TaskError, UnsupportedModelError
 from quorate.core.user_code import RAISED, blame_user_code
 from quorate.data.sampler import Sampler
-from quorate.data.streams import seed_generators
+from quorate.data.streams import preserved_generators, seed_generators
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import RingSpec, fixes_bits
+from quorate.training.evaluation import Evaluated
 from quorate.training.hints import hint_for
 from quorate.training.loop import Loop
 from quorate.training.own_run import AT_BATCH, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
 from quorate.training.progress import Progress
+from quorate.training.settings import Settings
+from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
-from quorate.training.task import Task
+from quorate.training.task import Task, loss_in, take_log
+
+_VERSION = attrgetter("_version")
+AUDITED = 2
+"""So many steps of a generation have a batch computed twice, to find out what `main` carries from one to the next."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is part of the state besides tensors and settings: the epoch that `main` is in, run.state as JSON, and what
+    it has made of attributes and modes of modules between steps."""
+
+    epoch: int | None = None
+    state: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    modes: Mapping[str, bool] = field(default_factory=dict)
+
+    def text(self) -> str:
+        return json.dumps([self.epoch, self.state, self.attributes, self.modes])
+
+    @classmethod
+    def of(cls, text: str, epoch: int) -> "_Kept":
+        found = json.loads(text) if text else {}
+        # Of an earlier version it is run.state alone, and what comes after an epoch was done before the next step.
+        return cls(*found) if isinstance(found, list) else cls(epoch, text)
 
 
 class OwnLoop(Task):
     """A task whose parts come out of `main`, as far as that has come."""
 
     # Not among its attributes, which are held to what they were: these change all the time.
-    __slots__ = ("_batches_left", "_ends_step", "_greenlet", "_kept", "_last_lane", "_sampler", "_trained", "_turns")
+    __slots__ = (
+        *("_audits", "_batches_left", "_changed", "_ends_step", "_greenlet", "_kept", "_last_lane", "_parameters"),
+        *("_sampler", "_seed", "_tries", "_turns", "_watch"),
+    )
     _main: ClassVar[Callable[..., Any]]
     _params: ClassVar[tuple[str, ...]] = ()
 
@@ -41,7 +74,13 @@ class OwnLoop(Task):
         self._turns = Turns()
         self._greenlet: greenlet | None = None
         self._kept = ""
-        self._trained: torch.Tensor | None = None
+        self._changed: _Kept | None = None
+        self._watch: StateWatch | None = None
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._tries, self._audits = 0, False
+        # Of the job: whoever makes a task has seeded the generators for it.
+        self._seed = torch.default_generator.initial_seed()
+        self._turns.seed = self._begin_stream
 
     def model(self) -> torch.nn.Module:
         self._reach_prepare()
@@ -62,7 +101,8 @@ class OwnLoop(Task):
         self._reach_prepare()
         turns = self._turns
         if turns.place is Place.PREPARE:
-            self._resume()
+            with self._unchanged():
+                self._resume()
         if turns.data is None or turns.place is Place.RETURNED:
             raise TaskError(
                 f"{self._name}() reads no batch. Write `for batch in run.batches(dataset):` and in it run.step(loss)."
@@ -76,12 +116,43 @@ class OwnLoop(Task):
                 raise self._returned_early()
             raise JobError(f"{self._name}() has a loop of its own, and this takes a quorate.Task.")
         self._batches_left -= 1
+        first = self._audited(batch) if self._audits else None
         turns.is_last = self._ends_step and not self._batches_left
+        loss = self._loss_of(batch)
+        if first is not None:
+            first.compare(loss)
+        return loss
+
+    def _loss_of(self, batch: Any) -> Any:
+        turns = self._turns
         self._resume(batch)
         if turns.loss is NOT_GIVEN:
             raise self._returned_early()
         loss, turns.loss = turns.loss, NOT_GIVEN
         return loss
+
+    def _audited(self, batch: Any) -> "_Audit":
+        """The loss of a batch that is given again afterwards: what `main` carries from one to the next, to another lane
+        that is, makes another of it."""
+        assert self._watch is not None
+        self._audits, self._turns.is_last = False, False
+        before = self._locals()
+        with preserved_generators(), torch.random.fork_rng(self._watch.devices):
+            loss = self._loss_of(batch)
+        audit = _Audit(self._name, loss, list(self._parameters.values()), before, self._locals)
+        self._watch.begin_again()
+        take_log(self)
+        return audit
+
+    def _locals(self) -> dict[str, Any]:
+        """The variables of `main`, and of functions that it has called, where it waits."""
+        frame = None if self._greenlet is None else self._greenlet.gr_frame
+        found: dict[str, Any] = {}
+        while frame is not None:
+            if not frame.f_globals.get("__name__", "").startswith("quorate."):
+                found |= {name: (id(value), _marks(value)) for name, value in frame.f_locals.items()}
+            frame = frame.f_back
+        return found
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
         measure = self._turns.measure
@@ -125,34 +196,38 @@ class OwnLoop(Task):
 
     # What the loop tells it.
 
-    def enter(self, progress: Progress, sampler: Sampler, hosted: range) -> None:
-        """A generation begins to train, from `progress` on: bring `main` to where it asks for a batch."""
+    def enter(self, progress: Progress, sampler: Sampler, hosted: range, watch: StateWatch) -> None:
+        """A generation begins to train, from `progress` on: bring `main` to where it asks for a batch.
+
+        What it does on its way there was done before, by those who made the state: so that is put back afterwards.
+        """
         turns, step = self._turns, progress.cursor.step
         _refuse_empty_lanes(sampler)
-        self._sampler, self._last_lane = sampler, hosted[-1]
+        self._sampler, self._last_lane, self._watch, self._tries = sampler, hosted[-1], watch, AUDITED
         turns.leads, turns.metrics, turns.is_over = 0 in hosted, progress.metrics, False
-        # At the end of an epoch, what `main` does after it is still to be done.
-        turns.first_epoch = max(0, step - 1) // sampler.steps_per_epoch
         is_first, turns.is_entered = not turns.is_entered, True
-        is_anothers = is_first or progress.kept != self._kept
-        self._kept = progress.kept
-        turns.restored = progress.kept if is_anothers and step else None
-        if turns.place is Place.EPOCHS:
-            self._resume()
-        else:
-            if turns.place is Place.STEP:
-                self._resume(None)  # it is done again, or others have done it
-            if not self._goes_on(step, is_first, is_anothers):
-                turns.restored = progress.kept if step else None
-                self._restart()
-        turns.take_up_state()
+        is_own = not is_first and progress.kept == self._kept
+        kept = _Kept.of(progress.kept, max(0, step - 1) // sampler.steps_per_epoch)
+        self._kept, turns.first_epoch = progress.kept, kept.epoch or 0
+        turns.restored = None if is_own or not step else kept.state
+        with self._settings.kept(), self._unchanged():
+            if turns.place is Place.EPOCHS:
+                self._resume()
+            else:
+                if turns.place is Place.STEP:
+                    self._resume(None)  # it is done again, or others have done it
+                if not self._goes_on(step, kept, is_first):
+                    turns.restored = kept.state if step else None
+                    self._restart()
+            turns.take_up_state()
+        if step:
+            watch.restore(kept.attributes, kept.modes)
+        self._changed = replace(kept, epoch=None, state="")
 
-    def begin_step(self, progress: Progress) -> None:
-        """A step begins: where it is the first of an epoch, `main` does what it does after the last one."""
+    def begin_step(self) -> None:
+        """A step begins."""
         turns = self._turns
-        is_in_epoch = turns.epoch is not None and turns.place is AT_BATCH
-        if is_in_epoch and turns.epoch != self._sampler.epoch_of(progress.cursor.step + 1):
-            self._resume_outside(STOP)
+        self._audits, self._tries = self._tries > 0, self._tries - 1
         if turns.place is not AT_BATCH and turns.place is Place.RETURNED:
             raise self._returned_early()
         if turns.state:
@@ -163,29 +238,58 @@ class OwnLoop(Task):
         self._ends_step, self._batches_left = lane == self._last_lane, batches
 
     def after_step(self, progress: Progress, told: StepCompleted) -> Progress:
-        """A step is done: `main` gets its result, and what it keeps from then on is part of the state."""
+        """A step is done: `main` gets its result, and what it changes and keeps from then on is part of the state."""
         turns = self._turns
         if turns.state and turns.kept_state() != turns.agreed:
             raise UnsupportedModelError(
                 "run.state was changed where run.step() has given no result: there it would depend on the lanes that a "
                 "worker hosts. Change it after `if result is not None:`, or after an epoch."
             )
-        self._resume_outside(StepResult.of(told))
-        self._kept = turns.kept_state() if turns.state else ""
-        if self._kept and not isinstance(self._sampler.spec.strategy, RingSpec):
-            raise UnsupportedModelError("run.state is kept with `strategy: ring` only; servers know nothing of it.")
-        return progress if self._kept == progress.kept else progress.keeping(self._kept)
+        return self._advance(progress, StepResult.of(told), "after step")
 
-    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """What `main` finds in run.metrics from then on."""
-        self._turns.metrics = metrics
+    def after_evaluation(self, progress: Progress) -> Progress:
+        """What follows from a step is done: `main` finds it in run.metrics. At the end of an epoch it does what comes
+        after that and before the first batch of the next, and that is part of the state, too."""
+        turns, step = self._turns, progress.cursor.step
+        turns.metrics = progress.metrics
+        if turns.epoch is None or step >= self._sampler.total_steps or progress.early_stopped:
+            return progress
+        if step < (turns.epoch + 1) * self._sampler.steps_per_epoch:
+            return progress
+        return self._advance(progress, STOP, "after epoch")
+
+    def _advance(self, progress: Progress, value: Any, *when: str) -> Progress:
+        """The turn of `main` between two steps, which all workers have alike."""
+        watch, turns = self._watch, self._turns
+        assert watch is not None
+        is_ring = isinstance(self._sampler.spec.strategy, RingSpec)
+        before, sizes = "" if is_ring else self._settings.digest(), self._settings.sizes()
+        self._begin_stream(*when, progress.cursor.step)
+        with self._unchanged():
+            self._resume(value)
+        if self._settings.sizes() != sizes:
+            raise UnsupportedModelError(
+                f"{self._name}() has given the optimizer other parameters between two steps. Give it all of them "
+                "before run.prepare(), in a group whose lr is 0 until they are to be trained."
+            )
+        if watch.adopt(f"{self._name}() between two steps") or self._changed is None:
+            self._changed = _Kept(None, "", *watch.changed())
+        if is_ring:
+            self._kept = replace(self._changed, epoch=turns.epoch, state=turns.kept_state()).text()
+        elif turns.state or self._changed != _Kept() or self._settings.digest() != before:
+            raise UnsupportedModelError(
+                f"{self._name}() changes run.state, modules or the optimizer's settings between two steps, which is "
+                "kept with `strategy: ring` only; servers know nothing of it."
+            )
+        return progress if self._kept == progress.kept else progress.keeping(self._kept)
 
     def finish(self) -> None:
         """The job is done: `main` runs to its end."""
         turns = self._turns
         turns.is_over = True
         if turns.place is Place.BATCH:
-            self._resume_outside(STOP)
+            self._begin_stream("end")
+            self._resume(STOP)
         if turns.place is not Place.RETURNED:
             raise JobError(
                 f"All steps of the job are done, and {self._name}() asks for more batches. Let it end after the loop "
@@ -225,17 +329,13 @@ class OwnLoop(Task):
         if self._turns.place is not Place.BATCH:
             raise self._returned_early()
 
-    def _goes_on(self, step: int, is_first: bool, is_anothers: bool) -> bool:
+    def _goes_on(self, step: int, kept: "_Kept", is_first: bool) -> bool:
         """Whether `main` is, from where it waits, about to do what comes after this step."""
-        turns, length = self._turns, self._sampler.steps_per_epoch
+        turns = self._turns
         if turns.place is Place.RETURNED:
             return step >= self._sampler.total_steps
-        if is_first:  # it was let into the loop to see its data, before anybody knew the step
-            return step == 0
-        begins = 0 if turns.epoch is None else turns.epoch * length
-        ends = self._sampler.total_steps if turns.epoch is None else begins + length
-        # What it did between two epochs is not in a state that was taken up at the border.
-        return (begins < step or (step == begins and not is_anothers)) and step <= ends
+        # At first it was let into the loop to see its data, before anybody knew the step.
+        return step == 0 if is_first else turns.epoch is None or turns.epoch == kept.epoch
 
     def _resume(self, value: Any = None) -> None:
         """It is the turn of `main`, until it waits again or returns."""
@@ -250,16 +350,39 @@ class OwnLoop(Task):
         if not main:
             self._turns.place = Place.RETURNED
 
-    def _resume_outside(self, value: Any) -> None:
-        """The same where no lane runs, and so nobody else looks at the parameters."""
-        if self._trained is None:
-            self._trained = next(p for p in self._prepared[0].parameters() if p.requires_grad)
-        version = self._trained._version
-        self._resume(value)
-        if self._trained._version != version:
+    def _begin_stream(self, *when: Any) -> None:
+        """What `main` draws outside lanes depends on when that is, and on nobody's number of lanes."""
+        seed_generators(derive_seed(self._seed, *when))
+
+    @property
+    def _settings(self) -> Settings:
+        assert self._watch is not None
+        return self._watch.settings
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """A turn of `main` in which no lane runs, and so nobody else looks at the parameters."""
+        if not self._parameters:
+            self._parameters = dict(self._prepared[0].named_parameters())
+        versions = list(map(_VERSION, self._parameters.values()))
+        yield
+        for (name, each), version in zip(self._parameters.items(), versions, strict=True):
+            if each._version != version:
+                raise UnsupportedModelError(
+                    f"{self._name}() has changed '{name}' itself, as optimizer.step() does. run.step(loss) does all of "
+                    "backward(), the optimizer's step, zero_grad() and the scheduler's step; initial weights are set "
+                    "before run.prepare()."
+                )
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """An evaluation, in which measure() may not change what is kept."""
+        before = self._turns.kept_state()
+        yield
+        if self._turns.kept_state() != before:
             raise UnsupportedModelError(
-                f"{self._name}() has changed the parameters itself, as optimizer.step() does. run.step(loss) does all "
-                "of backward(), the optimizer's step, zero_grad() and the scheduler's step."
+                "run.state was changed in measure(): workers evaluate different batches, so they would have different "
+                "states. Return numbers from measure(), and read run.metrics after the epoch."
             )
 
     def _returned_early(self) -> JobError:
@@ -279,14 +402,14 @@ class TurnsLoop(Loop):
     may_lag: bool = False
 
     def _train(self) -> str | None:
-        self.main.enter(self.progress, self.sampler, self.strategy.hosted)
+        self.main.enter(self.progress, self.sampler, self.strategy.hosted, self.watch)
         ending = super()._train()
         if ending in ("complete", "early stop") and self.mode.replayed_step is None:
             self.main.finish()
         return ending
 
     def _try_step(self) -> StepRequest | None:
-        self.main.begin_step(self.progress)
+        self.main.begin_step()
         self.watch.begin()  # between steps, `main` may change them
         return super()._try_step()
 
@@ -295,9 +418,60 @@ class TurnsLoop(Loop):
         self.progress = self.main.after_step(self.progress, told)
         return told
 
+    def _evaluate(self, step: int) -> Evaluated:
+        with self.main.evaluating():
+            return super()._evaluate(step)
+
     def _evaluate_if_due(self) -> None:
         super()._evaluate_if_due()
-        self.main.after_evaluation(self.progress.metrics)
+        self.progress = self.main.after_evaluation(self.progress)
+
+
+class _Audit:
+    """The loss of a batch and its gradients, to be compared with those of the same batch, given again."""
+
+    def __init__(
+        self,
+        name: str,
+        loss: Any,
+        parameters: Sequence[torch.Tensor],
+        before: Mapping[str, Any],
+        now: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._name, self._before, self._now = name, before, now
+        self._trained = [each for each in parameters if each.requires_grad]
+        self._found = self._numbers(loss)
+
+    def compare(self, loss: Any) -> None:
+        """Refuse a loss that is another one, or has another gradient."""
+        pairs = zip(self._found, self._numbers(loss), strict=False)
+        if all(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in pairs):
+            return
+        now = self._now()
+        changed = [name for name, marks in self._before.items() if now.get(name) != marks]
+        named = f" These have changed meanwhile: {', '.join(sorted(changed)[:8])}." if changed else ""
+        raise UnsupportedModelError(
+            f"{self._name}() was given one batch twice, and the second time its loss or gradient was another one: "
+            "something is carried from a batch to the next, which may be another lane's, so that the result depends on "
+            f"the number of workers.{named} Keep it in run.state or in a buffer of the model, and change it where "
+            "run.step() has given a result."
+        )
+
+    def _numbers(self, loss: Any) -> list[torch.Tensor]:
+        losses = list(loss.values()) if isinstance(loss, Mapping) else [loss]
+        numbers = [each[0] if isinstance(each, tuple) and each else loss_in(each) for each in losses]
+        numbers = [each for each in numbers if isinstance(each, torch.Tensor)]  # others are refused where they are read
+        found = [each.detach().clone() for each in numbers]
+        for each in (each for each in numbers if each.requires_grad):
+            with suppress(RuntimeError):  # such as of a graph that is used up, which the lane itself finds
+                gradients = torch.autograd.grad(each.sum(), self._trained, retain_graph=True, allow_unused=True)
+                found += [torch.zeros(()) if one is None else one.detach().to_dense() for one in gradients]
+        return found
+
+
+def _marks(value: Any) -> Any:
+    """By which a value that is the same object is seen to have changed."""
+    return value._version if isinstance(value, torch.Tensor) else len(value) if isinstance(value, Sized) else None
 
 
 def _refuse_empty_lanes(sampler: Sampler) -> None:

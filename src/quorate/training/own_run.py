@@ -3,13 +3,15 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 
 from quorate.core.errors import TaskError, UnsupportedModelError
 from quorate.core.user_code import given
-from quorate.data.datasets import check_dataset
+from quorate.data.datasets import check_dataset, columns_of
 from quorate.observe.events import StepCompleted
 
 NOT_GIVEN = object()
@@ -55,11 +57,30 @@ class Place(Enum):
 AT_BATCH, AT_STEP = Place.BATCH, Place.STEP
 """By names of their own: to look up a member of an enumeration takes time, and there are several turns a step."""
 
+_MODES: dict[str, Callable[[], Any]] = {
+    "torch.no_grad() or set_grad_enabled()": torch.is_grad_enabled,
+    "torch.inference_mode()": torch.is_inference_mode_enabled,
+    "torch.autocast()": torch._C._is_any_autocast_enabled,
+    "torch.set_default_dtype()": torch.get_default_dtype,
+    "torch.device() or set_default_device()": torch._C._len_torch_function_stack,
+    "hooks of saved tensors": partial(torch._C._autograd._top_saved_tensors_default_hooks, True),
+}
+"""What holds for a thread, and so for both sides, by what changes it: `main` leaves all as it was when it began."""
+
+
+_LASTING = slice(3, 5)
+
+
+def torch_modes() -> list[Any]:
+    """What holds in this thread now."""
+    return [mode() for mode in _MODES.values()]
+
 
 class Turns:
     """What `main` and the loop know of each other; one of the two runs at a time."""
 
     to_loop: Callable[[], Any]  # what the loop gives, when it has had its turn
+    seed: Callable[..., None]  # the generators, for what `main` does outside lanes at a time that all workers know
 
     def __init__(self) -> None:
         self.prepared: tuple[Any, Any, Any] | None = None
@@ -76,6 +97,7 @@ class Turns:
         self.restored: str | None = None
         self.is_over = False
         self.agreed = ""  # run.state as all workers have it, since they last had a result
+        self.modes = torch_modes()
         self.begin_again()
 
     def begin_again(self) -> None:
@@ -83,6 +105,7 @@ class Turns:
         self.place = Place.TOP
         self.state: dict[str, Any] = {}
         self.epoch: int | None = None
+        self.given: Any = None
         self.is_read = True  # the epoch, or the job, to its end
         self.in_pass = False
         self.owes_step = False
@@ -91,8 +114,19 @@ class Turns:
 
     def park(self, place: Place) -> Any:
         """Called by `main`: it is the loop's turn, until this returns what that gives."""
+        if place is not AT_STEP:  # where that was done already
+            self.check_modes("run.batches()" if place is AT_BATCH else "run.prepare() or run.epochs()")
         self.place = place
         return self.to_loop()
+
+    def check_modes(self, called: str) -> None:
+        """Refuse to go on inside a `with` block that would hold for the other side, or for some lanes only."""
+        if (now := torch_modes()) != self.modes:
+            changed = next(name for name, mode, was in zip(_MODES, now, self.modes, strict=True) if mode != was)
+            raise TaskError(
+                f"{called} was called inside {changed}, which would then hold for backward(), the optimizer and other "
+                "lanes. Begin the `with` block after the batch, and leave it before run.step(loss)."
+            )
 
     def take_up_state(self) -> None:
         """What was set before the loop are initial values: those that the run has kept go over them."""
@@ -194,6 +228,7 @@ class Run:
             raise TaskError(
                 f"run.prepare() was given {given(model)} as the model: write run.prepare(model, optimizer)."
             )
+        turns.modes[_LASTING] = torch_modes()[_LASTING]  # such as may be set for good, at the top of `main`
         if turns.prepared is None:
             turns.prepared = model, optimizer, scheduler
             turns.park(Place.PREPARE)
@@ -237,6 +272,7 @@ class Run:
         epoch = turns.first_epoch
         while not turns.is_over:
             turns.epoch, turns.is_read = epoch, False
+            turns.seed("epoch", epoch)  # whoever joins in its middle draws the same at its top
             yield epoch
             if not turns.is_read:
                 raise TaskError(
@@ -257,11 +293,18 @@ class Run:
         if turns.data is None:
             turns.data = check_dataset(dataset, "training", "run.batches()")
             turns.batch_size, turns.collate = batch_size, collate
-        elif dataset is not turns.data and len(dataset) != len(turns.data):
+        if turns.given is None and len(dataset) == len(turns.data):  # by this way through `main`
+            turns.given = dataset
+        if dataset is not turns.given and not _have_same_rows(dataset, turns.data):
             raise TaskError(
-                f"run.batches() was given {len(turns.data):,} samples at first, and now {len(dataset):,}: a job trains "
-                "on one dataset. Put several together by torch.utils.data.ConcatDataset."
+                f"run.batches() was given {len(turns.data):,} samples at first, and now another dataset of "
+                f"{len(dataset):,}: a job trains on one. Build it once, before the loop; put several together by "
+                "torch.utils.data.ConcatDataset."
             )
+        if batch_size not in (None, turns.batch_size):
+            raise TaskError(f"run.batches() was given batch_size={turns.batch_size} at first, and now {batch_size}.")
+        if not _is_same_code(collate, turns.collate):
+            raise TaskError("run.batches() was given another `collate` than at first. Let one function do both.")
         return Batches(turns)
 
     def step(self, loss: Any) -> StepResult | None:
@@ -276,6 +319,7 @@ class Run:
             )
         if type(loss) is not torch.Tensor and not isinstance(loss, torch.Tensor | tuple | Mapping):
             raise TaskError(f"run.step() was given {given(loss)}: it takes the loss as a tensor, not its .item().")
+        turns.check_modes("run.step()")
         turns.owes_step, turns.loss = False, loss
         result: StepResult | None = turns.park(AT_STEP) if turns.is_last else None
         return result
@@ -301,3 +345,21 @@ def _make_same(other: Any, first: Any) -> None:
         if isinstance(other, torch.nn.Module):
             other.requires_grad_(False)  # a loss of a layer that was kept from before is refused
         object.__setattr__(other, "__dict__", vars(first))
+
+
+def _have_same_rows(one: Any, other: Any) -> bool:
+    """Whether two datasets in memory have the same samples, as far as three of them tell."""
+    columns = columns_of(one), columns_of(other)
+    if len(one) != len(other) or columns[0] is None or columns[1] is None:
+        return False
+    rows = numpy.array([0, len(one) // 2, len(one) - 1])
+    first, second = columns[0].batch(rows), columns[1].batch(rows)
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def _is_same_code(one: Any, other: Any) -> bool:
+    """Whether two functions do the same: one that is made anew by `lambda` or `partial` is another object each time."""
+    if one is other:
+        return True
+    parts = [getattr(one, "__code__", one), getattr(one, "func", None), getattr(one, "keywords", None)]
+    return parts == [getattr(other, "__code__", other), getattr(other, "func", None), getattr(other, "keywords", None)]

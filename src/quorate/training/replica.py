@@ -61,7 +61,7 @@ class Replica:
             self.loss_scale = LossScale(spec.loss_scale, device)
         self._tensors = [parameter for _, parameter in self.parameters]
         self._trained = list(map(_IS_TRAINED, self._tensors))
-        self._modes = tuple((module, module.training) for module in self.model.modules())
+        self._modes = self._built_modes = tuple((module, module.training) for module in self.model.modules())
 
     def what_runs(self, is_captured: bool = False) -> str:
         """What computes, and how, in words: NVIDIA H200, bf16, compiled, captured, deterministic, channels last, fused
@@ -93,6 +93,31 @@ class Replica:
         for module, training in self._modes:
             if module.training is not training:
                 module.training = training
+
+    def adopt(self) -> bool:
+        """Take modes and buffers for the committed ones, which code between two steps has changed in every worker.
+        Whether there are other modes."""
+        if self.buffers.exist:
+            self.buffers.adopt()
+        now = tuple((module, module.training) for module, _ in self._modes)
+        has_changed = now != self._modes
+        if has_changed:
+            self._modes = now
+        return has_changed
+
+    def changed_modes(self) -> dict[str, bool]:
+        """The modes of modules that are not as they were built, by name."""
+        if self._modes is self._built_modes:  # as almost always
+            return {}
+        named = zip((name for name, _ in self.model.named_modules()), self._modes, self._built_modes, strict=True)
+        return {name: now for name, (_, now), (_, built) in named if now is not built}
+
+    def restore_modes(self, changed: Mapping[str, bool]) -> None:
+        """The modes as they were built, but for these."""
+        named = zip((name for name, _ in self.model.named_modules()), self._built_modes, strict=True)
+        self._modes = tuple((module, changed.get(name, built)) for name, (module, built) in named)
+        for module, training in self._modes:
+            module.training = training
 
     def begin_batch(self) -> None:
         """The same before an evaluation batch, for which every layer is in evaluation mode."""

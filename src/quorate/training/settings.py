@@ -7,6 +7,7 @@ of them at every step, and vouchers, copies and checkpoints have them, too.
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -88,6 +89,20 @@ class Settings:
                 "optimizer and of the schedule take up all that state_dict() gives."
             )
 
+    def sizes(self) -> list[int]:
+        """How many parameters each group has, which is fixed when the job starts."""
+        return [len(group["params"]) for each in self._optimizers.values() for group in each.param_groups]
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Leave all groups as they are, whatever the code that runs meanwhile makes of them."""
+        groups = [group for each in self._optimizers.values() for group in each.param_groups]
+        saved = [{key: _held(value) for key, value in group.items()} for group in groups]
+        yield
+        for group, before in zip(groups, saved, strict=True):
+            group.clear()
+            group.update(before)
+
     def _look(self) -> None:
         owners = [group for each in self._optimizers.values() for group in each.param_groups]
         owners += map(state_of, self._schedulers.values())
@@ -159,6 +174,10 @@ def _values(owners: Owners) -> dict[str, str]:
 
 def _digest(values: Mapping[str, str]) -> str:
     return content_digest("\n".join(sorted([f"{name} = {text}" for name, text in values.items()])).encode())
+
+
+def _held(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ evaluation batch runs is put back at its end, and a mutable value that is left c
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
 from operator import is_, methodcaller
@@ -18,6 +18,7 @@ import xxhash
 from torch.utils.hooks import RemovableHandle
 
 from quorate.core.errors import UnsupportedModelError
+from quorate.core.user_code import given
 from quorate.training.accumulated import AccumulatedMetric
 from quorate.training.device import digests
 from quorate.training.kept_values import (
@@ -75,12 +76,12 @@ class StateWatch:
         self._sample = (0, 0)
         self._digests: dict[str, str] | None = None
         self._is_first = True
-        self._settings = replica.optimizers.settings
-        self._settings.begin()
+        self.settings = replica.optimizers.settings
+        self.settings.begin()
 
     def begin(self) -> None:
         """A state was taken up, or a step is done: until the next update nobody changes the optimizers' settings."""
-        self._settings.begin()
+        self.settings.begin()
 
     def before_lane(self) -> list[str]:
         """A lane begins; the names of what was put back, which reading its samples has assigned."""
@@ -114,7 +115,7 @@ class StateWatch:
 
     def check_settings(self) -> None:
         """Refuse what a lane has changed of the optimizers, however it has ended."""
-        self._settings.check("loss(), or where its samples are read")
+        self.settings.check("loss(), or where its samples are read")
 
     def before_batch(self) -> list[str]:
         """A batch has been read: the names of what reading has assigned, which a loader process would have kept."""
@@ -124,7 +125,7 @@ class StateWatch:
         """An evaluation batch has ended; the names of what it has assigned, which is put back."""
         put_back = self.put_back()
         self.check("metrics()")
-        self._settings.check("metrics(), or where its samples are read")
+        self.settings.check("metrics(), or where its samples are read")
         return put_back
 
     def after_lanes(self) -> None:
@@ -141,6 +142,34 @@ class StateWatch:
         change = self._kept.change()
         if change is not None:
             raise UnsupportedModelError(f"{_called(change)} was changed in {where}. {_NOT_IN_THE_STATE}")
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Those whose random numbers a lane may draw, besides the host's."""
+        return [] if self._replica.device.is_host else [self._replica.parameters[0][1].device]
+
+    def begin_again(self) -> None:
+        """A lane begins again: with the buffers and modes with which it began."""
+        self._replica.begin_lane()
+        self.put_back()
+
+    def adopt(self, where: str) -> bool:
+        """Code of a loop of one's own had its turn between two steps, which is the same in every worker: what it has
+        changed is the state from now on. Refuse what no checkpoint holds. Whether modules have changed."""
+        self._replica.check_trainable()
+        self.check(where)
+        # Both, whatever the first finds.
+        return self._assigned.adopt(where) | self._replica.adopt()
+
+    def changed(self) -> tuple[dict[str, Any], dict[str, bool]]:
+        """What code between two steps has made of attributes of modules and of their training modes, by name."""
+        return self._assigned.changed(), self._replica.changed_modes()
+
+    def restore(self, attributes: Mapping[str, Any], modes: Mapping[str, bool]) -> None:
+        """Have modules and buffers as they are in a state, whatever running the code again has made of them."""
+        self._assigned.restore(attributes)
+        self._replica.restore_modes(modes)
+        self._replica.buffers.restore()
 
     def check(self, where: str, *, whole: bool = False) -> None:
         """Refuse a mutable value that has been changed. `whole`: compare every byte, however many there are."""
@@ -186,28 +215,57 @@ class _Assigned:
         self._saved_hooks = [dict(hooks) for _, hooks in self._hooks]
         self._handles = RemovableHandle.next_id
         self._dicts = [owner.attributes for owner in self._owners] + [hooks for _, hooks in self._hooks if hooks]
+        self._take()
+
+    def _take(self) -> None:
         self._lengths = list(map(len, self._dicts))
         saved = [(owner.attributes, name, value) for owner in self._owners for name, value in owner.saved.items()]
         self._places = [place for place, _, _ in saved]
         self._names = [name for _, name, _ in saved]
         self._values = [value for _, _, value in saved]
 
-    def put_back(self) -> list[str]:
+    def _is_as_saved(self) -> bool:
         now = map(dict.get, self._places, self._names, repeat(_GONE))
-        if (
+        return (
             list(map(len, self._dicts)) == self._lengths
             and all(map(is_, now, self._values))
             and self._handles == RemovableHandle.next_id
-        ):
+        )
+
+    def put_back(self) -> list[str]:
+        if self._is_as_saved():
             return []
         names = [name for owner in self._owners for name in owner.put_back()]
+        return names + self._put_back_hooks()
+
+    def _put_back_hooks(self) -> list[str]:
         self._handles = RemovableHandle.next_id
+        names = []
         for (path, hooks), saved in zip(self._hooks, self._saved_hooks, strict=True):
             if hooks.keys() != saved.keys():
                 hooks.clear()
                 hooks.update(saved)
                 names.append(f"the hooks of {path}")
         return names
+
+    def adopt(self, where: str) -> bool:
+        if self._is_as_saved():
+            return False
+        if hooks := self._put_back_hooks():
+            raise UnsupportedModelError(f"{hooks[0]} were changed in {where}. Register hooks before run.prepare().")
+        for owner in self._owners:
+            owner.adopt(where)
+        self._take()
+        return True
+
+    def changed(self) -> dict[str, Any]:
+        return {name: value for owner in self._owners for name, value in owner.changed().items()}
+
+    def restore(self, attributes: Mapping[str, Any]) -> None:
+        for owner in self._owners:
+            owner.restore(attributes)
+        self._put_back_hooks()
+        self._take()
 
 
 class _Owner:
@@ -217,6 +275,34 @@ class _Owner:
         self._path, self._owner, self._others = path, owner, others
         self.attributes = vars(owner)
         self.saved = {name: value for name, value in self.attributes.items() if name not in others}
+        self._built = dict(self.saved)
+
+    def adopt(self, where: str) -> None:
+        """Take a number or a text that was assigned for what is right; put back what is only torch's own."""
+        now = {name: value for name, value in self.attributes.items() if name not in self._others}
+        for name in {**self.saved, **now}:
+            value = now.get(name, _GONE)
+            if value is self.saved.get(name, _GONE) or _is_torchs(self._owner, name):
+                continue
+            if value is not None and type(value) not in (bool, int, float, str):
+                raise UnsupportedModelError(
+                    f"'{self._path}.{name}' was changed in {where}, to {given(value)}. Between two steps an attribute "
+                    "of a module may become another number, text, True, False or None, which are saved with the run. "
+                    "Make a tensor a buffer of the model, and keep lists in run.state."
+                )
+            self.saved[name] = value
+        self.put_back()
+
+    def changed(self) -> dict[str, Any]:
+        """By name, what is not as it was built."""
+        pairs = self.saved.items()
+        return {f"{self._path}.{name}": v for name, v in pairs if v is not self._built.get(name, _GONE)}
+
+    def restore(self, attributes: Mapping[str, Any]) -> None:
+        """As they were built, but for these."""
+        own = [(name.rpartition("."), value) for name, value in attributes.items()]
+        self.saved = self._built | {name: value for (path, _, name), value in own if path == self._path}
+        self.put_back()
 
     def put_back(self) -> list[str]:
         """Set all as it was; the names of what was not, but for those that torch assigns by itself."""

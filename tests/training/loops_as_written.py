@@ -1,0 +1,576 @@
+"""Training loops as people write them: those that keep the promise, and those that are refused, each with its words."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from quorate.training.own_run import Run
+
+Main = Callable[..., Any]
+INPUTS = torch.randn(48, 4, generator=torch.Generator().manual_seed(5))
+DATA = TensorDataset(INPUTS, INPUTS.sum(1))
+OTHER = TensorDataset(-INPUTS, INPUTS.sum(1))
+EQUAL: list[Main] = []
+REFUSED: dict[Main, str] = {}
+
+
+def equal(main: Main) -> Main:
+    EQUAL.append(main)
+    return main
+
+
+def refused(words: str) -> Callable[[Main], Main]:
+    def note(main: Main) -> Main:
+        REFUSED[main] = words
+        return main
+
+    return note
+
+
+class Net(nn.Module):
+    """A little of everything that a loop may want to change."""
+
+    scale: torch.Tensor
+    average: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bn, self.drop, self.head = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.1), nn.Linear(6, 1)
+        self.temperature = 1.0
+        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("average", torch.zeros(6, 4))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.drop(torch.tanh(self.bn(self.first(inputs)) / self.temperature))
+        return self.head(hidden).squeeze(-1) * self.scale
+
+
+def prepared(run: Run, momentum: float = 0.9) -> tuple[Net, torch.optim.Optimizer]:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    model, optimizer = run.prepare(model, optimizer)
+    return model, optimizer
+
+
+def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+def train(run: Run, model: nn.Module, after: Callable[[Any], None] = lambda _: None) -> None:
+    for batch in run.batches(DATA):
+        result = run.step(loss_of(model, batch))
+        if result is not None:
+            after(result)
+
+
+@equal
+def plain(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        train(run, model)
+
+
+@equal
+def without_epochs(run: Run) -> None:
+    model, _ = prepared(run)
+    train(run, model)
+
+
+@equal
+def rate_halved_at_the_top_of_an_epoch(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for _ in run.epochs():
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+        train(run, model)
+
+
+@equal
+def rate_halved_after_an_epoch(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for _ in run.epochs():
+        train(run, model)
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+
+
+@equal
+def rate_of_a_table(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for epoch in run.epochs():
+        optimizer.param_groups[0]["lr"] = [0.1, 0.01, 0.001][epoch]
+        train(run, model)
+
+
+@equal
+def warm_up_by_the_step(run: Run) -> None:
+    model, optimizer = prepared(run)
+    optimizer.param_groups[0]["lr"] = 0.001
+
+    def warm(result: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 0.1 * min(1, result.step / 5)
+
+    for _ in run.epochs():
+        train(run, model, warm)
+
+
+@equal
+def momentum_and_decay_by_the_step(run: Run) -> None:
+    model, optimizer = prepared(run)
+
+    def change(result: Any) -> None:
+        optimizer.param_groups[0] |= {"momentum": 0.5 + 0.01 * result.step, "weight_decay": 0.001 * result.step}
+
+    for _ in run.epochs():
+        train(run, model, change)
+
+
+@equal
+def plateau_by_hand(run: Run) -> None:
+    model, optimizer = prepared(run)
+    run.evaluate(DATA, lambda batch: {"loss": loss_of(model, batch)})
+    run.state["best"] = 1e9
+    for _ in run.epochs():
+        train(run, model)
+        if run.metrics["loss"] > run.state["best"] * 0.5:
+            optimizer.param_groups[0]["lr"] *= 0.1
+        run.state["best"] = min(run.state["best"], run.metrics["loss"])
+
+
+@equal
+def temperature_by_the_step(run: Run) -> None:
+    model, _ = prepared(run)
+
+    def cool(_: Any) -> None:
+        model.temperature *= 0.95
+
+    for _ in run.epochs():
+        train(run, model, cool)
+
+
+@equal
+def temperature_by_the_epoch(run: Run) -> None:
+    model, _ = prepared(run)
+    for epoch in run.epochs():
+        model.temperature = 2.0 - epoch / 2
+        train(run, model)
+
+
+@equal
+def dropout_by_the_epoch(run: Run) -> None:
+    model, _ = prepared(run)
+    for epoch in run.epochs():
+        model.drop.p = 0.1 * epoch
+        train(run, model)
+
+
+@equal
+def frozen_statistics(run: Run) -> None:
+    model, _ = prepared(run)
+    for epoch in run.epochs():
+        if epoch >= 1:
+            model.bn.eval()
+        train(run, model)
+
+
+@equal
+def evaluated_by_hand(run: Run) -> None:
+    model, optimizer = prepared(run)
+    run.state["best"] = 1e9
+    for _ in run.epochs():
+        model.train()
+        train(run, model)
+        model.eval()
+        with torch.no_grad():
+            found = float(loss_of(model, DATA[:]))
+        if found > run.state["best"] * 0.5:
+            optimizer.param_groups[0]["lr"] *= 0.5
+        run.state["best"] = min(found, run.state["best"])
+
+
+@equal
+def buffer_filled_by_the_epoch(run: Run) -> None:
+    model, _ = prepared(run)
+    for epoch in run.epochs():
+        model.scale.fill_(1 + epoch)
+        train(run, model)
+
+
+@equal
+def average_in_a_buffer(run: Run) -> None:
+    model, _ = prepared(run)
+
+    def average(_: Any) -> None:
+        with torch.no_grad():
+            model.average.mul_(0.9).add_(model.first.weight, alpha=0.1)
+
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            pull = (model.average.detach() - model.first.weight).square().mean()
+            if run.step(F.mse_loss(model(inputs), targets) + 0.1 * pull) is not None:
+                average(None)
+
+
+@equal
+def average_in_a_local(run: Run) -> None:
+    model, _ = prepared(run)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    for _ in run.epochs():
+        train(run, model, lambda _: averaged.update_parameters(model))
+
+
+@equal
+def statistics_gathered_after_an_epoch(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        train(run, model)
+        with torch.no_grad():
+            model(INPUTS)
+
+
+@equal
+def mask_of_an_epoch(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        mask = (torch.rand(4) < 0.7).float()
+        for inputs, targets in run.batches(DATA):
+            run.step(F.mse_loss(model(inputs * mask), targets))
+
+
+@equal
+def mask_of_an_epoch_by_numpy_and_python(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        mask = torch.tensor(numpy.random.rand(4), dtype=torch.float32)
+        sign = random.choice([-1, 1])
+        for inputs, targets in run.batches(DATA):
+            run.step(F.mse_loss(model(inputs * mask * sign), targets))
+
+
+@equal
+def draws_after_a_step(run: Run) -> None:
+    model, optimizer = prepared(run)
+
+    def jitter(_: Any) -> None:
+        optimizer.param_groups[0]["lr"] = 0.05 * (1 + random.random())
+
+    for _ in run.epochs():
+        train(run, model, jitter)
+
+
+@equal
+def mixup(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            share, order = numpy.random.beta(0.4, 0.4), torch.randperm(len(inputs))
+            mixed = share * inputs + (1 - share) * inputs[order]
+            run.step(F.mse_loss(model(mixed), share * targets + (1 - share) * targets[order]))
+
+
+@equal
+def curriculum(run: Run) -> None:
+    model, _ = prepared(run)
+    run.state["hard"] = 0.0
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            hard = targets.abs() > 1
+            weights = torch.where(hard, run.state["hard"], 1.0)
+            run.step((weights * (model(inputs) - targets).square()).mean())
+        run.state["hard"] += 0.5
+
+
+@equal
+def two_optimizers(run: Run) -> None:
+    model = nn.ModuleDict({"d": nn.Linear(4, 1), "g": nn.Linear(4, 4)})
+    made = {name: torch.optim.Adam(part.parameters(), lr=0.01) for name, part in model.items()}
+    model, optimizers = run.prepare(model, made)
+    for _ in run.epochs():
+        for inputs, _ in run.batches(DATA):
+            fake = model["g"](torch.randn(len(inputs), 4))
+            real, made_up = model["d"](inputs), model["d"](fake.detach())
+            run.step(
+                {"d": F.softplus(-real).mean() + F.softplus(made_up).mean(), "g": F.softplus(-model["d"](fake)).mean()}
+            )
+        optimizers["g"].param_groups[0]["lr"] *= 0.9
+
+
+@equal
+def truncated_in_time(run: Run) -> None:
+    cell, head = nn.GRUCell(1, 5), nn.Linear(5, 1)
+    model = nn.ModuleDict({"cell": cell, "head": head})
+    model, _ = run.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            hidden, total = torch.zeros(len(inputs), 5), torch.zeros(())
+            for time in range(4):
+                hidden = model["cell"](inputs[:, time : time + 1], hidden)
+                if time % 2:
+                    total = total + F.mse_loss(model["head"](hidden).squeeze(-1), targets)
+                    hidden = hidden.detach()
+            run.step(total)
+
+
+@equal
+def mixed_precision_by_hand(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                outputs = model(inputs)
+            run.step(F.mse_loss(outputs.float(), targets))
+
+
+@equal
+def sums_and_counts(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            kept = targets.abs() < 2
+            run.step((((model(inputs) - targets).square() * kept).sum(), kept.sum()))
+
+
+@equal
+def frozen_by_its_rate(run: Run) -> None:
+    model = Net()
+    groups = [
+        {"params": model.first.parameters(), "lr": 0.05},
+        {"params": [*model.bn.parameters(), *model.head.parameters()]},
+    ]
+    model, optimizer = run.prepare(model, torch.optim.SGD(groups, lr=0.05))
+    for epoch in run.epochs():
+        optimizer.param_groups[0]["lr"] = 0.0 if epoch == 1 else 0.05
+        train(run, model)
+
+
+@equal
+def totals_for_the_log(run: Run) -> None:
+    model, _ = prepared(run)
+    seen, history = 0, []
+    for epoch in run.epochs():
+        total = 0.0
+        for batch in run.batches(DATA):
+            loss = loss_of(model, batch)
+            result = run.step(loss)
+            total += loss.item()
+            seen += len(batch[0])
+            if result is not None:
+                history.append(result.loss)
+        if run.is_main:
+            print(epoch, total, seen, len(history))
+
+
+class Trainer:
+    """A loop in a class, as many keep it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.model, self.optimizer = prepared(run)
+        self.epoch = 0
+
+    def fit(self) -> None:
+        for epoch in self.run.epochs():
+            self.epoch = epoch
+            self.optimizer.param_groups[0]["lr"] = 0.05 / (1 + self.epoch)
+            self.fit_epoch()
+
+    def fit_epoch(self) -> None:
+        for batch in self.run.batches(DATA):
+            self.run.step(loss_of(self.model, batch) / (1 + self.epoch))
+
+
+@equal
+def in_a_class(run: Run) -> None:
+    Trainer(run).fit()
+
+
+@equal
+def dataset_made_anew_for_each_epoch(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        for batch in run.batches(TensorDataset(INPUTS, INPUTS.sum(1)), collate=lambda samples: _stacked(samples)):
+            run.step(loss_of(model, batch))
+
+
+def _stacked(samples: Any) -> Any:
+    return [torch.stack(column) for column in zip(*samples, strict=True)]
+
+
+@refused("run.step() was called inside torch.autocast()")
+def step_inside_autocast(run: Run) -> None:
+    model, _ = prepared(run)
+    for batch in run.batches(DATA):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            run.step(loss_of(model, batch))
+
+
+@refused("was called inside torch.autocast()")
+def all_inside_autocast(run: Run) -> None:
+    model, _ = prepared(run)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        train(run, model)
+
+
+@refused("run.step() was called inside hooks of saved tensors")
+def step_inside_hooks(run: Run) -> None:
+    model, _ = prepared(run)
+    for batch in run.batches(DATA):
+        with torch.autograd.graph.save_on_cpu():
+            run.step(loss_of(model, batch))
+
+
+@refused("These have changed meanwhile: baseline")
+def baseline_carried(run: Run) -> None:
+    model, _ = prepared(run)
+    baseline = 0.0
+    for batch in run.batches(DATA):
+        loss = loss_of(model, batch)
+        run.step((loss - baseline) ** 2)
+        baseline = 0.9 * baseline + 0.1 * loss.item()
+
+
+@refused("These have changed meanwhile: queue")
+def queue_carried(run: Run) -> None:
+    model, _ = prepared(run)
+    queue: list[torch.Tensor] = []
+    for inputs, targets in run.batches(DATA):
+        outputs = model(inputs)
+        penalty = sum(outputs.mean() * old for old in queue)
+        run.step(F.mse_loss(outputs, targets) + 0.1 * penalty)
+        queue.append(outputs.mean().detach())
+
+
+@refused("These have changed meanwhile: seen")
+def warm_up_by_batches(run: Run) -> None:
+    model, _ = prepared(run)
+    seen = 0
+    for batch in run.batches(DATA):
+        seen = seen + 1
+        run.step(loss_of(model, batch) * min(1.0, seen / 50))
+
+
+@refused("loss or gradient was another one")
+def hidden_state_carried(run: Run) -> None:
+    cell, head = nn.GRUCell(4, 5), nn.Linear(5, 1)
+    model = nn.ModuleDict({"cell": cell, "head": head})
+    model, _ = run.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01))
+    hidden = torch.zeros(1, 5)
+    for inputs, targets in run.batches(DATA):
+        states = model["cell"](inputs, hidden.expand(len(inputs), 5))
+        run.step(F.mse_loss(model["head"](states).squeeze(-1), targets))
+        hidden = states.detach().mean(0, keepdim=True)
+
+
+@refused("param_groups[0]['lr'] was changed from 0.05")
+def rate_changed_for_each_batch(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for batch in run.batches(DATA):
+        run.step(loss_of(model, batch))
+        optimizer.param_groups[0]["lr"] *= 0.99
+
+
+@refused("has changed 'd.weight' itself")
+def step_left_over(run: Run) -> None:
+    model = nn.ModuleDict({"g": nn.Linear(4, 4), "d": nn.Linear(4, 1)})
+    made = {name: torch.optim.SGD(part.parameters(), lr=0.01) for name, part in model.items()}
+    model, optimizers = run.prepare(model, made)
+    for inputs, _ in run.batches(DATA):
+        value = model["d"](model["g"](inputs)).mean()
+        if run.step({"g": value, "d": value}) is not None:
+            model["d"].weight.grad = torch.ones_like(model["d"].weight)
+            optimizers["d"].step()
+
+
+@refused("has changed 'first.weight' itself")
+def weights_clamped(run: Run) -> None:
+    model, _ = prepared(run)
+
+    def clamp(_: Any) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.1, 0.1)
+
+    train(run, model, clamp)
+
+
+@refused("initial weights are set before run.prepare()")
+def initialised_late(run: Run) -> None:
+    model, _ = prepared(run)
+    nn.init.zeros_(model.head.weight)
+    train(run, model)
+
+
+@refused("requires_grad of 'first.weight' was changed to False")
+def frozen_late(run: Run) -> None:
+    model, _ = prepared(run)
+    train(run, model, lambda _: model.first.requires_grad_(False) and None)
+
+
+@refused("other parameters between two steps")
+def parameters_added_late(run: Run) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.first.parameters(), lr=0.05)
+    model.bn.requires_grad_(False)
+    model.head.requires_grad_(False)
+    model, optimizer = run.prepare(model, optimizer)
+    train(run, model, lambda _: optimizer.add_param_group({"params": model.head.parameters()}))
+
+
+@refused("'model.history' was changed in list_in_the_model() between two steps, to a list")
+def list_in_the_model(run: Run) -> None:
+    model, _ = prepared(run)
+
+    def note(result: Any) -> None:
+        model.history = [result.loss]
+
+    train(run, model, note)
+
+
+@refused("the hooks of first were changed in hook_added_late()")
+def hook_added_late(run: Run) -> None:
+    model, _ = prepared(run)
+    train(run, model, lambda _: model.first.register_forward_hook(lambda *_: None) and None)
+
+
+@refused("run.state was changed in measure()")
+def state_changed_in_measure(run: Run) -> None:
+    model, _ = prepared(run)
+    run.state["seen"] = 0
+
+    def measure(batch: Any) -> dict[str, Any]:
+        run.state["seen"] += 1
+        return {"loss": loss_of(model, batch)}
+
+    run.evaluate(DATA, measure)
+    for _ in run.epochs():
+        train(run, model)
+
+
+@refused("was given 48 samples at first, and now another dataset of 48")
+def second_dataset(run: Run) -> None:
+    model, _ = prepared(run)
+    for epoch in run.epochs():
+        for batch in run.batches(OTHER if epoch else DATA):
+            run.step(loss_of(model, batch))
+
+
+@refused("was given another `collate` than at first")
+def second_collate(run: Run) -> None:
+    model, _ = prepared(run)
+    for epoch in run.epochs():
+        for batch in run.batches(DATA, collate=_stacked if epoch else (lambda samples: _stacked(samples[::-1]))):
+            run.step(loss_of(model, batch))
+
+
+@refused("was given batch_size=None at first, and now 8")
+def second_batch_size(run: Run) -> None:
+    model, _ = prepared(run)
+    for epoch in run.epochs():
+        for batch in run.batches(DATA, 8 if epoch else None):
+            run.step(loss_of(model, batch))
