@@ -46,7 +46,7 @@ class Net(nn.Module):
         self.register_buffer("scale", torch.ones(1))
         self.register_buffer("average", torch.zeros(6, 4))
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> Any:
         hidden = self.drop(torch.tanh(self.bn(self.first(inputs)) / self.temperature))
         return self.head(hidden).squeeze(-1) * self.scale
 
@@ -62,7 +62,7 @@ def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(model(batch[0]), batch[1])
 
 
-def train(run: Run, model: nn.Module, after: Callable[[Any], None] = lambda _: None) -> None:
+def train(run: Run, model: nn.Module, after: Callable[[Any], Any] = lambda _: None) -> None:
     for batch in run.batches(DATA):
         result = run.step(loss_of(model, batch))
         if result is not None:
@@ -339,7 +339,7 @@ def sums_and_counts(run: Run) -> None:
 @equal
 def frozen_by_its_rate(run: Run) -> None:
     model = Net()
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": model.first.parameters(), "lr": 0.05},
         {"params": [*model.bn.parameters(), *model.head.parameters()]},
     ]
@@ -509,7 +509,7 @@ def initialised_late(run: Run) -> None:
 @refused("requires_grad of 'first.weight' was changed to False")
 def frozen_late(run: Run) -> None:
     model, _ = prepared(run)
-    train(run, model, lambda _: model.first.requires_grad_(False) and None)
+    train(run, model, lambda _: model.first.requires_grad_(False))
 
 
 @refused("other parameters between two steps")
@@ -527,7 +527,7 @@ def list_in_the_model(run: Run) -> None:
     model, _ = prepared(run)
 
     def note(result: Any) -> None:
-        model.history = [result.loss]
+        model.history = [result.loss]  # type: ignore[assignment]
 
     train(run, model, note)
 
@@ -535,7 +535,7 @@ def list_in_the_model(run: Run) -> None:
 @refused("the hooks of first were changed in hook_added_late()")
 def hook_added_late(run: Run) -> None:
     model, _ = prepared(run)
-    train(run, model, lambda _: model.first.register_forward_hook(lambda *_: None) and None)
+    train(run, model, lambda _: model.first.register_forward_hook(lambda *_: None))
 
 
 @refused("run.state was changed in measure()")
