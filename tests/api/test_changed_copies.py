@@ -661,5 +661,8 @@ def test_a_refusal_says_that_the_key_authenticates_the_job(copied: Copied) -> No
         copied.resume()
 
 
-def test_a_run_whose_folder_cannot_be_looked_at_hides_no_other(tmp_path: Path) -> None:
-    assert RunRecord.read(RunFolder(tmp_path / "gone-0001")).status is Status.DAMAGED
+def test_a_run_whose_folder_cannot_be_looked_at_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(tmp_path / "closed-0001")
+    run.path.mkdir()
+    monkeypatch.setattr("quorate.storage.run_folder._read_creation", lambda _: (tmp_path / "nothing").stat())
+    assert RunRecord.read(run).status is Status.DAMAGED
