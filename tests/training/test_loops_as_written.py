@@ -38,6 +38,15 @@ def test_a_loop_has_the_same_bits_on_any_number_of_workers_and_after_a_resume(ma
         assert run(task, folder, workers, **KEYS).ended.digest == whole.ended.digest
 
 
+@pytest.mark.parametrize("main", [as_named(main, main in OFTEN) for main in EQUAL])
+def test_a_job_that_is_made_longer_has_the_bits_of_one_of_that_length(main: Main, tmp_path: Path) -> None:
+    """What comes after the last epoch is done before the last checkpoint, and not again."""
+    task = own_loop_of(main)
+    assert run(task, tmp_path / "made longer", 2, **KEYS | {"epochs": 2}).ended.ending == "complete"
+    longer = run(task, tmp_path / "made longer", 3, **KEYS)
+    assert longer.ended.digest == run(task, tmp_path / "at once", 1, **KEYS).ended.digest
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("main", EQUAL[1:], ids=lambda main: main.__name__)
 def test_what_a_loop_changes_between_steps_changes_its_bits(main: Main, tmp_path: Path) -> None:

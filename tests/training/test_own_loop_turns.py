@@ -47,7 +47,7 @@ class Worker:
 
     def stand(self, progress: Progress | None = None) -> "Worker":
         self.progress = progress or self.progress
-        self.task.enter(self.progress, self.sampler, self.hosted, self.watch)
+        self.progress = self.task.enter(self.progress, self.sampler, self.hosted, self.watch)
         self.task._tries = self.audited
         self.progress = self.task.after_evaluation(self.progress)
         return self
@@ -111,9 +111,9 @@ def test_main_sees_each_lane_and_gets_the_result_on_the_last(before: bool) -> No
     assert seen[:13] == ["epoch 0", *a_step(1), *a_step(2), *a_step(3)]
     assert seen[13:] == ["after", "epoch 1"], "what follows an epoch is done with its last step"
     worker.step(EPOCH)
-    assert seen[15:] == [*a_step(4), *a_step(5), *a_step(6)]
+    assert seen[15:] == [*a_step(4), *a_step(5), *a_step(6), "after"]
     worker.task.finish()
-    assert seen[27:] == ["after", "end"]
+    assert seen[28:] == ["end"]
 
 
 def test_without_epochs_the_batches_are_those_of_the_whole_job() -> None:
@@ -152,7 +152,7 @@ def test_a_step_that_others_have_done_is_not_seen_again() -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize(
-    ("step", "begins"), [(1, ["epoch 0"]), (3, ["epoch 0", "after", "epoch 1"]), (4, ["epoch 1"]), (8, ["epoch 2"])]
+    ("step", "begins"), [(1, ["epoch 0"]), (3, ["epoch 0", "after", "epoch 1"]), (4, ["epoch 1"]), (7, ["epoch 2"])]
 )
 def test_a_newcomer_begins_at_the_step_of_the_others(step: int, begins: list[str], before: bool) -> None:
     seen: list[Any] = []
@@ -186,8 +186,8 @@ def test_what_main_keeps_is_the_same_for_a_newcomer_at_any_step(step: int) -> No
     first = Worker(counting).stand().step(step)
     late = Worker(counting).stand(first.progress).step(8 - step)
     assert late.progress.kept == whole.kept
-    epoch, state, attributes, modes = json.loads(whole.kept)
-    assert (epoch, json.loads(state), attributes, modes) == (2, {"steps": 8, "epochs": 2}, {}, {})
+    epoch, state, *others = json.loads(whole.kept)
+    assert (epoch, json.loads(state), *others) == (2, {"steps": 8, "epochs": 2}, {}, {}, False)
     # And for one that was ahead, and goes back.
     assert Worker(counting).stand().step(7).stand(first.progress).step(8 - step).progress.kept == whole.kept
 

@@ -7,8 +7,8 @@ hands back a loss in `run.step`. To the rest of Quorate it is a task like any ot
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, ClassVar, get_type_hints
@@ -27,30 +27,30 @@ from quorate.spec.strategy import RingSpec, fixes_bits
 from quorate.training.evaluation import Evaluated
 from quorate.training.hints import hint_for
 from quorate.training.loop import Loop
+from quorate.training.own_audit import AUDITED, Audit, marked_locals
 from quorate.training.own_run import AT_BATCH, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
 from quorate.training.progress import Progress
 from quorate.training.settings import Settings
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
-from quorate.training.task import Task, loss_in, take_log
+from quorate.training.task import Task, take_log
 
 _VERSION = attrgetter("_version")
-AUDITED = 2
-"""So many steps of a generation have a batch computed twice, to find out what `main` carries from one to the next."""
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What is part of the state besides tensors and settings: the epoch that `main` is in, run.state as JSON, and what
-    it has made of attributes and modes of modules between steps."""
+    """What is part of the state besides tensors and settings: the epoch that `main` is in, run.state as JSON, what it
+    has made of attributes and modes of modules between steps, and whether that epoch is one that it is yet to begin."""
 
     epoch: int | None = None
     state: str = ""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     modes: Mapping[str, bool] = field(default_factory=dict)
+    is_ahead: bool = False
 
     def text(self) -> str:
-        return json.dumps([self.epoch, self.state, self.attributes, self.modes])
+        return json.dumps([self.epoch, self.state, self.attributes, self.modes, self.is_ahead])
 
     @classmethod
     def of(cls, text: str, epoch: int) -> "_Kept":
@@ -131,7 +131,7 @@ class OwnLoop(Task):
         loss, turns.loss = turns.loss, NOT_GIVEN
         return loss
 
-    def _audited(self, batch: Any) -> "_Audit":
+    def _audited(self, batch: Any) -> Audit:
         """The loss of a batch that is given again afterwards: what `main` carries from one to the next, to another lane
         that is, makes another of it."""
         assert self._watch is not None
@@ -139,20 +139,14 @@ class OwnLoop(Task):
         before = self._locals()
         with preserved_generators(), torch.random.fork_rng(self._watch.devices):
             loss = self._loss_of(batch)
-        audit = _Audit(self._name, loss, list(self._parameters.values()), before, self._locals)
+        audit = Audit(self._name, loss, list(self._parameters.values()), before, self._locals)
         self._watch.begin_again()
         take_log(self)
         return audit
 
     def _locals(self) -> dict[str, Any]:
         """The variables of `main`, and of functions that it has called, where it waits."""
-        frame = None if self._greenlet is None else self._greenlet.gr_frame
-        found: dict[str, Any] = {}
-        while frame is not None:
-            if not frame.f_globals.get("__name__", "").startswith("quorate."):
-                found |= {name: (id(value), _marks(value)) for name, value in frame.f_locals.items()}
-            frame = frame.f_back
-        return found
+        return marked_locals(None if self._greenlet is None else self._greenlet.gr_frame)
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
         measure = self._turns.measure
@@ -196,10 +190,11 @@ class OwnLoop(Task):
 
     # What the loop tells it.
 
-    def enter(self, progress: Progress, sampler: Sampler, hosted: range, watch: StateWatch) -> None:
+    def enter(self, progress: Progress, sampler: Sampler, hosted: range, watch: StateWatch) -> Progress:
         """A generation begins to train, from `progress` on: bring `main` to where it asks for a batch.
 
         What it does on its way there was done before, by those who made the state: so that is put back afterwards.
+        Only a job that had come to its end, and is made longer, has the beginning of an epoch still before it.
         """
         turns, step = self._turns, progress.cursor.step
         _refuse_empty_lanes(sampler)
@@ -209,9 +204,10 @@ class OwnLoop(Task):
         is_own = not is_first and progress.kept == self._kept
         kept = _Kept.of(progress.kept, max(0, step - 1) // sampler.steps_per_epoch)
         self._kept, turns.first_epoch = progress.kept, kept.epoch or 0
+        turns.ends = kept.is_ahead or self._ends(progress)
         turns.restored = None if is_own or not step else kept.state
         with self._settings.kept(), self._unchanged():
-            if turns.place is Place.EPOCHS:
+            if turns.place is Place.EPOCHS and is_first:
                 self._resume()
             else:
                 if turns.place is Place.STEP:
@@ -222,7 +218,11 @@ class OwnLoop(Task):
             turns.take_up_state()
         if step:
             watch.restore(kept.attributes, kept.modes)
-        self._changed = replace(kept, epoch=None, state="")
+        self._changed = replace(kept, epoch=None, state="", is_ahead=False)
+        if not kept.is_ahead or self._ends(progress):
+            return progress
+        turns.ends = False
+        return self._advance(progress, None, "epoch")
 
     def begin_step(self) -> None:
         """A step begins."""
@@ -252,11 +252,18 @@ class OwnLoop(Task):
         after that and before the first batch of the next, and that is part of the state, too."""
         turns, step = self._turns, progress.cursor.step
         turns.metrics = progress.metrics
-        if turns.epoch is None or step >= self._sampler.total_steps or progress.early_stopped:
+        turns.ends = self._ends(progress)
+        if turns.place is not AT_BATCH or turns.epoch is None:
             return progress
         if step < (turns.epoch + 1) * self._sampler.steps_per_epoch:
             return progress
         return self._advance(progress, STOP, "after epoch")
+
+    def _ends(self, progress: Progress) -> bool:
+        """Whether the job ends here, with an epoch: of one that is not complete nothing comes after it before a longer
+        job would have come to its end."""
+        sampler, step = self._sampler, progress.cursor.step
+        return (progress.early_stopped or step >= sampler.total_steps) and step % sampler.steps_per_epoch == 0
 
     def _advance(self, progress: Progress, value: Any, *when: str) -> Progress:
         """The turn of `main` between two steps, which all workers have alike."""
@@ -275,7 +282,8 @@ class OwnLoop(Task):
         if watch.adopt(f"{self._name}() between two steps") or self._changed is None:
             self._changed = _Kept(None, "", *watch.changed())
         if is_ring:
-            self._kept = replace(self._changed, epoch=turns.epoch, state=turns.kept_state()).text()
+            is_ahead = turns.place is Place.EPOCHS
+            self._kept = replace(self._changed, epoch=turns.epoch, state=turns.kept_state(), is_ahead=is_ahead).text()
         elif turns.state or self._changed != _Kept() or self._settings.digest() != before:
             raise UnsupportedModelError(
                 f"{self._name}() changes run.state, modules or the optimizer's settings between two steps, which is "
@@ -287,7 +295,7 @@ class OwnLoop(Task):
         """The job is done: `main` runs to its end."""
         turns = self._turns
         turns.is_over = True
-        if turns.place is Place.BATCH:
+        if turns.place in (Place.BATCH, Place.EPOCHS):
             self._begin_stream("end")
             self._resume(STOP)
         if turns.place is not Place.RETURNED:
@@ -326,14 +334,14 @@ class OwnLoop(Task):
         self._turns.begin_again()
         seed_generators(derive_seed(self._sampler.spec.seed, "build"))
         self._start()
-        if self._turns.place is not Place.BATCH:
+        if self._turns.place is not (Place.EPOCHS if self._turns.ends and self._turns.epoch is not None else AT_BATCH):
             raise self._returned_early()
 
     def _goes_on(self, step: int, kept: "_Kept", is_first: bool) -> bool:
         """Whether `main` is, from where it waits, about to do what comes after this step."""
         turns = self._turns
-        if turns.place is Place.RETURNED:
-            return step >= self._sampler.total_steps
+        if turns.place in (Place.RETURNED, Place.EPOCHS):
+            return turns.ends or step >= self._sampler.total_steps
         # At first it was let into the loop to see its data, before anybody knew the step.
         return step == 0 if is_first else turns.epoch is None or turns.epoch == kept.epoch
 
@@ -402,7 +410,7 @@ class TurnsLoop(Loop):
     may_lag: bool = False
 
     def _train(self) -> str | None:
-        self.main.enter(self.progress, self.sampler, self.strategy.hosted, self.watch)
+        self.progress = self.main.enter(self.progress, self.sampler, self.strategy.hosted, self.watch)
         ending = super()._train()
         if ending in ("complete", "early stop") and self.mode.replayed_step is None:
             self.main.finish()
@@ -425,53 +433,6 @@ class TurnsLoop(Loop):
     def _evaluate_if_due(self) -> None:
         super()._evaluate_if_due()
         self.progress = self.main.after_evaluation(self.progress)
-
-
-class _Audit:
-    """The loss of a batch and its gradients, to be compared with those of the same batch, given again."""
-
-    def __init__(
-        self,
-        name: str,
-        loss: Any,
-        parameters: Sequence[torch.Tensor],
-        before: Mapping[str, Any],
-        now: Callable[[], dict[str, Any]],
-    ) -> None:
-        self._name, self._before, self._now = name, before, now
-        self._trained = [each for each in parameters if each.requires_grad]
-        self._found = self._numbers(loss)
-
-    def compare(self, loss: Any) -> None:
-        """Refuse a loss that is another one, or has another gradient."""
-        pairs = zip(self._found, self._numbers(loss), strict=False)
-        if all(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in pairs):
-            return
-        now = self._now()
-        changed = [name for name, marks in self._before.items() if now.get(name) != marks]
-        named = f" These have changed meanwhile: {', '.join(sorted(changed)[:8])}." if changed else ""
-        raise UnsupportedModelError(
-            f"{self._name}() was given one batch twice, and the second time its loss or gradient was another one: "
-            "something is carried from a batch to the next, which may be another lane's, so that the result depends on "
-            f"the number of workers.{named} Keep it in run.state or in a buffer of the model, and change it where "
-            "run.step() has given a result."
-        )
-
-    def _numbers(self, loss: Any) -> list[torch.Tensor]:
-        losses = list(loss.values()) if isinstance(loss, Mapping) else [loss]
-        numbers = [each[0] if isinstance(each, tuple) and each else loss_in(each) for each in losses]
-        numbers = [each for each in numbers if isinstance(each, torch.Tensor)]  # others are refused where they are read
-        found = [each.detach().clone() for each in numbers]
-        for each in (each for each in numbers if each.requires_grad):
-            with suppress(RuntimeError):  # such as of a graph that is used up, which the lane itself finds
-                gradients = torch.autograd.grad(each.sum(), self._trained, retain_graph=True, allow_unused=True)
-                found += [torch.zeros(()) if one is None else one.detach().to_dense() for one in gradients]
-        return found
-
-
-def _marks(value: Any) -> Any:
-    """By which a value that is the same object is seen to have changed."""
-    return value._version if isinstance(value, torch.Tensor) else len(value) if isinstance(value, Sized) else None
 
 
 def _refuse_empty_lanes(sampler: Sampler) -> None:

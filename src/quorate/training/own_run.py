@@ -48,7 +48,7 @@ class Place(Enum):
 
     TOP = "before it has begun"
     PREPARE = "in run.prepare()"
-    EPOCHS = "in run.epochs(), before the first epoch"
+    EPOCHS = "in run.epochs(), before the first epoch or after the last"
     BATCH = "where it asks for a batch"
     STEP = "in run.step(), for the result"
     RETURNED = "nowhere: it has returned"
@@ -95,6 +95,7 @@ class Turns:
         self.is_entered = False  # by the loop: before that nobody knows at which step the job stands
         self.first_epoch = 0
         self.restored: str | None = None
+        self.ends = False  # all steps are done: what comes after them is not, or is not saved yet
         self.is_over = False
         self.agreed = ""  # run.state as all workers have it, since they last had a result
         self.modes = torch_modes()
@@ -272,6 +273,9 @@ class Run:
         epoch = turns.first_epoch
         while not turns.is_over:
             turns.epoch, turns.is_read = epoch, False
+            if turns.ends:
+                turns.park(Place.EPOCHS)
+                continue
             turns.seed("epoch", epoch)  # whoever joins in its middle draws the same at its top
             yield epoch
             if not turns.is_read:

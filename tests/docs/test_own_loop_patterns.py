@@ -1,0 +1,28 @@
+"""Each pattern for a loop of one's own, as it stands on its page: the same bits on any number of workers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.blocks import blocks_of
+from quorate.training.own_loop import own_loop_of
+from training.recorded import run
+
+BEGINNING, *PATTERNS = [block.text for block in blocks_of("docs/how-to/own-loop-patterns.md")]
+KEYS: dict[str, Any] = {"lanes": 4, "batch_size": 32, "epochs": 4, "checkpoint": {"every": 4}}
+
+
+def test_there_are_ten() -> None:
+    assert len(PATTERNS) == 10
+
+
+@pytest.mark.parametrize("text", PATTERNS, ids=lambda text: str(PATTERNS.index(text) + 1))
+def test_a_pattern_has_the_same_bits_on_any_number_of_workers_and_after_a_resume(text: str, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "pattern"}
+    exec(BEGINNING + text, names)
+    task = own_loop_of(names["main"])
+    whole = run(task, tmp_path / "one", 1, **KEYS)
+    assert whole.ended.ending == "complete", whole.ended.failure
+    assert run(task, tmp_path / "stopped", 4, stop_at=14, **KEYS).ended.ending == "interrupted"
+    assert run(task, tmp_path / "stopped", 3, **KEYS).ended.digest == whole.ended.digest
