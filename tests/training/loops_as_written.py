@@ -1,5 +1,6 @@
 """Training loops as people write them: those that keep the promise, and those that are refused, each with its words."""
 
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -402,6 +403,149 @@ def _stacked(samples: Any) -> Any:
     return [torch.stack(column) for column in zip(*samples, strict=True)]
 
 
+@equal
+def initialised_after_prepare(run: Run) -> None:
+    model, _ = prepared(run)
+    nn.init.zeros_(model.head.weight)
+    model.first.weight.data.mul_(0.5)
+    train(run, model)
+
+
+@equal
+def reference_of_the_initial_weights(run: Run) -> None:
+    model, _ = prepared(run)
+    reference = copy.deepcopy(model).eval()
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            with torch.no_grad():
+                expected = reference(inputs)
+            outputs = model(inputs)
+            run.step(F.mse_loss(outputs, targets) + 0.1 * F.mse_loss(outputs, expected))
+
+
+@equal
+def rate_read_before_the_loop(run: Run) -> None:
+    model, optimizer = prepared(run)
+    base = optimizer.param_groups[0]["lr"]
+    for epoch in run.epochs():
+        optimizer.param_groups[0]["lr"] = base * 0.5**epoch
+        train(run, model)
+
+
+@equal
+def gradient_hook_after_prepare(run: Run) -> None:
+    model, _ = prepared(run)
+    model.first.weight.register_hook(lambda gradient: gradient * 0.5)
+    for _ in run.epochs():
+        train(run, model)
+
+
+@equal
+def layer_and_hook_kept_from_before(run: Run) -> None:
+    model, seen = Net(), dict[str, torch.Tensor]()
+    model.first.register_forward_hook(lambda _, inputs, output: seen.update(hidden=output))
+    layer = model.first
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    run.prepare(model, optimizer)
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            loss = F.mse_loss(model(inputs), targets)
+            run.step(loss + 0.01 * seen["hidden"].abs().mean() + 0.01 * layer.weight.square().sum())
+
+
+@equal
+def momentum_forgotten_at_the_top_of_an_epoch(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for _ in run.epochs():
+        optimizer.state.clear()
+        train(run, model)
+
+
+@refused("it sets optimizer.param_groups[0]['lr'] to")
+def scheduler_in_a_local(run: Run) -> None:
+    model, optimizer = prepared(run)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+    for _ in run.epochs():
+        train(run, model, lambda _: scheduler.step())
+
+
+@refused("These variables differ: count")
+def steps_counted_in_a_local(run: Run) -> None:
+    model, optimizer = prepared(run)
+    count = 0
+    for _ in run.epochs():
+        for batch in run.batches(DATA):
+            if run.step(loss_of(model, batch)) is not None:
+                count += 1
+                optimizer.param_groups[0]["lr"] = 0.05 / (1 + count)
+
+
+@refused("it sets optimizer.param_groups[0]['lr'] to 0.05, and not to")
+def batches_counted_by_enumerate(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for _ in run.epochs():
+        for number, batch in enumerate(run.batches(DATA)):
+            if run.step(loss_of(model, batch)) is not None:
+                optimizer.param_groups[0]["lr"] = 0.05 * 0.99**number
+
+
+@refused("These variables differ: teacher")
+def teacher_in_a_local(run: Run) -> None:
+    model, _ = prepared(run)
+    teacher = copy.deepcopy(model)
+
+    def follow(_: Any) -> None:
+        with torch.no_grad():
+            for mine, theirs in zip(teacher.parameters(), model.parameters(), strict=True):
+                mine.lerp_(theirs, 0.1)
+
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            outputs = model(inputs)
+            loss = F.mse_loss(outputs, targets) + F.mse_loss(outputs, teacher.eval()(inputs).detach())
+            if run.step(loss) is not None:
+                follow(None)
+
+
+@refused("These variables differ: centre")
+def centre_of_the_first_batch(run: Run) -> None:
+    model, _ = prepared(run)
+    centre = None
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            centre = inputs.mean(0) if centre is None else centre
+            run.step(F.mse_loss(model(inputs - centre), targets))
+
+
+@refused("These variables differ: old")
+def policy_of_the_top_of_an_epoch(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        old = copy.deepcopy(model).eval()
+        for inputs, targets in run.batches(DATA):
+            outputs = model(inputs)
+            run.step(F.mse_loss(outputs, targets) + F.mse_loss(outputs, old(inputs).detach()))
+
+
+@refused("These variables differ: plateau")
+def plateau_in_a_local(run: Run) -> None:
+    model, optimizer = prepared(run)
+    run.evaluate(DATA, lambda batch: {"loss": loss_of(model, batch)})
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.9)
+    for _ in run.epochs():
+        train(run, model)
+        plateau.step(run.metrics["loss"])
+
+
+@refused("has changed weights after the last step")
+def best_weights_loaded_at_the_end(run: Run) -> None:
+    model, _ = prepared(run)
+    best = copy.deepcopy(model.state_dict())
+    for _ in run.epochs():
+        train(run, model)
+    model.load_state_dict(best)
+
+
 @refused("run.step() was called inside torch.autocast()")
 def step_inside_autocast(run: Run) -> None:
     model, _ = prepared(run)
@@ -497,13 +641,6 @@ def weights_clamped(run: Run) -> None:
                 parameter.clamp_(-0.1, 0.1)
 
     train(run, model, clamp)
-
-
-@refused("initial weights are set before run.prepare()")
-def initialised_late(run: Run) -> None:
-    model, _ = prepared(run)
-    nn.init.zeros_(model.head.weight)
-    train(run, model)
 
 
 @refused("requires_grad of 'first.weight' was changed to False")

@@ -18,6 +18,8 @@ OFTEN = {
     loops.buffer_filled_by_the_epoch,
     loops.mask_of_an_epoch,
     loops.two_optimizers,
+    loops.reference_of_the_initial_weights,
+    loops.layer_and_hook_kept_from_before,
 }
 KEYS: dict[str, Any] = {"lanes": 4, "batch_size": 12, "epochs": 3, "checkpoint": {"every": 2}, "last_batch": "drop"}
 

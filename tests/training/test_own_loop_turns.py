@@ -10,15 +10,17 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from quorate.core.errors import QuorateError
+from quorate.core.errors import QuorateError, WorkerUnfit
 from quorate.core.generation import Cursor
 from quorate.data.sampler import Source
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import JobSpec
+from quorate.training import own_loop
 from quorate.training.own_loop import OwnLoop, own_loop_of
 from quorate.training.own_run import Run
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.state_layout import Replicated
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import configure
 from quorate.worker.assembly import build_samples, sampler_of
@@ -26,6 +28,12 @@ from quorate.worker.assembly import build_samples, sampler_of
 DATA = TensorDataset(torch.arange(12.0))
 EPOCH = 3  # steps of 4 samples
 Main = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is seen is what the first `main` sees."""
+    monkeypatch.setattr(own_loop, "LARGEST", -1)
 
 
 class Worker:
@@ -46,6 +54,8 @@ class Worker:
         self.progress = Progress()
 
     def stand(self, progress: Progress | None = None) -> "Worker":
+        if progress is not None:
+            self.task.take_up(progress, self.sampler)
         self.progress = progress or self.progress
         self.progress = self.task.enter(self.progress, self.sampler, self.hosted, self.watch)
         self.task._tries = self.audited
@@ -55,7 +65,7 @@ class Worker:
     def lanes(self, batches: int = 1) -> Iterator[Any]:
         """The losses of a step that is not completed."""
         step = self.progress.cursor.step + 1
-        self.task.begin_step()
+        self.task.begin_step(self.progress, self.replica)
         for lane in self.hosted:
             self.task.begin_lane(lane, batches)
             for _ in range(batches):
@@ -100,6 +110,14 @@ def recording(seen: list[Any], before: bool = False) -> Main:
     return main
 
 
+def begun(seen: list[Any], before: bool = False, **keys: Any) -> Worker:
+    """A worker with such a loop; what another one has seen, which was sent ahead to find the data, is left out."""
+    worker = Worker(recording(seen, before), **keys)
+    assert seen == ([] if before else ["epoch 0"])
+    seen.clear()
+    return worker
+
+
 def a_step(number: int) -> list[Any]:
     return [f"{number}.0", None, f"{number}.1", number]
 
@@ -107,7 +125,7 @@ def a_step(number: int) -> list[Any]:
 @pytest.mark.parametrize("before", [True, False])
 def test_main_sees_each_lane_and_gets_the_result_on_the_last(before: bool) -> None:
     seen: list[Any] = []
-    worker = Worker(recording(seen, before), epochs=2).stand().step(EPOCH)
+    worker = begun(seen, before, epochs=2).stand().step(EPOCH)
     assert seen[:13] == ["epoch 0", *a_step(1), *a_step(2), *a_step(3)]
     assert seen[13:] == ["after", "epoch 1"], "what follows an epoch is done with its last step"
     worker.step(EPOCH)
@@ -133,7 +151,7 @@ def test_without_epochs_the_batches_are_those_of_the_whole_job() -> None:
 
 def test_the_batches_of_a_step_that_is_done_again_are_seen_once_more() -> None:
     seen: list[Any] = []
-    worker = Worker(recording(seen)).stand().step()
+    worker = begun(seen).stand().step()
     list(worker.lanes())  # the exchange fails
     worker.stand().step()
     assert seen[5:] == ["2.0", None, "2.1", None, *a_step(2)]
@@ -144,7 +162,7 @@ def test_the_batches_of_a_step_that_is_done_again_are_seen_once_more() -> None:
 
 def test_a_step_that_others_have_done_is_not_seen_again() -> None:
     seen: list[Any] = []
-    worker = Worker(recording(seen)).stand().step(EPOCH - 1)
+    worker = begun(seen).stand().step(EPOCH - 1)
     list(worker.lanes())
     worker.stand(at(EPOCH)).step()
     assert seen[9:] == ["3.0", None, "3.1", None, "after", "epoch 1", *a_step(4)]
@@ -156,18 +174,15 @@ def test_a_step_that_others_have_done_is_not_seen_again() -> None:
 )
 def test_a_newcomer_begins_at_the_step_of_the_others(step: int, begins: list[str], before: bool) -> None:
     seen: list[Any] = []
-    worker = Worker(recording(seen, before))
-    seen.clear()
+    worker = begun(seen, before)
     worker.stand(at(step)).step()
     assert seen == [*begins, *a_step(step + 1)]
 
 
-def test_whoever_goes_back_to_a_checkpoint_of_another_epoch_begins_there() -> None:
-    seen: list[Any] = []
-    worker = Worker(recording(seen)).stand().step(8)
-    seen.clear()
-    worker.stand(at(2)).step()
-    assert seen == ["epoch 0", *a_step(3), "after", "epoch 1"]
+def test_whoever_has_to_go_back_to_another_epoch_makes_room_for_another_process() -> None:
+    worker = begun([]).stand().step(8)
+    with pytest.raises(WorkerUnfit, match=re.escape("main() is in epoch 2 already, and has to go back to 0")):
+        worker.stand(at(2))
 
 
 def counting(run: Run) -> None:
@@ -188,48 +203,37 @@ def test_what_main_keeps_is_the_same_for_a_newcomer_at_any_step(step: int) -> No
     assert late.progress.kept == whole.kept
     epoch, state, *others = json.loads(whole.kept)
     assert (epoch, json.loads(state), *others) == (2, {"steps": 8, "epochs": 2}, {}, {}, False)
-    # And for one that was ahead, and goes back.
-    assert Worker(counting).stand().step(7).stand(first.progress).step(8 - step).progress.kept == whole.kept
+    # And for one that was behind.
+    behind = Worker(counting).stand().step(min(1, step)).stand(first.progress)
+    assert behind.step(8 - step).progress.kept == whole.kept
 
 
-def test_a_second_way_through_main_trains_the_model_of_the_first() -> None:
-    models: list[nn.Module] = []
+def test_a_newcomer_has_the_initial_weights_on_its_way_to_the_epoch_of_the_others() -> None:
+    seen: list[float] = []
 
     def main(run: Run) -> None:
-        models.append(prepared(run))
+        model = prepared(run)
+        seen.append(model.weight.item())
         for _ in run.epochs():
+            seen.append(model.weight.item())
             for _ in run.batches(DATA):
-                run.step(torch.zeros(()))
+                run.step(model.weight.sum())
 
-    worker = Worker(main).stand(at(5))
-    assert len(models) == 2
-    assert models[0] is models[1] is worker.replica.model
-
-
-def test_who_goes_on_with_what_it_gave_trains_the_first_model_as_well() -> None:
-    given: list[tuple[nn.Module, torch.Tensor, torch.optim.Optimizer]] = []
-
-    def main(run: Run) -> None:
-        layer = nn.Linear(1, 1)
-        model, weight = nn.Sequential(layer), layer.weight
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        given.append((model, weight, optimizer))
-        run.prepare(model, optimizer)
-        for _ in run.batches(DATA):
-            run.step(model(torch.ones(1, 1)).sum())
-
-    worker = Worker(main).stand(at(5))
-    (first, weight, optimizer), (second, other_weight, other_optimizer) = given
-    assert first is not second
-    assert list(map(id, second.parameters())) == list(map(id, first.parameters()))
-    assert other_optimizer.param_groups is optimizer.param_groups
-    assert weight.requires_grad and not other_weight.requires_grad
-    assert all(loss.requires_grad for loss in worker.lanes())
+    worker = Worker(main)
+    layout, other = Replicated(worker.replica), Worker(main).replica
+    worker.replica.before_load = lambda progress: worker.task.take_up(progress, worker.sampler)
+    with torch.no_grad():
+        initial = next(other.model.parameters()).item()
+        next(other.model.parameters()).fill_(9)
+    seen.clear()
+    layout.load(Replicated(other).state(at(5)).encoded)
+    assert seen == [initial]
+    assert next(worker.replica.model.parameters()).item() == 9
 
 
 def test_micro_batches_of_a_lane_are_batches() -> None:
     seen: list[Any] = []
-    worker = Worker(recording(seen), batch_size=8, accumulate=2).stand()
+    worker = begun(seen, batch_size=8, accumulate=2).stand()
     assert len(list(worker.lanes(batches=2))) == 4
     assert seen[1:] == ["1.0", None, "1.0", None, "1.1", None, "1.1"]
 
@@ -448,7 +452,9 @@ def test_params_of_the_job_are_what_main_takes() -> None:
 
     def main(run: Run, rate: float, size: int = 3) -> None:
         rates.extend((rate, size))
-        counting(run)
+        prepared(run)
+        for _ in run.batches(DATA):
+            run.step(torch.zeros(()))
 
     Worker(main, params={"rate": 0.5})
     assert rates == [0.5, 3]

@@ -27,12 +27,11 @@ class Audit:
     ) -> None:
         self._name, self._before, self._now = name, before, now
         self._trained = [each for each in parameters if each.requires_grad]
-        self._found = self._numbers(loss)
+        self.found = numbers_of(loss, self._trained)
 
     def compare(self, loss: Any) -> None:
         """Refuse a loss that is another one, or has another gradient."""
-        pairs = zip(self._found, self._numbers(loss), strict=False)
-        if all(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in pairs):
+        if same_numbers(self.found, numbers_of(loss, self._trained)):
             return
         now = self._now()
         changed = [name for name, marks in self._before.items() if now.get(name) != marks]
@@ -44,16 +43,26 @@ class Audit:
             "run.step() has given a result."
         )
 
-    def _numbers(self, loss: Any) -> list[torch.Tensor]:
-        losses = list(loss.values()) if isinstance(loss, Mapping) else [loss]
-        numbers = [each[0] if isinstance(each, tuple) and each else loss_in(each) for each in losses]
-        numbers = [each for each in numbers if isinstance(each, torch.Tensor)]  # others are refused where they are read
-        found = [each.detach().clone() for each in numbers]
-        for each in (each for each in numbers if each.requires_grad):
-            with suppress(RuntimeError):  # such as of a graph that is used up, which the lane itself finds
-                gradients = torch.autograd.grad(each.sum(), self._trained, retain_graph=True, allow_unused=True)
-                found += [torch.zeros(()) if one is None else one.detach().to_dense() for one in gradients]
-        return found
+
+def numbers_of(loss: Any, trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A loss, or several, and their gradients."""
+    losses = list(loss.values()) if isinstance(loss, Mapping) else [loss]
+    numbers = [each[0] if isinstance(each, tuple) and each else loss_in(each) for each in losses]
+    numbers = [each for each in numbers if isinstance(each, torch.Tensor)]  # others are refused where they are read
+    found = [each.detach().clone() for each in numbers]
+    for each in (each for each in numbers if each.requires_grad):
+        with suppress(RuntimeError):  # such as of a graph that is used up, which the lane itself finds
+            gradients = torch.autograd.grad(each.sum(), trained, retain_graph=True, allow_unused=True)
+            found += [torch.zeros(()) if one is None else one.detach().to_dense() for one in gradients]
+    return found
+
+
+def same_numbers(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether all are equal to the last bit, but for −0.0, and a NaN equals itself."""
+    pairs = zip(ones, others, strict=False)
+    return all(
+        one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in pairs
+    )
 
 
 def marked_locals(frame: FrameType | None) -> dict[str, Any]:

@@ -5,35 +5,40 @@ greenlet, in the same thread, and the two take turns: the loop hands over a batc
 hands back a loss in `run.step`. To the rest of Quorate it is a task like any other.
 """
 
+import copy
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from types import FrameType
 from typing import Any, ClassVar, get_type_hints
 
 import torch
 from greenlet import getcurrent, greenlet
 
 from quorate.core.digests import derive_seed
-from quorate.core.errors import JobError, RequestError, TaskError, UnsupportedModelError
+from quorate.core.errors import JobError, RequestError, SettingsDiffer, TaskError, UnsupportedModelError, WorkerUnfit
 from quorate.core.user_code import RAISED, blame_user_code
 from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators, seed_generators
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import RingSpec, fixes_bits
+from quorate.training.device import digests
 from quorate.training.evaluation import Evaluated
 from quorate.training.hints import hint_for
 from quorate.training.loop import Loop
 from quorate.training.own_audit import AUDITED, Audit, marked_locals
-from quorate.training.own_run import AT_BATCH, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
+from quorate.training.own_rehearsal import LARGEST, Rehearsal, is_rehearsed
+from quorate.training.own_run import AT_BATCH, AT_STEP, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
 from quorate.training.progress import Progress
+from quorate.training.replica import Replica
 from quorate.training.settings import Settings
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
-from quorate.training.task import Task, take_log
+from quorate.training.task import LOG, Task, take_log
 
 _VERSION = attrgetter("_version")
 
@@ -53,10 +58,11 @@ class _Kept:
         return json.dumps([self.epoch, self.state, self.attributes, self.modes, self.is_ahead])
 
     @classmethod
-    def of(cls, text: str, epoch: int) -> "_Kept":
-        found = json.loads(text) if text else {}
+    def of(cls, progress: Progress, sampler: Sampler) -> "_Kept":
+        found = json.loads(progress.kept) if progress.kept else {}
         # Of an earlier version it is run.state alone, and what comes after an epoch was done before the next step.
-        return cls(*found) if isinstance(found, list) else cls(epoch, text)
+        epoch = max(0, progress.cursor.step - 1) // sampler.steps_per_epoch
+        return cls(*found) if isinstance(found, list) else cls(epoch, progress.kept)
 
 
 class OwnLoop(Task):
@@ -65,7 +71,7 @@ class OwnLoop(Task):
     # Not among its attributes, which are held to what they were: these change all the time.
     __slots__ = (
         *("_audits", "_batches_left", "_changed", "_ends_step", "_greenlet", "_kept", "_last_lane", "_parameters"),
-        *("_sampler", "_seed", "_tries", "_turns", "_watch"),
+        *("_rehearsal", "_sampler", "_seed", "_streams", "_tries", "_turns", "_watch"),
     )
     _main: ClassVar[Callable[..., Any]]
     _params: ClassVar[tuple[str, ...]] = ()
@@ -78,11 +84,14 @@ class OwnLoop(Task):
         self._watch: StateWatch | None = None
         self._parameters: dict[str, torch.Tensor] = {}
         self._tries, self._audits = 0, False
+        self._rehearsal: Rehearsal | None = None
         # Of the job: whoever makes a task has seeded the generators for it.
         self._seed = torch.default_generator.initial_seed()
+        self._streams: list[int] = []  # what `main` draws from, before and after run.prepare()
         self._turns.seed = self._begin_stream
 
     def model(self) -> torch.nn.Module:
+        self._streams = [torch.default_generator.initial_seed()]
         self._reach_prepare()
         model: torch.nn.Module = self._prepared[0]
         return model
@@ -101,13 +110,47 @@ class OwnLoop(Task):
         self._reach_prepare()
         turns = self._turns
         if turns.place is Place.PREPARE:
-            with self._unchanged():
-                self._resume()
+            self._streams = [*self._streams, torch.default_generator.initial_seed()]
+            self._resume()
+        if turns.place is Place.EPOCHS and turns.data is None:
+            self._discover()
         if turns.data is None or turns.place is Place.RETURNED:
             raise TaskError(
                 f"{self._name}() reads no batch. Write `for batch in run.batches(dataset):` and in it run.step(loss)."
             )
         return turns.data if turns.validation is None else (turns.data, turns.validation)
+
+    def _discover(self) -> None:
+        """Find the data, which `main` names within its first epoch. Which one that is here nobody knows yet, and what
+        `main` has done cannot be undone: so another one goes ahead, and is given up."""
+        scout, turns = self.another(), self._turns
+        seed_generators(self._streams[0])
+        scout._reach_prepare()
+        seed_generators(self._streams[-1])
+        scout._resume()
+        scout._resume()
+        found = scout._turns
+        turns.data, turns.batch_size, turns.collate = found.data, found.batch_size, found.collate
+        scout.give_up()
+
+    def build_on(self, other: "OwnLoop") -> None:
+        """Come to the loop, with the data of another one."""
+        turns, known = self._turns, other._turns
+        turns.data, turns.batch_size, turns.collate = known.data, known.batch_size, known.collate
+        seed_generators(other._streams[-1])
+        self._resume()
+
+    def another(self) -> "OwnLoop":
+        """One that has yet to begin."""
+        other = type(self)()
+        vars(other).update({name: value for name, value in vars(self).items() if name != LOG})
+        other._seed = self._seed
+        return other
+
+    def give_up(self) -> None:
+        """Let `main` end where it waits."""
+        if self._greenlet:
+            self._greenlet.throw()
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:  # noqa: ARG002
         turns = self._turns
@@ -117,14 +160,15 @@ class OwnLoop(Task):
             raise JobError(f"{self._name}() has a loop of its own, and this takes a quorate.Task.")
         self._batches_left -= 1
         first = self._audited(batch) if self._audits else None
-        turns.is_last = self._ends_step and not self._batches_left
-        loss = self._loss_of(batch)
+        loss = self.loss_of(batch, is_last=self._ends_step and not self._batches_left)
         if first is not None:
             first.compare(loss)
         return loss
 
-    def _loss_of(self, batch: Any) -> Any:
+    def loss_of(self, batch: Any, *, is_last: bool) -> Any:
+        """What `main` makes of a batch; after the last one of a step it waits for the result."""
         turns = self._turns
+        turns.is_last = is_last
         self._resume(batch)
         if turns.loss is NOT_GIVEN:
             raise self._returned_early()
@@ -135,18 +179,28 @@ class OwnLoop(Task):
         """The loss of a batch that is given again afterwards: what `main` carries from one to the next, to another lane
         that is, makes another of it."""
         assert self._watch is not None
-        self._audits, self._turns.is_last = False, False
-        before = self._locals()
+        self._audits = False
+        before = marked_locals(self.frame)
+        if self._rehearsal is not None:
+            own = copy.deepcopy(batch)
         with preserved_generators(), torch.random.fork_rng(self._watch.devices):
-            loss = self._loss_of(batch)
-        audit = Audit(self._name, loss, list(self._parameters.values()), before, self._locals)
+            loss = self.loss_of(copy.deepcopy(batch), is_last=False)
+        audit = Audit(self._name, loss, list(self._parameters.values()), before, lambda: marked_locals(self.frame))
+        if self._rehearsal is not None:
+            self._rehearsal.compare_loss(own, audit.found)
         self._watch.begin_again()
         take_log(self)
         return audit
 
-    def _locals(self) -> dict[str, Any]:
-        """The variables of `main`, and of functions that it has called, where it waits."""
-        return marked_locals(None if self._greenlet is None else self._greenlet.gr_frame)
+    @property
+    def frame(self) -> FrameType | None:
+        """Where `main` waits."""
+        return None if self._greenlet is None else self._greenlet.gr_frame
+
+    @property
+    def kept(self) -> str:
+        """What `main` keeps, as part of the state."""
+        return self._kept
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
         measure = self._turns.measure
@@ -190,44 +244,73 @@ class OwnLoop(Task):
 
     # What the loop tells it.
 
-    def enter(self, progress: Progress, sampler: Sampler, hosted: range, watch: StateWatch) -> Progress:
-        """A generation begins to train, from `progress` on: bring `main` to where it asks for a batch.
+    def take_up(self, progress: Progress, sampler: Sampler) -> None:
+        """A state is about to be loaded: bring `main` to the epoch in which it was made, to where it asks for a batch.
 
-        What it does on its way there was done before, by those who made the state: so that is put back afterwards.
+        Before the load, so that a worker which joins has the initial weights on its way there, as others had, and so
+        that what `main` does there changes nothing.
+        """
+        turns, kept = self._turns, _Kept.of(progress, sampler)
+        if not progress.cursor.step and not progress.kept:
+            return
+        self._leave_step()
+        turns.restored, turns.metrics, turns.ends = kept.state, progress.metrics, kept.is_ahead
+        if not turns.is_entered:
+            self._reach_batch(kept.epoch)
+        while turns.epoch is not None and kept.epoch is not None and turns.epoch < kept.epoch:
+            self._resume(STOP)
+        if turns.epoch is not None and turns.epoch != kept.epoch:
+            raise WorkerUnfit(f"{self._name}() is in epoch {turns.epoch} already, and has to go back to {kept.epoch}.")
+
+    def enter(self, progress: Progress, sampler: Sampler, hosted: range, watch: StateWatch) -> Progress:
+        """A generation begins to train, from `progress` on.
+
         Only a job that had come to its end, and is made longer, has the beginning of an epoch still before it.
         """
-        turns, step = self._turns, progress.cursor.step
+        turns, kept = self._turns, _Kept.of(progress, sampler)
         _refuse_empty_lanes(sampler)
         self._sampler, self._last_lane, self._watch, self._tries = sampler, hosted[-1], watch, AUDITED
         turns.leads, turns.metrics, turns.is_over = 0 in hosted, progress.metrics, False
-        is_first, turns.is_entered = not turns.is_entered, True
-        is_own = not is_first and progress.kept == self._kept
-        kept = _Kept.of(progress.kept, max(0, step - 1) // sampler.steps_per_epoch)
-        self._kept, turns.first_epoch = progress.kept, kept.epoch or 0
         turns.ends = kept.is_ahead or self._ends(progress)
-        turns.restored = None if is_own or not step else kept.state
-        with self._settings.kept(), self._unchanged():
-            if turns.place is Place.EPOCHS and is_first:
-                self._resume()
-            else:
-                if turns.place is Place.STEP:
-                    self._resume(None)  # it is done again, or others have done it
-                if not self._goes_on(step, kept, is_first):
-                    turns.restored = kept.state if step else None
-                    self._restart()
-            turns.take_up_state()
-        if step:
-            watch.restore(kept.attributes, kept.modes)
+        self._leave_step()
+        if not turns.is_entered:
+            self._reach_batch(kept.epoch)
+        if not progress.kept and not progress.cursor.step:
+            # What it does before its first batch makes the initial state.
+            watch.adopt(f"{self._name}() before its first batch")
+            self._changed = _Kept(None, "", *watch.changed())
+            return self._keep(progress)
+        turns.restored = kept.state
+        turns.take_up_state()
+        watch.restore(kept.attributes, kept.modes)
         self._changed = replace(kept, epoch=None, state="", is_ahead=False)
+        self._kept = progress.kept
+        self._settings.note(self._kept)
         if not kept.is_ahead or self._ends(progress):
             return progress
         turns.ends = False
-        return self._advance(progress, None, "epoch")
+        return self.advance(progress, None, "epoch")
 
-    def begin_step(self) -> None:
-        """A step begins."""
+    def _leave_step(self) -> None:
+        """A step that was not completed is done again, or others have done it."""
+        if self._turns.place is AT_STEP:
+            self._resume(None)
+
+    def _reach_batch(self, epoch: int | None) -> None:
         turns = self._turns
-        self._audits, self._tries = self._tries > 0, self._tries - 1
+        turns.is_entered, turns.first_epoch = True, epoch or 0
+        if turns.place is Place.EPOCHS:
+            self._resume()
+        if turns.place is Place.RETURNED:
+            raise self._returned_early()
+
+    def begin_step(self, progress: Progress, replica: Replica) -> None:
+        """A step begins."""
+        turns, step = self._turns, progress.cursor.step + 1
+        self._end_rehearsal()
+        if is_rehearsed(step, self._sampler) and sum(p.nbytes for _, p in replica.parameters) <= LARGEST:
+            self._rehearsal = Rehearsal(self, replica, progress, self._sampler)
+        self._audits, self._tries = self._tries > 0 or self._rehearsal is not None, self._tries - 1
         if turns.place is not AT_BATCH and turns.place is Place.RETURNED:
             raise self._returned_early()
         if turns.state:
@@ -245,7 +328,7 @@ class OwnLoop(Task):
                 "run.state was changed where run.step() has given no result: there it would depend on the lanes that a "
                 "worker hosts. Change it after `if result is not None:`, or after an epoch."
             )
-        return self._advance(progress, StepResult.of(told), "after step")
+        return self._have_turn(progress, StepResult.of(told), "after step")
 
     def after_evaluation(self, progress: Progress) -> Progress:
         """What follows from a step is done: `main` finds it in run.metrics. At the end of an epoch it does what comes
@@ -257,7 +340,7 @@ class OwnLoop(Task):
             return progress
         if step < (turns.epoch + 1) * self._sampler.steps_per_epoch:
             return progress
-        return self._advance(progress, STOP, "after epoch")
+        return self._have_turn(progress, STOP, "after epoch")
 
     def _ends(self, progress: Progress) -> bool:
         """Whether the job ends here, with an epoch: of one that is not complete nothing comes after it before a longer
@@ -265,10 +348,26 @@ class OwnLoop(Task):
         sampler, step = self._sampler, progress.cursor.step
         return (progress.early_stopped or step >= sampler.total_steps) and step % sampler.steps_per_epoch == 0
 
-    def _advance(self, progress: Progress, value: Any, *when: str) -> Progress:
+    def _have_turn(self, progress: Progress, value: Any, *when: str) -> Progress:
+        """A turn between two steps, of which it is seen whether a worker that joins would do the same."""
+        rehearsal = self._rehearsal
+        if rehearsal is None:
+            return self.advance(progress, value, *when)
+        rehearsal.take_state()
+        after = self.advance(progress, value, *when)
+        rehearsal.compare_turn(progress, value, *when)
+        return after
+
+    def _end_rehearsal(self) -> None:
+        if self._rehearsal is not None:
+            self._rehearsal.close()
+            self._rehearsal = None
+
+    def advance(self, progress: Progress, value: Any, *when: str) -> Progress:
         """The turn of `main` between two steps, which all workers have alike."""
         watch, turns = self._watch, self._turns
         assert watch is not None
+        turns.metrics, turns.ends = progress.metrics, self._ends(progress)
         is_ring = isinstance(self._sampler.spec.strategy, RingSpec)
         before, sizes = "" if is_ring else self._settings.digest(), self._settings.sizes()
         self._begin_stream(*when, progress.cursor.step)
@@ -281,28 +380,45 @@ class OwnLoop(Task):
             )
         if watch.adopt(f"{self._name}() between two steps") or self._changed is None:
             self._changed = _Kept(None, "", *watch.changed())
-        if is_ring:
-            is_ahead = turns.place is Place.EPOCHS
-            self._kept = replace(self._changed, epoch=turns.epoch, state=turns.kept_state(), is_ahead=is_ahead).text()
-        elif turns.state or self._changed != _Kept() or self._settings.digest() != before:
+        if not is_ring and (turns.state or self._changed != _Kept() or self._settings.digest() != before):
             raise UnsupportedModelError(
                 f"{self._name}() changes run.state, modules or the optimizer's settings between two steps, which is "
                 "kept with `strategy: ring` only; servers know nothing of it."
             )
+        return self._keep(progress)
+
+    def _keep(self, progress: Progress) -> Progress:
+        """The progress with what `main` keeps, which is part of the state."""
+        turns = self._turns
+        assert self._changed is not None
+        if isinstance(self._sampler.spec.strategy, RingSpec):
+            is_ahead = turns.place is Place.EPOCHS
+            self._kept = replace(self._changed, epoch=turns.epoch, state=turns.kept_state(), is_ahead=is_ahead).text()
+            self._settings.note(self._kept)
         return progress if self._kept == progress.kept else progress.keeping(self._kept)
 
     def finish(self) -> None:
         """The job is done: `main` runs to its end."""
         turns = self._turns
         turns.is_over = True
+        self._end_rehearsal()
+        weights = self._weights()
         if turns.place in (Place.BATCH, Place.EPOCHS):
             self._begin_stream("end")
             self._resume(STOP)
+        if self._weights() != weights:
+            raise UnsupportedModelError(
+                f"{self._name}() has changed weights after the last step, of which no checkpoint knows. Work on a copy "
+                "of the model; `quorate.load_model(run)` gives that of a run."
+            )
         if turns.place is not Place.RETURNED:
             raise JobError(
                 f"All steps of the job are done, and {self._name}() asks for more batches. Let it end after the loop "
                 "over run.epochs(), or over run.batches() where there is none."
             )
+
+    def _weights(self) -> dict[str, str]:
+        return digests(self._prepared[0].named_parameters())
 
     @property
     def _name(self) -> str:
@@ -326,24 +442,6 @@ class OwnLoop(Task):
         self._greenlet = greenlet(lambda _: type(self)._main(run, **params))
         self._turns.to_loop = getcurrent().switch
         self._resume()
-
-    def _restart(self) -> None:
-        """Run `main` from its top, to where the job is now; its model and optimizer stay the first ones."""
-        if self._greenlet:
-            self._greenlet.throw()
-        self._turns.begin_again()
-        seed_generators(derive_seed(self._sampler.spec.seed, "build"))
-        self._start()
-        if self._turns.place is not (Place.EPOCHS if self._turns.ends and self._turns.epoch is not None else AT_BATCH):
-            raise self._returned_early()
-
-    def _goes_on(self, step: int, kept: "_Kept", is_first: bool) -> bool:
-        """Whether `main` is, from where it waits, about to do what comes after this step."""
-        turns = self._turns
-        if turns.place in (Place.RETURNED, Place.EPOCHS):
-            return turns.ends or step >= self._sampler.total_steps
-        # At first it was let into the loop to see its data, before anybody knew the step.
-        return step == 0 if is_first else turns.epoch is None or turns.epoch == kept.epoch
 
     def _resume(self, value: Any = None) -> None:
         """It is the turn of `main`, until it waits again or returns."""
@@ -417,9 +515,16 @@ class TurnsLoop(Loop):
         return ending
 
     def _try_step(self) -> StepRequest | None:
-        self.main.begin_step()
+        self.main.begin_step(self.progress, self.replica)
         self.watch.begin()  # between steps, `main` may change them
-        return super()._try_step()
+        try:
+            return super()._try_step()
+        except SettingsDiffer as error:
+            raise UnsupportedModelError(
+                f"{error} So {type(self.main).__name__}() does not do the same in every worker between two steps. Keep "
+                "what it depends on in run.state, use result.loss rather than the loss of a batch, and set nothing "
+                "under run.is_main."
+            ) from None
 
     def _complete(self, *args: Any, **named: Any) -> StepCompleted:
         told = super()._complete(*args, **named)

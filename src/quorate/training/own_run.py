@@ -99,10 +99,6 @@ class Turns:
         self.is_over = False
         self.agreed = ""  # run.state as all workers have it, since they last had a result
         self.modes = torch_modes()
-        self.begin_again()
-
-    def begin_again(self) -> None:
-        """`main` is about to run from its top."""
         self.place = Place.TOP
         self.state: dict[str, Any] = {}
         self.epoch: int | None = None
@@ -196,8 +192,8 @@ class Run:
                     loss = F.cross_entropy(model(images), labels)
                     result = run.step(loss)
 
-    A worker that joins later runs `main` from its top and goes on at the step that the others are at, with their model,
-    optimizer, scheduler and `run.state`; nothing else of `main` is kept.
+    A worker that joins later runs `main` from its top to the epoch that the others are in, with the initial weights,
+    and then gets their model, optimizer, scheduler and `run.state`; nothing else of `main` is kept.
     """
 
     def __init__(self, turns: Turns, log: Callable[[str, Any], None]) -> None:
@@ -230,13 +226,8 @@ class Run:
                 f"run.prepare() was given {given(model)} as the model: write run.prepare(model, optimizer)."
             )
         turns.modes[_LASTING] = torch_modes()[_LASTING]  # such as may be set for good, at the top of `main`
-        if turns.prepared is None:
-            turns.prepared = model, optimizer, scheduler
-            turns.park(Place.PREPARE)
-        else:  # on a second way through `main`: what was trained so far is in the first ones
-            for other, first in zip((model, optimizer, scheduler), turns.prepared, strict=True):
-                _make_same(other, first)
-            turns.place = Place.PREPARE
+        turns.prepared = model, optimizer, scheduler
+        turns.park(Place.PREPARE)
         return turns.prepared[: 2 if scheduler is None else 3]
 
     def evaluate(self, dataset: Any, measure: Callable[[Any], Mapping[str, Any]]) -> None:
@@ -265,11 +256,8 @@ class Run:
     def epochs(self) -> Iterator[int]:
         """The epochs of the job that are still to be done, from 0."""
         turns = self._prepared("epochs")
-        if turns.data is not None and not turns.is_entered:
-            turns.park(Place.EPOCHS)
-        if turns.is_entered:
-            turns.take_up_state()
-        # Without its data nobody knows where the job stands: then this is a guess, and `OwnLoop.enter` looks after it.
+        turns.park(Place.EPOCHS)  # until somebody knows where the job stands
+        turns.take_up_state()
         epoch = turns.first_epoch
         while not turns.is_over:
             turns.epoch, turns.is_read = epoch, False
@@ -338,17 +326,6 @@ class Run:
         if self._turns.place is Place.TOP:
             raise TaskError(f"run.{called}() was called before run.prepare(model, optimizer). Call that first.")
         return self._turns
-
-
-def _make_same(other: Any, first: Any) -> None:
-    """Whoever goes on with what it gave to run.prepare(), not with what came back, has the first one all the same."""
-    if isinstance(other, Mapping):
-        for name, each in other.items():
-            _make_same(each, first[name])
-    elif other is not None and other is not first:
-        if isinstance(other, torch.nn.Module):
-            other.requires_grad_(False)  # a loss of a layer that was kept from before is refused
-        object.__setattr__(other, "__dict__", vars(first))
 
 
 def _have_same_rows(one: Any, other: Any) -> bool:

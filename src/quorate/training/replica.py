@@ -1,6 +1,6 @@
 """One worker's copy of everything that training changes: equal, bit for bit, in every worker."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
@@ -59,6 +59,8 @@ class Replica:
         if spec.precision == "fp16":
             check_master_weights(self.trainable)
             self.loss_scale = LossScale(spec.loss_scale, device)
+        # Told of the progress of a state that is about to be loaded.
+        self.before_load: Callable[[Any], None] = lambda _: None
         self._tensors = [parameter for _, parameter in self.parameters]
         self._trained = list(map(_IS_TRAINED, self._tensors))
         self._modes = self._built_modes = tuple((module, module.training) for module in self.model.modules())

@@ -7,7 +7,6 @@ of them at every step, and vouchers, copies and checkpoints have them, too.
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -55,19 +54,25 @@ class Settings:
         self._known: list[Any] = []
         self._texts: dict[str, str] = {}
         self._digest = ""
+        self._noted, self._noted_digest = "", ""
 
     # --- the record, which is equal in every worker
 
     def values(self) -> dict[str, str]:
         """Each as text, by a name for people."""
         self._look()
-        return dict(self._texts)
+        return self._texts | ({"what main() keeps": self._noted} if self._noted else {})
 
     def digest(self) -> str:
         """Of all values. It is asked for at every step, and made again where one has changed."""
         self._look()
         self._digest = self._digest or _digest(self._texts)
-        return self._digest
+        return self._digest + self._noted_digest
+
+    def note(self, text: str) -> None:
+        """What else all workers have to have alike, in steps and vouchers: what a loop of one's own keeps."""
+        if text != self._noted:
+            self._noted, self._noted_digest = text, content_digest(text.encode())
 
     def check_loaded(self, state: Mapping[str, Any], *, is_as_saved: bool) -> None:
         """A state was taken up: refuse settings that are not those of which it has the digest, if it has one.
@@ -92,16 +97,6 @@ class Settings:
     def sizes(self) -> list[int]:
         """How many parameters each group has, which is fixed when the job starts."""
         return [len(group["params"]) for each in self._optimizers.values() for group in each.param_groups]
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Leave all groups as they are, whatever the code that runs meanwhile makes of them."""
-        groups = [group for each in self._optimizers.values() for group in each.param_groups]
-        saved = [{key: _held(value) for key, value in group.items()} for group in groups]
-        yield
-        for group, before in zip(groups, saved, strict=True):
-            group.clear()
-            group.update(before)
 
     def _look(self) -> None:
         owners = [group for each in self._optimizers.values() for group in each.param_groups]

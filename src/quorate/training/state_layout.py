@@ -104,8 +104,10 @@ class Replicated:
 
     def load(self, encoded: Encoded) -> Progress:
         state = decode(encoded.skeleton, encoded.tensors)
+        progress = Progress.from_dict(state["progress"])
+        self.replica.before_load(progress)
         self.replica.load(state["replica"])
-        return Progress.from_dict(state["progress"])
+        return progress
 
     @property
     def boxes(self) -> Boxes | None:

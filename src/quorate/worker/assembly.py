@@ -68,6 +68,14 @@ class SessionParts:
     mode: RunMode = TRAINING
     lane_memory: int | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.task, OwnLoop) and self.mode.is_training:
+            self.replica.before_load = partial(self._take_up, self.task)
+
+    def _take_up(self, task: OwnLoop, progress: Progress) -> None:
+        _ = self.watch  # of what was built, before `main` changes it
+        task.take_up(progress, self.sampler)
+
     @cached_property
     def updating(self) -> JobSpec:
         """The job as its update sees it: a training loop of one's own may say how gradients are clipped."""
