@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 import xxhash
+from typer.testing import CliRunner
 
 from checkpoint.copied_run import make_source, save
 from quorate.api import session
+from quorate.api.detached import submit_resume
+from quorate.api.evaluate import evaluate, evaluate_run
 from quorate.api.fetch import NAMING, fetch_run
 from quorate.api.recorded_run import recorded_environment, recorded_job
+from quorate.api.result import open_run
 from quorate.api.run_part import NoDisplay
 from quorate.api.tasks import TaskLocation, find_task, keep_task
 from quorate.checkpoint.key import read_key
@@ -26,7 +30,8 @@ from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.place import FolderPlace
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.transfer import copy_checkpoints
-from quorate.core.errors import DamagedFileError, QuorateError, RunError
+from quorate.cli.app import app
+from quorate.core.errors import DamagedFileError, QuorateError, RequestError, RunError
 from quorate.core.task_source import TaskSource
 from quorate.history.run_record import RunRecord, Status
 from quorate.spec.job import JobSpec
@@ -35,6 +40,7 @@ from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.supervisor import Launch
+from quorate.tune.search import recorded
 from webhook_receiver import Receiver
 
 TASK = """import quorate
@@ -540,6 +546,99 @@ def test_a_copy_that_looks_like_a_run_is_not_resumed_where_others_can_write(copi
     assert copied.proof.exists(), "which is what this is about"
 
 
+def eval_it(run: str, trust: bool) -> None:
+    evaluate(run, trust_job=trust)
+
+
+def load_it(run: str, trust: bool) -> None:
+    open_run(run).load_model(trust_job=trust)
+
+
+def by_verb(*words: str) -> Callable[[str, bool], None]:
+    def call(run: str, trust: bool) -> None:
+        arguments = [run if word == "RUN" else word for word in words] + ["--trust-job"] * trust
+        raised = CliRunner().invoke(app, arguments).exception
+        assert raised is not None
+        raise raised
+
+    return call
+
+
+READERS = {
+    "quorate.evaluate": eval_it,
+    "load_model": load_it,
+    "eval": by_verb("eval", "RUN"),
+    "checkpoints export": by_verb("checkpoints", "export", "RUN", "model.pt"),
+    "models register": by_verb("models", "register", "RUN"),
+    "track": by_verb("track", "RUN", "--tensorboard"),
+    "diff --tensor": by_verb("diff", "RUN", "RUN", "--tensor"),
+}
+
+
+@plain
+@pytest.mark.parametrize("use", READERS.values(), ids=READERS)
+def test_whoever_loads_the_task_of_a_run_refuses_that_of_a_copy_that_looks_like_one(
+    copied: Copied, use: Callable[[str, bool], None]
+) -> None:
+    dressed(copied)
+    copied.folder.chmod(0o777)
+    with pytest.raises(RunError, match=r"others can write to .*may be anybody's.*--trust-job, or .*--runs"):
+        use("backup/tiny-0001", False)
+    copied.assert_unharmed()
+
+
+@plain
+@pytest.mark.parametrize("name", ["quorate.evaluate", "load_model", "checkpoints export"])
+def test_the_task_of_a_run_that_others_can_write_is_loaded_for_whoever_trusts_it(copied: Copied, name: str) -> None:
+    dressed(copied)
+    copied.folder.chmod(0o777)
+    with pytest.raises(BaseException, match=r".*") as raised:  # whatever his code does
+        READERS[name]("backup/tiny-0001", True)
+    assert "anybody" not in str(raised.value)
+    assert copied.proof.exists(), "which is what this is about"
+
+
+@plain
+def test_the_folder_of_runs_in_use_is_trusted_and_so_is_a_task_that_the_person_names(copied: Copied) -> None:
+    dressed(copied)
+    copied.set(task=f"{copied.victim}/task.py:Tiny", callbacks=[])
+    copied.folder.chmod(0o777)
+    assert "others can write" in open_run("backup/tiny-0001").untrusted
+    assert not open_run("tiny-0001", "backup").untrusted
+    assert not open_run("backup/tiny-0001", "backup").untrusted
+    for overrides, runs in ([Override("task", "task.py:Tiny", "--task")], "runs"), ([], "backup"):
+        with pytest.raises(QuorateError) as raised:  # this task builds no model
+            evaluate_run(Path(runs), "backup/tiny-0001", "last", {}, overrides)
+        assert "anybody" not in str(raised.value)
+
+
+@plain
+def test_a_detached_run_is_resumed_by_its_name_from_a_storage_that_others_can_write(copied: Copied) -> None:
+    """In the folder of runs there is a link to it, which nobody else has put there."""
+    dressed(copied)
+    copied.backup.chmod(0o777)
+    Path("runs").mkdir()
+    Path("runs/tiny-0001").symlink_to(copied.folder)
+    for reference, trusts in (("tiny-0001", False), ("runs/tiny-0001", False), ("backup/tiny-0001", True)):
+        with pytest.raises(RequestError, match="--detach submits a job to a Ray cluster, and this one says"):
+            submit_resume(Path("runs"), reference, {}, [], trust_job=trusts)
+    with pytest.raises(RunError, match="may be anybody's"):
+        submit_resume(Path("runs"), "backup/tiny-0001", {}, [])
+
+
+@plain
+def test_a_search_that_others_can_write_is_not_resumed_by_its_path(copied: Copied) -> None:
+    search = copied.backup / "search-0001"
+    (search / "trials").mkdir(parents=True)
+    (search / "search.yaml").write_text("")
+    search.chmod(0o777)
+    with pytest.raises(RunError, match=r"others can write to .*search-0001 may be anybody's.* you trust it, say that"):
+        recorded(Path("runs"), "backup/search-0001")
+    with pytest.raises(QuorateError) as raised:  # it is none
+        recorded(Path("backup"), "search-0001")
+    assert "anybody" not in str(raised.value)
+
+
 @sealed
 def test_with_a_key_a_copy_that_looks_like_a_run_has_the_job_of_its_checkpoint(
     copied: Copied, caplog: pytest.LogCaptureFixture
@@ -613,15 +712,41 @@ def test_each_key_that_a_refusal_advises_is_taken(copied: Copied, place: str, mo
     begun(copied, "", [Override(key, value, f"--set {key}")])
 
 
+def put_source(copied: Copied, text: str) -> None:
+    page = {"found_at": None, "source": json.loads(TaskSource("task.py", {"task.py": text.encode()}).to_json())}
+    (copied.folder / "source.json").write_text(json.dumps(page))
+
+
 @plain
-@pytest.mark.parametrize("has_page", [False, True])
-def test_a_source_that_is_not_there_is_not_sent_there_because_the_job_says_so(copied: Copied, has_page: bool) -> None:
+@pytest.mark.parametrize(
+    ("page", "is_sent"),
+    [(None, False), (TASK, True), ("his = 1\n", False)],
+    ids=["none there", "the same there", "another there"],
+)
+def test_a_source_that_is_not_there_is_not_sent_there_because_the_job_says_so(
+    copied: Copied, page: str | None, is_sent: bool
+) -> None:
     copied.set(checkpoint={"source": True})
-    if has_page:
-        code = TaskSource("task.py", {"task.py": TASK.encode()})
-        page = {"found_at": None, "source": json.loads(code.to_json())}
-        (copied.folder / "source.json").write_text(json.dumps(page))
-    assert begun(copied).checkpoint.source is has_page
+    if page is not None:
+        put_source(copied, page)
+    assert begun(copied).checkpoint.source is is_sent
+    assert (copied.folder / "source.json").exists() is is_sent, "the copies have begun"
+
+
+@plain
+def test_the_task_that_the_person_names_is_not_sent_because_another_source_is_there(copied: Copied) -> None:
+    (copied.victim / "mine.py").write_text(f"{TASK}SECRET = 1\n")
+    copied.set(checkpoint={"source": True})
+    put_source(copied, TASK)
+    named = Override("task", f"{copied.victim}/mine.py:Tiny", "--task")
+    assert begun(copied, "", [named]).checkpoint.source is False
+
+
+@plain
+def test_a_source_that_is_trusted_stays_at_its_place(copied: Copied) -> None:
+    copied.set(task=f"{copied.outside}/gone.py:Tiny", checkpoint={"source": True})
+    put_source(copied, f"{TASK}OTHER = 1\n")
+    assert begun(copied, trust_source=True).checkpoint.source is True
 
 
 @plain

@@ -67,6 +67,24 @@ def test_a_whole_mapping_set_is_the_origin_of_what_is_in_it(job_file: Path) -> N
     assert resolved.origins["checkpoint.every"] == "default"
 
 
+def test_the_key_of_a_later_layer_replaces_that_of_the_file(job_file: Path) -> None:
+    """One names a file, and one a variable: whoever names either means no other."""
+    job_file.write_text(JOB.replace("{every: 200}", "{encrypt: {key_file: /key}}"))
+
+    def key(*sets: str, **variables: str) -> dict[str, str | None]:
+        encrypt = load(job_file, *sets, **variables).spec.checkpoint.encrypt
+        assert encrypt is not None
+        return dict(encrypt)
+
+    assert key() == {"key_file": "/key", "key_env": None}
+    assert key("checkpoint.encrypt.key_env=MINE") == {"key_file": None, "key_env": "MINE"}
+    assert key(QUORATE_CHECKPOINT__ENCRYPT__KEY_ENV="MINE") == {"key_file": None, "key_env": "MINE"}
+    over = key("checkpoint.encrypt.key_file=/other", QUORATE_CHECKPOINT__ENCRYPT__KEY_ENV="MINE")
+    assert over == {"key_file": "/other", "key_env": None}
+    with pytest.raises(JobFileError, match="both key_file and key_env are given"):
+        key("checkpoint.encrypt.key_file=/other", "checkpoint.encrypt.key_env=MINE")
+
+
 def test_steps_of_a_later_layer_replace_epochs_and_the_reverse(job_file: Path) -> None:
     resolved = load(job_file, QUORATE_STEPS="9")
     assert (resolved.spec.epochs, resolved.spec.steps) == (None, 9)

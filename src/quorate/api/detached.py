@@ -71,13 +71,20 @@ def submit(resolved: ResolvedJob) -> tuple[RunFolder, Submission]:
 
 
 def submit_resume(
-    runs: Path, reference: str, environment: Mapping[str, str], overrides: Sequence[Override]
+    runs: Path,
+    reference: str,
+    environment: Mapping[str, str],
+    overrides: Sequence[Override],
+    *,
+    trust_job: bool = False,
 ) -> tuple[RunFolder, Submission]:
     """Have Ray start a launcher that resumes a run, which is in the storage as a whole. What can be refused here is."""
     if is_copy(reference):
         raise RequestError(f"--detach: {reference} is a copy of a run. Fetch it by resuming it here, without --detach.")
-    run = RunFolder(RunFolder.find(runs, reference).path.resolve())
-    refuse_others_run(runs, reference, run, environment, overrides)
+    found = RunFolder.find(runs, reference)
+    # As it was found: in the folder of runs there is a link to one in the storage.
+    refuse_others_run(runs, reference, found, environment, overrides, trust_job=trust_job)
+    run = RunFolder(found.path.resolve())
     recorded, resolved = recorded_and_asked(run, environment, overrides)
     engine = _detachable(resolved)
     if run.path.parent != Path(engine.storage or "").resolve():

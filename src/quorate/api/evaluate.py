@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from quorate.api.recorded_run import (
 from quorate.api.result import refuse_without_average
 from quorate.api.run_part import NoDisplay, RunStart, Watch
 from quorate.api.session import refuse_in_worker, run_locally
-from quorate.api.tasks import TaskLocation, find_task, is_other_code
+from quorate.api.tasks import TaskLocation, find_task, is_other_code, refuse_others_task
 from quorate.api.train import passing_on_signals
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST
@@ -40,7 +41,7 @@ from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, changes
 from quorate.storage.atomic import discard
 from quorate.storage.lock import hold, holder_of
-from quorate.storage.run_folder import RunFolder, runs_folder
+from quorate.storage.run_folder import RunFolder, runs_folder, why_untrusted
 from quorate.supervisor.signals import listening_to_signals
 from quorate.supervisor.supervisor import Launch
 from quorate.training.run_mode import RunMode
@@ -75,6 +76,7 @@ def evaluate(
     averaged: bool | None = None,
     runs: str | Path | None = None,
     task: Any = None,
+    trust_job: bool = False,
 ) -> Evaluation:
     """Evaluate a checkpoint of a run on the validation set: ``"last"``, ``"best"`` or that of a step.
 
@@ -83,10 +85,12 @@ def evaluate(
     `overrides` (dotted keys) may change keys that affect only how the job runs, and the data that the task reads:
     ``{"params.data": "other"}``.
     `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it has moved.
+    `trust_job`: load the task that the job names, also if `run` is a path and others can write there.
     """
     layer = overrides_from("quorate.evaluate", overrides, task)
+    found = partial(evaluate_run, runs_folder(runs), str(run), checkpoint, os.environ, layer)
     with passing_on_signals():
-        return evaluate_run(runs_folder(runs), str(run), checkpoint, os.environ, layer, averaged=averaged)
+        return found(averaged=averaged, trust_job=trust_job)
 
 
 def evaluate_run(
@@ -97,11 +101,14 @@ def evaluate_run(
     overrides: Sequence[Override],
     *,
     averaged: bool | None = None,
+    trust_job: bool = False,
     watch: Watch = lambda _: NoDisplay(),
 ) -> Evaluation:
     """Evaluate the checkpoint that `which` means of the run that `reference` means."""
     refuse_in_worker()
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())
+    if not trust_job and not is_asked("task", environment, overrides):
+        refuse_others_task(why_untrusted(runs, reference, run.path), run)
     recorded, resolved = recorded_and_asked(run, environment, overrides)
     _refuse_other_meaning(run, recorded, resolved)
     asked = resolved.spec.task if is_asked("task", environment, overrides) else None

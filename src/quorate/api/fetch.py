@@ -9,12 +9,13 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from quorate.api.recorded_run import recorded_and_asked, set_foreign_aside
+from quorate.api.tasks import is_source_of
 from quorate.checkpoint.listing import CheckpointInfo, Search
 from quorate.checkpoint.place import Place, place_at
 from quorate.checkpoint.selection import Foreign, saved_job, search_own, why_foreign
@@ -46,7 +47,7 @@ from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.kept_source import FOLDER as SOURCE_FOLDER
 from quorate.storage.kept_source import SourcePage, read_source
-from quorate.storage.run_folder import RunFolder, why_others, write_creation
+from quorate.storage.run_folder import RunFolder, is_in_use, refuse_untrusted, why_untrusted, write_creation
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def fetch_run(
     if run.path.exists():
         _update(run, place, origin, jobs)
     else:
-        _make(run, place, origin, _Words(place, address, origin.run, environment, overrides, trust_job))
+        _make(run, place, origin, _Words(place, address, origin.run, environment, overrides, trust_job, trust_source))
     return FetchedRun(run.path, _take_source(run, place, jobs, trust_source))
 
 
@@ -117,22 +118,17 @@ def refuse_others_run(
     *,
     trust_job: bool = False,
 ) -> None:
-    """Refuse a run that is named by its path and that others may have written: what its job names is run, and whoever
-    can write to a copy can make it look like a run. With a key that the person names, its job is the one in the newest
-    checkpoint that was written with it."""
-    folders = (run.path.parent, Path(reference).expanduser().absolute().parent)  # in `runs` may be a link to it
-    if os.path.realpath(runs) in map(os.path.realpath, folders):
+    """Refuse a run that is named by its path and that others may have written. With a key that the person names, its
+    job is the one in the newest checkpoint that was written with it."""
+    if is_in_use(runs, reference, run.path):
         return
     if _names_key([*environment_overrides(environment)[0], *overrides]):
         asked = load_recorded(run.job_file, environment, overrides, _without_key)
         if asked.spec.checkpoint.encrypt is not None:
             _take_sealed(run, asked, environment, overrides)
             return
-    if not trust_job and (why := why_others(run.path)):
-        raise RunError(
-            f"{why}, so run {run.name} may be anybody's, and what its job names is not used. If you trust it, add "
-            f"--trust-job, or say that your runs are there: --runs {run.path.parent}"
-        )
+    if not trust_job:
+        refuse_untrusted(why_untrusted(runs, reference, run.path), run.path, "what its job names is not used")
 
 
 def _take_sealed(
@@ -179,6 +175,7 @@ class _Words:
     environment: Mapping[str, str]
     overrides: Sequence[Override]
     trusts: bool
+    trusts_source: bool
 
     def jobs(self, load: _Load, authenticated: str = "") -> tuple[ResolvedJob, ResolvedJob]:
         """The job as it is recorded from now on, where what is asked for stands for what it names; and with all that is
@@ -207,7 +204,7 @@ class _Words:
         places = checkpoint.get("to")
         if isinstance(places, list):
             checkpoint["to"] = [to for to in places if to == OWN_PLACE or self._is_here(to)]
-        if self.place.read(SOURCE_PAGE) is None:  # the person may have said that it stays at home
+        if not self._has_source(str(job.get("task"))):  # the person may have said that it stays at home
             checkpoint["source"] = False
         kept = {key: value for key, value in job.items() if key not in NAMING}
         engine = job.get("engine")
@@ -218,6 +215,19 @@ class _Words:
         if job.get("encrypt") is True:
             kept["encrypt"] = True
         return kept
+
+    @cached_property
+    def _source_there(self) -> SourcePage | None:
+        content = self.place.read(SOURCE_PAGE)
+        return None if content is None else SourcePage.read(content)
+
+    def _has_source(self, task: str) -> bool:
+        """Whether what would be sent there lies there already: anybody may have put another page there so that it is.
+        One that is trusted is kept in the run, which sends no other then."""
+        said = [*environment_overrides(self.environment)[0], *self.overrides]
+        task = [task, *(str(each.value) for each in said if each.key == "task")][-1]
+        page = self._source_there
+        return page is not None and (self.trusts_source or is_source_of(page.source, task))
 
     def _is_here(self, to: object) -> bool:
         """Whether copies that go there are those at the address, as it is spelled; what is above a link is not told by

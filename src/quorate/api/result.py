@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from quorate.api.recorded_run import (
     warn_of_damaged_result,
 )
 from quorate.api.run_history import History, history_of
-from quorate.api.tasks import find_task, warn_of_other_code
+from quorate.api.tasks import find_task, refuse_others_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, own_among, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
@@ -28,7 +28,7 @@ from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.load import load_recorded
-from quorate.storage.run_folder import RunFolder, runs_folder
+from quorate.storage.run_folder import RunFolder, runs_folder, why_untrusted
 from quorate.storage.submission import failed_submission, waits_to_begin
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
@@ -61,6 +61,7 @@ class Result:
     wall_seconds: float
     fields: dict[str, Any] = field(default_factory=dict)
     task_type: Code | None = field(default=None, compare=False)
+    untrusted: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, run: RunFolder, fields: dict[str, Any]) -> "Result":
@@ -102,7 +103,13 @@ class Result:
         return (self.fields.get("failure") or {}).get("message")
 
     def load_model(
-        self, checkpoint: str | int = LAST, *, averaged: bool | None = None, map_location: Any = None, task: Any = None
+        self,
+        checkpoint: str | int = LAST,
+        *,
+        averaged: bool | None = None,
+        map_location: Any = None,
+        task: Any = None,
+        trust_job: bool = False,
     ) -> Any:
         """Load the model of a checkpoint: ``"last"``, ``"best"`` (by `evaluate.metric`) or that of a step.
 
@@ -115,9 +122,14 @@ class Result:
 
         If the task has moved, it is looked for relative to the run; if it is gone, the copy of its source in the run
         folder is used. `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) names another.
+        `trust_job`: load the task that the job names, also if the run was opened by its path and others can write there
+        (`untrusted` says why).
         """
         named: Any = self.task_type if task is None else task
-        model = model_of(RunFolder(self.folder), checkpoint, named, averaged=averaged).model
+        run = RunFolder(self.folder)
+        if named is None and not trust_job:
+            refuse_others_task(self.untrusted, run)
+        model = model_of(run, checkpoint, named, averaged=averaged).model
         return model if map_location is None else model.to(map_location)
 
     def stop(self, *, now: bool = False, timeout: float = 300.0) -> "Result":
@@ -131,7 +143,7 @@ class Result:
         from quorate.api import control
 
         control.stop(RunFolder(self.folder), now=now, patience=timeout)
-        return open_run(self.folder)
+        return replace(open_run(self.folder), untrusted=self.untrusted)
 
     def __repr__(self) -> str:
         metrics = [f"{name} {measure(value)}" for name, value in self.metrics.items()]
@@ -152,7 +164,9 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
 
         quorate.open_run("digits-0003").load_model("best")
     """
-    folder = RunFolder(RunFolder.find(runs_folder(runs), str(run)).path.absolute())
+    looked_in = runs_folder(runs)
+    folder = RunFolder(RunFolder.find(looked_in, str(run)).path.absolute())
+    untrusted = why_untrusted(looked_in, str(run), folder.path)
     known = {"run": folder.name, "folder": str(folder.path), **_so_far(folder)}
     warn_of_damaged_result(folder)
     result = folder.whole_result()
@@ -165,7 +179,7 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
             result = {**(result or {}), "status": "submitted"}
         elif why := failed_submission(folder):
             result = {**(result or {}), "status": "failed", "failure": Failure(JobError.__name__, why).to_dict()}
-    return Result.of(folder, known | (result or {"status": "lost"}))
+    return replace(Result.of(folder, known | (result or {"status": "lost"})), untrusted=untrusted)
 
 
 def refuse_without_average(run: str, spec: JobSpec) -> None:

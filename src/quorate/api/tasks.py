@@ -27,7 +27,7 @@ from quorate.spec.job import TaskReference
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import KeptSource, keep_source, read_source
 from quorate.storage.project_files import files_of, is_own, locate
-from quorate.storage.run_folder import RunFolder, is_run
+from quorate.storage.run_folder import RunFolder, is_run, refuse_untrusted
 
 log = logging.getLogger(__name__)
 # `sys.path` and `sys.modules` are the process's: two loads at once would undo each other's changes.
@@ -59,6 +59,12 @@ class TaskLocation:
         imports = FolderImports(folder, isolated=self.kept is not None)
         with imports.active():
             yield load_task_type(self.reference, seed, imports.builtins)
+
+
+def refuse_others_task(why: str, run: RunFolder) -> None:
+    """Refuse to load the task of a run that may be others' (`why_untrusted`), unless the person names a task or trusts
+    the job."""
+    refuse_untrusted(why, run.path, "the task that its job names is not loaded. Name one with --task FILE:Class")
 
 
 def find_task(run: RunFolder, recorded: str, asked: str | None = None, untrusted: str = "") -> TaskLocation:
@@ -226,6 +232,17 @@ def _moved(run: RunFolder, reference: TaskReference, kept: KeptSource | None) ->
     if not _is_same(present, kept.source):
         return None, f", and {short_path(file)} has other code"
     return file, ""
+
+
+def is_source_of(source: TaskSource, task: str) -> bool:
+    """Whether this is the code of a task that is here."""
+    try:
+        reference = TaskReference.parse(task).within(Path.cwd())
+    except ValueError:
+        return False
+    file = reference.file or locate(reference.module or "")
+    present = None if file is None else _source_at(file)
+    return present is not None and _is_same(present, source)
 
 
 def _source_at(file: Path) -> TaskSource | None:

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, choose, group_of_verbs
+from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, TrustJob, choose, group_of_verbs
 from quorate.cli.output import print_answer
 from quorate.core.errors import RequestError
 from quorate.observe.quantities import size
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_folder import RunFolder, why_untrusted
 
 Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
 OptionalWhich = Annotated[
@@ -93,6 +93,7 @@ def export(
     averaged: Averaged = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     task: Task = None,
+    trust_job: TrustJob = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
@@ -108,8 +109,11 @@ def export(
       quorate checkpoints export last model.pt --checkpoint best
     """
     from quorate.api.checkpoints import Format, export_model
+    from quorate.api.tasks import refuse_others_task
 
     folder = RunFolder.find(runs, run)
+    if task is None and not trust_job:
+        refuse_others_task(why_untrusted(runs, run, folder.path), folder)
     wanted = choose(kind, Format, "--format") if kind else None
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):

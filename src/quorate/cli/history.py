@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from quorate.cli.options import RUNS, Address, Json, Run, Runs, choose, run_names
+from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose, run_names
 from quorate.core.errors import RequestError, RunError
-from quorate.storage.run_folder import RunFolder, is_run, is_search
+from quorate.storage.run_folder import RunFolder, is_run, is_search, refuse_untrusted, why_untrusted
 from quorate.storage.search_folder import SearchFolder
 
 
@@ -222,6 +222,7 @@ def diff(
     tensor: Annotated[
         bool, typer.Option("--tensor", help="Replay the step at which they diverge, and name the tensors that differ.")
     ] = False,
+    trust_job: TrustJob = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
@@ -237,7 +238,12 @@ def diff(
     """
     from quorate.cli.difference_view import show_difference
 
-    show_difference(RunFolder.find(runs, run), RunFolder.find(runs, other), tensor, as_json)
+    left, right = RunFolder.find(runs, run), RunFolder.find(runs, other)
+    if tensor and not trust_job:
+        for reference, folder in ((run, left), (other, right)):
+            why = why_untrusted(runs, reference, folder.path)
+            refuse_untrusted(why, folder.path, "the task that its job names is not loaded to replay it")
+    show_difference(left, right, tensor, as_json)
 
 
 def trace(

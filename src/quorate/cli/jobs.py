@@ -24,6 +24,7 @@ from quorate.cli.options import (
     Set,
     Steps,
     Task,
+    TrustJob,
     Workers,
     choose,
     overrides,
@@ -152,7 +153,9 @@ def resume(
     trust_job: Annotated[
         bool,
         typer.Option(
-            "--trust-job", help="Use the callbacks, commands, addresses and destinations that the job of a copy names."
+            "--trust-job",
+            help="Use the callbacks, commands, addresses and destinations that the job of a copy names, or that of a "
+            "run given by its path where others can write.",
         ),
     ] = False,
     detach: Detach = False,
@@ -175,6 +178,9 @@ def resume(
     What the job of the copy names (callbacks, notify, track, engine, further places of checkpoint.to) is used only with
     --trust-job, or if you give it by --set. The key of encrypted checkpoints is always yours to give.
 
+    A run that is given by its path, outside the folder of runs, is resumed only if nobody else can write to it or to
+    the folder around it, or with --trust-job. If you give its key by --set, its job is that of its newest checkpoint.
+
     With --detach the run is submitted to its Ray cluster, as with `train`. It has to be stored in engine.storage, as
     detached runs are.
 
@@ -192,11 +198,9 @@ def resume(
     if detach:
         from quorate.api.detached import submit_resume
 
-        if branch or trust_source or trust_job:
-            raise RequestError(
-                "--detach resumes a run as it is: it does not go with --branch, --trust-source or --trust-job."
-            )
-        _tell_submitted(*submit_resume(runs, run, os.environ, layer), as_json)
+        if branch or trust_source:
+            raise RequestError("--detach resumes a run as it is: it does not go with --branch or --trust-source.")
+        _tell_submitted(*submit_resume(runs, run, os.environ, layer, trust_job=trust_job), as_json)
         return
     watch = _display(quiet, prints)
     resume_run = partial(session.resume, runs, run, os.environ, layer, watch=watch, branch=branch)
@@ -211,6 +215,7 @@ def evaluate(
     workers: Workers = None,
     task: Task = None,
     settings: Set = None,
+    trust_job: TrustJob = False,
     prints: Print = "first",
     runs: Runs = RUNS,
     as_json: Json = False,
@@ -231,7 +236,8 @@ def evaluate(
 
     layer = overrides(settings, workers=workers, task=task)
     watch = _display(True, prints)
-    done = evaluate_run(runs, run, checkpoint, os.environ, layer, averaged=averaged, watch=watch)
+    evaluated = partial(evaluate_run, runs, run, checkpoint, os.environ, layer)
+    done = evaluated(averaged=averaged, trust_job=trust_job, watch=watch)
     if as_json:
         fields = {
             "run": done.run,

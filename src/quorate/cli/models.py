@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import RUNS, Json, Run, Runs, Task, group_of_verbs
+from quorate.cli.options import RUNS, Json, Run, Runs, Task, TrustJob, group_of_verbs
 from quorate.cli.output import print_answer
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
 
 Mlflow = Annotated[
     str | None,
@@ -68,6 +68,7 @@ def register(
     ] = None,
     checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")] = "last",
     task: Task = None,
+    trust_job: TrustJob = False,
     mlflow: Mlflow = None,
     runs: Runs = RUNS,
     as_json: Json = False,
@@ -87,6 +88,12 @@ def register(
     from quorate.api.models import register_model, registry_uri
 
     folder = RunFolder.find(runs, run)
+    if not trust_job and (task is None or mlflow is None):
+        refuse_untrusted(
+            why_untrusted(runs, run, folder.path),
+            folder.path,
+            "neither the task nor the registry that its job names is used. Give --task FILE:Class and --mlflow URI",
+        )
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         version, is_new = register_model(folder, registry_uri(runs, mlflow, folder), name, checkpoint, task)

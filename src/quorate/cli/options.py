@@ -157,6 +157,12 @@ Task = Annotated[
     str | None,
     typer.Option("--task", metavar="FILE:Class", help="Where the task is now, if it has moved.", show_default=False),
 ]
+TrustJob = Annotated[
+    bool,
+    typer.Option(
+        "--trust-job", help="Use what the job of a run names that is given by its path, also if others can write there."
+    ),
+]
 Averaged = Annotated[
     bool | None,
     typer.Option(

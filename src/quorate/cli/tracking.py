@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import RUNS, Json, Run, Runs
+from quorate.cli.options import RUNS, Json, Run, Runs, TrustJob
 from quorate.cli.output import print_document
 from quorate.core.errors import RequestError
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
 
 
 def track(
@@ -25,6 +25,7 @@ def track(
     every: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Send a point every N steps. By default as in the job.")
     ] = None,
+    trust_job: TrustJob = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
@@ -47,6 +48,9 @@ def track(
     from quorate.spec.override import Override
 
     folder = RunFolder(RunFolder.find(runs, run).path.absolute())
+    if not trust_job:
+        why = why_untrusted(runs, run, folder.path)
+        refuse_untrusted(why, folder.path, "neither the trackers nor the task that its job names are used")
     asked = {"mlflow": True if mlflow == "true" else mlflow, "tensorboard": tensorboard or None, "wandb": wandb}
     given = {key: value for key, value in asked.items() if value is not None}
     how_often = {} if every is None else {"every": every}

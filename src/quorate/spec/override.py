@@ -13,6 +13,7 @@ PREFIX = "QUORATE_"
 ENVIRONMENT = "environment "
 DEFAULT = "default"
 _LENGTHS = {"epochs", "steps"}
+_KEY_PLACES = {"checkpoint.encrypt.key_env", "checkpoint.encrypt.key_file"}
 _OF_KINDS = {"strategy", "engine"}
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 
@@ -107,14 +108,16 @@ class Layers:
     origins: dict[str, str]
 
     def under(self, overrides: Iterable[Override]) -> "Layers":
-        """These values with one more layer over them. Its steps replace epochs of the layers below, and the reverse."""
+        """These values with one more layer over them. Its steps replace epochs of the layers below, and the reverse; so
+        do the file and the variable of a key."""
         overrides = list(overrides)
         values, origins = plain_copy(self.values), dict(self.origins)
-        lengths = {override.key for override in overrides if override.value is not None} & _LENGTHS
-        if lengths:
-            for length in _LENGTHS:
-                values.pop(length, None)
-                origins.pop(length, None)
+        said = {override.key for override in overrides if override.value is not None}
+        for alternatives in (_LENGTHS, _KEY_PLACES):
+            if said & alternatives:
+                for key in alternatives:
+                    _drop(values, key)
+                    origins.pop(key, None)
         for override in overrides:
             *parents, last = override.key.split(".")
             section = values
@@ -151,6 +154,15 @@ class Layers:
                 yield from self._origins(value, {} if inner is Absent.NOT_GIVEN else inner, f"{path}.")
             else:
                 yield path, DEFAULT if inner is Absent.NOT_GIVEN else self.origin(path)
+
+
+def _drop(values: dict[str, Any], key: str) -> None:
+    *parents, last = key.split(".")
+    section: Any = values
+    for parent in parents:
+        section = section.get(parent) if isinstance(section, dict) else None
+    if isinstance(section, dict):
+        section.pop(last, None)
 
 
 def plain_copy(value: Any) -> Any:

@@ -344,7 +344,30 @@ def is_run(folder: Path) -> bool:
     return (folder / _CREATED).is_file() or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
 
 
-def why_others(folder: Path) -> str:
+def why_untrusted(runs: Path, reference: str, folder: Path) -> str:
+    """Why the run or search that a reference means may be others'; nothing if it lies in the folder of runs in use.
+
+    What its job names is run, and whoever can write to a copy can make it look like a run.
+    """
+    return "" if is_in_use(runs, reference, folder) else _why_others(folder)
+
+
+def is_in_use(runs: Path, reference: str, folder: Path) -> bool:
+    """Whether the run or search that a reference means lies in the folder of runs in use."""
+    folders = (folder.absolute().parent, Path(reference).expanduser().absolute().parent)  # in `runs` may be a link
+    return os.path.realpath(runs) in map(os.path.realpath, folders)
+
+
+def refuse_untrusted(why: str, folder: Path, what: str, remedy: str = "add --trust-job, or ") -> None:
+    """Refuse what uses the job of a run or search that may be others' (`why_untrusted`); `what` of it is not used."""
+    if why:
+        raise RunError(
+            f"{why}, so {folder.name} may be anybody's, and {what}. If you trust it, {remedy}say that your runs are "
+            f"there: --runs {folder.absolute().parent}"
+        )
+
+
+def _why_others(folder: Path) -> str:
     """Why others may have written what is in a run's folder; nothing if only the user can, as far as modes tell."""
     with explaining(f"cannot look at {folder}"):
         for path, owners in ((folder, {os.getuid()}), (folder.parent, {os.getuid(), 0})):

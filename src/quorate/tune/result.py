@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure, plural
 from quorate.spec.yaml_document import write_value
-from quorate.storage.run_folder import LAST, runs_folder
+from quorate.storage.run_folder import LAST, runs_folder, why_untrusted
 from quorate.storage.search_folder import SearchFolder
 
 
@@ -39,10 +39,11 @@ class Trial:
     seconds: float | None
     weights_digest: str
     _of: tuple[SearchRecord, TrialRecord] = field(repr=False, compare=False)
+    _untrusted: str = field(default="", repr=False, compare=False)
 
     @classmethod
-    def of(cls, record: SearchRecord, trial: TrialRecord) -> "Trial":
-        """As the search's folder tells it."""
+    def of(cls, record: SearchRecord, trial: TrialRecord, untrusted: str = "") -> "Trial":
+        """As the search's folder tells it, which may be others' (`untrusted` says why)."""
         return cls(
             number=trial.number,
             params=dict(trial.params),
@@ -55,6 +56,7 @@ class Trial:
             seconds=trial.seconds,
             weights_digest=trial.digest,
             _of=(record, trial),
+            _untrusted=untrusted,
         )
 
     @property
@@ -68,7 +70,7 @@ class Trial:
         record, trial = self._of
         if not trial.has_run:
             raise RunError(f"trial {self.number} of {record.name} has no run: it has not begun, or its folder is gone.")
-        return open_run(record.folder.run(trial.run).path)
+        return replace(open_run(record.folder.run(trial.run).path), untrusted=self._untrusted)
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,10 +99,10 @@ class SearchResult:
     record: SearchRecord = field(compare=False)
 
     @classmethod
-    def read(cls, folder: SearchFolder) -> "SearchResult":
-        """From a search's folder, whatever state that is in."""
+    def read(cls, folder: SearchFolder, untrusted: str = "") -> "SearchResult":
+        """From a search's folder, whatever state that is in; `untrusted` says why it may be others'."""
         record = SearchRecord.read(folder)
-        trials = {trial.number: Trial.of(record, trial) for trial in record.trials}
+        trials = {trial.number: Trial.of(record, trial, untrusted) for trial in record.trials}
         return cls(
             search=folder.name,
             folder=folder.path,
@@ -178,4 +180,6 @@ def conclude(folder: SearchFolder) -> SearchResult:
 
 def open_search(search: str | Path = LAST, runs: str | Path | None = None) -> SearchResult:
     """Open an existing search by its name, a unique prefix of it, its path, or ``"last"``. It may still be running."""
-    return SearchResult.read(SearchFolder(SearchFolder.find(runs_folder(runs), str(search)).path.absolute()))
+    looked_in = runs_folder(runs)
+    folder = SearchFolder(SearchFolder.find(looked_in, str(search)).path.absolute())
+    return SearchResult.read(folder, why_untrusted(looked_in, str(search), folder.path))

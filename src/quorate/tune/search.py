@@ -19,7 +19,7 @@ from quorate.spec.search_load import (
     load_recorded_search,
     resolve_search,
 )
-from quorate.storage.run_folder import RunFolder, runs_folder
+from quorate.storage.run_folder import RunFolder, refuse_untrusted, runs_folder, why_untrusted
 from quorate.storage.search_folder import SearchFolder
 from quorate.tune.journal import Listener
 from quorate.tune.proposal import open_search, with_task
@@ -73,6 +73,8 @@ def begin(search: ResolvedSearch) -> SearchFolder:
 def recorded(runs: Path, reference: str) -> tuple[ResolvedSearch, SearchFolder]:
     """A search that was started before."""
     folder = SearchFolder(SearchFolder.find(runs, reference).path.absolute())
+    why = why_untrusted(runs, reference, folder.path)
+    refuse_untrusted(why, folder.path, "what its job names is not used", remedy="")
     return load_recorded_search(folder.path), folder
 
 
