@@ -24,18 +24,21 @@ _PAGE_MARK = re.compile(r"^<!-- test: ([^>]*?) -->\n+# ", re.MULTILINE)
 _FILE = re.compile(r"# (\S+\.\w+)\n")
 
 # A job that takes a while is one that the next commands find running.
-_PREAMBLE = """
+PREAMBLE = """
 set -eu
+# By when it was created: the folder itself changes, too, when the job of an earlier block ends.
+newest_run() { ls -t runs/*/created 2>/dev/null | head -1; }
 wait_for_step() {  # of the newest run
     for _ in $(seq 600); do
-        newest=$(ls -td runs/*/ 2>/dev/null | head -1)
-        if [ -n "$newest" ] && [ "$newest" != "$before" ] && grep -q '"kind":"step"' "$newest/events.jsonl" 2>/dev/null
+        newest=$(newest_run)
+        if [ -n "$newest" ] && [ "$newest" != "$before" ] &&
+            grep -q '"kind":"step"' "${newest%created}events.jsonl" 2>/dev/null
         then return; fi
         sleep 0.2
     done
     echo "no run has begun" >&2; exit 1
 }
-begin() { before=$(ls -td runs/*/ 2>/dev/null | head -1); }
+begin() { before=$(newest_run); }
 a_running_job() {
     begin
     QUORATE_EPOCHS=30 quorate train examples/digits.yaml --workers 2 --quiet &
@@ -106,4 +109,4 @@ def all_blocks() -> Iterator[Block]:
 
 def script_of(page: str) -> str:
     """The blocks of a page that are run, in its order."""
-    return _PREAMBLE + "".join(f"\n: line {each.line}\n{each.script()}" for each in blocks_of(page) if each.is_run)
+    return PREAMBLE + "".join(f"\n: line {each.line}\n{each.script()}" for each in blocks_of(page) if each.is_run)

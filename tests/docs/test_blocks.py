@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import quorate
-from docs.blocks import PAGES, ROOT, Block, all_blocks, blocks_of, script_of
+from docs.blocks import PAGES, PREAMBLE, ROOT, Block, all_blocks, blocks_of, script_of
 from quorate.cli.app import app
 from quorate.spec.load import resolve_mapping
 from quorate.spec.search_load import resolve_search
@@ -82,6 +82,22 @@ def test_json_is_json(block: Block) -> None:
 
 def test_no_language_is_left_out() -> None:
     assert {block.language for block in BLOCKS} <= {"sh", "python", "yaml", "json"}
+
+
+def test_a_job_of_an_earlier_block_is_not_taken_for_the_one_that_is_waited_for(tmp_path: Path) -> None:
+    """Its folder changes when it ends, also after the next one was asked for."""
+    script = """
+        made() { mkdir -p "runs/$1"; echo '"kind":"step"' > "runs/$1/events.jsonl"; echo > "runs/$1/created"; }
+        sleep() { made digits-0003; }  # while somebody waits
+        made digits-0001; touch -d '1 hour ago' runs/digits-0001/created; made digits-0002
+        begin
+        touch -d '1 hour' runs/digits-0001
+        wait_for_step
+        echo "$newest"
+    """
+    command = ["bash", "-c", PREAMBLE + script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "runs/digits-0003/created\n"
 
 
 @pytest.mark.long
