@@ -655,6 +655,11 @@ class TestThereIsNoSpaceUntilOldOnesAreGone:
         assert held.reached.is_set(), "first what is too much goes, and then the new one is committed"
         assert crew.steps() == [2, 4]
 
+    def test_the_best_of_a_longer_job_is_kept_where_the_job_ends_with_another(self, crew: Crew) -> None:
+        crew.first.checkpointer._known_whole = Cursor(3)
+        crew.first.checkpointer._free_space(replace(at(4), best=best_at(3).best, lasting_best=best_at(2).best))
+        assert crew.steps() == [2, 3]
+
     def test_a_lease_that_is_lost_meanwhile_fails_no_save(self, crew: Crew) -> None:
         crew.first.check_commit = _gone
         crew.first.checkpointer._known_whole = Cursor(3)

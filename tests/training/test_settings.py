@@ -13,6 +13,7 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.errors import RunError, UnsupportedModelError, UserCodeError
+from quorate.training import settings
 from quorate.training.gradients import LoneGradients
 from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
@@ -21,6 +22,7 @@ from quorate.training.own_run import Run
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.settings import IN_TURN, Settings
+from quorate.training.settings import _copied as copy_of
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task
 from training.recorded import run
@@ -199,6 +201,37 @@ def test_what_an_optimizer_within_another_has_is_no_obstacle_to_a_load() -> None
     Replica(Wrapped(), gang.job(Keeps)).load(state)
 
 
+def test_a_rate_that_changes_has_its_own_group_copied_and_the_others_stay_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It changes at every step, and to copy all takes several times as long."""
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [each], "mask": torch.ones(2)} for each in parameters], lr=0.1)
+    watched = Settings({"": optimizer}, {})
+    watched.begin()
+    copied: list[Any] = []
+
+    def seen(owner: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
+        copied.append(owner)
+        return copy_of(owner, tensors)
+
+    monkeypatch.setattr(settings, "_copied", seen)
+    optimizer.param_groups[1]["lr"] = 0.2
+    watched.begin()
+    assert [each["lr"] for each in copied] == [0.2]
+    watched.check("a lane")
+    for number in (0, 1):
+        optimizer.param_groups[number]["mask"] += 1
+        with pytest.raises(UnsupportedModelError, match=rf"param_groups\[{number}\]\['mask'\] was changed"):
+            watched.check("a lane")
+        watched.begin()
+    optimizer.param_groups.append({**optimizer.param_groups[1], "params": []})
+    with pytest.raises(UnsupportedModelError, match="was changed"):
+        watched.check("a lane")
+    watched.begin()
+    watched.check("a lane")
+
+
 def test_of_what_many_parameters_have_all_is_watched_in_turn() -> None:
     watched = Watched(ByTensor)
     values = [(one, key) for one in watched.task.opt.state.values() for key in one]
@@ -323,7 +356,10 @@ def test_what_is_changed_behind_the_last_lane_is_refused_before_the_update() -> 
         watched.watch.after_lanes()
 
 
-def test_nor_does_the_next_step_take_what_is_there_for_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_evaluated", [False, True])
+def test_nor_does_the_next_step_or_evaluation_take_what_is_there_for_right(
+    is_evaluated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = Loop._step
 
     def other_after_it(loop: Loop) -> Any:
@@ -332,7 +368,8 @@ def test_nor_does_the_next_step_take_what_is_there_for_right(tmp_path: Path, mon
         return request
 
     monkeypatch.setattr(Loop, "_step", other_after_it)
-    failure = gang.train(Unevaluated, gang.job(Unevaluated), 2, tmp_path).failure
+    task = tasks.Momentum if is_evaluated else Unevaluated
+    failure = gang.train(task, gang.job(task, evaluate={"every": 1}), 2, tmp_path).failure
     assert "['lr'] was changed from 0.001 to 0.5" in failure.message
 
 
@@ -362,6 +399,18 @@ def editing(run: Run) -> None:
             optimizer.param_groups[0]["lr"] *= 0.5
 
 
+def editing_after_epochs(run: Run) -> None:
+    """Sets the learning rate itself, where an epoch is done."""
+    task = tasks.Momentum()
+    model = task.model()
+    model, optimizer = run.prepare(model, task.optimizer(model))
+    data = task.datasets()[0]
+    for _ in run.epochs():
+        for inputs, targets in run.batches(data):
+            run.step(nn.functional.mse_loss(model(inputs).squeeze(-1), targets))
+        optimizer.param_groups[0]["lr"] *= 0.5
+
+
 def editing_in_lanes(run: Run) -> None:
     task = tasks.Momentum()
     model = task.model()
@@ -371,9 +420,13 @@ def editing_in_lanes(run: Run) -> None:
         run.step(nn.functional.mse_loss(model(inputs).squeeze(-1), targets))
 
 
-def test_a_loop_of_ones_own_changes_settings_between_steps_and_not_in_a_lane(tmp_path: Path) -> None:
-    digests = {run(own_loop_of(editing), tmp_path / f"{workers}", workers).ended.digest for workers in (1, 3)}
-    assert len(digests) == 1
+@pytest.mark.parametrize("main", [editing, editing_after_epochs])
+def test_a_loop_of_ones_own_changes_settings_between_steps(main: Any, tmp_path: Path) -> None:
+    digests = {run(own_loop_of(main), tmp_path / f"{workers}", workers).ended.digest for workers in (1, 3)}
+    assert len(digests) == 1 and None not in digests
+
+
+def test_nor_does_one_change_them_in_a_lane(tmp_path: Path) -> None:
     refused = run(own_loop_of(editing_in_lanes), tmp_path / "lanes", 2).ended.failure
     assert "optimizer.param_groups[0]['lr'] was changed from" in refused.message
 

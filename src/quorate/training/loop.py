@@ -131,11 +131,11 @@ class Loop:
         self.checkpointer.enter(self.strategy, self.progress.cursor.step)
         last = self._last = self.mode.last_step(self.sampler.total_steps)
         self._lagging = self.strategy if self.may_lag and isinstance(self.strategy, Lagging) else None
+        self.watch.begin()
         self._evaluate_if_due()
         # Where a generation was lost while it saved, the next one saves; what is saved already stays as it is.
         if self._save_is_due():
             self._begin_save()
-        self.watch.begin()
         while self._reached < last and not self.progress.early_stopped:
             request = self._step()
             if self._pending:
@@ -318,6 +318,7 @@ class Loop:
         cursor = self.progress.cursor
         if cursor.phase is Phase.EVALUATED or not self.evaluation.is_due(cursor.step, self.sampler):
             return
+        self.watch.check_settings()  # an evaluation takes those that are there for right
         evaluated = self._evaluate(cursor.step)
         metrics, before = evaluated.metrics, self.progress
         has_effects = self.evaluation.has_effects(cursor.step, self.sampler)

@@ -209,6 +209,7 @@ class _Watch:
         self._called = [*optimizers, *schedulers]
         self._attributes = [vars(each) for each in (*self._optimizers, *schedulers.values())]
         self._saved: list[dict[str, Any]] = []
+        self._inner: list[list[torch.Tensor]] = []
         self._of_groups: list[torch.Tensor] = []
         self._kept: list[_Kept] = []
         self._in_turn: list[_Kept] = []
@@ -221,8 +222,7 @@ class _Watch:
     def take(self) -> None:
         owners = self._owners()
         if not _are_equal(owners, self._saved):
-            self._of_groups = []
-            self._saved = [_copied(owner, self._of_groups) for owner in owners]
+            self._copy_changed(owners)
         sizes = [len(each.state) for each in self._optimizers]
         if sizes != self._sizes or self._takes % LOOKED_UP == 0:
             self._sizes, self._kept = sizes, list(self._all_kept())
@@ -233,6 +233,16 @@ class _Watch:
         self._expected = self._saved + sizes + kept
         self._tensors = self._of_groups + [one for one in kept if type(one) is torch.Tensor]
         self._versions = list(map(_VERSION, self._tensors))
+
+    def _copy_changed(self, owners: list[dict[str, Any]]) -> None:
+        """Only those that differ: a rate changes at every step, and to copy hooks and defaults takes longer."""
+        if len(owners) != len(self._saved):
+            self._saved, self._inner = [{} for _ in owners], [[] for _ in owners]
+        for number, (owner, saved) in enumerate(zip(owners, self._saved, strict=True)):
+            if not _are_equal(owner, saved):
+                self._inner[number] = []
+                self._saved[number] = _copied(owner, self._inner[number])
+        self._of_groups = list(chain.from_iterable(self._inner))
 
     def is_unchanged(self) -> bool:
         now: list[Any] = self._owners()

@@ -69,7 +69,9 @@ class UnitLoop(Loop):
                 self.activity.leave()
             elif units.hosted:
                 units.work(self._compute, self.sampler.batch_samples, lambda: self.requested() != NOTHING_ASKED)
-            return self._meet(stood, hub)
+            request = self._meet(stood, hub)
+            self.watch.begin()
+            return request
         except BaseException:
             # Of what is done between boundaries only the servers' records know.
             self.progress = stood
