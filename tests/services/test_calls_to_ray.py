@@ -3,7 +3,9 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -133,6 +135,26 @@ def test_a_lifeline_that_does_not_take_its_token_is_not_left_open(monkeypatch: p
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: opened)
     link._hold_lifeline(1.0)
     assert link._lifeline is None and opened.fileno() == -1
+
+
+def test_a_lifeline_is_looked_at_however_many_files_are_open() -> None:
+    """A launcher with many workers has more than the 1,024 that select() knows."""
+    from quorate.engines.ray_cluster import RayHostLink
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    link, number = object.__new__(RayHostLink), 1500
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 1), hard))
+    try:
+        ours, theirs = socket.socketpair()
+        with ours, theirs, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, number)) as lifeline:
+            link._lifeline = lifeline
+            assert lifeline.fileno() >= number
+            assert not link._is_cut()
+            theirs.close()
+            assert link._is_cut()
+        assert link._is_cut(), "closed"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_doctor_tells_of_certificates_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,8 +233,10 @@ class RayHostLink:
         """Whether the host's process is gone: it never says anything, so there is only an end to be read."""
         if self._lifeline is None:
             return False
+        look = select.poll()  # select() knows no file beyond the first 1,024 of a process
         try:
-            return bool(select.select([self._lifeline], [], [], 0)[0])
+            look.register(self._lifeline, select.POLLIN)
+            return bool(look.poll(0))
         except (OSError, ValueError):
             return True
 
