@@ -19,7 +19,15 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from quorate.core.digests import derive_seed
-from quorate.core.errors import JobError, RequestError, SettingsDiffer, TaskError, UnsupportedModelError, WorkerUnfit
+from quorate.core.errors import (
+    JobError,
+    ReplicasDiffer,
+    RequestError,
+    SettingsDiffer,
+    TaskError,
+    UnsupportedModelError,
+    WorkerUnfit,
+)
 from quorate.core.user_code import RAISED, blame_user_code
 from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators, seed_generators
@@ -34,7 +42,7 @@ from quorate.training.own_audit import AUDITED, Audit, marked_locals
 from quorate.training.own_rehearsal import LARGEST, Rehearsal, is_rehearsed
 from quorate.training.own_run import AT_BATCH, AT_STEP, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
 from quorate.training.progress import Progress
-from quorate.training.replica import Replica
+from quorate.training.replica import Replica, changed_outside
 from quorate.training.settings import Settings
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
@@ -180,11 +188,13 @@ class OwnLoop(Task):
         that is, makes another of it."""
         assert self._watch is not None
         self._audits = False
-        before = marked_locals(self.frame)
-        if self._rehearsal is not None:
-            own = copy.deepcopy(batch)
+        before, weights = marked_locals(self.frame), self._weights()
+        own = copy.deepcopy(batch) if self._rehearsal is not None else None
         with preserved_generators(), torch.random.fork_rng(self._watch.devices):
             loss = self.loss_of(copy.deepcopy(batch), is_last=False)
+        now = self._weights()
+        if changed := next((name for name, digest in weights.items() if now[name] != digest), None):
+            raise changed_outside(changed, f"{self._name}() between a batch and its run.step()")
         audit = Audit(self._name, loss, list(self._parameters.values()), before, lambda: marked_locals(self.frame))
         if self._rehearsal is not None:
             self._rehearsal.compare_loss(own, audit.found)
@@ -418,7 +428,8 @@ class OwnLoop(Task):
             )
 
     def _weights(self) -> dict[str, str]:
-        return digests(self._prepared[0].named_parameters())
+        assert self._watch is not None
+        return digests(self._prepared[0].named_parameters(), self._watch.device)
 
     @property
     def _name(self) -> str:
@@ -519,7 +530,10 @@ class TurnsLoop(Loop):
         self.watch.begin()  # between steps, `main` may change them
         try:
             return super()._try_step()
-        except SettingsDiffer as error:
+        except ReplicasDiffer as error:
+            buffers = (name for name, _ in self.replica.buffers.committed())
+            if not isinstance(error, SettingsDiffer) and not any(f"'{name}'" in error.message for name in buffers):
+                raise
             raise UnsupportedModelError(
                 f"{error} So {type(self.main).__name__}() does not do the same in every worker between two steps. Keep "
                 "what it depends on in run.state, use result.loss rather than the loss of a batch, and set nothing "

@@ -21,6 +21,8 @@ from quorate.training.state_watch import StateWatch
 if TYPE_CHECKING:
     from quorate.training.own_loop import OwnLoop
 
+EARLY = 8
+"""Up to here every step after the first is rehearsed."""
 LARGEST = 2**30
 """Bytes of parameters up to which there is room for a second model."""
 _DEEPEST, _MOST = 2, 100
@@ -31,7 +33,7 @@ def is_rehearsed(step: int, sampler: Sampler) -> bool:
     """Early, and more and more seldom; and where an epoch begins or ends."""
     epoch, within = divmod(step - 1, sampler.steps_per_epoch)
     is_at_border = within < 2 or within == sampler.steps_per_epoch - 1
-    return step > 1 and (step & (step - 1) == 0 or (is_at_border and epoch & (epoch - 1) == 0))
+    return step > 1 and (step <= EARLY or step & (step - 1) == 0 or (is_at_border and epoch & (epoch - 1) == 0))
 
 
 class Rehearsal:

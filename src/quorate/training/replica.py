@@ -290,7 +290,8 @@ def changed_outside(name: str, where: str) -> UnsupportedModelError:
     """The error for a parameter that changed where only the optimizer may change it."""
     return UnsupportedModelError(
         f"Parameter '{name}' was changed in {where}. Lanes share the parameters, so a change there would depend on "
-        "which lanes a worker hosts. Change parameters in the optimizer's step() only."
+        "which lanes a worker hosts. Change parameters in the optimizer's step() only; to compute with other weights, "
+        "as sharpness-aware training does, use torch.func.functional_call, and keep a second set of weights in buffers."
     )
 
 

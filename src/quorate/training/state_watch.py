@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.user_code import given
 from quorate.training.accumulated import AccumulatedMetric
-from quorate.training.device import digests
+from quorate.training.device import Device, digests
 from quorate.training.kept_values import (
     MODULES_OWN,
     Change,
@@ -142,6 +142,10 @@ class StateWatch:
         change = self._kept.change()
         if change is not None:
             raise UnsupportedModelError(f"{_called(change)} was changed in {where}. {_NOT_IN_THE_STATE}")
+
+    @property
+    def device(self) -> Device:
+        return self._replica.device
 
     @property
     def devices(self) -> list[torch.device]:
