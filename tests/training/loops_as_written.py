@@ -461,7 +461,7 @@ def momentum_forgotten_at_the_top_of_an_epoch(run: Run) -> None:
         train(run, model)
 
 
-@refused("it sets optimizer.param_groups[0]['lr'] to")
+@refused("These variables differ: scheduler.")
 def scheduler_in_a_local(run: Run) -> None:
     model, optimizer = prepared(run)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
@@ -535,6 +535,21 @@ def plateau_in_a_local(run: Run) -> None:
     for _ in run.epochs():
         train(run, model)
         plateau.step(run.metrics["loss"])
+
+
+class Config:
+    """Settings of a script, for all to see."""
+
+    smoothing = 0.1
+
+
+@refused("begins with another Config.smoothing, which it changes from")
+def config_for_all_to_see(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            run.step(F.mse_loss(model(inputs), targets * (1 - Config.smoothing)))
+        Config.smoothing *= 0.5
 
 
 @refused("has changed weights after the last step")

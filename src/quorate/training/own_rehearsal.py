@@ -88,11 +88,24 @@ class Rehearsal:
     def _tried(self) -> Iterator[None]:
         """Without a trace: what it draws and prints has been drawn and printed."""
         devices = [] if self._state.device.is_host else [self._state.parameters[0][1].device]
+        before = self._shared()
         try:
             with preserved_generators(), torch.random.fork_rng(devices), _unheard():
                 yield
         except QuorateError as error:
             raise self._refused(f"fails: {error.message.rstrip('.')}") from None
+        now = self._shared()
+        if changed := next((name for name, value in now.items() if before.get(name, value) != value), None):
+            raise self._refused(f"begins with another {changed}, which it changes from {before[changed]}")
+
+    def _shared(self) -> dict[str, Any]:
+        """Numbers and texts that all code of the module of `main` has in common."""
+        names = type(self._first)._main.__globals__
+        of_classes = ((f"{name}.", vars(each)) for name, each in names.items() if isinstance(each, type))
+        found = {name: value for name, value in names.items() if isinstance(value, bool | int | float | str)}
+        for prefix, values in of_classes:
+            found |= {prefix + name: v for name, v in values.items() if isinstance(v, bool | int | float | str)}
+        return found
 
     def _refused(self, what: str) -> UnsupportedModelError:
         named = f" These variables differ: {', '.join(self._differ[:8])}." if self._differ else ""
