@@ -71,6 +71,7 @@ class JobKeys(TypedDict, total=False):
     overlap: bool
     nccl: Section
     check_gradients: Section | None
+    record: str | None
     track: Section | None
     notify: Section | None
     callbacks: Sequence[str]

@@ -95,8 +95,11 @@ def _parting(pair: RunPair) -> Text:
         return Text("They have no step in common.", style="yellow")
     if parting is None:
         return Text(f"They do not diverge: loss and gradient norm have the same bits at all {common:,} common steps.")
-    values = "; ".join(f"{name} {both[0]!r} and {both[1]!r}" for name, both in parting.values.items())
-    return Text(f"They diverge at step {parting.step:,}: {values}.", style="yellow")
+    values = [f"{name} {both[0]!r} and {both[1]!r}" for name, both in parting.values.items()]
+    if parting.lane is not None:
+        tensor = "" if parting.tensor is None else f", first in that of '{parting.tensor}'"
+        values.insert(0, f"the gradient of lane {parting.lane}{tensor}")
+    return Text(f"They diverge at step {parting.step:,}: {'; '.join(values)}.", style="yellow")
 
 
 def _print_replay(screen: Screen, replayed: Replay) -> None:

@@ -228,8 +228,9 @@ def diff(
 ) -> None:
     """Compare two runs: their keys, their metrics, and the first step at which they diverge.
 
-    Two runs diverge at the first step whose loss or gradient norm differs in any bit. With --tensor both are trained
-    again from the checkpoint before that step, in a temporary folder.
+    Two runs diverge at the first step whose loss or gradient norm differs in any bit, or a lane's gradient if both have
+    recorded these (`record`). With --tensor both are trained again from the checkpoint before that step, in a temporary
+    folder.
 
     \b
     Examples:

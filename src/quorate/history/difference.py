@@ -2,13 +2,15 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from quorate.core.errors import DamagedFileError
 from quorate.core.task_source import TaskSource
 from quorate.history.timeline import Timeline, logged_curves
+from quorate.observe.events import StepCompleted
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import Change, ResolvedJob, changes
 from quorate.storage.kept_source import read_source
@@ -24,10 +26,13 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Parting:
-    """The first step that two runs have told differently: what of it differs, to the last bit."""
+    """The first step that two runs have told differently: what of it differs, to the last bit. Where both have recorded
+    their lanes, the first of these whose gradient differs and, of its tensors, the first that does."""
 
     step: int
     values: dict[str, Pair]
+    lane: int | None = None
+    tensor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class RunSide:
             load_recorded(folder.job_file, {}, []),
             _whole(folder.read_environment),
             _whole(folder.read_result),
-            Timeline.read(folder.events_file, keep=("losses", "gradient_norms", "log")),
+            Timeline.read(folder.events_file, keep=("losses", "gradient_norms", "log", "lanes", "tensors")),
             None if kept is None else kept.source,
         )
 
@@ -112,13 +117,27 @@ def _whole(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
 
 def compare(left: Timeline, right: Timeline) -> Comparison:
     """Compare two runs by loss and gradient norm, step by step: they depend on every bit of a step, and JSON writes the
-    shortest text that reads back as the same number."""
+    shortest text that reads back as the same number. And by the digests of lanes, where both have recorded them."""
     common = sorted(left.steps.keys() & right.steps.keys())
     for step in common:
-        values = differing(*(side.steps[step].by_optimizer("loss", "gradient_norm") for side in (left, right)))
-        if values:
-            return Comparison(len(common), Parting(step, values))
+        one, other = left.steps[step], right.steps[step]
+        values = differing(*(side.by_optimizer("loss", "gradient_norm") for side in (one, other)))
+        lane = _first(one.lanes, other.lanes) if one.lanes and other.lanes else None
+        if values or lane is not None:
+            return Comparison(len(common), Parting(step, values, lane, _first_tensor(one, other, lane)))
     return Comparison(len(common), None)
+
+
+def _first(left: Sequence[str], right: Sequence[str]) -> int | None:
+    pairs = enumerate(zip_longest(left, right))
+    return next((number for number, (one, other) in pairs if one != other), None)
+
+
+def _first_tensor(left: StepCompleted, right: StepCompleted, lane: int | None) -> str | None:
+    if lane is None or left.tensors is None or right.tensors is None:
+        return None
+    pairs = ((name, each[lane : lane + 1], right.tensors.get(name, ())) for name, each in left.tensors.items())
+    return next((name for name, one, other in pairs if one != other[lane : lane + 1]), None)
 
 
 def differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Pair]:

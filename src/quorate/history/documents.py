@@ -201,7 +201,12 @@ def difference_document(pair: RunPair) -> dict[str, Any]:
         "common_steps": pair.comparison.common_steps,
         "divergence": None
         if parting is None
-        else {"step": parting.step, "values": {name: _sides(both) for name, both in parting.values.items()}},
+        else {
+            "step": parting.step,
+            "values": {name: _sides(both) for name, both in parting.values.items()},
+            "lane": parting.lane,
+            "tensor": parting.tensor,
+        },
     }
 
 

@@ -26,7 +26,9 @@ FILL: dict[str, float] = {SPEED: 0.0, LONGEST: 0.0, **dict.fromkeys(_TIMES, 0.0)
 """What a column has for a step that does not tell it; `MISSING` where nothing is said here."""
 _WHOLE = frozenset({STEP, SAMPLES})
 _LARGEST_WHOLE = 2**52
-_PLAIN = frozenset({"kind", "version", "epoch", "ledger", "own_order", "dropped", "planned", "draws"})
+_PLAIN = frozenset(
+    {"kind", "version", "epoch", "ledger", "own_order", "dropped", "planned", "draws", "lanes", "tensors"}
+)
 """Fields of a step that are in no column, and whose types nobody here relies on."""
 _NUMBERS = frozenset({TIME, SPEED, LONGEST, *_TIMES, *FAMILIES})
 _SCALES = {SPEED: 10, TIME: 1_000_000, LONGEST: 1_000_000, **dict.fromkeys(_TIMES, 1_000_000)}

@@ -178,6 +178,8 @@ _SELDOM = (
     "loss_scale",
     "overflow",
     "skipped",
+    "lanes",
+    "tensors",
 )
 _SELDOM_VALUES = attrgetter(*_SELDOM)
 
@@ -190,7 +192,8 @@ class StepCompleted(Event):
     nothing has no loss (None). `ledger` is the digest of the samples that were used; the last step of an epoch also has
     `dropped` and `planned`. `bad` samples could not be read. `longest_data_s` is how long the worker that got its data
     last has waited for them. `draws`: random numbers are drawn for samples, which differ in the next epoch.
-    `loss_scale` is that of `precision: fp16` after the step; if gradients `overflow`, the update was skipped.
+    `loss_scale` is that of `precision: fp16` after the step; if gradients `overflow`, the update was skipped. With
+    `record`, `lanes` has the digest of each lane's gradient, and `tensors` that of each of its tensors, lane by lane.
     """
 
     epoch: Count | None = None
@@ -216,6 +219,8 @@ class StepCompleted(Event):
     loss_scale: Number | None = None
     overflow: bool = False
     skipped: SkippedStep | None = None
+    lanes: tuple[str, ...] = ()
+    tensors: dict[str, tuple[str, ...]] | None = None
 
     def by_optimizer(self, *families: str) -> dict[str, float | None]:
         """These numbers by the names under which they are written and shown."""

@@ -395,6 +395,9 @@ class JobSpec(Section):
     check_gradients: Annotated[CheckGradientsSpec | None, Mark.MANNER] = None
     """Every N steps, workers compare their gradients before the optimizer uses them (`ring` and `ddp`). If they differ,
     a message names the tensor and the workers."""
+    record: Annotated[Literal["lanes", "tensors"] | None, Mark.MANNER, Allowed("lanes, tensors or null")] = None
+    """Write down the digest of each lane's gradient in every step, so that `quorate diff` names the first lane in which
+    two runs differ (`ring`, and synchronous `parameter-server`). `tensors`: of each tensor, too, which costs more."""
     track: Annotated[TrackSpec | None, Mark.MANNER] = None
     notify: Annotated[NotifySpec | None, Mark.MANNER] = None
     callbacks: Annotated[

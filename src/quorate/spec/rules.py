@@ -338,6 +338,19 @@ def _gradients_are_whole(job: Job, told: Told) -> Iterator[Problem]:
         )
 
 
+def _lanes_are_recorded(job: Job, told: Told) -> Iterator[Problem]:
+    strategy = job["strategy"]
+    given: dict[str, Any] = {"kind": strategy} if isinstance(strategy, str) else dict(strategy)
+    has_lanes = given.get("kind") == "ring" or given.get("mode", "synchronous") == "synchronous"
+    if job["record"] is not None and (given.get("kind") in ("ddp", "fsdp") or not has_lanes):
+        yield Problem(
+            "record",
+            f"{job['record']}{told('record')} tells runs apart by their lanes, whose order of summation is not fixed "
+            f"with this strategy{told('strategy')}",
+            "Leave it out, or use strategy: ring or synchronous parameter-server.",
+        )
+
+
 def _cluster_fits(job: Job, told: Told) -> Iterator[Problem]:
     engine, strategy, device = job["engine"], job["strategy"], job["device"]
     given: dict[str, Any] = {"kind": engine} if isinstance(engine, str) else dict(engine)
@@ -464,6 +477,7 @@ _RULES: dict[Callable[[Job, Told], Iterator[Problem]], frozenset[str]] = {
     _loss_scale_is_used: frozenset({"precision", "loss_scale", "strategy"}),
     _shrinking_is_agreed: frozenset({"strategy", "on_out_of_memory"}),
     _gradients_are_whole: frozenset({"check_gradients", "strategy"}),
+    _lanes_are_recorded: frozenset({"record", "strategy"}),
     _cluster_fits: frozenset({"engine", "strategy", "device", "batch_size"}),
     _growth_has_room: frozenset({"engine", "strategy", "workers", "min_workers"}),
     _places_take_copies: frozenset({"checkpoint"}),

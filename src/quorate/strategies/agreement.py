@@ -83,6 +83,7 @@ class WorkerNote:
                 lane.put_back,
                 lane.micro_batches,
                 lane.shortage,
+                lane.digests,
             ]
             for lane in self.lanes
         ]
@@ -109,9 +110,11 @@ class WorkerNote:
                 data_s,
                 tuple(put_back),
                 None,
-                *cut,
+                rest[0],
+                rest[1],
+                digests=tuple(rest[2]),
             )
-            for lane, samples, present, losses, logged, tally, read, bad, why, data_s, put_back, *cut in note["lanes"]
+            for lane, samples, present, losses, logged, tally, read, bad, why, data_s, put_back, *rest in note["lanes"]
         ]
         stop, save, leave = note["request"]
         return cls(lanes, note["digests"], StepRequest(stop, Save(save), leave), note["state"], note["settings"])
@@ -311,6 +314,7 @@ def _lone(lane: LaneResult, request: StepRequest) -> Agreement | None:
         why=lane.why,
         data_s=lane.data_s,
         put_back=tuple(sorted(set(lane.put_back))),
+        digests=(lane.digests,) if lane.digests else (),
     )
 
 
@@ -330,6 +334,7 @@ def _of_lanes(
         bad=tuple(sample for lane in lanes for sample in lane.bad),
         why=tuple(reason for lane in lanes for reason in lane.why),
         put_back=tuple(sorted({name for lane in lanes for name in lane.put_back})),
+        digests=tuple(lane.digests for lane in lanes) if any(lane.digests for lane in lanes) else (),
     )
 
 

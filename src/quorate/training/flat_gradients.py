@@ -110,6 +110,11 @@ class FlatGradients:
         self._readiness = _Readiness(self.plan, ready)
         self._hook(range(len(self.parameters)))
 
+    @property
+    def latest(self) -> FlatTensors:
+        """Those of the lane that was begun last."""
+        return self._current
+
     def begin(self, lane: int) -> None:
         for parameter in self.parameters:
             parameter.grad = None

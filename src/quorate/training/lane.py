@@ -14,6 +14,7 @@ from quorate.training.captured_program import CapturedProgram, LaneGraphs
 from quorate.training.device import Device
 from quorate.training.flat_buffers import Taken
 from quorate.training.gradients import Gradients
+from quorate.training.lane_digest import collected, joined_halves, lane_digests
 from quorate.training.lane_program import EagerProgram, LaneProgram, MicroBatch
 from quorate.training.losses import LossSum, Unread
 from quorate.training.measurement import as_written, evaluation_mode, measure
@@ -34,7 +35,8 @@ class LaneResult:
 
     Its samples were cut into so many `micro_batches`. `shortage` says how its memory ran out: then it is void.
     `losses` and `log` are not there before what is `unread` was brought from the device, nor are `buffers`, the changed
-    ones, where all of them were `taken`: `LaneRunner.read` does both.
+    ones, where all of them were `taken`: `LaneRunner.read` does both. `digests`, where they are asked for, are that of
+    its gradient and then those of its tensors.
     """
 
     lane: int
@@ -53,6 +55,7 @@ class LaneResult:
     micro_batches: int = 1
     shortage: str = ""
     taken: Taken | None = None
+    digests: tuple[int, ...] = ()
 
 
 def read_losses(results: Sequence[LaneResult], device: Device) -> None:
@@ -72,6 +75,8 @@ def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
         if result.unread is not None:
             result.losses = result.unread.sums(numbers)
             result.log = {**result.log, **result.unread.logged_sums(numbers)}
+            if result.unread.digests:
+                result.digests = joined_halves([next(numbers) for _ in result.unread.digests])
             result.unread = None
 
 
@@ -94,6 +99,7 @@ class LaneRunner:
         self._device = replica.device
         self._threads = replica.spec.threads
         self._metrics_every = replica.spec.train_metrics_every
+        self._record = replica.spec.record
         self._gradients = gradients
         self._watch = watch
         self._seed = seed
@@ -132,8 +138,7 @@ class LaneRunner:
         replica, device = self._replica, self._device
         replica.begin_lane()
         put_back = self._watch.before_lane()
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        self._pin_threads()
         device.seed(self._seed_of(step, lane))
         self._gradients.begin(lane)
         self._has_begun = True
@@ -141,6 +146,8 @@ class LaneRunner:
             self._begun(lane, len(batches))
         result.unread = self._run_batches(batches, batch_samples, spans)
         result.present = self._gradients.finish()
+        if self._record is not None:
+            self._digest(result, result.unread)
         meanwhile()
         if device.is_host:
             read_losses([result], device)
@@ -155,8 +162,7 @@ class LaneRunner:
             self._graphs.lane_ended(assigned)
         result.put_back = (*put_back, *assigned)
         # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        self._pin_threads()
         self._has_begun = False
         return result
 
@@ -166,6 +172,20 @@ class LaneRunner:
         for result in results:
             if result.taken is not None:
                 result.buffers, result.taken = self._replica.buffers.changes_in(result.taken), None
+
+    def _pin_threads(self) -> None:
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
+
+    def _digest(self, result: LaneResult, unread: Unread) -> None:
+        groups = collected(self._gradients, by_tensor=False)
+        if self._record == "tensors":
+            groups += collected(self._gradients, by_tensor=True)
+        found = lane_digests(groups, self._device)
+        if self._device.is_host:
+            result.digests = tuple(int(each) for each in found)
+        else:
+            unread.digests = [each for each in found if isinstance(each, torch.Tensor)]
 
     def _run_batches(
         self, batches: Sequence[tuple[int, Any]], batch_samples: int, spans: SpanRecorder | None

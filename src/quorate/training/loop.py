@@ -272,8 +272,9 @@ class Loop:
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
         timing = timing or Timing(self._laps.lap(), self.activity.seconds)
         rates = self._learning_rates(step) if rates is None else rates
-        names = self.replica.optimizers.by_name
-        event = step_completed(step, agreed, norms, warnings, timing, rates, self.sampler, names, self._hosted.draws)
+        names, draws = self.replica.optimizers.by_name, self._hosted.draws
+        tensors = [name for name, _ in self.replica.trainable] if agreed.digests else ()
+        event = step_completed(step, agreed, norms, warnings, timing, rates, self.sampler, names, draws, tensors)
         self.publish(event)
         barren = self.progress.barren
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):

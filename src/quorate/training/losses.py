@@ -53,10 +53,12 @@ class GivenLoss(NamedTuple):
 
 @dataclass
 class Unread:
-    """The losses and logged numbers of a lane, micro-batch by micro-batch, as the device has them."""
+    """The losses and logged numbers of a lane, micro-batch by micro-batch, as the device has them; and, in halves, the
+    digests of its gradient."""
 
     losses: list[GivenLoss] = field(default_factory=list)
     logged: list[tuple[int, dict[str, list[float | torch.Tensor]]]] = field(default_factory=list)
+    digests: list[torch.Tensor] = field(default_factory=list)
 
     def scalars(self) -> Iterator[torch.Tensor]:
         """All that is to be read, in the order in which `sums` and `logged_sums` take it."""
@@ -66,6 +68,7 @@ class Unread:
                 yield loss.items
         for _, values in self.logged:
             yield from (each for given in values.values() for each in given if isinstance(each, torch.Tensor))
+        yield from self.digests
 
     def sums(self, numbers: Iterator[float]) -> dict[str, LossSum]:
         """The losses by optimizer, of the numbers that were read."""

@@ -83,6 +83,11 @@ class RowGradients(FlatGradients):
         self._left.clear()
         self.rows[lane] = {}
 
+    @property
+    def latest_rows(self) -> dict[int, Rows]:
+        """The rows of the lane that was begun last, by parameter."""
+        return self.rows.get(self._lane, {})
+
     def finish(self) -> int:
         bits = super().finish()
         for index, gradient in self._left.items():

@@ -1,12 +1,13 @@
 """What is published of a step that is done."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.data.indices import ranges_of
 from quorate.data.sampler import Sampler
 from quorate.observe.events import SkippedStep, StepCompleted
+from quorate.training.lane_digest import written
 from quorate.training.pending_steps import Timing
 from quorate.training.strategy import Agreement
 
@@ -21,13 +22,18 @@ def step_completed(
     sampler: Sampler,
     optimizers: Iterable[str],
     draws: bool,
+    tensors: Sequence[str] = (),
 ) -> StepCompleted:
-    """Whether it was read at once or late, it is the same but for its times."""
+    """Whether it was read at once or late, it is the same but for its times. `tensors` are the names of what has
+    gradients."""
     epoch, seconds, skipped = sampler.epoch_of(step), timing.seconds, agreement.skipped
     # A step that changes nothing has no loss. What ends an epoch tells what the ledger must know of it.
     losses: dict[str, float | None] = {name: loss.mean for name, loss in agreement.losses.items()}
     if agreement.is_void:
         losses = dict.fromkeys(optimizers)
+    # A lane without samples has none.
+    lanes = [[written(each) for each in of_lane] or [""] for of_lane in agreement.digests]
+    by_tensor = len(max(lanes, key=len, default=[])) > 1
     is_own = sampler.is_own(epoch)
     ends = sampler.ends_epoch(step)
     return StepCompleted(
@@ -59,4 +65,10 @@ def step_completed(
         skipped=None
         if skipped is None
         else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples), skipped.is_partial),
+        lanes=tuple(each[0] for each in lanes),
+        tensors={
+            name: tuple(each[index] if len(each) > 1 else "" for each in lanes) for index, name in enumerate(tensors, 1)
+        }
+        if by_tensor
+        else None,
     )

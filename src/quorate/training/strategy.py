@@ -79,7 +79,7 @@ class Agreement(NamedTuple):
     parameters have a gradient, as bits, and `buffers` are the values to commit. `bad` samples were left out; `why` says
     of the first of them what is wrong. `data_s` are the seconds that the worker which waited longest has waited for
     data, `put_back` the names of what user code has assigned. `scaling` is known with the sum of the gradients: where
-    these overflow, the optimizers leave the step out.
+    these overflow, the optimizers leave the step out. `digests` are those of each lane, where they are asked for.
     """
 
     samples: int
@@ -96,6 +96,7 @@ class Agreement(NamedTuple):
     put_back: tuple[str, ...] = ()
     shortage: Shortage | None = None
     scaling: Scaling | None = None
+    digests: tuple[tuple[int, ...], ...] = ()
 
     @property
     def planned(self) -> int:

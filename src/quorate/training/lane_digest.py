@@ -1,0 +1,78 @@
+"""The digest of the gradient that a lane has computed: in 64 bits, made where the gradient lies.
+
+On a host it is xxh3 of the bytes. Elsewhere the device adds up the gradient as integers, each times an odd number of
+its own, modulo 2^64: such a sum does not depend on its order, and a single bit that differs always changes it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import xxhash
+
+from quorate.reduce.rows import Rows
+from quorate.training.device import Device
+from quorate.training.flat_gradients import FlatGradients, flattened
+from quorate.training.gradients import Gradients, LoneGradients
+from quorate.training.row_gradients import RowGradients
+
+_HALF = 0xFFFFFFFF
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_APART = -7046029254386353131
+"""The golden ratio in 64 bits: multiples of it, made odd, are far apart, so that equal changes do not cancel out."""
+
+
+def collected(gradients: Gradients, *, by_tensor: bool) -> list[tuple[torch.Tensor, ...]]:
+    """What the lane that has just ended has collected: all of it as one, or what there is of each parameter."""
+    if isinstance(gradients, LoneGradients):
+        each: list[tuple[torch.Tensor, ...]] = [
+            () if parameter.grad is None else (_in_a_row(parameter.grad),) for parameter in gradients.parameters
+        ]
+        return each if by_tensor else [tuple(part for parts in each for part in parts)]
+    assert isinstance(gradients, FlatGradients), "other gradients are summed in no fixed order"
+    rows: dict[int, Rows] = gradients.latest_rows if isinstance(gradients, RowGradients) else {}
+    of_rows = {index: (some.indices, some.values) for index, some in rows.items()}
+    if by_tensor:
+        return [of_rows.get(index, (_in_a_row(view),)) for index, view in enumerate(gradients.latest.views)]
+    return [(*gradients.latest.buckets, *(part for index in sorted(of_rows) for part in of_rows[index]))]
+
+
+def lane_digests(groups: Iterable[Sequence[torch.Tensor]], device: Device) -> list[int] | list[torch.Tensor]:
+    """One for each group of tensors. Where the device is not the host, they are still there: two numbers each."""
+    if device.is_host:
+        return [_on_host(group, device) for group in groups]
+    return [half for group in groups for half in _halves(_on_device(group))]
+
+
+def joined_halves(numbers: Sequence[float]) -> tuple[int, ...]:
+    """The digests of a device, from the numbers that were read."""
+    return tuple(int(high) << 32 | int(low) for high, low in zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def written(digest: int) -> str:
+    """As it is told and compared."""
+    return f"{digest:016x}"
+
+
+def _in_a_row(tensor: torch.Tensor) -> torch.Tensor:
+    return flattened(tensor, as_they_lie=True)
+
+
+def _on_host(tensors: Sequence[torch.Tensor], device: Device) -> int:
+    digest = xxhash.xxh3_64()
+    for tensor in tensors:
+        digest.update(device.content(tensor))
+    return digest.intdigest()
+
+
+def _on_device(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.int64, device=tensors[0].device if tensors else None)
+    for tensor in tensors:
+        numbers = tensor.reshape(-1).view(_INTEGERS[tensor.itemsize]).to(torch.int64)
+        odd = torch.arange(len(numbers), device=numbers.device).mul_(_APART).bitwise_or_(1)
+        total = total * _APART + (numbers * odd).sum()
+    return total
+
+
+def _halves(digest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers are read as float64, which has room for half of it."""
+    return digest >> 32 & _HALF, digest & _HALF
