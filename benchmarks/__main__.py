@@ -170,6 +170,21 @@ def tracking(rounds: Rounds = 3, output: Output = None, as_json: Json = False) -
 
 
 @app.command()
+def audits(rounds: Rounds = 5, output: Output = None, as_json: Json = False) -> None:
+    """Train a CNN on one and on two workers, with and without audits and recorded digests.
+
+    \b
+    Examples:
+      python -m benchmarks audits
+      python -m benchmarks audits --rounds 9 --output audits.json
+    """
+    from benchmarks.audits import Audits
+    from benchmarks.run import Options, run
+
+    raise typer.Exit(run(Audits(), Options(rounds, None, output, as_json)))
+
+
+@app.command()
 def startup(
     systems: Systems = None,
     rounds: Rounds = 5,

@@ -84,6 +84,7 @@ MORE = {
     "encrypt": {"security": "../how-to/security.md"},
     "nccl": {"NCCL": "../how-to/nccl.md"},
     "check_gradients": {"bits": "../explanation/bits.md"},
+    "audit": {"audits": "../explanation/bits.md#audits"},
     "record": {"reproduce": "../how-to/reproduce.md"},
     "track": {
         "tracking": "../how-to/tracking.md",

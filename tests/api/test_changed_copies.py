@@ -59,6 +59,8 @@ HARMLESS = {
     *("balance", "runs", "checkpoint", "loader_workers", "loader_prefetch", "links", "capture", "overlap", "nccl"),
     *(
         "check_gradients",
+        "audit",
+        "audit.every",
         "record",
         "train_metrics_every",
         "port",

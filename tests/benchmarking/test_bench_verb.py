@@ -107,6 +107,7 @@ def test_every_benchmark_has_a_verb() -> None:
         "nccl",
         "step",
         "tracking",
+        "audits",
         "startup",
         "scaling",
         "overlap",

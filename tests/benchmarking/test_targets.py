@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.audits import Audits
 from benchmarks.row import Row, compared
 from benchmarks.scaling import Scaling
 from benchmarks.selection import Crowd
@@ -70,6 +71,12 @@ def test_the_overhead_of_a_step_is_over_the_hand_written_loop(ms: float, verdict
 def test_a_loop_of_ones_own_is_held_against_a_task(ms: float, verdict: str) -> None:
     rows = Step().explained([row("quorate", 1.05, case="tiny-mlp"), row("quorate-own-loop", ms, case="tiny-mlp")])
     assert verdicts("step", rows)["tiny MLP: µs of a training loop of one's own over the same as a task"] == verdict
+
+
+@pytest.mark.parametrize(("ms", "verdict"), [(50.2, "met"), (50.4, "missed")])
+def test_audits_are_held_against_none_on_as_many_workers(ms: float, verdict: str) -> None:
+    rows = [row("audited", ms, processes=1), row("unaudited", 50.0, processes=1)]
+    assert verdicts("audits", Audits().explained(rows))["CNN, 1 worker: % more with audits"] == verdict
 
 
 @pytest.mark.parametrize(("ms", "verdict"), [(50.4, "met"), (50.6, "missed")])

@@ -80,3 +80,11 @@ def test_what_has_gone_once_leaves_nothing_more_to_go(
     whole = data.draw(st.sampled_from(sorted(saved)))
     left = saved - set(surplus(list(saved), retention, best, whole))
     assert surplus(list(left), retention, best, whole) == ()
+
+
+def test_the_newest_from_before_the_last_audit_of_every_worker_stays() -> None:
+    saved = steps(10, 20, 30, 40)
+    told = reasons(saved, Retention(1, audited=25), None, Cursor(40))
+    assert told[Cursor(20)] == (Reason.AUDITED,)
+    assert surplus(saved, Retention(1, audited=25), None, Cursor(40)) == tuple(steps(10, 30))
+    assert surplus(saved, Retention(1, audited=5), None, Cursor(40)) == tuple(steps(10, 20, 30))

@@ -727,3 +727,19 @@ def test_a_user_error_ends_the_job_while_it_regroups() -> None:
 def test_a_task_that_ends_with_the_code_of_one_that_leaves_is_given_up_like_any_other() -> None:
     events: list[Timed] = [(0.1, exited(0, LEFT, life=life)) for life in range(4)]
     assert isinstance(last_of(start(SETTINGS, 0.0), *events).state, Ended)
+
+
+def test_where_two_dispute_a_lane_the_one_that_is_left_waits_for_another() -> None:
+    state = training(replace(SETTINGS, workers=2))
+    why = Failure("LanesDisputed", "lane 3 was computed to other bits", worker=1)
+    told, gone, alone = play(
+        state, (1.0, FailureReported(1, why, pid_of(1))), (1.1, exited(1, GAVE_UP)), (1.2, reported(0))
+    )
+    assert isinstance(told.state, Training)
+    assert [refill.worker for refill in gone.actions if isinstance(refill, Refill)] == [1]
+    assert isinstance(alone.state, Forming)
+    assert "another worker must come" in alone.reason
+    generation = declared(last_of(alone.state, (2.0, registered(1, life=1))))
+    assert workers_of(generation) == [0, 1]
+    stopping = last_of(alone.state, (2.0, StopRequested("stop")))
+    assert not isinstance(stopping.state, Forming), "to stop, one is enough"

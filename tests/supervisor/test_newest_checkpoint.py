@@ -99,3 +99,16 @@ def test_a_checkpoint_that_is_damaged_is_told_and_not_passed_over(tmp_path: Path
 
     with pytest.raises(CheckpointError, match="step-00000004"):
         load_meant(meant, folder, load, None)
+
+
+def test_what_may_be_wrong_is_set_aside_and_without_any_other_the_job_begins_again(tmp_path: Path) -> None:
+    kept, later = save(tmp_path, 4), save(tmp_path, 8)
+    folder = CheckpointFolder(tmp_path)
+    folder.set_aside(4)
+    folder.set_aside(4)
+    assert find_newest(folder, None, saved=8) == kept
+    assert not later.exists()
+    assert [each.name[:26] for each in tmp_path.glob(".distrusted-*")] == [".distrusted-step-00000008-"]
+    save(tmp_path, 8)  # as it is computed again
+    folder.set_aside(0)
+    assert find_newest(folder, None, saved=8) is None

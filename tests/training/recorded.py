@@ -45,7 +45,9 @@ class Run:
 
 
 def run(task: type[Task], folder: Path, workers: int = 1, stop_at: int | None = None, **keys: Any) -> Run:
-    """Train; in a folder that was used before, go on from its checkpoint."""
+    """Train; in a folder that was used before, go on from its checkpoint. Without audits: for these one checkpoint more
+    is kept, which depends on the number of workers."""
+    keys = {"audit": {"every": 0}} | keys
     folder.mkdir(parents=True, exist_ok=True)
     events = folder / "events.jsonl"
     events.unlink(missing_ok=True)

@@ -71,7 +71,8 @@ class JobKeys(TypedDict, total=False):
     overlap: bool
     nccl: Section
     check_gradients: Section | None
-    record: str | None
+    audit: Section
+    record: Literal["lanes", "tensors"] | None
     track: Section | None
     notify: Section | None
     callbacks: Sequence[str]

@@ -30,6 +30,7 @@ class Act(StrEnum):
     TERM = "term"
     SLOW = "slow"
     FLIP = "flip"
+    CORRUPT = "corrupt"
     STARVE = "starve"
     CUT = "cut"
     ADD = "add"
@@ -59,7 +60,8 @@ class Fault:
 
     `seconds` is how long a worker stays stopped or cut off. With `after` it comes so many seconds later than that,
     whatever the worker is doing then. `factor` is how many times as long a worker that is made slow takes for its
-    lanes, from that step on; whoever takes its place is as fast as the others.
+    lanes, from that step on; whoever takes its place is as fast as the others. One that is corrupt computes a wrong bit
+    in each of its lanes, from that step on: another one each time, or always the same (`is_same`).
     """
 
     act: Act
@@ -70,6 +72,7 @@ class Fault:
     after: float | None = None
     factor: float | None = None
     whom: Whom | None = None
+    is_same: bool = False
 
     @property
     def is_outside(self) -> bool:
@@ -80,6 +83,8 @@ class Fault:
         whom = self.whom or ("worker" if self.act in RESIZES else "all")
         if self.worker is not None:
             whom = f"loader of {name_of(self.worker)}" if self.whom is Whom.LOADER else name_of(self.worker)
+        if self.act is Act.CORRUPT:
+            return f"{self.act} {whom} from step {self.step}{' in one bit' if self.is_same else ''}"
         if self.factor is not None:
             return f"{self.act} {whom} {_number(self.factor)}x from step {self.step}"
         within = f" in {self.phase}" if self.phase else ""

@@ -9,6 +9,8 @@
     kill all at step 40
     slow worker 1 4x from step 10                       # its lanes take four times as long from then on
     flip worker 1 at step 60                            # one bit of its state changes, as bad memory does
+    corrupt worker 1 from step 10                       # a bit of each gradient that it computes is wrong from then on
+    corrupt worker 1 from step 10 in one bit            # always the same bit
     starve worker 1 at step 10                          # it gets no more memory, and gives up
     kill loader of worker 1 at step 10                  # with loader_workers
     term worker 1 at step 5                             # it is asked to leave, as on a machine that is taken away
@@ -53,6 +55,7 @@ _VICTIMS = {
     Act.TERM: (_WORKER, _ALL, Whom.SERVER),
     Act.SLOW: (_WORKER, _ALL),
     Act.FLIP: (_WORKER,),
+    Act.CORRUPT: (_WORKER,),
     Act.STARVE: (_WORKER, Whom.SERVER),
     Act.CUT: (_WORKER, Whom.SERVER),
     Act.ADD: (_WORKER, Whom.SERVER),
@@ -101,6 +104,8 @@ def parse_fault(text: str) -> Fault:
     worker, whom = _parse_victim(words, act)
     if act is Act.SLOW:
         return _parse_slowness(words, worker)
+    if act is Act.CORRUPT:
+        return _parse_corruption(words, worker)
     words.take_one_of(["at"], "when it happens, such as `at step 20`")
     words.take_one_of(["step"], "when it happens, such as `at step 20`")
     step = words.take_number("the number of a step", least=1)
@@ -144,12 +149,20 @@ def _parse_victim(words: "_Words", act: Act) -> tuple[int | None, Whom | None]:
 def _parse_slowness(words: "_Words", worker: int | None) -> Fault:
     """The rest of a fault that makes somebody slow, which lasts."""
     factor = words.take_factor("how many times as long a lane takes, such as 4x")
-    words.take_one_of(["from"], "from when on, such as `from step 20`")
-    words.take_one_of(["step"], "from when on, such as `from step 20`")
-    step = words.take_number("the number of a step", least=1)
+    step = words.take_beginning()
     if not words.are_over:
         raise words.mistake("whoever is slow stays slow: nothing follows the step")
     return Fault(Act.SLOW, worker, step, factor=factor)
+
+
+def _parse_corruption(words: "_Words", worker: int | None) -> Fault:
+    """The rest of a fault that makes somebody compute wrongly, which lasts."""
+    step, is_same = words.take_beginning(), not words.are_over
+    for word in ("in", "one", "bit") if is_same else ():
+        words.take_one_of([word], "which bit: `in one bit` if it is always the same")
+    if not words.are_over:
+        raise words.mistake("whoever computes wrongly goes on with it: nothing follows")
+    return Fault(Act.CORRUPT, worker, step, is_same=is_same)
 
 
 def parse_duration(text: str) -> float:
@@ -333,6 +346,11 @@ class _Words:
         if not re.fullmatch(r"[0-9]{1,15}", word) or int(word) < least:
             raise self.mistake(f"`{word}` is not {what}: write a whole number from {least} on")
         return int(word)
+
+    def take_beginning(self) -> int:
+        for word in ("from", "step"):
+            self.take_one_of([word], "from when on, such as `from step 20`")
+        return self.take_number("the number of a step", least=1)
 
     def take_factor(self, what: str) -> float:
         word = self.take(what)

@@ -57,6 +57,7 @@ class FaultWatch:
         self._state: Callable[[], Mapping[str, Any]] | None = None
         self._place = (0, "start")
         self._factor = 1.0
+        self._corrupt: Callable[[], random.Random] | None = None
         self._given_up: set[int] = set()
         self._pending = {
             number: fault
@@ -122,6 +123,17 @@ class FaultWatch:
         time.sleep((self._factor - 1.0) * seconds)
         return time.perf_counter() - began
 
+    def on_lane(self, gradients: Sequence[Any]) -> None:
+        """Flip a bit of what was computed, if this worker is corrupt by a fault."""
+        if self._corrupt is None:
+            return
+        import torch  # only here: the other faults do without
+
+        chance, present = self._corrupt(), [tensor for tensor in gradients if tensor.numel()]
+        numbers = chance.choice(present).view(torch.int32)
+        # Not of the exponent: what is not finite any more would be found by everybody.
+        numbers[chance.randrange(len(numbers))] ^= 1 << chance.randrange(20)
+
     def _misses_somebody(self, step: int) -> bool:
         """Whether a fault of an earlier step waits for somebody who is not here."""
         if len(self._members) == len(self._everyone):
@@ -165,6 +177,9 @@ class FaultWatch:
             self._factor = fault.factor or 1.0
         elif fault.act is Act.FLIP and self._state is not None:
             log.warning("%s", flip_bit(self._state(), random.Random(f"{number} {fault}")))
+        elif fault.act is Act.CORRUPT:
+            varying, fixed = random.Random(os.getpid()), f"{number} {fault}"
+            self._corrupt = (lambda: random.Random(fixed)) if fault.is_same else (lambda: varying)
         elif fault.act is Act.STARVE:
             raise OutOfMemory("there is not enough memory for it, by a fault of the script")
         else:

@@ -69,14 +69,18 @@ class Reason(StrEnum):
     BEST_SAVED = "best saved"  # the best evaluation itself was not saved, and this was the best before it
     EVERY = "every"  # its step is a multiple of `keep_every`
     WAY_BACK = "newest whole"  # all that were saved after it are damaged
+    AUDITED = "audited"  # what was saved after it is not covered by an audit of every worker
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What a job says about keeping checkpoints: the last `keep`, and for ever every `keep_every`-th step."""
+    """What a job says about keeping checkpoints: the last `keep`, and for ever every `keep_every`-th step. Also the
+    newest of at most the step until which all workers are `audited`: if one turns out to be wrong, that is the way
+    back."""
 
     keep: int
     keep_every: int | None = None
+    audited: int | None = None
 
 
 def best_saved(saved: Sequence[Cursor], bests: Mapping[Cursor, int | None]) -> int | None:
@@ -105,13 +109,15 @@ def reasons(
         stand_in = best_saved(in_order, bests)
     last: set[Cursor | None] = set(in_order[max(0, len(in_order) - retention.keep) :])
 
-    every = retention.keep_every
+    every, audited = retention.keep_every, retention.audited
+    before = [cursor for cursor in in_order if audited is not None and cursor.step <= audited]
     kept: dict[Reason, set[Cursor | None]] = {
         Reason.LAST: last,
         Reason.BEST: {cursor for cursor in in_order if cursor.step == best},
         Reason.BEST_SAVED: {cursor for cursor in in_order if cursor.step == stand_in},
         Reason.EVERY: {cursor for cursor in in_order if every is not None and cursor.step % every == 0},
         Reason.WAY_BACK: {newest_whole} - last,
+        Reason.AUDITED: {max(before, default=None)},
     }
     return {cursor: tuple(reason for reason in Reason if cursor in kept[reason]) for cursor in in_order}
 

@@ -46,6 +46,8 @@ from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder
 log = logging.getLogger(__name__)
 
 VOUCHER = "voucher-"
+DISTRUSTED = ".distrusted-"
+"""How the name of a checkpoint begins that is not to be used any more."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -409,6 +411,19 @@ class CheckpointFolder:
             self._set_aside(path)
         except OSError as error:
             raise CheckpointError(f"cannot remove checkpoint {path}: {error.strerror}") from error
+
+    def set_aside(self, after: int) -> None:
+        """See to it that nothing that was saved after this step is used any more; several may do so at once. It is kept
+        under another name, for whoever wants to know what was wrong with it."""
+        for info in self.list():
+            if info.cursor.step <= after:
+                continue
+            log.warning("checkpoint %s is set aside: what it holds may be wrong", info.path.name)
+            with suppress(OSError):  # another was faster
+                if self._objects is not None:
+                    self._objects.remove(info.path.name)
+                else:
+                    move_into_place(info.path, self.folder / f"{DISTRUSTED}{info.path.name}-{secrets.token_hex(4)}")
 
     def _checked(self, found: CheckpointInfo | Skipped) -> CheckpointInfo | Skipped:
         if isinstance(found, Skipped):

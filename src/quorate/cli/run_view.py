@@ -217,6 +217,8 @@ def _speed(detail: RunDetail) -> Iterator[tuple[str, str]]:
         yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{spent}"
     if told := detail.timeline.of_kind(GradientsCompressed):
         yield "gradients", _compressed(told[-1])
+    if audits := detail.record.audits:
+        yield "audits", f"{audits.get('lanes')} lanes, all workers right until step {audits.get('clean_until')}"
     if detail.record.computed_by:
         yield "computed by", detail.record.computed_by
     if detail.record.device_memory:

@@ -17,7 +17,7 @@ from quorate.coordinator.places import expel, fills_places, places
 from quorate.coordinator.stall import find_poison, with_victim
 from quorate.coordinator.states import Active, Decision, Enrolled, Forming, Members, Recalling, Training
 from quorate.coordinator.succession import without_missing
-from quorate.core.errors import JobError, LinkError, ReplicasDiffer, WorkerUnfit
+from quorate.core.errors import JobError, LanesDisputed, LinkError, ReplicasDiffer, WorkerUnfit
 from quorate.core.failure import Failure
 from quorate.core.generation import Role, name_of
 from quorate.core.worker_status import APPLY, DIVERGED, ENDED_WITH_ITS_GROUP, GAVE_UP, LEFT
@@ -65,7 +65,8 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
     reason = f"{name_of(failure.worker)} gives up; it is lost when it exits: {failure.message}"
     if failure.worker is not None:
         last_words = {**state.members.last_words, (failure.worker, event.pid): failure.message}
-        state = replace(state, members=replace(state.members, last_words=last_words))
+        is_disputed = state.members.is_disputed or _is_kind_of(failure.kind, LanesDisputed)
+        state = replace(state, members=replace(state.members, last_words=last_words, is_disputed=is_disputed))
     return Decision(state, (), reason)
 
 

@@ -240,6 +240,8 @@ class Members:
     # How often replicas have differed since the job last advanced, and whether they did in the last generation.
     diverged: int = 0
     is_condemned: bool = False
+    # Whether two workers have computed a lane to other bits, one of whom was replaced: the other needs a second one.
+    is_disputed: bool = False
     # Why a worker could not apply a step: all apply the same, so its replica differs if another could.
     accused: Failure | None = None
     # Who died one after the other in the task's own code, all at the same step.

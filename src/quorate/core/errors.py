@@ -11,12 +11,12 @@ What each of them means stands at its class; some are defined where they are rai
         │                    LossError, MetricError, UnsupportedModelError (CannotDefer), RegistryError,
         │                    ClockViolation, RunBusyError
         ├── HostLost         NodeLost, GroupLost
-        ├── DivergedError    ReplicasDiffer (SettingsDiffer, ResidualsLost)
+        ├── DivergedError    ReplicasDiffer (SettingsDiffer, ResidualsLost, LanesDiffer)
         ├── CheckpointError  NewerFormatError, ForeignError, AttemptGone, NoSpace, UntrustedError
         ├── StoreError       ObjectMissing, ObjectExists
         ├── ShardError       BadRecord, DamagedBlock
         ├── Unreachable      StoreAway
-        ├── WorkerUnfit      HelperLost, OutOfMemory, GpuLost
+        ├── WorkerUnfit      HelperLost, OutOfMemory, GpuLost, LanesDisputed
         └── LinkError        PeerLost, FrameError (MalformedGradient), LeaseExpired, GenerationOver, StateLost
 """
 
@@ -149,6 +149,10 @@ class ResidualsLost(ReplicasDiffer):
     """What lanes had held back of their gradients is gone with its host: all go back to the newest checkpoint."""
 
 
+class LanesDiffer(ReplicasDiffer):
+    """Workers have computed the same lane to other bits. All go back to a checkpoint that cannot have any of it."""
+
+
 class CheckpointError(JobError):
     """A checkpoint that cannot be written or read."""
 
@@ -179,6 +183,10 @@ class OutOfMemory(WorkerUnfit):
 
 class GpuLost(WorkerUnfit):
     """The GPU of a worker has failed: what it holds is gone, and its process can compute nothing more."""
+
+
+class LanesDisputed(WorkerUnfit):
+    """Two workers have computed a lane to other bits, and each repeats its own: this one makes room for a third."""
 
 
 class LinkError(JobError):

@@ -1,7 +1,7 @@
 """Which samples each lane reads at each step, and the requests that follow from it."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -184,14 +184,22 @@ class EvaluationPlan:
 
 
 def planned_requests(
-    sampler: Sampler, evaluation: EvaluationPlan, hosted: range, cursor: Cursor, changes: MicroBatchChanges = ()
+    sampler: Sampler,
+    evaluation: EvaluationPlan,
+    hosted: range,
+    cursor: Cursor,
+    changes: MicroBatchChanges = (),
+    audited: Callable[[int], Sequence[int]] = lambda _: (),
 ) -> Iterator[Request]:
-    """Every request that the host of these lanes makes after `cursor`, to the end of the job."""
+    """Every request that the host of these lanes makes after `cursor`, to the end of the job; `audited` are the lanes
+    of a step that it reads for an audit, before its own."""
     if cursor.phase is Phase.TRAINED and evaluation.is_due(cursor.step, sampler):
         yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
     for step in range(cursor.step + 1, sampler.total_steps + 1):
-        for lane in hosted:
+        others = audited(step)
+        for lane in (*others, *hosted):
             for samples in sampler.micro_batches(step, lane, changes):
-                yield Request(Source.TRAINING, sampler.epoch_of(step), samples, lane)
+                # Whoever reads ahead would wait for the next turn of a lane that has none.
+                yield Request(Source.TRAINING, sampler.epoch_of(step), samples, lane if lane in hosted else hosted[0])
         if evaluation.is_due(step, sampler):
             yield from (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))

@@ -4,7 +4,7 @@ And lists of them: all in a folder, those that a person asks for, in the order t
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -84,6 +84,7 @@ class RunRecord:
     samples_per_second: float | None = None
     wall_seconds: float | None = None
     computed_by: str = ""
+    audits: Mapping[str, Any] | None = None
     device_memory: str = ""
     failure: Failure | None = None
     task: str = ""
@@ -144,6 +145,7 @@ class RunRecord:
             samples_per_second=_number(result.get("samples_per_second")),
             wall_seconds=_number(result.get("wall_seconds")),
             computed_by=str(result.get("computed_by", "")),
+            audits=audits if isinstance(audits := result.get("audits"), Mapping) else None,
             device_memory=device_memory(result.get("device_memory")),
             failure=_failure(result, told),
             task=str(job.get("task", "")),

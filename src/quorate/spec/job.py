@@ -227,6 +227,13 @@ class CheckGradientsSpec(Section):
     """Compare gradients in every N-th step."""
 
 
+class AuditSpec(Section):
+    """How often a lane is computed a second time."""
+
+    every: CountOrZero = 200
+    """Audit one lane in N; 0: none."""
+
+
 class LineageSpec(Section):
     """The values of `params` and other keys that the job is trained with until a step."""
 
@@ -395,6 +402,10 @@ class JobSpec(Section):
     check_gradients: Annotated[CheckGradientsSpec | None, Mark.MANNER] = None
     """Every N steps, workers compare their gradients before the optimizer uses them (`ring` and `ddp`). If they differ,
     a message names the tensor and the workers."""
+    audit: Annotated[AuditSpec, Mark.MANNER] = AuditSpec()
+    """Compute one lane in `every` a second time, in another worker if there is one, and compare the results (`ring`,
+    and synchronous `parameter-server`). A worker that computes wrongly is replaced, and code whose result is not a
+    function of its lane is refused."""
     record: Annotated[Literal["lanes", "tensors"] | None, Mark.MANNER, Allowed("lanes, tensors or null")] = None
     """Write down the digest of each lane's gradient in every step, so that `quorate diff` names the first lane in which
     two runs differ (`ring`, and synchronous `parameter-server`). `tensors`: of each tensor, too, which costs more."""

@@ -13,7 +13,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial, reduce
 from operator import or_
 
@@ -25,6 +25,7 @@ from quorate.core.generation import Member, Role
 from quorate.data.indices import NO_INDICES, indices_of
 from quorate.data.ledger import NOTHING, Tally, total
 from quorate.reduce.reduction import sum_lanes
+from quorate.training.audit import AuditNote, LaneAudit
 from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, digests
 from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, compare_replicas, divergence
@@ -65,6 +66,7 @@ class WorkerNote:
     request: StepRequest
     state: int | None = 0
     settings: str = ""
+    audit: AuditNote | None = None
 
     def encode(self) -> bytes:
         """As JSON, in which floats survive exactly."""
@@ -89,7 +91,8 @@ class WorkerNote:
         ]
         request = [self.request.stop, self.request.save, self.request.leave]
         told = {"lanes": lanes, "digests": self.digests, "request": request, "state": self.state}
-        return json.dumps(told | {"settings": self.settings}).encode()
+        audit = {} if self.audit is None else {"audit": asdict(self.audit)}
+        return json.dumps(told | {"settings": self.settings} | audit).encode()
 
     @classmethod
     def decode(cls, payload: bytes) -> "WorkerNote":
@@ -117,7 +120,9 @@ class WorkerNote:
             for lane, samples, present, losses, logged, tally, read, bad, why, data_s, put_back, *rest in note["lanes"]
         ]
         stop, save, leave = note["request"]
-        return cls(lanes, note["digests"], StepRequest(stop, Save(save), leave), note["state"], note["settings"])
+        audit = AuditNote(**note["audit"]) if "audit" in note else None
+        request = StepRequest(stop, Save(save), leave)
+        return cls(lanes, note["digests"], request, note["state"], note["settings"], audit)
 
 
 class StepAgreement:
@@ -126,6 +131,8 @@ class StepAgreement:
     `skips`: a step whose loss is not finite is left out by everybody, instead of ending the job. Servers, which have no
     replica of the whole, have no digests of it.
     """
+
+    audit: LaneAudit | None = None
 
     def __init__(
         self,
@@ -151,7 +158,9 @@ class StepAgreement:
 
     def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
-        if self._is_alone and len(results) == 1 and (lone := _lone(results[0], request)) is not None:
+        audit = self.audit if self.audit is not None and self.audit.is_due(step) else None
+        is_lone = self._is_alone and len(results) == 1 and audit is None
+        if is_lone and (lone := _lone(results[0], request)) is not None:
             return lone
         notes = self._exchange_notes(step, results, request)
         lanes = [lane for note in notes for lane in note.lanes]
@@ -166,6 +175,8 @@ class StepAgreement:
         differ = len(states) > 1 or len(settings) > len(dict(settings))
         if differ or (states and poisoned and not self._is_alone):
             self._compare_replicas(step, notes)
+        if audit is not None:
+            self._audit(step, audit, notes)
         if poisoned:
             check_skippable(step, poisoned, self._parameters, self._buffers, skips=self._skips)
         else:
@@ -196,10 +207,22 @@ class StepAgreement:
 
     def _exchange_notes(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> list[WorkerNote]:
         changed = [digests(result.buffers.items(), self._buffers.device) for result in results]
+        is_audit = self.audit is not None and self.audit.is_due(step)
+        audit = self.audit.note(step, results, changed) if self.audit is not None and is_audit else None
         if self._is_alone:
-            return [WorkerNote(results, changed, request)]
-        own = WorkerNote(results, changed, request, self._state(step), self._settings.digest())
+            return [WorkerNote(results, changed, request, audit=audit)]
+        own = WorkerNote(results, changed, request, self._state(step), self._settings.digest(), audit)
         return [WorkerNote.decode(payload) for payload in self._gather(step, NOTES_INDEX, own.encode())]
+
+    def _audit(self, step: int, audit: LaneAudit, notes: Sequence[WorkerNote]) -> None:
+        """Compare what was computed twice. A replica that has changed computes another result, too, and is told as
+        such."""
+        pairs = zip(self._members, notes, strict=True)
+        told = {member.worker: note.audit for member, note in pairs if note.audit is not None and member.lanes}
+        if (differing := audit.differing(step, told)) is not None:
+            if not self._is_alone:
+                self._compare_replicas(step, notes)
+            audit.settle(step, differing, told)
 
     def _state(self, step: int) -> int | None:
         """What must be equal in all workers, but for those who have None."""

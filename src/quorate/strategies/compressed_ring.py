@@ -90,6 +90,7 @@ class CompressedRingConnection(RingConnection):
                 self._residuals.settle(generation, position, self.links)
         own = generation.members[position]
         agreement = agreement_of(self._spec, self._replica, self.links, generation.workers, own)
+        agreement.audit = update.audit
         traffic = Traffic(str(generation.id), own.worker, position, self._compressor.dense_bytes, self._dense_bytes())
         return CompressedRingStrategy(
             own, self.links, self._flat, self._compressor, self._residuals, agreement, update, activity, traffic

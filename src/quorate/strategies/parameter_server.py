@@ -230,6 +230,7 @@ class ServersConnection:
             share.replica.optimizers.settings,
             skips=spec.on_nonfinite_loss == "skip",
         )
+        agreement.audit = update.audit
         factory, exchange = self._factory, self._exchange
         if share.residuals is not None:
             with activity.waiting(OTHERS):

@@ -104,6 +104,7 @@ class RingConnection:
         spec, replica, generation = self._spec, self._replica, self._endpoint.generation
         own = generation.members[self._endpoint.position]
         agreement = agreement_of(spec, replica, self.links, generation.workers, own)
+        agreement.audit = update.audit
         lag = None
         if not replica.device.is_host and len(generation.members) == 1:
             lag = Lag(spec, replica, self.gradients, agreement, update)

@@ -357,7 +357,7 @@ class Checkpointer:
 
     def _free_space(self, progress: Progress) -> None:
         """Remove what retention would remove after this save; never the newest that is whole, nor the best."""
-        retention, best = self._context.retention, progress.lasting_best or progress.best
+        retention, best = self._context.kept, progress.lasting_best or progress.best
         if retention is None:
             return
         try:

@@ -102,6 +102,8 @@ class FlatGradients:
         self._in_backward = False
         self._in_last_backward = False
         self._is_aside = False
+        self.announces = True
+        """Whether the last lane tells of its buckets; not while another one is computed in its place."""
         self._hooks: dict[int, RemovableHandle] = {}
         self._hook(index for index, parameter in enumerate(self.parameters) if parameter.nbytes >= LARGE)
 
@@ -247,7 +249,7 @@ class FlatGradients:
         gradient, view = self._take(index), self._current.views[index]
         if gradient is not None:
             view.copy_(gradient)
-        is_complete = self._in_last_backward and self._current is self._last and index in self._touched
+        is_complete = self._in_last_backward and self._tells and index in self._touched
         if self._readiness is not None and is_complete and not self._readiness.complete(index):
             raise sent_before(self.names[index])
 
@@ -285,8 +287,12 @@ class FlatGradients:
         return self.parameters[index].grad is self._current.views[index]
 
     def _announce_rest(self) -> None:
-        if self._readiness is not None and self._current is self._last:
+        if self._readiness is not None and self._tells:
             self._readiness.complete_all()
+
+    @property
+    def _tells(self) -> bool:
+        return self._current is self._last and self.announces
 
     def _check_left_alone(self) -> None:
         """Before a backward pass nothing has a gradient but what the lane's passes before it have given."""

@@ -13,6 +13,7 @@ from quorate.data.ledger import NOTHING, Tally
 from quorate.training.captured_program import CapturedProgram, LaneGraphs
 from quorate.training.device import Device
 from quorate.training.flat_buffers import Taken
+from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients
 from quorate.training.lane_digest import collected, joined_halves, lane_digests
 from quorate.training.lane_program import EagerProgram, LaneProgram, MicroBatch
@@ -23,6 +24,8 @@ from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task, take_log
 
 SEEDS_AHEAD = 32
+ASIDE = -1
+"""In the place of a lane's number, for one that is computed in the place of a hosted one."""
 
 
 @dataclass
@@ -81,7 +84,8 @@ def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
 
 
 class LaneRunner:
-    """Runs lanes one after another on the worker's replica. `begun` is told of each, and its number of batches."""
+    """Runs lanes one after another on the worker's replica. `begun` is told of each, and its number of batches;
+    `on_lane` gets its gradient, as it lies."""
 
     def __init__(
         self,
@@ -92,9 +96,11 @@ class LaneRunner:
         seed: int,
         graphs: LaneGraphs | None = None,
         begun: Callable[[int, int], None] | None = None,
+        on_lane: Callable[[Sequence[torch.Tensor]], None] | None = None,
     ) -> None:
         self._task = task
         self._begun = begun
+        self._on_lane = on_lane
         self._replica = replica
         self._device = replica.device
         self._threads = replica.spec.threads
@@ -126,10 +132,12 @@ class LaneRunner:
         batch_samples: int,
         spans: SpanRecorder | None = None,
         meanwhile: Callable[[], None] = lambda: None,
+        slot: int | None = None,
     ) -> LaneResult:
         """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch.
 
-        `meanwhile` is called when the device has got all that it has to do for the lane.
+        `meanwhile` is called when the device has got all that it has to do for the lane. With `slot` it is computed in
+        the place of a hosted lane, which is computed afterwards: nobody else hears of it.
         """
         result = LaneResult(lane, sum([samples for samples, _ in batches]), read=NO_INDICES)
         if not batches:
@@ -140,14 +148,15 @@ class LaneRunner:
         put_back = self._watch.before_lane()
         self._pin_threads()
         device.seed(self._seed_of(step, lane))
-        self._gradients.begin(lane)
+        if isinstance(self._gradients, FlatGradients):
+            self._gradients.announces = slot is None
+        self._gradients.begin(lane if slot is None else slot)
         self._has_begun = True
         if self._begun is not None:
-            self._begun(lane, len(batches))
+            self._begun(lane if slot is None else ASIDE, len(batches))
         result.unread = self._run_batches(batches, batch_samples, spans)
         result.present = self._gradients.finish()
-        if self._record is not None:
-            self._digest(result, result.unread)
+        self._tell_gradient(result)
         meanwhile()
         if device.is_host:
             read_losses([result], device)
@@ -155,7 +164,7 @@ class LaneRunner:
             result.taken = replica.buffers.take()
             if result.taken is None:
                 result.buffers = replica.buffers.take_changes()
-        if self._metrics_every is not None and step % self._metrics_every == 0:
+        if self._metrics_every is not None and step % self._metrics_every == 0 and slot is None:
             result.log = {**self._metrics(step, lane, batches), **result.log}
         assigned = self._watch.after_lane()
         if self._graphs is not None:
@@ -177,7 +186,16 @@ class LaneRunner:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
-    def _digest(self, result: LaneResult, unread: Unread) -> None:
+    def _tell_gradient(self, result: LaneResult) -> None:
+        if self._on_lane is not None:
+            self._on_lane(collected(self._gradients, by_tensor=False)[0])
+        if self._record is not None:
+            self.digest(result)
+
+    def digest(self, result: LaneResult) -> None:
+        """Have the digest of the lane that has just ended in its result."""
+        if not result.samples or result.digests or (result.unread is not None and result.unread.digests):
+            return
         groups = collected(self._gradients, by_tensor=False)
         if self._record == "tensors":
             groups += collected(self._gradients, by_tensor=True)
@@ -185,7 +203,8 @@ class LaneRunner:
         if self._device.is_host:
             result.digests = tuple(int(each) for each in found)
         else:
-            unread.digests = [each for each in found if isinstance(each, torch.Tensor)]
+            result.unread = result.unread or Unread()
+            result.unread.digests = [each for each in found if isinstance(each, torch.Tensor)]
 
     def _run_batches(
         self, batches: Sequence[tuple[int, Any]], batch_samples: int, spans: SpanRecorder | None

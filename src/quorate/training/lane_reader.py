@@ -1,5 +1,6 @@
 """What a lane reads of a step: from the feed, and on a device of its own before the lane is run."""
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
@@ -31,6 +32,7 @@ class LaneReader:
         hosted: range,
         activity: Activity,
         device: Device,
+        audited: Callable[[int], Sequence[int]] = lambda _: (),
     ) -> None:
         self._feed = feed
         self._sampler = sampler
@@ -38,6 +40,7 @@ class LaneReader:
         self._hosted = hosted
         self._activity = activity
         self._device = device
+        self._audited = audited
         self._ahead: tuple[int, int] | None = None
         self._batches: list[Batch] = []
 
@@ -53,7 +56,8 @@ class LaneReader:
         if self._device.is_host:
             return
         place = (step, lane + 1) if lane + 1 in self._hosted else (step + 1, self._hosted[0])
-        if place[0] > step and (step >= last or self._evaluation.is_due(step, self._sampler)):
+        is_next = step < last and not self._evaluation.is_due(step, self._sampler) and not self._audited(step + 1)
+        if place[0] > step and not is_next:
             return
         began = perf_counter()
         batches = self._ask(*place, changes)
@@ -65,10 +69,20 @@ class LaneReader:
     def begin_again(self, cursor: Cursor, changes: MicroBatchChanges) -> None:
         """Read on from here, by another plan."""
         self._ahead, self._batches = None, []
-        self._feed.begin_again(planned_requests(self._sampler, self._evaluation, self._hosted, cursor, changes))
+        plan = planned_requests(self._sampler, self._evaluation, self._hosted, cursor, changes, self._audited)
+        self._feed.begin_again(plan)
+
+    def read_again(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
+        """What a lane of the present step reads, and nothing else afterwards: this generation has no other step."""
+        self._feed.begin_again(iter(self._requests(step, lane, changes)))
+        return self._ask(step, lane, changes)
 
     def _ask(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
-        epoch, planned = self._sampler.epoch_of(step), self._sampler.micro_batches(step, lane, changes)
+        requests = self._requests(step, lane, changes)
         # Before the first is read: if that kills the worker, somebody can tell which they were.
-        self._activity.write_samples(epoch, joined(planned).data)
-        return [self._feed.next(Request(Source.TRAINING, epoch, samples, lane)) for samples in planned]
+        self._activity.write_samples(self._sampler.epoch_of(step), joined([each.numbers for each in requests]).data)
+        return [self._feed.next(request) for request in requests]
+
+    def _requests(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Request]:
+        epoch, planned = self._sampler.epoch_of(step), self._sampler.micro_batches(step, lane, changes)
+        return [Request(Source.TRAINING, epoch, samples, lane) for samples in planned]

@@ -22,6 +22,7 @@ from quorate.observe.events import EvaluationDone, LogMessage, RunBegan, StepCom
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
+from quorate.training.audit import LaneAudit
 from quorate.training.batch_search import BatchSearch
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
@@ -88,6 +89,7 @@ class Loop:
     tracer: Tracer | None = None
     mode: RunMode = field(default_factory=RunMode)
     may_lag: bool = True
+    audit: LaneAudit | None = None
     _laps: Laps = field(default_factory=Laps)
     _is_warm: bool = False
     _bad_listed: tuple[int, ...] = ()
@@ -103,8 +105,9 @@ class Loop:
     @cached_property
     def _hosted(self) -> HostedLanes:
         hosted, device = self.strategy.hosted, self.replica.device
-        reader = LaneReader(self.feed, self.sampler, self.evaluation, hosted, self.activity, device)
-        return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease)
+        audited = (lambda _: ()) if self.audit is None else self.audit.lanes
+        reader = LaneReader(self.feed, self.sampler, self.evaluation, hosted, self.activity, device, audited)
+        return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease, self.audit)
 
     def run(self) -> str | None:
         """Do what it is here for; "complete", "early stop", "paused" or why it was asked to stop; None where the
@@ -188,8 +191,9 @@ class Loop:
         strategy.begin(step)
         results = self._hosted.run(step, epoch, batch_samples, self.progress, self._last)
         self._hosted.notes += self.memory.notes()
-        # The first step is read at once: it makes what the optimizers keep, which is then all there.
-        lagging = self._lagging if self._is_warm and self._lagging and self._lagging.can_lag(results) else None
+        # The first step is read at once: it makes what the optimizers keep, which is then all there. So is an audit.
+        may_lag = self._is_warm and (self.audit is None or not self.audit.is_due(step))
+        lagging = self._lagging if may_lag and self._lagging and self._lagging.can_lag(results) else None
         if lagging is None:
             self._pending.complete_all()
             self.lanes.read(results)
@@ -273,7 +277,7 @@ class Loop:
         timing = timing or Timing(self._laps.lap(), self.activity.seconds)
         rates = self._learning_rates(step) if rates is None else rates
         names, draws = self.replica.optimizers.by_name, self._hosted.draws
-        tensors = [name for name, _ in self.replica.trainable] if agreed.digests else ()
+        tensors = None if self.spec.record is None else [name for name, _ in self.replica.trainable]
         event = step_completed(step, agreed, norms, warnings, timing, rates, self.sampler, names, draws, tensors)
         self.publish(event)
         barren = self.progress.barren

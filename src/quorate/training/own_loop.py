@@ -328,6 +328,8 @@ class OwnLoop(Task):
 
     def begin_lane(self, lane: int, batches: int) -> None:
         """A lane begins, which has so many batches."""
+        if self._turns.place is Place.STEP:
+            self._resume(None)  # its lanes were computed, and this one is once more: the step is not completed
         self._ends_step, self._batches_left = lane == self._last_lane, batches
 
     def after_step(self, progress: Progress, told: StepCompleted) -> Progress:

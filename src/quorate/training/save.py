@@ -55,7 +55,8 @@ class SaveContext:
 
     `check_commit` raises where this worker may not act for its job; `flush_events` sends the events that are queued.
     `generation` is the one that this worker is in: whoever is of an older one than the last that has committed, and has
-    not heard of it yet, does not commit any more. `clock`, `start` and `wait` are time and threads.
+    not heard of it yet, does not commit any more. `clock`, `start` and `wait` are time and threads. `audited` is the
+    step until which audits have found every worker right.
     """
 
     store: CheckpointStore
@@ -68,6 +69,12 @@ class SaveContext:
     start: Callable[[Callable[[], None]], None] = start_thread
     wait: Callable[[threading.Event, float], bool] = threading.Event.wait
     arena: Arena = field(default_factory=Arena)
+    audited: Callable[[], int | None] = lambda: None
+
+    @property
+    def kept(self) -> Retention | None:
+        """What stays: also the newest that was saved before anything that an audit may still find to be wrong."""
+        return None if self.retention is None else replace(self.retention, audited=self.audited())
 
     def may_act(self) -> bool:
         """Whether this worker may act for its job now."""
@@ -354,9 +361,9 @@ class OngoingSave:
         # The newest stays anyway: where it is the best only until the job is made longer, so does the one before.
         best, cursor = plan.progress.lasting_best or plan.progress.best, plan.progress.cursor
         try:
-            if context.retention is not None:
+            if (retention := context.kept) is not None:
                 step = None if best is None else best.step
-                remove_surplus(context.store, context.retention, step, cursor, check=context.check_commit)
+                remove_surplus(context.store, retention, step, cursor, check=context.check_commit)
         except (CheckpointError, LinkError) as error:
             # What was committed is a checkpoint all the same; the next one removes what is too much.
             log.info("old checkpoints are left for now: %s", error)

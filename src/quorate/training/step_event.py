@@ -22,17 +22,18 @@ def step_completed(
     sampler: Sampler,
     optimizers: Iterable[str],
     draws: bool,
-    tensors: Sequence[str] = (),
+    tensors: Sequence[str] | None = None,
 ) -> StepCompleted:
     """Whether it was read at once or late, it is the same but for its times. `tensors` are the names of what has
-    gradients."""
+    gradients, where digests are recorded."""
     epoch, seconds, skipped = sampler.epoch_of(step), timing.seconds, agreement.skipped
     # A step that changes nothing has no loss. What ends an epoch tells what the ledger must know of it.
     losses: dict[str, float | None] = {name: loss.mean for name, loss in agreement.losses.items()}
     if agreement.is_void:
         losses = dict.fromkeys(optimizers)
     # A lane without samples has none.
-    lanes = [[written(each) for each in of_lane] or [""] for of_lane in agreement.digests]
+    told = () if tensors is None else agreement.digests
+    lanes = [[written(each) for each in of_lane] or [""] for of_lane in told]
     by_tensor = len(max(lanes, key=len, default=[])) > 1
     is_own = sampler.is_own(epoch)
     ends = sampler.ends_epoch(step)
@@ -67,7 +68,8 @@ def step_completed(
         else SkippedStep(tuple(skipped.lanes), tuple(skipped.samples), skipped.is_partial),
         lanes=tuple(each[0] for each in lanes),
         tensors={
-            name: tuple(each[index] if len(each) > 1 else "" for each in lanes) for index, name in enumerate(tensors, 1)
+            name: tuple(each[index] if len(each) > 1 else "" for each in lanes)
+            for index, name in enumerate(tensors or (), 1)
         }
         if by_tensor
         else None,

@@ -9,6 +9,7 @@ from quorate.core.worker_status import APPLY
 from quorate.data.sampler import Sampler
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
+from quorate.training.audit import LaneAudit
 from quorate.training.flat_buffers import Taken
 from quorate.training.gradients import Gradients
 from quorate.training.loss_scale import judged
@@ -22,10 +23,12 @@ class Update:
     """Applies a step's agreement to the replica.
 
     `before_change` is called before anything changes. It raises where this worker may not: its lease is over.
-    `check_gradients` is called with each step whose gradients are where the optimizers look for them.
+    `check_gradients` is called with each step whose gradients are where the optimizers look for them. `audit` is for
+    whoever agrees on steps before they are applied.
     """
 
     check_gradients: Callable[[int], None] | None = None
+    audit: LaneAudit | None = None
 
     def __init__(
         self,

@@ -1,11 +1,12 @@
 """Putting a worker's parts together for one generation."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import numpy
+import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from quorate.checkpoint.retention import Retention
@@ -13,7 +14,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.tensor_file import Arena
 from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
-from quorate.core.generation import Cursor, Generation, GenerationId, Role
+from quorate.core.generation import Cursor, Generation, GenerationId, Phase, Role
 from quorate.core.user_code import building_code
 from quorate.core.worker_status import CHECKPOINT
 from quorate.data.block_sampler import Blocked, BlockSampler
@@ -26,11 +27,12 @@ from quorate.data.samples import Samples, batch_of
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import FsdpSpec, RingSpec, is_synchronous, syncs_batch_norm
+from quorate.spec.strategy import FsdpSpec, RingSpec, fixes_bits, is_synchronous, syncs_batch_norm
 from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, strategy_factory
 from quorate.strategies.units.unit_loop import UnitLoop
 from quorate.strategies.units.unit_strategy import UnitStrategy
 from quorate.training.activity import Activity
+from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.captured_program import LaneGraphs
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluator
@@ -51,6 +53,8 @@ from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
 TRAINING = RunMode()
+WITHDRAWN_WITHIN = 5.0
+"""Seconds for a save on its way to notice that it is given up."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,11 @@ class SessionParts:
         )
 
     @cached_property
+    def audits(self) -> AuditRecord:
+        """What audits have found, in all generations."""
+        return AuditRecord()
+
+    @cached_property
     def memory(self) -> MemoryWatch:
         """What it uses of its device's memory, in all generations."""
         return MemoryWatch(self.spec, self.replica.device)
@@ -137,6 +146,7 @@ class Hooks:
     keep: Callable[[Event], None] = lambda _: None
     keep_micro_batches: Callable[[MicroBatchChanges], None] = lambda _: None
     tracer: Tracer | None = None
+    on_lane: Callable[[Sequence[torch.Tensor]], None] | None = None
 
 
 def build_samples(task: Task, spec: JobSpec) -> Samples:
@@ -238,9 +248,13 @@ def assemble(
     if spec.check_gradients is not None and len(generation.workers) > 1:
         every, gather = spec.check_gradients.every, connection.links.gather
         update.check_gradients = GradientCheck(every, worker, replica.trainable, replica.device, gather, activity)
+    audit = update.audit = audit_of(parts, generation, worker, connection, progress, checkpointer)
     strategy = connection.strategy(update, activity)
     hosted = strategy.hosted
-    requests: Iterator[Request] = planned_requests(sampler, evaluation, hosted, progress.cursor, progress.micro_batches)
+    audited = (lambda _: ()) if audit is None else audit.lanes
+    requests: Iterator[Request] = planned_requests(
+        sampler, evaluation, hosted, progress.cursor, progress.micro_batches, audited
+    )
     if mode.evaluates_only:
         requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
     feed = Feed(
@@ -269,7 +283,14 @@ def assemble(
         feed=feed,
         watch=watch,
         lanes=LaneRunner(
-            task, replica, gradients, watch, spec.seed, parts.graphs, own_loop.begin_lane if own_loop else None
+            task,
+            replica,
+            gradients,
+            watch,
+            spec.seed,
+            parts.graphs,
+            own_loop.begin_lane if own_loop else None,
+            hooks.on_lane,
         ),
         strategy=strategy,
         update=update,
@@ -287,7 +308,33 @@ def assemble(
         workers=len(generation.members),
         tracer=hooks.tracer,
         mode=mode,
+        audit=audit,
     )
+
+
+def audit_of(
+    parts: SessionParts,
+    generation: Generation,
+    worker: int,
+    connection: Connection,
+    progress: Progress,
+    checkpointer: Checkpointer,
+) -> LaneAudit | None:
+    """How lanes are audited in a generation; None where they are not: the bits of gangs are not fixed by lanes."""
+    every, record, step = parts.spec.audit.every, parts.audits, progress.cursor.step
+    if not every or not fixes_bits(parts.spec.strategy) or not parts.mode.is_training:
+        return None
+    if record.clean is None:
+        record.clean = step
+
+    def withdraw(after: int) -> None:
+        checkpointer.go_back(Cursor(after, Phase.EVALUATED))
+        checkpointer.close(WITHDRAWN_WITHIN)
+        parts.folder.set_aside(after)
+
+    own = generation.members[generation.position(worker)]
+    plan = AuditPlan(every, [(member.worker, member.lanes) for member in generation.workers], step + 1)
+    return LaneAudit(plan, own, generation.members, record, connection.links.gather, withdraw)
 
 
 def checkpointer_of(
@@ -315,6 +362,7 @@ def checkpointer_of(
             flush_events,
             generation,
             arena=Arena(parts.replica.device.lock_pages),
+            audited=lambda: parts.audits.floor,
         ),
         parts.layout,
         rules,

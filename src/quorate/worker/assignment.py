@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,10 @@ class WorkerHook(Protocol):
 
     def on_phase(self, step: int, phase: str, lane: int | None) -> None:
         """The worker begins with this now, and has said so."""
+        ...
+
+    def on_lane(self, gradients: Sequence[Any]) -> None:
+        """The worker has computed a lane, and its gradient lies in these tensors."""
         ...
 
     def stretch(self, phase: str, seconds: float) -> float:

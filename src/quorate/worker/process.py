@@ -24,6 +24,7 @@ from quorate.core.errors import (
     CheckpointError,
     DivergedError,
     GpuLost,
+    LanesDiffer,
     LinkError,
     OutOfMemory,
     QuorateError,
@@ -200,7 +201,8 @@ class Worker:
         if not isinstance(error, ReplicasDiffer):
             return self._report(Failure.of(error))
         # What this worker holds must not be used any more; the job goes on from a checkpoint, if there is one.
-        is_damage = not isinstance(error, ResidualsLost)
+        # Where lanes differ there may be none that is right, and the job begins again.
+        is_damage = not isinstance(error, ResidualsLost | LanesDiffer)
         if is_damage and self._assignment.checkpoint is None and not self._has_checkpoint():
             message = (
                 f"{error} There is no checkpoint to go back to, so the job ends; `checkpoint.every` saves earlier."

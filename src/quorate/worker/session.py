@@ -248,6 +248,7 @@ class LoopTrainer:
             keep=self.backlog.keep,
             tracer=self.tracer,
             keep_micro_batches=run.write_micro_batches,
+            on_lane=None if self.hook is None else self.hook.on_lane,
         )
         loop = assemble(
             self.parts,
@@ -288,12 +289,17 @@ class LoopTrainer:
             "samples_per_second": round(samples / seconds, 1) if seconds > 0 else 0.0,
             "final_metrics": progress.metrics,
             "ledger": str(progress.tally),
+            **self._of_audits(),
             **({} if scale is None else {"loss_scale": {"final": scale.value, "overflow_steps": progress.overflows}}),
             **({"micro_batches": progress.micro_batches} if progress.micro_batches else {}),
             **self._of_device(),
             "best": None if best is None else {"value": best.value, "step": best.step},
             **({"bad_samples": bad | read} if any(bad.values()) else {}),
         }
+
+    def _of_audits(self) -> dict[str, Any]:
+        record = self.parts.audits
+        return {"audits": {"lanes": record.done, "clean_until": record.floor}} if record.done else {}
 
     def _of_device(self) -> dict[str, Any]:
         """How it was used, where much was chosen that the job does not say."""

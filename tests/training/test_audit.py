@@ -1,0 +1,198 @@
+"""Which lanes are audited, and what follows from it where they differ."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, UnsupportedModelError
+from quorate.core.generation import Member
+from quorate.lanes.hosting import host_lanes
+from quorate.training.audit import AuditNote, AuditPlan, AuditRecord, Doubt, LaneAudit, Verdict, outcome_of, verdict
+from quorate.training.lane import LaneResult
+from quorate.training.losses import LossSum
+
+counts = st.integers(1, 8).flatmap(lambda lanes: st.tuples(st.just(lanes), st.integers(1, lanes)))
+
+
+def plan(lanes: int, workers: int, every: int, first: int = 1) -> AuditPlan:
+    return AuditPlan(every, [(10 + place, hosted) for place, hosted in enumerate(host_lanes(lanes, workers))], first)
+
+
+@given(counts, st.integers(1, 40), st.integers(1, 300))
+def test_one_lane_in_so_many_is_audited_and_each_worker_as_often_as_the_others(
+    shape: tuple[int, int], every: int, begin: int
+) -> None:
+    lanes, workers = shape
+    planned = plan(lanes, workers, every, first=0)
+    # However the steps are cut, between two audits of a worker there are so many lanes.
+    steps = range(begin, begin + 4 * every * workers // lanes + 2)
+    audits = [(step, audit) for step in steps for audit in planned.audits(step)]
+    assert abs(len(audits) - len(steps) * lanes / every) <= 1
+    for worker, hosted in planned.hosts:
+        own = [(step, audit) for step, audit in audits if audit.owner == worker]
+        assert own[0][0] - begin <= every * workers / lanes + 1
+        apart = [(later - earlier) * lanes for (earlier, _), (later, _) in pairwise(own)]
+        assert all(every * workers - lanes < each < every * workers + lanes for each in apart)
+        assert all(audit.lane in hosted for _, audit in own)
+        assert all((audit.auditor == worker) == (workers == 1) for _, audit in own)
+
+
+@given(counts, st.integers(1, 1000), st.integers(1, 1000))
+def test_in_the_first_step_of_a_generation_everybody_is_looked_at_by_somebody_else(
+    shape: tuple[int, int], every: int, first: int
+) -> None:
+    lanes, workers = shape
+    planned = plan(lanes, workers, every, first)
+    audits = planned.audits(first)
+    if workers > 1:
+        assert sorted(audit.owner for audit in audits) == [worker for worker, _ in planned.hosts]
+        assert sorted(audit.auditor for audit in audits) == [worker for worker, _ in planned.hosts]
+
+
+def test_all_lanes_and_all_auditors_have_their_turn() -> None:
+    planned = plan(8, 3, 5, first=0)
+    audits = [audit for step in range(1, 200) for audit in planned.audits(step)]
+    assert {audit.lane for audit in audits} == set(range(8))
+    assert len({(audit.owner, audit.auditor) for audit in audits}) == 6
+
+
+@pytest.mark.parametrize(
+    ("found", "judged"),
+    [
+        ({0: ["a", "a"], 1: ["b", "b"], 2: ["a"]}, Verdict((1,))),  # always the same wrong bit
+        ({0: ["a", "a"], 1: ["b", "c"], 2: ["a"]}, Verdict((1,))),  # another one each time
+        ({0: ["b", "a"], 1: ["a", "a"], 2: ["a"]}, Verdict((0,))),  # once
+        ({0: ["a", "a"], 1: ["b", "c"]}, Verdict((1,))),
+        ({0: ["a", "a"], 1: ["b", "b"]}, Verdict(is_open=True)),
+        ({0: ["a", "b"], 1: ["c", "d"]}, Verdict()),
+        ({0: ["a", "b"], 1: ["c", "d"], 2: ["e"]}, Verdict()),
+        ({0: ["a", "a"], 1: ["b", "b"], 2: ["c"]}, Verdict()),  # each has its own: it depends on the process
+        ({0: ["a", "b", "a"]}, Verdict((0,))),
+        ({0: ["a", "b", "c"]}, Verdict()),
+        ({0: ["a", "a"], ~1: ["b"], 1: ["a"]}, Verdict((~1,))),  # the one that was replaced
+        ({0: ["a", "a"], ~1: ["b"], 1: ["b"]}, Verdict((0,))),
+    ],
+)
+def test_who_is_wrong(found: Mapping[int, list[str]], judged: Verdict) -> None:
+    assert verdict(found) == judged
+
+
+def test_everything_that_a_lane_computes_counts() -> None:
+    result = LaneResult(1, 4, 3, {"": LossSum(1.5, 4)}, digests=(7, 8))
+    same = replace(result, lane=2, digests=(7, 9), log={"x": (1.0, 1.0)})
+    assert outcome_of(result, {}) == outcome_of(same, {}), "neither its number nor what it logs, nor single tensors"
+    others = [
+        replace(result, samples=5),
+        replace(result, present=1),
+        replace(result, losses={"": LossSum(-0.0, 4)}),
+        replace(result, losses={"": LossSum(0.0, 4)}),
+        replace(result, digests=(6, 8)),
+    ]
+    told = [outcome_of(each, {}) for each in (result, *others)] + [outcome_of(result, {"mean": "a1"})]
+    assert len(set(told)) == len(told)
+
+
+class Played:
+    """The audits of one worker among others, who answer as they are told to."""
+
+    def __init__(self, own: int, workers: int, answers: Mapping[int, str], clean: Mapping[int, int]) -> None:
+        self.answers, self.withdrawn = answers, list[int]()
+        self.members = [
+            Member(worker, "", hosted) for worker, hosted in zip(range(workers), host_lanes(4, workers), strict=True)
+        ]
+        self.record = AuditRecord(clean[own])
+        self.told = {worker: AuditNote(clean[worker], {}, {}) for worker in range(workers)}
+        planned = AuditPlan(4, [(member.worker, member.lanes) for member in self.members], 5)
+        self.audit = LaneAudit(
+            planned,
+            self.members[own],
+            self.members,
+            self.record,
+            self.gather,
+            self.withdrawn.append,
+            lambda _: answers[own],
+        )
+
+    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
+        assert step == 5
+        if index == 17:
+            raise LinkError("worker 1 is gone")
+        return tuple(self.answers.get(member.worker, "").encode() for member in self.members)
+
+    def settle(self, own: str, seen: str) -> Any:
+        audit = self.audit.plan.audits(5)[0]
+        told = self.told
+        told[audit.owner] = replace(told[audit.owner], own={str(audit.lane): own})
+        told[audit.auditor] = replace(told[audit.auditor], seen={str(audit.lane): seen})
+        differing = self.audit.differing(5, told)
+        assert differing == audit
+        self.audit.settle(5, differing, told)
+
+
+def test_the_culprit_is_named_and_what_it_may_have_spoilt_is_withdrawn() -> None:
+    _, owner, auditor = Played(0, 3, {}, dict.fromkeys(range(3), 0)).audit.plan.audits(5)[0]
+    values = dict.fromkeys(range(3), "a") | {auditor: "b"}
+    played = Played(owner, 3, values, dict.fromkeys(range(3), 4) | {auditor: 2})
+    told = f"worker {auditor} is wrong. Nothing that was saved after step 2 is used any more"
+    with pytest.raises(LanesDiffer, match=told):
+        played.settle("a", "b")
+    assert played.withdrawn == [2]
+
+
+def test_where_all_are_right_the_least_of_their_steps_is_known() -> None:
+    played = Played(0, 2, {}, {0: 1, 1: 1})
+    told = {
+        worker: AuditNote(
+            1,
+            {str(audit.lane): "a" for audit in played.audit.plan.audits(5) if audit.owner == worker},
+            {str(audit.lane): "a" for audit in played.audit.plan.audits(5) if audit.auditor == worker},
+        )
+        for worker in range(2)
+    }
+    assert played.audit.differing(5, told) is None
+    assert (played.record.clean, played.record.floor, played.record.done) == (5, 5, 2)
+    assert played.audit.differing(6, {0: AuditNote(5, {}, {}), 1: AuditNote(3, {}, {})}) is None
+    audited = played.audit.plan.audits(6)[0].owner
+    assert played.record.floor == (3 if audited == 0 else 5)
+
+
+def test_code_that_is_no_function_of_its_lane_is_refused() -> None:
+    played = Played(0, 3, {0: "d", 1: "e", 2: "f"}, {0: 4, 1: 4, 2: 4})
+    with pytest.raises(UnsupportedModelError, match=r"(?s)Lane \d of step 5 .* loss\(\) gives another result"):
+        played.settle("a", "b")
+    assert not played.withdrawn
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "culprit"), [("a", r"the worker \d that was replaced is"), ("b", r"worker \d is")]
+)
+def test_two_who_repeat_themselves_are_told_apart_by_a_third(newcomer: str, culprit: str) -> None:
+    (lane, owner, auditor), *_ = Played(0, 2, {}, {0: 4, 1: 4}).audit.plan.audits(5)
+    values = {owner: "a", auditor: "b"}
+    leaving = Played(auditor, 2, values, {0: 4, 1: 2})
+    with pytest.raises(LanesDisputed, match="A third has to compute it"):
+        leaving.settle("a", "b")
+    staying = Played(owner, 2, values, {0: 4, 1: 2})
+    with pytest.raises(LinkError, match="is gone"):
+        staying.settle("a", "b")
+    assert staying.record.doubt == Doubt(5, lane, owner, "a", auditor, "b", {0: 4, 1: 2}[auditor])
+    again = Played(owner, 2, {owner: "a", auditor: newcomer}, {owner: 4, auditor: 5})
+    again.record.doubt = staying.record.doubt
+    told = again.told | {owner: again.audit.note(5, [], [])}
+    differing = again.audit.differing(5, told)
+    assert differing == staying.record.doubt
+    with pytest.raises(LanesDiffer, match=culprit):
+        again.audit.settle(5, differing, told)
+
+
+def test_a_doubt_that_nobody_can_settle_any_more_takes_all_back() -> None:
+    played = Played(0, 2, {}, {0: 4, 1: 6})
+    doubt = Doubt(3, 1, 0, "a", 1, "b", 2)
+    with pytest.raises(LanesDiffer, match="nobody can say who is wrong"):
+        played.audit.settle(5, doubt, played.told)
+    assert played.withdrawn == [2]

@@ -1,0 +1,145 @@
+"""Code whose result is not a function of its lane is found by an audit, and refused with step and lane."""
+
+import itertools
+import os
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.nn.functional as F
+from torch import nn
+
+import gang
+from bits import bit_tasks
+from quorate.training.own_loop import own_loop_of
+from quorate.training.own_run import Run
+
+pytestmark = pytest.mark.usefixtures("unmeasured")
+
+LATE = 12
+CALLS = itertools.count()
+KEPT: list[Any] = []
+CACHE: dict[int, float] = {}
+FILE = Path("calls")
+TICKS = [0]
+
+
+def late_counter(_: Any) -> float:
+    calls = next(CALLS)
+    return calls if calls > LATE else 0
+
+
+def clock(_: Any) -> float:
+    return time.time_ns() // 1000 % 1000
+
+
+def system_random(_: Any) -> float:
+    return random.SystemRandom().random()
+
+
+def process(_: Any) -> float:
+    return os.getpid() % 1000
+
+
+def address(batch: Any) -> float:
+    KEPT.append(batch[0])
+    return id(batch[0]) // 16 % 1009
+
+
+def cache_by_order(batch: Any) -> float:
+    CACHE[len(CACHE)] = float(batch[0].abs().mean())
+    return CACHE.get(len(CACHE) - 2, 0.0)
+
+
+def file(_: Any) -> float:
+    with FILE.open("a") as opened:
+        opened.write("x")
+    return FILE.stat().st_size
+
+
+def order_of_a_set(_: Any) -> float:
+    things = {object(): number for number in range(50)}
+    KEPT.append(things)
+    first, second, *_ = (things[thing] for thing in set(things))
+    return 50 * first + second
+
+
+def thread(_: Any) -> float:
+    def tick() -> None:
+        while True:
+            TICKS[0] += 1
+            time.sleep(0)
+
+    if not TICKS[0]:
+        threading.Thread(target=tick, daemon=True).start()
+    return TICKS[0] % 1013
+
+
+def task_with(way: Any) -> type[bit_tasks.Momentum]:
+    class Impure(bit_tasks.Momentum):
+        def loss(self, model: nn.Module, batch: Any) -> Any:
+            return super().loss(model, batch) * (1 + way(batch) / 1000)
+
+    Impure.__qualname__ = "Impure"
+    return Impure
+
+
+def counting(run: Run) -> None:
+    task = bit_tasks.Momentum()
+    model = task.model()
+    model, _ = run.prepare(model, task.optimizer(model))
+    calls, dataset = 0, task.datasets()[0]
+    for _ in run.epochs():
+        for inputs, targets in run.batches(dataset):
+            calls = calls + 1
+            scale = 1 + calls / 1000 if calls > LATE else 1.0
+            run.step(scale * F.mse_loss(model(inputs).squeeze(-1), targets))
+
+
+WAYS = [late_counter, clock, system_random, process, address, cache_by_order, file, order_of_a_set, thread]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loss_that_depends_on_more_than_its_lane_is_refused(
+    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(task_with(way), tmp_path)
+
+
+def test_a_variable_of_a_loop_of_ones_own_that_acts_late_is_found(tmp_path: Path) -> None:
+    assert_refused(own_loop_of(counting), tmp_path, epochs=3, steps=None)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_few_workers_find_it_too(workers: int, tmp_path: Path) -> None:
+    assert_refused(task_with(late_counter), tmp_path, workers)
+
+
+@pytest.mark.parametrize("keys", [{}, {"lanes": 1}, {"strategy": "parameter-server"}, {"loader_workers": 1}])
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_is_a_function_of_its_lane_passes_and_has_the_same_bits(
+    every: int, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = gang.job(bit_tasks.BatchNormAndDropout, audit={"every": every}, **keys)
+    plain = gang.job(bit_tasks.BatchNormAndDropout, audit={"every": 0}, **keys)
+    workers = min(3, spec.lanes)
+    folders = [tmp_path / name for name in ("audited", "plain")]
+    for folder in folders:
+        folder.mkdir()
+    audited = gang.train(bit_tasks.BatchNormAndDropout, spec, workers, folders[0])
+    assert audited.digest == gang.train(bit_tasks.BatchNormAndDropout, plain, 1, folders[1]).digest
+    assert audited.losses
+
+
+def assert_refused(task: Any, folder: Path, workers: int = 3, **keys: Any) -> None:
+    spec = gang.job(task, **{"steps": 12, "audit": {"every": 2}} | keys)
+    failure = gang.train(task, spec, workers, folder).failure
+    assert "was computed several times, and not to the same bits" in failure.message, failure
+    # Counters of two processes may stand at the same number: then it looks like the fault of a third.
+    if failure.kind != "LanesDiffer":
+        assert failure.kind == "UnsupportedModelError"
+        assert "loss() gives another result for the same lane" in failure.message
