@@ -1,12 +1,14 @@
 """A worker computes wrongly: an audit finds it within few lanes, it is named, and the job ends with the right bits."""
 
+import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from command import Workplace
+from command import TASK_SOURCE, Workplace
 from trial import chaos, told, undisturbed_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("unmeasured")]
@@ -21,9 +23,14 @@ KEYS: dict[str, Any] = {
 }
 
 
+# Servers take only optimizers that say that each parameter is updated by itself.
+BY_ITSELF = "class TroubledSgd(torch.optim.SGD):\n    per_parameter = True\n"
+TASK = TASK_SOURCE.replace("class TroubledSgd(torch.optim.SGD):\n", BY_ITSELF)
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    with undisturbed_in(tmp_path_factory.mktemp("audits"), **KEYS) as shared:
+    with undisturbed_in(tmp_path_factory.mktemp("audits"), TASK, **KEYS) as shared:
         yield shared
 
 
@@ -32,8 +39,9 @@ def assert_found(
     fault: str,
     step: int,
     workers: int,
+    *settings: str,
 ) -> list[dict[str, Any]]:
-    document = chaos(place, fault, settings=(f"workers={workers}",))
+    document = chaos(place, fault, settings=(f"workers={workers}", *settings))
     assert [each["fired"] for each in document["faults"]] == [True]
     assert document["same"], document
     assert document["digest"] == document["undisturbed_digest"]
@@ -52,6 +60,30 @@ def assert_found(
 def test_a_worker_that_computes_wrongly_is_found_and_named(
     place: Workplace, workers: int, bit: str, worker: int, step: int
 ) -> None:
-    found = assert_found(place, f"corrupt worker {worker} from step {step}{bit}", step, workers)
+    assert_named(place, worker, step, workers, bit)
+
+
+def test_over_links_too(place: Workplace) -> None:
+    assert_named(place, 1, 5, 2, "", "links=tcp")
+
+
+# With as many workers as lanes each computes what it audits in the place of its only lane.
+@pytest.mark.parametrize("keys", [{"strategy": "parameter-server"}, {"lanes": 2, "audit": {"every": 2}}])
+def test_with_servers_and_with_a_lane_each(keys: dict[str, Any], tmp_path: Path) -> None:
+    with undisturbed_in(tmp_path, TASK, **KEYS | keys) as other:
+        assert_named(other, 1, 5, 2, "")
+
+
+@pytest.mark.long
+def test_fifty_times_at_random(place: Workplace) -> None:
+    chance = random.Random(50)
+    for _ in range(50):
+        workers = chance.choice([2, 3])
+        worker, step, bit = chance.randrange(workers), chance.randint(2, 18), chance.choice(["", " in one bit"])
+        assert_named(place, worker, step, workers, bit)
+
+
+def assert_named(place: Workplace, worker: int, step: int, workers: int, bit: str, *settings: str) -> None:
+    found = assert_found(place, f"corrupt worker {worker} from step {step}{bit}", step, workers, *settings)
     named = re.compile(rf"worker {worker} (that was replaced )?is wrong")
     assert any(named.search(event["message"]) for event in found), found

@@ -140,6 +140,8 @@ class LaneRunner:
         the place of a hosted lane, which is computed afterwards: nobody else hears of it.
         """
         result = LaneResult(lane, sum([samples for samples, _ in batches]), read=NO_INDICES)
+        if isinstance(self._gradients, FlatGradients):
+            self._gradients.announces = slot is None
         if not batches:
             self._gradients.clear(lane)
             return result
@@ -148,8 +150,6 @@ class LaneRunner:
         put_back = self._watch.before_lane()
         self._pin_threads()
         device.seed(self._seed_of(step, lane))
-        if isinstance(self._gradients, FlatGradients):
-            self._gradients.announces = slot is None
         self._gradients.begin(lane if slot is None else slot)
         self._has_begun = True
         if self._begun is not None:
