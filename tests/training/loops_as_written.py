@@ -435,7 +435,7 @@ def rate_read_before_the_loop(run: Run) -> None:
 @equal
 def gradient_hook_after_prepare(run: Run) -> None:
     model, _ = prepared(run)
-    model.first.weight.register_hook(lambda gradient: gradient * 0.5)
+    model.first.weight.register_hook(lambda gradient: gradient * 0.5)  # type: ignore[no-untyped-call]
     for _ in run.epochs():
         train(run, model)
 

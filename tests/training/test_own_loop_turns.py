@@ -213,11 +213,12 @@ def test_a_newcomer_has_the_initial_weights_on_its_way_to_the_epoch_of_the_other
 
     def main(run: Run) -> None:
         model = prepared(run)
-        seen.append(model.weight.item())
+        weight = next(model.parameters())
+        seen.append(weight.item())
         for _ in run.epochs():
-            seen.append(model.weight.item())
+            seen.append(weight.item())
             for _ in run.batches(DATA):
-                run.step(model.weight.sum())
+                run.step(weight.sum())
 
     worker = Worker(main)
     layout, other = Replicated(worker.replica), Worker(main).replica
