@@ -14,6 +14,7 @@ from quorate.core.timing import Timing
 from quorate.data.sampler import Source
 from quorate.observe.events import DeviceMemoryUse, LinksMeasured
 from quorate.spec.tracking import TrackSpec
+from quorate.training.audit import AuditRecord
 from quorate.training.progress import Best, Progress
 from quorate.training.strategy import Save, StepRequest
 from quorate.worker import session
@@ -58,6 +59,7 @@ class Noted:
             layout=SimpleNamespace(weights_digest=lambda gather: "d"),
             replica=SimpleNamespace(device=SimpleNamespace(is_host=True), loss_scale=None),
             samples=SimpleNamespace(datasets=self.validation),
+            audits=AuditRecord(),
         )
         self.trainer = LoopTrainer(
             parts=cast(Any, parts),
@@ -78,6 +80,9 @@ class Noted:
     def on_generation(self, members: Collection[int], is_ending: Callable[[], bool]) -> None:
         self.notes.append(f"generation of {sorted(members)}")
         self.is_called = is_ending
+
+    def on_lane(self, gradients: Any) -> None:
+        """Leave them alone."""
 
     def _check_lease(self) -> None:
         if self.is_over:

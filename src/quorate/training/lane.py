@@ -116,6 +116,10 @@ class LaneRunner:
         if graphs is not None:
             self._program = CapturedProgram(self._program, graphs, replica, gradients)
 
+    def put_back(self) -> None:
+        """Have user code find what it found when it was built, whatever has run before."""
+        self._watch.put_back()
+
     def begin_step(self) -> None:
         """A step begins: until its update nobody changes the settings of the optimizers."""
         self._watch.begin()
