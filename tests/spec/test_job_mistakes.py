@@ -25,7 +25,7 @@ MISTAKES = {
         GOOD + "every: 50\n",
         [
             "every: there is no such key (job.yaml line 4). Did you mean evaluate.every, checkpoint.every, "
-            "check_gradients.every, track.trace.every or track.every?"
+            "check_gradients.every, audit.every, track.trace.every or track.every?"
         ],
     ),
     "a key of the job inside a section": (
