@@ -33,6 +33,7 @@ JOB: dict[str, Any] = {
     "steps": 8,
     "failure_timeout": 6.0,
     "checkpoint": {"every": 2, "keep": 3},
+    "audit": {"every": 0},  # tests count how often loss() is called, and which checkpoints are kept
 }
 
 

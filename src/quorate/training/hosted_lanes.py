@@ -53,7 +53,7 @@ class HostedLanes:
         do: its gradients are as many zeros, for which nobody waits in vain, and the step counts for nothing."""
         results: list[LaneResult] = []
         count = micro_batch_count(self._spec.accumulate, progress.micro_batches, step)
-        owned = self._run_audits(step, batch_samples, progress)
+        owned = self._run_audits(step, batch_samples, progress, last)
         for lane in self._lanes:
             if results and results[-1].shortage:
                 self._runner.run(step, lane, (), batch_samples)
@@ -67,13 +67,15 @@ class HostedLanes:
             results.append(result)
         return results
 
-    def _run_audits(self, step: int, batch_samples: int, progress: Progress) -> tuple[int, ...]:
+    def _run_audits(self, step: int, batch_samples: int, progress: Progress, last: int) -> tuple[int, ...]:
         """Compute what this worker audits, before its own lanes; which of these are audited."""
         audit = self._audit
         if audit is None or not audit.is_due(step):
             return ()
         for lane in audit.lanes(step):
-            run = partial(self._compute_aside, step, lane, batch_samples, progress, self.reader.read)
+            read = partial(self.reader.read, aside=True)
+            following = partial(self.reader.read_ahead, step, lane, last, progress.micro_batches, aside=True)
+            run = partial(self._compute_aside, step, lane, batch_samples, progress, read, following)
             result = self._tried(run, self._lanes[0])
             if not result.shortage:
                 audit.seen[str(lane)] = outcome_of(result, digests(result.buffers.items(), self._device))
@@ -92,6 +94,7 @@ class HostedLanes:
         batch_samples: int,
         progress: Progress,
         read: Callable[[int, int, MicroBatchChanges], list[Batch]],
+        following: Callable[[], None] = lambda: None,
     ) -> LaneResult:
         """A lane in the place of a hosted one. What it has read, logged and assigned is for its host to tell."""
         activity = self._activity
@@ -103,8 +106,7 @@ class HostedLanes:
         batches = [(len(batch.samples), batch.content) for batch in answers if len(batch.samples)]
         result = LaneResult(lane, 0)
         if batches:
-            self._runner.put_back()  # or what was assigned before the step would look like a fault of this worker
-            result = self._runner.run(step, lane, batches, batch_samples, slot=self._lanes[0])
+            result = self._runner.run(step, lane, batches, batch_samples, meanwhile=following, slot=self._lanes[0])
             self._runner.digest(result)
             self._runner.read([result])
         activity.leave()

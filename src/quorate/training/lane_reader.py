@@ -41,30 +41,35 @@ class LaneReader:
         self._activity = activity
         self._device = device
         self._audited = audited
-        self._ahead: tuple[int, int] | None = None
+        self._ahead: tuple[int, int, bool] | None = None
         self._batches: list[Batch] = []
 
-    def read(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
-        """The micro-batches of a lane, as the feed answers."""
+    def read(self, step: int, lane: int, changes: MicroBatchChanges, *, aside: bool = False) -> list[Batch]:
+        """The micro-batches of a lane, as the feed answers; `aside`: of one that is audited here."""
         place, batches = self._ahead, self._batches
         self._ahead, self._batches = None, []
-        return batches if place == (step, lane) else self._ask(step, lane, changes)
+        return batches if place == (step, lane, aside) else self._ask(step, lane, changes)
 
-    def read_ahead(self, step: int, lane: int, last: int, changes: MicroBatchChanges) -> None:
+    def read_ahead(self, step: int, lane: int, last: int, changes: MicroBatchChanges, *, aside: bool = False) -> None:
         """Those of the lane that follows this one, unless an evaluation comes first or the end, at step `last`: the
         feed answers in the order of its plan."""
         if self._device.is_host:
             return
-        place = (step, lane + 1) if lane + 1 in self._hosted else (step + 1, self._hosted[0])
-        is_next = step < last and not self._evaluation.is_due(step, self._sampler) and not self._audited(step + 1)
-        if place[0] > step and not is_next:
+        rest = self._order(step)
+        rest = rest[rest.index((lane, aside)) + 1 :]
+        if not rest and (step >= last or self._evaluation.is_due(step, self._sampler)):
             return
+        place = (step, *rest[0]) if rest else (step + 1, *self._order(step + 1)[0])
         began = perf_counter()
-        batches = self._ask(*place, changes)
+        batches = self._ask(*place[:2], changes)
         self._activity.count_as(DATA, perf_counter() - began)
         with suppress(torch.OutOfMemoryError):  # there is room when the lane is done
             batches = [replace(batch, content=self._device.move(batch.content)) for batch in batches]
         self._ahead, self._batches = place, batches
+
+    def _order(self, step: int) -> list[tuple[int, bool]]:
+        """The lanes of a step as they are read: those that are audited here, then the hosted ones."""
+        return [*((lane, True) for lane in self._audited(step)), *((lane, False) for lane in self._hosted)]
 
     def begin_again(self, cursor: Cursor, changes: MicroBatchChanges) -> None:
         """Read on from here, by another plan."""
