@@ -60,7 +60,6 @@ HARMLESS = {
     *(
         "check_gradients",
         "audit",
-        "audit.every",
         "record",
         "train_metrics_every",
         "port",

@@ -11,7 +11,7 @@ import pytest
 
 from command import PATIENCE, TASK_SOURCE, Workplace, await_condition
 
-ARGUMENTS = "lanes=4, batch_size=8, steps=8, failure_timeout=6.0, workers=2"
+ARGUMENTS = "lanes=4, batch_size=8, steps=8, failure_timeout=6.0, workers=2, audit={'every': 0}"
 GUARDED = f"""
 if __name__ == "__main__":
     import json, os, threading

@@ -13,11 +13,8 @@ from training.recorded import run
 OFTEN = {
     loops.rate_halved_at_the_top_of_an_epoch,
     loops.plateau_by_hand,
-    loops.temperature_by_the_epoch,
     loops.frozen_statistics,
     loops.buffer_filled_by_the_epoch,
-    loops.mask_of_an_epoch,
-    loops.two_optimizers,
     loops.reference_of_the_initial_weights,
     loops.layer_and_hook_kept_from_before,
 }

@@ -106,6 +106,7 @@ class HostedLanes:
         batches = [(len(batch.samples), batch.content) for batch in answers if len(batch.samples)]
         result = LaneResult(lane, 0)
         if batches:
+            self._runner.put_back()  # or what was assigned before the step would look like a fault of this worker
             result = self._runner.run(step, lane, batches, batch_samples, meanwhile=following, slot=self._lanes[0])
             self._runner.digest(result)
             self._runner.read([result])
