@@ -35,8 +35,9 @@ def kill_coordinator(place: Workplace, running: Running) -> None:
     os.kill(coordinator, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(SLOWEST + 60.0)
-@pytest.mark.parametrize("strategy", ["ring", pytest.param(BOUNDED, marks=pytest.mark.long)], ids=["ring", "bounded"])
+@pytest.mark.parametrize("strategy", ["ring", BOUNDED], ids=["ring", "bounded"])
 def test_no_step_is_lost_while_coordinators_do_not_come_to_listen(
     workplace: Workplace, undisturbed: str, strategy: Any
 ) -> None:

@@ -290,7 +290,7 @@ def assemble(
             spec.seed,
             parts.graphs,
             own_loop.begin_lane if own_loop else None,
-            hooks.on_lane,
+            hooks.on_lane if fixes_bits(spec.strategy) else None,
         ),
         strategy=strategy,
         update=update,

@@ -17,7 +17,6 @@ from quorate.core.worker_status import COPY, JOIN, REGROUP
 from quorate.data.sampler import Source
 from quorate.observe.events import StateCopied
 from quorate.reduce.connect import Endpoint, Listeners
-from quorate.spec.strategy import fixes_bits
 from quorate.strategies.kinds import Connection
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
@@ -249,7 +248,7 @@ class LoopTrainer:
             keep=self.backlog.keep,
             tracer=self.tracer,
             keep_micro_batches=run.write_micro_batches,
-            on_lane=self.hook.on_lane if self.hook is not None and fixes_bits(self.parts.spec.strategy) else None,
+            on_lane=None if self.hook is None else self.hook.on_lane,
         )
         loop = assemble(
             self.parts,
