@@ -139,7 +139,7 @@ def plateau_by_hand(run: Run) -> None:
     run.state["best"] = 1e9
     for _ in run.epochs():
         train(run, model)
-        if run.metrics["loss"] > run.state["best"] * 0.5:
+        if run.metrics["loss"] > run.state["best"] * 0.1:
             optimizer.param_groups[0]["lr"] *= 0.1
         run.state["best"] = min(run.state["best"], run.metrics["loss"])
 
@@ -190,7 +190,7 @@ def evaluated_by_hand(run: Run) -> None:
         model.eval()
         with torch.no_grad():
             found = float(loss_of(model, DATA[:]))
-        if found > run.state["best"] * 0.5:
+        if found > run.state["best"] * 0.1:
             optimizer.param_groups[0]["lr"] *= 0.5
         run.state["best"] = min(found, run.state["best"])
 

@@ -7,18 +7,16 @@ hands back a loss in `run.step`. To the rest of Quorate it is a task like any ot
 
 import copy
 import inspect
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, ClassVar, get_type_hints
 
 import torch
+import xxhash
 from greenlet import getcurrent, greenlet
 
-from quorate.core.digests import derive_seed
 from quorate.core.errors import (
     JobError,
     ReplicasDiffer,
@@ -33,44 +31,19 @@ from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators, seed_generators
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import RingSpec, fixes_bits
-from quorate.training.device import digests
+from quorate.spec.strategy import fixes_bits
 from quorate.training.evaluation import Evaluated
 from quorate.training.hints import hint_for
 from quorate.training.loop import Loop
 from quorate.training.own_audit import AUDITED, Audit, marked_locals
 from quorate.training.own_rehearsal import LARGEST, Rehearsal, is_rehearsed
 from quorate.training.own_run import AT_BATCH, AT_STEP, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
+from quorate.training.own_state import Kept, OwnState
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, changed_outside
-from quorate.training.settings import Settings
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
 from quorate.training.task import LOG, Task, take_log
-
-_VERSION = attrgetter("_version")
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What is part of the state besides tensors and settings: the epoch that `main` is in, run.state as JSON, what it
-    has made of attributes and modes of modules between steps, and whether that epoch is one that it is yet to begin."""
-
-    epoch: int | None = None
-    state: str = ""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    modes: Mapping[str, bool] = field(default_factory=dict)
-    is_ahead: bool = False
-
-    def text(self) -> str:
-        return json.dumps([self.epoch, self.state, self.attributes, self.modes, self.is_ahead])
-
-    @classmethod
-    def of(cls, progress: Progress, sampler: Sampler) -> "_Kept":
-        found = json.loads(progress.kept) if progress.kept else {}
-        # Of an earlier version it is run.state alone, and what comes after an epoch was done before the next step.
-        epoch = max(0, progress.cursor.step - 1) // sampler.steps_per_epoch
-        return cls(*found) if isinstance(found, list) else cls(epoch, progress.kept)
 
 
 class OwnLoop(Task):
@@ -78,8 +51,8 @@ class OwnLoop(Task):
 
     # Not among its attributes, which are held to what they were: these change all the time.
     __slots__ = (
-        *("_audits", "_batches_left", "_changed", "_ends_step", "_greenlet", "_kept", "_last_lane", "_parameters"),
-        *("_rehearsal", "_sampler", "_seed", "_streams", "_tries", "_turns", "_watch"),
+        *("_audits", "_batches_left", "_ends_step", "_greenlet", "_last_lane"),
+        *("_rehearsal", "_sampler", "_seed", "_state", "_streams", "_tries", "_turns"),
     )
     _main: ClassVar[Callable[..., Any]]
     _params: ClassVar[tuple[str, ...]] = ()
@@ -87,10 +60,7 @@ class OwnLoop(Task):
     def __init__(self) -> None:
         self._turns = Turns()
         self._greenlet: greenlet | None = None
-        self._kept = ""
-        self._changed: _Kept | None = None
-        self._watch: StateWatch | None = None
-        self._parameters: dict[str, torch.Tensor] = {}
+        self._state: OwnState | None = None
         self._tries, self._audits = 0, False
         self._rehearsal: Rehearsal | None = None
         # Of the job: whoever makes a task has seeded the generators for it.
@@ -186,19 +156,21 @@ class OwnLoop(Task):
     def _audited(self, batch: Any) -> Audit:
         """The loss of a batch that is given again afterwards: what `main` carries from one to the next, to another lane
         that is, makes another of it."""
-        assert self._watch is not None
+        assert self._state is not None
         self._audits = False
-        before, weights = marked_locals(self.frame), self._weights()
+        state, watch = self._state, self._state.watch
+        before, weights = marked_locals(self.frame), state.weights()
         own = copy.deepcopy(batch) if self._rehearsal is not None else None
-        with preserved_generators(), torch.random.fork_rng(self._watch.devices):
+        with preserved_generators(), torch.random.fork_rng(watch.devices):
             loss = self.loss_of(copy.deepcopy(batch), is_last=False)
-        now = self._weights()
+        now = state.weights()
         if changed := next((name for name, digest in weights.items() if now[name] != digest), None):
             raise changed_outside(changed, f"{self._name}() between a batch and its run.step()")
-        audit = Audit(self._name, loss, list(self._parameters.values()), before, lambda: marked_locals(self.frame))
+        trained = [each for _, each in watch.replica.trainable]
+        audit = Audit(self._name, loss, trained, before, lambda: marked_locals(self.frame))
         if self._rehearsal is not None:
             self._rehearsal.compare_loss(own, audit.found)
-        self._watch.begin_again()
+        watch.begin_again()
         take_log(self)
         return audit
 
@@ -210,7 +182,7 @@ class OwnLoop(Task):
     @property
     def kept(self) -> str:
         """What `main` keeps, as part of the state."""
-        return self._kept
+        return "" if self._state is None else self._state.text
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
         measure = self._turns.measure
@@ -260,7 +232,7 @@ class OwnLoop(Task):
         Before the load, so that a worker which joins has the initial weights on its way there, as others had, and so
         that what `main` does there changes nothing.
         """
-        turns, kept = self._turns, _Kept.of(progress, sampler)
+        turns, kept = self._turns, Kept.of(progress, sampler)
         if not progress.cursor.step and not progress.kept:
             return
         self._leave_step()
@@ -277,25 +249,19 @@ class OwnLoop(Task):
 
         Only a job that had come to its end, and is made longer, has the beginning of an epoch still before it.
         """
-        turns, kept = self._turns, _Kept.of(progress, sampler)
+        turns, kept = self._turns, Kept.of(progress, sampler)
         _refuse_empty_lanes(sampler)
-        self._sampler, self._last_lane, self._watch, self._tries = sampler, hosted[-1], watch, AUDITED
+        state = self._state = OwnState(self._name, turns, watch, sampler)
+        self._sampler, self._last_lane, self._tries = sampler, hosted[-1], AUDITED
         turns.leads, turns.metrics, turns.is_over = 0 in hosted, progress.metrics, False
         turns.ends = kept.is_ahead or self._ends(progress)
         self._leave_step()
         if not turns.is_entered:
             self._reach_batch(kept.epoch)
         if not progress.kept and not progress.cursor.step:
-            # What it does before its first batch makes the initial state.
-            watch.adopt(f"{self._name}() before its first batch")
-            self._changed = _Kept(None, "", *watch.changed())
-            return self._keep(progress)
-        turns.restored = kept.state
-        turns.take_up_state()
-        watch.restore(kept.attributes, kept.modes)
-        self._changed = replace(kept, epoch=None, state="", is_ahead=False)
-        self._kept = progress.kept
-        self._settings.note(self._kept)
+            state.begin()
+            return state.kept_in(progress)
+        state.restore(kept, progress.kept)
         if not kept.is_ahead or self._ends(progress):
             return progress
         turns.ends = False
@@ -346,13 +312,14 @@ class OwnLoop(Task):
         """What follows from a step is done: `main` finds it in run.metrics. At the end of an epoch it does what comes
         after that and before the first batch of the next, and that is part of the state, too."""
         turns, step = self._turns, progress.cursor.step
-        turns.metrics = progress.metrics
-        turns.ends = self._ends(progress)
-        if turns.place is not AT_BATCH or turns.epoch is None:
+        turns.metrics, turns.ends = progress.metrics, self._ends(progress)
+        if turns.place is not AT_BATCH or turns.epoch is None or self._state is None:
             return progress
         if step < (turns.epoch + 1) * self._sampler.steps_per_epoch:
             return progress
-        return self._have_turn(progress, STOP, "after epoch")
+        progress = self._have_turn(progress, STOP, "after epoch")
+        self._state.watch.begin()  # after a step the loop does it
+        return progress
 
     def _ends(self, progress: Progress) -> bool:
         """Whether the job ends here, with an epoch: of one that is not complete nothing comes after it before a longer
@@ -360,14 +327,14 @@ class OwnLoop(Task):
         sampler, step = self._sampler, progress.cursor.step
         return (progress.early_stopped or step >= sampler.total_steps) and step % sampler.steps_per_epoch == 0
 
-    def _have_turn(self, progress: Progress, value: Any, *when: str) -> Progress:
+    def _have_turn(self, progress: Progress, value: Any, when: str) -> Progress:
         """A turn between two steps, of which it is seen whether a worker that joins would do the same."""
         rehearsal = self._rehearsal
         if rehearsal is None:
-            return self.advance(progress, value, *when)
+            return self.advance(progress, value, when)
         rehearsal.take_state()
-        after = self.advance(progress, value, *when)
-        rehearsal.compare_turn(progress, value, *when)
+        after = self.advance(progress, value, when)
+        rehearsal.compare_turn(progress, value, when)
         return after
 
     def _end_rehearsal(self) -> None:
@@ -375,50 +342,26 @@ class OwnLoop(Task):
             self._rehearsal.close()
             self._rehearsal = None
 
-    def advance(self, progress: Progress, value: Any, *when: str) -> Progress:
+    def advance(self, progress: Progress, value: Any, when: str) -> Progress:
         """The turn of `main` between two steps, which all workers have alike."""
-        watch, turns = self._watch, self._turns
-        assert watch is not None
-        turns.metrics, turns.ends = progress.metrics, self._ends(progress)
-        is_ring = isinstance(self._sampler.spec.strategy, RingSpec)
-        before, sizes = "" if is_ring else self._settings.digest(), self._settings.sizes()
-        self._begin_stream(*when, progress.cursor.step)
-        with self._unchanged():
+        assert self._state is not None
+        self._turns.metrics, self._turns.ends = progress.metrics, self._ends(progress)
+        self._begin_stream(when, progress.cursor.step)
+        with self._state.changing():
             self._resume(value)
-        if self._settings.sizes() != sizes:
-            raise UnsupportedModelError(
-                f"{self._name}() has given the optimizer other parameters between two steps. Give it all of them "
-                "before run.prepare(), in a group whose lr is 0 until they are to be trained."
-            )
-        if watch.adopt(f"{self._name}() between two steps") or self._changed is None:
-            self._changed = _Kept(None, "", *watch.changed())
-        if not is_ring and (turns.state or self._changed != _Kept() or self._settings.digest() != before):
-            raise UnsupportedModelError(
-                f"{self._name}() changes run.state, modules or the optimizer's settings between two steps, which is "
-                "kept with `strategy: ring` only; servers know nothing of it."
-            )
-        return self._keep(progress)
-
-    def _keep(self, progress: Progress) -> Progress:
-        """The progress with what `main` keeps, which is part of the state."""
-        turns = self._turns
-        assert self._changed is not None
-        if isinstance(self._sampler.spec.strategy, RingSpec):
-            is_ahead = turns.place is Place.EPOCHS
-            self._kept = replace(self._changed, epoch=turns.epoch, state=turns.kept_state(), is_ahead=is_ahead).text()
-            self._settings.note(self._kept)
-        return progress if self._kept == progress.kept else progress.keeping(self._kept)
+        return self._state.kept_in(progress)
 
     def finish(self) -> None:
         """The job is done: `main` runs to its end."""
         turns = self._turns
         turns.is_over = True
         self._end_rehearsal()
-        weights = self._weights()
+        assert self._state is not None
+        weights = self._state.weights()
         if turns.place in (Place.BATCH, Place.EPOCHS):
             self._begin_stream("end")
             self._resume(STOP)
-        if self._weights() != weights:
+        if self._state.weights() != weights:
             raise UnsupportedModelError(
                 f"{self._name}() has changed weights after the last step, of which no checkpoint knows. Work on a copy "
                 "of the model; `quorate.load_model(run)` gives that of a run."
@@ -428,10 +371,6 @@ class OwnLoop(Task):
                 f"All steps of the job are done, and {self._name}() asks for more batches. Let it end after the loop "
                 "over run.epochs(), or over run.batches() where there is none."
             )
-
-    def _weights(self) -> dict[str, str]:
-        assert self._watch is not None
-        return digests(self._prepared[0].named_parameters(), self._watch.device)
 
     @property
     def _name(self) -> str:
@@ -469,29 +408,9 @@ class OwnLoop(Task):
         if not main:
             self._turns.place = Place.RETURNED
 
-    def _begin_stream(self, *when: Any) -> None:
+    def _begin_stream(self, when: str, number: int = 0) -> None:
         """What `main` draws outside lanes depends on when that is, and on nobody's number of lanes."""
-        seed_generators(derive_seed(self._seed, *when))
-
-    @property
-    def _settings(self) -> Settings:
-        assert self._watch is not None
-        return self._watch.settings
-
-    @contextmanager
-    def _unchanged(self) -> Iterator[None]:
-        """A turn of `main` in which no lane runs, and so nobody else looks at the parameters."""
-        if not self._parameters:
-            self._parameters = dict(self._prepared[0].named_parameters())
-        versions = list(map(_VERSION, self._parameters.values()))
-        yield
-        for (name, each), version in zip(self._parameters.items(), versions, strict=True):
-            if each._version != version:
-                raise UnsupportedModelError(
-                    f"{self._name}() has changed '{name}' itself, as optimizer.step() does. run.step(loss) does all of "
-                    "backward(), the optimizer's step, zero_grad() and the scheduler's step; initial weights are set "
-                    "before run.prepare()."
-                )
+        seed_generators(xxhash.xxh3_64_intdigest(b"%s %d" % (when.encode(), number), self._seed) >> 1)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -529,7 +448,6 @@ class TurnsLoop(Loop):
 
     def _try_step(self) -> StepRequest | None:
         self.main.begin_step(self.progress, self.replica)
-        self.watch.begin()  # between steps, `main` may change them
         try:
             return super()._try_step()
         except ReplicasDiffer as error:

@@ -70,10 +70,10 @@ class Rehearsal:
         if not same_numbers(found, again):
             raise self._refused("gives another loss or gradient for the same batch")
 
-    def compare_turn(self, progress: Progress, value: Any, *when: str) -> None:
+    def compare_turn(self, progress: Progress, value: Any, when: str) -> None:
         """Refuse a `main` that makes something else of its turn between two steps, which the first one has had."""
         with self._tried():
-            kept = self.main.advance(progress, value, *when).kept
+            kept = self.main.advance(progress, value, when).kept
             own, others = self._replica.optimizers.settings.values(), self._state.optimizers.settings.values()
         changed = next((name for name, text in others.items() if own.get(name) != text), None)
         if changed is not None:

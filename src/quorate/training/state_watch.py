@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.user_code import given
 from quorate.training.accumulated import AccumulatedMetric
-from quorate.training.device import Device, digests
+from quorate.training.device import digests
 from quorate.training.kept_values import (
     MODULES_OWN,
     Change,
@@ -56,7 +56,7 @@ class StateWatch:
     """
 
     def __init__(self, task: Task, replica: Replica) -> None:
-        self._task, self._replica = task, replica
+        self._task, self.replica = task, replica
         self._kept = KeptValues(replica.model, [task, *replica.optimizers.schedulers], replica.device)
         own_modules = [(path or "model", module) for path, module in replica.model.named_modules()]
         self._kept.look_at(self._around(own_modules))
@@ -86,9 +86,9 @@ class StateWatch:
     def before_lane(self) -> list[str]:
         """A lane begins; the names of what was put back, which reading its samples has assigned."""
         put_back = self.before_batch() if self._reads_here else []
-        self._versions = self._replica.versions()
+        self._versions = self.replica.versions()
         if self._is_first:
-            self._digests = digests(self._replica.parameters, self._replica.device)
+            self._digests = digests(self.replica.parameters, self.replica.device)
         elif self._samples:
             _, parameter, content = self._samples[self._next]
             self._sample = parameter.data_ptr(), xxhash.xxh3_64_intdigest(content)
@@ -96,10 +96,10 @@ class StateWatch:
 
     def after_lane(self) -> list[str]:
         """A lane has ended; the names of what it has assigned, which is put back."""
-        if self._replica.versions() != self._versions:
-            self._replica.check_unchanged(self._versions, "loss()")
+        if self.replica.versions() != self._versions:
+            self.replica.check_unchanged(self._versions, "loss()")
         if self._digests is not None:
-            after, before, self._digests = digests(self._replica.parameters, self._replica.device), self._digests, None
+            after, before, self._digests = digests(self.replica.parameters, self.replica.device), self._digests, None
             for name, digest in before.items():
                 if after[name] != digest:
                     raise changed_outside(name, "loss()")
@@ -130,7 +130,7 @@ class StateWatch:
 
     def after_lanes(self) -> None:
         """The lanes of a step have ended: refuse what they have changed, before it can reach the weights."""
-        self._replica.check_trainable()
+        self.replica.check_trainable()
         self.check(self._where)
         self.check_settings()
 
@@ -144,36 +144,32 @@ class StateWatch:
             raise UnsupportedModelError(f"{_called(change)} was changed in {where}. {_NOT_IN_THE_STATE}")
 
     @property
-    def device(self) -> Device:
-        return self._replica.device
-
-    @property
     def devices(self) -> list[torch.device]:
         """Those whose random numbers a lane may draw, besides the host's."""
-        return [] if self._replica.device.is_host else [self._replica.parameters[0][1].device]
+        return [] if self.replica.device.is_host else [self.replica.parameters[0][1].device]
 
     def begin_again(self) -> None:
         """A lane begins again: with the buffers and modes with which it began."""
-        self._replica.begin_lane()
+        self.replica.begin_lane()
         self.put_back()
 
     def adopt(self, where: str) -> bool:
         """Code of a loop of one's own had its turn between two steps, which is the same in every worker: what it has
         changed is the state from now on. Refuse what no checkpoint holds. Whether modules have changed."""
-        self._replica.check_trainable()
+        self.replica.check_trainable()
         self.check(where)
         # Both, whatever the first finds.
-        return self._assigned.adopt(where) | self._replica.adopt()
+        return self._assigned.adopt(where) | self.replica.adopt()
 
     def changed(self) -> tuple[dict[str, Any], dict[str, bool]]:
         """What code between two steps has made of attributes of modules and of their training modes, by name."""
-        return self._assigned.changed(), self._replica.changed_modes()
+        return self._assigned.changed(), self.replica.changed_modes()
 
     def restore(self, attributes: Mapping[str, Any], modes: Mapping[str, bool]) -> None:
         """Have modules and buffers as they are in a state, whatever running the code again has made of them."""
         self._assigned.restore(attributes)
-        self._replica.restore_modes(modes)
-        self._replica.buffers.restore()
+        self.replica.restore_modes(modes)
+        self.replica.buffers.restore()
 
     def check(self, where: str, *, whole: bool = False) -> None:
         """Refuse a mutable value that has been changed. `whole`: compare every byte, however many there are."""
@@ -203,7 +199,7 @@ class StateWatch:
         for kind in dict.fromkeys(chain.from_iterable(type(owner).__mro__ for owner in owners)):
             if is_users_own(kind):  # a list in the body of a class is shared by all that have none of their own
                 yield from ((f"{kind.__name__}.{name}", v) for name, v in vars(kind).items() if name[:2] != "__")
-        for hook in (*self._replica.optimizers.hooks, *_hooks_of(modules)):
+        for hook in (*self.replica.optimizers.hooks, *_hooks_of(modules)):
             yield from _enclosed(hook)
 
 

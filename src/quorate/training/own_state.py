@@ -1,0 +1,108 @@
+"""What a training loop of one's own changes between two steps, and keeps: it is part of the state, as an update is."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quorate.core.errors import UnsupportedModelError
+from quorate.data.sampler import Sampler
+from quorate.spec.strategy import RingSpec
+from quorate.training.device import digests
+from quorate.training.own_run import Place, Turns
+from quorate.training.progress import Progress
+from quorate.training.state_watch import StateWatch
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What checkpoints have of `main` besides tensors and settings: the epoch that it is in, run.state as JSON, what it
+    has made of attributes and modes of modules, and whether that epoch is one that it is yet to begin."""
+
+    epoch: int | None = None
+    state: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    modes: Mapping[str, bool] = field(default_factory=dict)
+    is_ahead: bool = False
+
+    def text(self) -> str:
+        return json.dumps([self.epoch, self.state, self.attributes, self.modes, self.is_ahead])
+
+    @classmethod
+    def of(cls, progress: Progress, sampler: Sampler) -> "Kept":
+        found = json.loads(progress.kept) if progress.kept else {}
+        # Of an earlier version it is run.state alone, and what comes after an epoch was done before the next step.
+        epoch = max(0, progress.cursor.step - 1) // sampler.steps_per_epoch
+        return cls(*found) if isinstance(found, list) else cls(epoch, progress.kept)
+
+
+class OwnState:
+    """The state that `main` may change in its turns between two steps, as a worker has it in a generation."""
+
+    def __init__(self, name: str, turns: Turns, watch: StateWatch, sampler: Sampler) -> None:
+        self._name, self._turns, self.watch = name, turns, watch
+        self._is_ring = isinstance(sampler.spec.strategy, RingSpec)
+        self._sizes = watch.settings.sizes()
+        self._changed = Kept()
+        self._made_of: tuple[Any, ...] = ()
+        self.text = ""
+
+    def begin(self) -> None:
+        """What `main` has done before its first batch makes the initial state."""
+        self.watch.adopt(f"{self._name}() before its first batch")
+        self._take_changed()
+
+    def restore(self, kept: Kept, text: str) -> None:
+        """Have what a state has, whatever `main` has made of it on its way there."""
+        self._turns.restored = kept.state
+        self._turns.take_up_state()
+        self.watch.restore(kept.attributes, kept.modes)
+        self._changed = replace(kept, epoch=None, state="", is_ahead=False)
+        self.text = text
+        self.watch.settings.note(text)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """A turn of `main`, which all workers have alike: what it changes is the state from then on, and what cannot be
+        is refused."""
+        replica, settings = self.watch.replica, self.watch.settings
+        before, versions = "" if self._is_ring else settings.digest(), replica.versions()
+        yield
+        if replica.versions() != versions:
+            pairs = zip(replica.parameters, versions, strict=True)
+            name = next(name for (name, each), version in pairs if each._version != version)
+            raise UnsupportedModelError(
+                f"{self._name}() has changed '{name}' itself, as optimizer.step() does. run.step(loss) does all of "
+                "backward(), the optimizer's step, zero_grad() and the scheduler's step; initial weights are set "
+                "before run.prepare()."
+            )
+        if settings.sizes() != self._sizes:
+            raise UnsupportedModelError(
+                f"{self._name}() has given the optimizer other parameters between two steps. Give it all of them "
+                "before run.prepare(), in a group whose lr is 0 until they are to be trained."
+            )
+        if self.watch.adopt(f"{self._name}() between two steps"):
+            self._take_changed()
+        if not self._is_ring and (self._turns.state or self._changed != Kept() or settings.digest() != before):
+            raise UnsupportedModelError(
+                f"{self._name}() changes run.state, modules or the optimizer's settings between two steps, which is "
+                "kept with `strategy: ring` only; servers know nothing of it."
+            )
+
+    def kept_in(self, progress: Progress) -> Progress:
+        """The progress with what `main` keeps now."""
+        turns = self._turns
+        made_of = self._changed, turns.epoch, turns.kept_state(), turns.place is Place.EPOCHS
+        if self._is_ring and made_of != self._made_of:
+            changed, epoch, state, is_ahead = self._made_of = made_of
+            self.text = replace(changed, epoch=epoch, state=state, is_ahead=is_ahead).text()
+            self.watch.settings.note(self.text)
+        return progress if self.text == progress.kept else progress.keeping(self.text)
+
+    def weights(self) -> dict[str, str]:
+        """Digests of the parameters, by name."""
+        return digests(self.watch.replica.parameters, self.watch.replica.device)
+
+    def _take_changed(self) -> None:
+        self._changed = Kept(None, "", *self.watch.changed())
