@@ -1,8 +1,10 @@
 """`quorate.launch` from a script, and what other verbs make of such a run."""
 
+import functools  # noqa: F401  # by a text below
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -59,7 +61,20 @@ def test_a_script_launches_its_loop_and_the_run_is_one_like_any_other(workplace:
     workplace.assert_nobody_left()
 
 
-@pytest.mark.parametrize(("main", "answer"), [("lambda run: None", "a lambda has no name"), ("3", "3 is not a class")])
+class Trainer:
+    def fit(self, run: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("main", "answer"),
+    [
+        ("lambda run: None", "a lambda has no name"),
+        ("3", "3 is not a class"),
+        ("Trainer().fit", "a method or an object, is nothing that workers could find"),
+        ("Trainer.fit", "a method or an object"),
+        ("functools.partial(Trainer.fit, None)", "at the top of a module, which calls it; `params` sets"),
+    ],
+)
 def test_what_workers_could_not_find_is_refused(main: str, answer: str) -> None:
     import quorate
 

@@ -726,3 +726,26 @@ def second_batch_size(run: Run) -> None:
     for epoch in run.epochs():
         for batch in run.batches(DATA, 8 if epoch else None):
             run.step(loss_of(model, batch))
+
+
+class Noisy(TensorDataset):
+    """As many are written: what it gives depends on an epoch that it is told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = super().__getitem__(index)
+        return inputs + 0.1 * self.epoch, target
+
+
+@refused("'epoch' of the dataset was changed between two epochs")
+def dataset_told_the_epoch(run: Run) -> None:
+    model, _ = prepared(run)
+    data = Noisy(*DATA.tensors)
+    for epoch in run.epochs():
+        data.set_epoch(epoch)
+        for batch in run.batches(data):
+            run.step(loss_of(model, batch))

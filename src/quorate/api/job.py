@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any, Literal, TypedDict, Unpack
 
 from quorate.core.errors import RequestError, TaskError
-from quorate.core.user_code import is_installed
+from quorate.core.user_code import given, is_installed
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_job, resolve_mapping
 from quorate.spec.override import Layers, Override
@@ -166,6 +166,13 @@ def reference_to(task: Any) -> str:
     """How another process finds a task: by its file or, inside a package, by its module; a text is taken as it is."""
     if isinstance(task, str):
         return task
+    is_in_class = isinstance(task, FunctionType) and "." in task.__qualname__ and "<locals>" not in task.__qualname__
+    if is_in_class or (callable(task) and not isinstance(task, Code)):
+        raise TaskError(
+            f"task: {given(task)}, a method or an object, is nothing that workers could find by a name. Write "
+            "`def main(run, learning_rate: float = 0.1):` at the top of a module, which calls it; `params` sets what "
+            "`main` takes besides `run`."
+        )
     if not isinstance(task, Code):
         raise TaskError(f"task: {task!r} is not a class. Give the class itself, such as task={type(task).__name__}.")
     if task.__name__ == "<lambda>":

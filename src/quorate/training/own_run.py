@@ -16,7 +16,10 @@ from quorate.observe.events import StepCompleted
 
 NOT_GIVEN = object()
 STOP = object()
-_STATE = "What run.state holds is saved with checkpoints: numbers, texts, lists, and dicts whose keys are texts."
+_STATE = (
+    "What run.state holds is saved with checkpoints: numbers, texts, lists, and dicts whose keys are texts. Write "
+    "float(x) for a number of NumPy, and list(x) for a tuple."
+)
 
 
 class StepResult(NamedTuple):
@@ -104,6 +107,7 @@ class Turns:
         self.state: dict[str, Any] = {}
         self.epoch: int | None = None
         self.given: Any = None
+        self.marks: dict[str, Any] | None = None  # of the dataset, when its last epoch ended
         self.is_read = True  # the epoch, or the job, to its end
         self.in_pass = False
         self.owes_step = False
@@ -164,6 +168,12 @@ class Batches:
             )
         if turns.is_entered:
             turns.take_up_state()
+        if turns.marks is not None and (changed := _marks(turns.given).items() - turns.marks.items()):
+            raise TaskError(
+                f"'{min(changed)[0]}' of the dataset was changed between two epochs. It is read in other processes, "
+                "ahead of the loop, which have it as it was given to run.batches() first. Do in the loop, with a batch "
+                "and its `epoch`, what depends on the epoch."
+            )
         turns.in_pass, turns.is_read = True, False
         while True:
             if turns.owes_step:
@@ -174,7 +184,7 @@ class Batches:
                 )
             batch = turns.park(AT_BATCH)
             if batch is STOP:
-                turns.in_pass, turns.is_read = False, True
+                turns.in_pass, turns.is_read, turns.marks = False, True, _marks(turns.given)
                 return
             turns.owes_step = True
             yield batch
@@ -328,6 +338,14 @@ class Run:
         if self._turns.place is Place.TOP:
             raise TaskError(f"run.{called}() was called before run.prepare(model, optimizer). Call that first.")
         return self._turns
+
+
+def _marks(dataset: Any) -> dict[str, Any]:
+    """The numbers and texts that a dataset has, and one that it wraps."""
+    found = {} if (inner := getattr(dataset, "dataset", None)) is None else _marks(inner)
+    return found | {
+        k: v for k, v in getattr(dataset, "__dict__", {}).items() if isinstance(v, bool | int | float | str)
+    }
 
 
 def _have_same_rows(one: Any, other: Any) -> bool:

@@ -288,7 +288,8 @@ class _Owner:
                 raise UnsupportedModelError(
                     f"'{self._path}.{name}' was changed in {where}, to {given(value)}. Between two steps an attribute "
                     "of a module may become another number, text, True, False or None, which are saved with the run. "
-                    "Make a tensor a buffer of the model, and keep lists in run.state."
+                    "Write float(x) for a number of NumPy, make a tensor a buffer of the model, and keep lists in "
+                    "run.state."
                 )
             self.saved[name] = value
         self.put_back()
