@@ -13,6 +13,7 @@ from quorate.cli.layout import NONE
 from quorate.cli.output import print_document
 from quorate.history.difference import Pair, RunPair, RunSide
 from quorate.history.documents import difference_document
+from quorate.observe.events import RunBegan
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
 from quorate.spec.override import Absent
@@ -49,12 +50,8 @@ def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> 
     else:
         verdict = f"They end with {'the same' if same else 'other'} weights."
         screen.print(Text(verdict, style="green" if same else "yellow"))
-    if not same and (modes := _modes_without_bits(pair)):
-        why = "weights depend on which update came first, so that others are no sign of a fault"
-        screen.print(f"In mode {' and '.join(modes)} {why}.")
-    elif not same and (gangs := _gangs(pair)):
-        told = " and ".join(f"strategy: {kind}" for kind in gangs)
-        screen.print(f"With {told} the last bits depend on how many workers there were at each step.")
+    if not same and (why := _why_weights_differ(pair)):
+        screen.print(why)
     if replayed is not None:
         _print_replay(screen, replayed)
     tables = {
@@ -76,6 +73,32 @@ def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> 
             screen.print(Text(text, style={"-": "red", "+": "green"}.get(text[:1], "")), soft_wrap=True)
     if not pair.keys:
         screen.print("\nAll keys of their jobs are equal.")
+
+
+def _lengths(pair: RunPair) -> str:
+    """For how many steps each schedule was laid out, where it depends on that and they differ."""
+    found = {}
+    for side in (pair.left, pair.right):
+        if side.job.spec.schedule is None or side.job.spec.schedule.kind not in ("linear", "cosine"):
+            return ""
+        lengths = dict.fromkeys(began.total_steps for began in side.timeline.of_kind(RunBegan))
+        found[side.folder.name] = ", then for ".join(f"{length:,}" for length in lengths if length) + " steps"
+    differ = len(set(found.values())) > 1
+    return "; ".join(f"{name} was laid out for {lengths}" for name, lengths in found.items()) if differ else ""
+
+
+def _why_weights_differ(pair: RunPair) -> str:
+    """Where other weights are no sign of a fault."""
+    if modes := _modes_without_bits(pair):
+        return (
+            f"In mode {' and '.join(modes)} weights depend on which update came first, so that others are no sign of a "
+            "fault."
+        )
+    if gangs := _gangs(pair):
+        told = " and ".join(f"strategy: {kind}" for kind in gangs)
+        return f"With {told} the last bits depend on how many workers there were at each step."
+    lengths = _lengths(pair)
+    return f"Their learning rate depends on the length of the job: {lengths}." if lengths else ""
 
 
 def _gangs(pair: RunPair) -> list[str]:
