@@ -220,7 +220,7 @@ def _work(
     mode: RunMode,
 ) -> dict[str, Any]:
     CPU.pin(spec.threads, spec.deterministic)
-    configured = configure(task, spec.params, "test", spec.seed)
+    configured = configure(task, spec.params, "test", spec.seed, spec)
     checkpoints = CheckpointFolder(folder / "checkpoints")
     role, is_sharded = Role.of(worker), mesh_of(spec.strategy, len(generation.workers)) is not None
     cut = _sharding(spec, build_samples(configured, spec), worker, len(generation.workers)) if is_sharded else None

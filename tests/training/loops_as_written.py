@@ -145,6 +145,20 @@ def plateau_by_hand(run: Run) -> None:
 
 
 @equal
+def cycle_over_all_steps(run: Run) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    batches = run.batches(DATA)
+    assert run.total_steps == 3 * len(batches) == 3 * run.steps_per_epoch == 12
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=run.total_steps)
+    model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
+    for epoch in run.epochs():
+        assert run.epoch == epoch
+        for batch in batches:
+            run.step(loss_of(model, batch))
+
+
+@equal
 def temperature_by_the_step(run: Run) -> None:
     model, _ = prepared(run)
 

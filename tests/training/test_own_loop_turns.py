@@ -45,7 +45,7 @@ class Worker:
         defaults: dict[str, Any] = {"task": "t.py:main", "lanes": 2, "batch_size": 4, "epochs": 3}
         self.spec = JobSpec.model_validate(defaults | keys)
         self.hosted = hosted
-        task = configure(own_loop_of(main), self.spec.params, "test", 0)
+        task = configure(own_loop_of(main), self.spec.params, "test", 0, self.spec)
         assert isinstance(task, OwnLoop)
         self.task: OwnLoop = task
         self.replica = Replica(self.task, self.spec)

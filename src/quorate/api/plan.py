@@ -120,7 +120,7 @@ def plan_job(resolved: ResolvedJob, memory: int | None = None, gpus: Sequence[in
     is_gpu = spec.device == "auto" and (memory is not None or bool(gpus))
     device = "cuda" if is_gpu else kind_of(spec)
     with TaskLocation(spec.task).loaded(spec.seed) as task_type:
-        task = configure(task_type, spec.params, resolved.source, spec.seed)
+        task = configure(task_type, spec.params, resolved.source, spec.seed, spec)
         if isinstance(task, OwnLoop):
             raise RequestError(
                 f"task: {task_type.__name__}() has a training loop of its own, and what it computes is not known "

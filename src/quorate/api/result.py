@@ -228,7 +228,7 @@ def model_of(
             place = find_task(run, spec.task, asked)
             warn_of_other_code(run, recorded_environment(run, info), place)
             task_type = stack.enter_context(place.loaded(spec.seed))
-        built_by = configure(task_type, spec.params, str(run.job_file), spec.seed)
+        built_by = configure(task_type, spec.params, str(run.job_file), spec.seed, spec)
         replica = Replica(built_by, spec)
         replica.load(folder.load(info).state["replica"])
         if replica.average is None or spec.average is None:

@@ -25,6 +25,12 @@ def micro_batch_count(accumulate: int, changes: MicroBatchChanges, step: int) ->
     return max([accumulate, *(count for since, count in changes if since <= step)]) if changes else accumulate
 
 
+def steps_in(spec: JobSpec, samples: int) -> int:
+    """Batches in an epoch; the incomplete last one counts only if the job keeps it."""
+    whole, rest = divmod(samples, spec.batch_size)
+    return whole + (1 if rest and spec.last_batch == "keep" else 0)
+
+
 class Sampler(Protocol):
     """The order of a job's training samples, cut into epochs, steps, lanes and micro-batches.
 
@@ -46,9 +52,7 @@ class Sampler(Protocol):
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch; the incomplete last one counts only if the job keeps it."""
-        whole, rest = divmod(self.epoch_length, self.spec.batch_size)
-        return whole + (1 if rest and self.spec.last_batch == "keep" else 0)
+        return steps_in(self.spec, self.epoch_length)
 
     @property
     def total_steps(self) -> int:

@@ -68,6 +68,9 @@ class OwnLoop(Task):
         self._streams: list[int] = []  # what `main` draws from, before and after run.prepare()
         self._turns.seed = self._begin_stream
 
+    def _begin_job(self, spec: JobSpec) -> None:
+        self._turns.spec = spec
+
     def model(self) -> torch.nn.Module:
         self._streams = [torch.default_generator.initial_seed()]
         self._reach_prepare()
@@ -122,7 +125,7 @@ class OwnLoop(Task):
         """One that has yet to begin."""
         other = type(self)()
         vars(other).update({name: value for name, value in vars(self).items() if name != LOG})
-        other._seed = self._seed
+        other._seed, other._turns.spec = self._seed, self._turns.spec
         return other
 
     def give_up(self) -> None:

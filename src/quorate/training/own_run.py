@@ -12,7 +12,9 @@ import torch
 from quorate.core.errors import TaskError, UnsupportedModelError
 from quorate.core.user_code import given
 from quorate.data.datasets import check_dataset, columns_of
+from quorate.data.sampler import steps_in
 from quorate.observe.events import StepCompleted
+from quorate.spec.job import JobSpec
 
 NOT_GIVEN = object()
 STOP = object()
@@ -86,6 +88,7 @@ class Turns:
     seed: Callable[..., None]  # the generators, for what `main` does outside lanes at a time that all workers know
 
     def __init__(self) -> None:
+        self.spec: JobSpec | None = None
         self.prepared: tuple[Any, Any, Any] | None = None
         self.data: Any = None
         self.batch_size: int | None = None
@@ -137,6 +140,16 @@ class Turns:
             self.state.update(json.loads(self.restored) if self.restored else {})
             self.restored = None
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many there are by the job and the data that `main` has named."""
+        if self.data is None or self.spec is None:
+            raise TaskError(
+                "How many steps an epoch has depends on the data, which is not known yet. Call run.batches(dataset) "
+                "first; that may be before run.prepare()."
+            )
+        return steps_in(self.spec, len(self.data))
+
     def kept_state(self) -> str:
         """What `main` keeps in run.state, as JSON; refused if it would come back as something else."""
         if not self.state:
@@ -159,8 +172,14 @@ class Batches:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
 
+    def __len__(self) -> int:
+        """The steps of an epoch, on any number of workers; a step has a batch for each lane that a worker hosts."""
+        return self._turns.steps_per_epoch
+
     def __iter__(self) -> Iterator[Any]:
         turns = self._turns
+        if turns.place is Place.TOP:
+            raise TaskError("run.batches() was called before run.prepare(model, optimizer). Call that first.")
         if turns.in_pass:
             raise TaskError(
                 "The loop over run.batches() was left before its end, by `break` or by another loop inside it: every "
@@ -222,6 +241,22 @@ class Run:
     def metrics(self) -> Mapping[str, float]:
         """Of the newest evaluation; empty before the first."""
         return self._turns.metrics
+
+    @property
+    def epoch(self) -> int:
+        """The one that `main` is in, from 0."""
+        return self._turns.epoch or 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Known once run.batches(dataset) was called, which may be before run.prepare()."""
+        return self._turns.steps_per_epoch
+
+    @property
+    def total_steps(self) -> int:
+        """The steps of the job: for a scheduler that needs their number."""
+        spec = self._turns.spec
+        return spec.steps if spec is not None and spec.steps else self.steps_per_epoch * ((spec and spec.epochs) or 0)
 
     @property
     def is_main(self) -> bool:
@@ -293,7 +328,7 @@ class Run:
 
         The dataset has len() and [], and is shuffled by the job's seed. `batch_size` is the global batch of the job.
         """
-        turns = self._prepared("batches")
+        turns = self._turns
         if turns.data is None:
             turns.data = check_dataset(dataset, "training", "run.batches()")
             turns.batch_size, turns.collate = batch_size, collate

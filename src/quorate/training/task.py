@@ -15,6 +15,7 @@ from quorate.core.errors import JobFileError, Problem, TaskError
 from quorate.core.user_code import building_code, given
 from quorate.data.collate import collate
 from quorate.data.streams import seed_generators
+from quorate.spec.job import JobSpec
 from quorate.spec.problems import describe_errors
 from quorate.training.device import is_scalar
 
@@ -95,6 +96,9 @@ class Task:
         """Return the indices of the samples of an epoch in order; None: shuffle all samples."""
         return None
 
+    def _begin_job(self, spec: JobSpec) -> None:
+        """The job in which it trains is known."""
+
     def initial_weights(self) -> Mapping[str, torch.Tensor] | None:
         """Return a state dict to start from; None: start with the weights of model()."""
         return None
@@ -132,8 +136,11 @@ def take_log(task: Task) -> dict[str, list[Any]]:
     return taken
 
 
-def configure(task_type: type[Task], params: dict[str, Any], source: str, seed: int) -> Task:
-    """An instance of the task with its parameters set; every mistake is told at once."""
+def configure(
+    task_type: type[Task], params: dict[str, Any], source: str, seed: int, spec: JobSpec | None = None
+) -> Task:
+    """An instance of the task with its parameters set; every mistake is told at once. `spec` is the job, where there is
+    one: a training loop of one's own may ask how long it is."""
     checked = _checked_params(task_type, params)
     if isinstance(checked, list):
         raise JobFileError(source, checked)
@@ -142,6 +149,8 @@ def configure(task_type: type[Task], params: dict[str, Any], source: str, seed: 
         task = task_type()
     for name in parameters_of(task_type):
         setattr(task, name, getattr(checked, name))
+    if spec is not None:
+        task._begin_job(spec)
     return task
 
 

@@ -409,7 +409,8 @@ class Worker:
             self._membership.publish(LogMessage(level="warning", message=f"the model is not compiled: {why}"))
 
     def _configure(self) -> Task:
-        return configure(self._task_type, self._spec.params, self._assignment.job_source, self._spec.seed)
+        spec = self._spec
+        return configure(self._task_type, spec.params, self._assignment.job_source, spec.seed, spec)
 
     def _restore(self, parts: SessionParts) -> Progress:
         # Steps that were done in smaller pieces, as memory had run out, are redone like that from any checkpoint.
