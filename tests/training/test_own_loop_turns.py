@@ -67,9 +67,9 @@ class Worker:
         step = self.progress.cursor.step + 1
         self.task.begin_step(self.progress, self.replica)
         for lane in self.hosted:
-            self.task.begin_lane(lane, batches)
             for _ in range(batches):
                 yield self.task.loss(self.replica.model, f"{step}.{lane}")
+            self.task.end_lane(lane)
 
     def step(self, steps: int = 1) -> "Worker":
         for _ in range(steps):

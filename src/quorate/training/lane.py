@@ -84,8 +84,8 @@ def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
 
 
 class LaneRunner:
-    """Runs lanes one after another on the worker's replica. `begun` is told of each, and its number of batches;
-    `on_lane` gets its gradient, as it lies."""
+    """Runs lanes one after another on the worker's replica. `ended` is called with the number of each whose gradient is
+    complete; `on_lane` gets that gradient, as it lies."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class LaneRunner:
         watch: StateWatch,
         seed: int,
         graphs: LaneGraphs | None = None,
-        begun: Callable[[int, int], None] | None = None,
+        ended: Callable[[int], None] | None = None,
         on_lane: Callable[[Sequence[torch.Tensor]], None] | None = None,
     ) -> None:
         self._task = task
-        self._begun = begun
+        self._ended = ended
         self._on_lane = on_lane
         self._replica = replica
         self._device = replica.device
@@ -156,10 +156,10 @@ class LaneRunner:
         device.seed(self._seed_of(step, lane))
         self._gradients.begin(lane if slot is None else slot)
         self._has_begun = True
-        if self._begun is not None:
-            self._begun(lane if slot is None else ASIDE, len(batches))
         result.unread = self._run_batches(batches, batch_samples, spans)
         result.present = self._gradients.finish()
+        if self._ended is not None:
+            self._ended(lane if slot is None else ASIDE)
         self._tell_gradient(result)
         meanwhile()
         if device.is_host:

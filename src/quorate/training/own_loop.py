@@ -51,8 +51,8 @@ class OwnLoop(Task):
 
     # Not among its attributes, which are held to what they were: these change all the time.
     __slots__ = (
-        *("_audits", "_batches_left", "_ends_step", "_greenlet", "_last_lane"),
-        *("_rehearsal", "_sampler", "_seed", "_state", "_streams", "_tries", "_turns"),
+        *("_audits", "_greenlet", "_last_lane", "_rehearsal"),
+        *("_sampler", "_seed", "_state", "_streams", "_tries", "_turns"),
     )
     _main: ClassVar[Callable[..., Any]]
     _params: ClassVar[tuple[str, ...]] = ()
@@ -121,9 +121,9 @@ class OwnLoop(Task):
         seed_generators(other._streams[-1])
         self._resume()
 
-    def another(self) -> "OwnLoop":
-        """One that has yet to begin."""
-        other = type(self)()
+    def another(self, code: Callable[..., Any] | None = None) -> "OwnLoop":
+        """One that has yet to begin, and runs this code."""
+        other = (type(self) if code in (None, type(self)._main) else own_loop_of(code))()
         vars(other).update({name: value for name, value in vars(self).items() if name != LOG})
         other._seed, other._turns.spec = self._seed, self._turns.spec
         return other
@@ -135,21 +135,22 @@ class OwnLoop(Task):
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:  # noqa: ARG002
         turns = self._turns
-        if turns.place is not AT_BATCH or not turns.is_entered:
+        if turns.place not in (AT_BATCH, AT_STEP) or not turns.is_entered:
             if turns.place is Place.RETURNED and turns.is_entered:
                 raise self._returned_early()
             raise JobError(f"{self._name}() has a loop of its own, and this takes a quorate.Task.")
-        self._batches_left -= 1
         first = self._audited(batch) if self._audits else None
-        loss = self.loss_of(batch, is_last=self._ends_step and not self._batches_left)
+        loss = self.loss_of(batch)
         if first is not None:
             first.compare(loss)
         return loss
 
-    def loss_of(self, batch: Any, *, is_last: bool) -> Any:
-        """What `main` makes of a batch; after the last one of a step it waits for the result."""
+    def loss_of(self, batch: Any) -> Any:
+        """What `main` makes of a batch; it waits in run.step() then."""
         turns = self._turns
-        turns.is_last = is_last
+        if turns.place is AT_STEP:
+            with preserved_generators():  # those of the lane
+                self._resume(None)
         self._resume(batch)
         if turns.loss is NOT_GIVEN:
             raise self._returned_early()
@@ -165,7 +166,7 @@ class OwnLoop(Task):
         before, weights = marked_locals(self.frame), state.weights()
         own = copy.deepcopy(batch) if self._rehearsal is not None else None
         with preserved_generators(), torch.random.fork_rng(watch.devices):
-            loss = self.loss_of(copy.deepcopy(batch), is_last=False)
+            loss = self.loss_of(copy.deepcopy(batch))
         now = state.weights()
         if changed := next((name for name, digest in weights.items() if now[name] != digest), None):
             raise changed_outside(changed, f"{self._name}() between a batch and its run.step()")
@@ -295,11 +296,11 @@ class OwnLoop(Task):
         if turns.state:
             turns.agreed = turns.kept_state()
 
-    def begin_lane(self, lane: int, batches: int) -> None:
-        """A lane begins, which has so many batches."""
-        if self._turns.place is Place.STEP:
-            self._resume(None)  # its lanes were computed, and this one is once more: the step is not completed
-        self._ends_step, self._batches_left = lane == self._last_lane, batches
+    def end_lane(self, lane: int) -> None:
+        """The gradient of a lane is complete: `main` goes on to the next batch. After the last lane it waits for the
+        result of the step."""
+        if lane != self._last_lane:
+            self._resume(None)
 
     def after_step(self, progress: Progress, told: StepCompleted) -> Progress:
         """A step is done: `main` gets its result, and what it changes and keeps from then on is part of the state."""
@@ -335,6 +336,8 @@ class OwnLoop(Task):
         rehearsal = self._rehearsal
         if rehearsal is None:
             return self.advance(progress, value, when)
+        if isinstance(value, StepResult) and value.loss is not None:
+            rehearsal.compare_update(value.step)
         rehearsal.take_state()
         after = self.advance(progress, value, when)
         rehearsal.compare_turn(progress, value, when)

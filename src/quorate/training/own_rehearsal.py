@@ -1,25 +1,36 @@
 """A worker that would join now, played beforehand: what it makes of a batch shows what `main` keeps to itself."""
 
 import copy
+import importlib.util
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from types import FrameType
+from operator import attrgetter
+from pathlib import Path
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quorate.core.digests import derive_seed
 from quorate.core.errors import QuorateError, UnsupportedModelError
 from quorate.data.sampler import Sampler
-from quorate.data.streams import preserved_generators
+from quorate.data.streams import preserved_generators, seed_generators
+from quorate.storage.project_files import import_root, is_own
+from quorate.training.device import same_bits
 from quorate.training.own_audit import numbers_of, same_numbers
 from quorate.training.own_run import Run
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
+from quorate.training.settings import NOTED
 from quorate.training.state_watch import StateWatch
 
 if TYPE_CHECKING:
     from quorate.training.own_loop import OwnLoop
+
+Main = Callable[..., Any]
 
 EARLY = 8
 """Up to here every step after the first is rehearsed."""
@@ -37,22 +48,29 @@ def is_rehearsed(step: int, sampler: Sampler) -> bool:
 
 
 class Rehearsal:
-    """Another run of `main`, brought to the same place as a worker that joins is, on a copy of the state."""
+    """Another run of `main`, brought to the same place as a worker that joins is, on a copy of the state. Its modules
+    are imported anew: what `main` keeps in globals is then that of a process which has just begun."""
 
     def __init__(self, main: "OwnLoop", replica: Replica, progress: Progress, sampler: Sampler) -> None:
         self._first, self._state, self._step = main, replica, progress.cursor.step
+        self._sampler = sampler
         self._differ: list[str] = []
-        self.main = main.another()
+        self._modules: dict[str, ModuleType] = {}
         with self._tried():
-            self._replica = Replica(self.main, replica.spec, replica.device)
-            self.main.build_on(main)
-            self._watch = StateWatch(self.main, self._replica)
-            self.main.take_up(progress, sampler)
-            self.take_state()
-            self.main.enter(
-                progress, sampler, range(1, 2), self._watch
-            )  # not the first lane, whose host prints and writes
+            code = type(main)._main
+            self._modules, again = imported_anew(code, replica.spec.seed)
+            self.main = main.another(again)
+            with self._in_place():
+                self._replica = Replica(self.main, replica.spec, replica.device)
+                self.main.build_on(main)
+                self._watch = StateWatch(self.main, self._replica)
+                self.main.take_up(progress, sampler)
+                self.take_state()
+                # Not with the first lane, whose host prints and writes.
+                self.main.enter(progress, sampler, range(1, 2), self._watch)
             self._differ = differing(main.frame, self.main.frame)
+            if again is not code:
+                self._differ += [n for n, v in code.__globals__.items() if _differ(v, again.__globals__.get(n, v))]
 
     def take_state(self) -> None:
         """Have what the first one has now."""
@@ -62,50 +80,71 @@ class Rehearsal:
 
     def compare_loss(self, batch: Any, found: Sequence[torch.Tensor]) -> None:
         """Refuse a `main` that makes another loss, or another gradient, of the same batch."""
-        with self._tried():
+        with self._tried(), self._in_place():
             self._replica.begin_lane()
-            loss = self.main.loss_of(batch, is_last=True)
+            loss = self.main.loss_of(batch)
             again = numbers_of(loss, [p for _, p in self._replica.trainable])
             self._watch.begin_again()
         if not same_numbers(found, again):
             raise self._refused("gives another loss or gradient for the same batch")
 
+    def compare_update(self, step: int) -> None:
+        """Refuse a schedule that sets another rate, such as by a function of variables of `main`."""
+        optimizers = self._replica.optimizers
+        if optimizers.are_torchs_own:  # others may set anything in their step(), which is not done here
+            with self._tried(), self._in_place():
+                if optimizers.are_scheduled_by_job:
+                    optimizers.prepare(step, self._sampler)
+                optimizers.advance_schedules(step, self._sampler)
+            self._compare_settings("its schedule sets")
+
     def compare_turn(self, progress: Progress, value: Any, when: str) -> None:
         """Refuse a `main` that makes something else of its turn between two steps, which the first one has had."""
-        with self._tried():
+        with self._tried(), self._in_place():
             kept = self.main.advance(progress, value, when).kept
-            own, others = self._replica.optimizers.settings.values(), self._state.optimizers.settings.values()
-        changed = next((name for name, text in others.items() if own.get(name) != text), None)
-        if changed is not None:
-            raise self._refused(f"sets {changed} to {own.get(changed)}, and not to {others[changed]}")
         if kept != self._first.kept:
             raise self._refused("has another run.state, or other attributes or modes of modules")
+        self._compare_settings("it sets")
+        if changed := self._changed_tensor():
+            raise self._refused(f"makes another {changed} of it")
 
     def close(self) -> None:
-        self.main.give_up()
+        with self._tried(), self._in_place():
+            self.main.give_up()
+
+    def _compare_settings(self, what: str) -> None:
+        own, others = self._replica.optimizers.settings.values(), self._state.optimizers.settings.values()
+        names = [name for name in others if name != NOTED]
+        if changed := next((name for name in names if own.get(name) != others[name]), None):
+            sets = f"{what} {changed} to {own.get(changed)}, and not to {others[changed]}"
+            raise self._refused(sets.removeprefix("it "))
+
+    def _changed_tensor(self) -> str | None:
+        """Which parameter, buffer or tensor of an optimizer is not that of the first one."""
+        for (name, one), (_, other) in zip(self._state.tensors(), self._replica.tensors(), strict=True):
+            if not same_bits(one, other):
+                return f"'{name}'"
+        pairs = zip(self._state.optimizers.sources(), self._replica.optimizers.sources(), strict=False)
+        for mine, its in ((mine(), its()) for mine, its in pairs):
+            if mine is not None and its is not None and not same_bits(mine, its):
+                return "tensor of the optimizer"
+        return None
 
     @contextmanager
     def _tried(self) -> Iterator[None]:
         """Without a trace: what it draws and prints has been drawn and printed."""
         devices = [] if self._state.device.is_host else [self._state.parameters[0][1].device]
-        before = self._shared()
         try:
             with preserved_generators(), torch.random.fork_rng(devices), _unheard():
                 yield
         except QuorateError as error:
             raise self._refused(f"fails: {error.message.rstrip('.')}") from None
-        now = self._shared()
-        if changed := next((name for name, value in now.items() if before.get(name, value) != value), None):
-            raise self._refused(f"begins with another {changed}, which it changes from {before[changed]}")
 
-    def _shared(self) -> dict[str, Any]:
-        """Numbers and texts that all code of the module of `main` has in common."""
-        names = type(self._first)._main.__globals__
-        of_classes = ((f"{name}.", vars(each)) for name, each in names.items() if isinstance(each, type))
-        found = {name: value for name, value in names.items() if isinstance(value, bool | int | float | str)}
-        for prefix, values in of_classes:
-            found |= {prefix + name: v for name, v in values.items() if isinstance(v, bool | int | float | str)}
-        return found
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """What `main` imports in a function are the modules that were imported anew."""
+        with swapped_modules(self._modules):
+            yield
 
     def _refused(self, what: str) -> UnsupportedModelError:
         named = f" These variables differ: {', '.join(self._differ[:8])}." if self._differ else ""
@@ -115,6 +154,48 @@ class Rehearsal:
             "run.state or in a buffer of the model, give schedulers to run.prepare(), count by result.step, use "
             "result.loss, and set nothing under run.is_main."
         )
+
+
+def imported_anew(main: Main, seed: int) -> tuple[dict[str, ModuleType], Main]:
+    """The same function of a module that is imported once more, with the modules of its project that it imports. Where
+    that fails, as of what may be registered only once, the function itself."""
+    module = sys.modules.get(main.__module__)
+    name = getattr(module, "__file__", None)
+    if module is None or name is None or "<locals>" in main.__qualname__:
+        return {}, main
+    home = import_root(main.__module__, Path(name))
+    own = {name for name, each in list(sys.modules.items()) if _is_below(each, home)}
+    with swapped_modules({}, without=own):
+        seed_generators(derive_seed(seed, "import"))
+        try:
+            spec = importlib.util.spec_from_file_location(main.__module__, name)
+            assert spec is not None and spec.loader is not None
+            again = sys.modules[main.__module__] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(again)
+            found: Main = attrgetter(main.__qualname__)(again)
+        except Exception:
+            return {}, main
+        return {name: each for name, each in sys.modules.items() if _is_below(each, home)}, found
+
+
+def _is_below(module: ModuleType, home: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and Path(file).is_relative_to(home) and is_own(Path(os.path.realpath(file)))
+
+
+@contextmanager
+def swapped_modules(modules: Mapping[str, ModuleType], without: Container[str] = ()) -> Iterator[None]:
+    """Imports find these modules, and not those that are left out; afterwards what they found before."""
+    before = dict(sys.modules)
+    for name in [name for name in before if name in without]:
+        del sys.modules[name]
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name in modules or name in without]:
+            del sys.modules[name]
+        sys.modules.update({name: each for name, each in before.items() if name in modules or name in without})
 
 
 def differing(one: FrameType | None, other: FrameType | None) -> list[str]:

@@ -55,7 +55,7 @@ class Place(Enum):
     PREPARE = "in run.prepare()"
     EPOCHS = "in run.epochs(), before the first epoch or after the last"
     BATCH = "where it asks for a batch"
-    STEP = "in run.step(), for the result"
+    STEP = "in run.step(), until the gradient is complete"
     RETURNED = "nowhere: it has returned"
 
 
@@ -115,7 +115,6 @@ class Turns:
         self.in_pass = False
         self.owes_step = False
         self.loss: Any = NOT_GIVEN
-        self.is_last = False
 
     def park(self, place: Place) -> Any:
         """Called by `main`: it is the loop's turn, until this returns what that gives."""
@@ -360,7 +359,7 @@ class Run:
             raise TaskError(f"run.step() was given {given(loss)}: it takes the loss as a tensor, not its .item().")
         turns.check_modes("run.step()")
         turns.owes_step, turns.loss = False, loss
-        result: StepResult | None = turns.park(AT_STEP) if turns.is_last else None
+        result: StepResult | None = turns.park(AT_STEP)
         return result
 
     def log(self, name: str, value: float | torch.Tensor) -> None:

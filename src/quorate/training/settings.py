@@ -40,6 +40,8 @@ _LISTED = (*_OF_PARAMETERS, "param_groups")
 _VERSION = attrgetter("_version")
 _GONE = object()
 
+NOTED = "what main() keeps"
+
 
 class Settings:
     """Those of a task's optimizers, by name, with the schedules that it has for them."""
@@ -61,7 +63,7 @@ class Settings:
     def values(self) -> dict[str, str]:
         """Each as text, by a name for people."""
         self._look()
-        return self._texts | ({"what main() keeps": self._noted} if self._noted else {})
+        return self._texts | ({NOTED: self._noted} if self._noted else {})
 
     def digest(self) -> str:
         """Of all values. It is asked for at every step, and made again where one has changed."""

@@ -289,7 +289,7 @@ def assemble(
             watch,
             spec.seed,
             parts.graphs,
-            own_loop.begin_lane if own_loop else None,
+            own_loop.end_lane if own_loop else None,
             hooks.on_lane if fixes_bits(spec.strategy) else None,
         ),
         strategy=strategy,
