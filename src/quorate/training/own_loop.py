@@ -7,6 +7,8 @@ hands back a loss in `run.step`. To the rest of Quorate it is a task like any ot
 
 import copy
 import inspect
+import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.strategy import fixes_bits
 from quorate.training.evaluation import Evaluated
 from quorate.training.hints import hint_for
+from quorate.training.imported_anew import imported_anew, swapped_modules
 from quorate.training.loop import Loop
 from quorate.training.own_audit import AUDITED, Audit, marked_locals
 from quorate.training.own_rehearsal import LARGEST, Rehearsal, is_rehearsed
@@ -45,13 +48,15 @@ from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
 from quorate.training.task import LOG, Task, take_log
 
+log = logging.getLogger(__name__)
+
 
 class OwnLoop(Task):
     """A task whose parts come out of `main`, as far as that has come."""
 
     # Not among its attributes, which are held to what they were: these change all the time.
     __slots__ = (
-        *("_audits", "_greenlet", "_last_lane", "_rehearsal"),
+        *("_audits", "_greenlet", "_last_lane", "_rehearsal", "environment"),
         *("_sampler", "_seed", "_state", "_streams", "_tries", "_turns"),
     )
     _main: ClassVar[Callable[..., Any]]
@@ -63,6 +68,7 @@ class OwnLoop(Task):
         self._state: OwnState | None = None
         self._tries, self._audits = 0, False
         self._rehearsal: Rehearsal | None = None
+        self.environment = dict(os.environ)  # before `main` changes it
         # Of the job: whoever makes a task has seeded the generators for it.
         self._seed = torch.default_generator.initial_seed()
         self._streams: list[int] = []  # what `main` draws from, before and after run.prepare()
@@ -103,16 +109,20 @@ class OwnLoop(Task):
 
     def _discover(self) -> None:
         """Find the data, which `main` names within its first epoch. Which one that is here nobody knows yet, and what
-        `main` has done cannot be undone: so another one goes ahead, and is given up."""
-        scout, turns = self.another(), self._turns
-        seed_generators(self._streams[0])
-        scout._reach_prepare()
-        seed_generators(self._streams[-1])
-        scout._resume()
-        scout._resume()
-        found = scout._turns
-        turns.data, turns.batch_size, turns.collate = found.data, found.batch_size, found.collate
-        scout.give_up()
+        `main` has done cannot be undone: so another one goes ahead, of modules that are imported anew, and is given
+        up."""
+        turns, spec = self._turns, self._turns.spec
+        modules, code = imported_anew(type(self)._main, 0 if spec is None else spec.seed)
+        with swapped_modules(modules, environment=self.environment):
+            scout = self.another(code)
+            seed_generators(self._streams[0])
+            scout._reach_prepare()
+            seed_generators(self._streams[-1])
+            scout._resume()
+            scout._resume()
+            found = scout._turns
+            turns.data, turns.batch_size, turns.collate = found.data, found.batch_size, found.collate
+            scout.give_up()
 
     def build_on(self, other: "OwnLoop") -> None:
         """Come to the loop, with the data of another one."""
@@ -125,7 +135,7 @@ class OwnLoop(Task):
         """One that has yet to begin, and runs this code."""
         other = (type(self) if code in (None, type(self)._main) else own_loop_of(code))()
         vars(other).update({name: value for name, value in vars(self).items() if name != LOG})
-        other._seed, other._turns.spec = self._seed, self._turns.spec
+        other._seed, other._turns.spec, other.environment = self._seed, self._turns.spec, self.environment
         return other
 
     def give_up(self) -> None:
@@ -363,7 +373,7 @@ class OwnLoop(Task):
         turns.is_over = True
         self._end_rehearsal()
         assert self._state is not None
-        weights = self._state.weights()
+        weights, buffers = self._state.weights(), self._state.buffers()
         if turns.place in (Place.BATCH, Place.EPOCHS):
             self._begin_stream("end")
             self._resume(STOP)
@@ -371,6 +381,12 @@ class OwnLoop(Task):
             raise UnsupportedModelError(
                 f"{self._name}() has changed weights after the last step, of which no checkpoint knows. Work on a copy "
                 "of the model; `quorate.load_model(run)` gives that of a run."
+            )
+        if self._state.buffers() != buffers:
+            log.warning(
+                "%s() has changed buffers after the last step: no checkpoint has that. Do it after the batches of the "
+                "last epoch, inside the loop over run.epochs()",
+                self._name,
             )
         if turns.place is not Place.RETURNED:
             raise JobError(

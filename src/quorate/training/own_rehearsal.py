@@ -1,25 +1,19 @@
 """A worker that would join now, played beforehand: what it makes of a batch shows what `main` keeps to itself."""
 
 import copy
-import importlib.util
 import io
-import os
-import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from operator import attrgetter
-from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quorate.core.digests import derive_seed
 from quorate.core.errors import QuorateError, UnsupportedModelError
 from quorate.data.sampler import Sampler
-from quorate.data.streams import preserved_generators, seed_generators
-from quorate.storage.project_files import import_root, is_own
+from quorate.data.streams import preserved_generators
 from quorate.training.device import same_bits
+from quorate.training.imported_anew import imported_anew, swapped_modules
 from quorate.training.own_audit import numbers_of, same_numbers
 from quorate.training.own_run import Run
 from quorate.training.progress import Progress
@@ -29,8 +23,6 @@ from quorate.training.state_watch import StateWatch
 
 if TYPE_CHECKING:
     from quorate.training.own_loop import OwnLoop
-
-Main = Callable[..., Any]
 
 EARLY = 8
 """Up to here every step after the first is rehearsed."""
@@ -70,7 +62,8 @@ class Rehearsal:
                 self.main.enter(progress, sampler, range(1, 2), self._watch)
             self._differ = differing(main.frame, self.main.frame)
             if again is not code:
-                self._differ += [n for n, v in code.__globals__.items() if _differ(v, again.__globals__.get(n, v))]
+                shared, others = code.__globals__, again.__globals__
+                self._differ += [n for n in shared if n[:2] != "__" and _differ(shared[n], others.get(n, shared[n]))]
 
     def take_state(self) -> None:
         """Have what the first one has now."""
@@ -143,7 +136,7 @@ class Rehearsal:
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         """What `main` imports in a function are the modules that were imported anew."""
-        with swapped_modules(self._modules):
+        with swapped_modules(self._modules, environment=self._first.environment):
             yield
 
     def _refused(self, what: str) -> UnsupportedModelError:
@@ -154,48 +147,6 @@ class Rehearsal:
             "run.state or in a buffer of the model, give schedulers to run.prepare(), count by result.step, use "
             "result.loss, and set nothing under run.is_main."
         )
-
-
-def imported_anew(main: Main, seed: int) -> tuple[dict[str, ModuleType], Main]:
-    """The same function of a module that is imported once more, with the modules of its project that it imports. Where
-    that fails, as of what may be registered only once, the function itself."""
-    module = sys.modules.get(main.__module__)
-    name = getattr(module, "__file__", None)
-    if module is None or name is None or "<locals>" in main.__qualname__:
-        return {}, main
-    home = import_root(main.__module__, Path(name))
-    own = {name for name, each in list(sys.modules.items()) if _is_below(each, home)}
-    with swapped_modules({}, without=own):
-        seed_generators(derive_seed(seed, "import"))
-        try:
-            spec = importlib.util.spec_from_file_location(main.__module__, name)
-            assert spec is not None and spec.loader is not None
-            again = sys.modules[main.__module__] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(again)
-            found: Main = attrgetter(main.__qualname__)(again)
-        except Exception:
-            return {}, main
-        return {name: each for name, each in sys.modules.items() if _is_below(each, home)}, found
-
-
-def _is_below(module: ModuleType, home: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and Path(file).is_relative_to(home) and is_own(Path(os.path.realpath(file)))
-
-
-@contextmanager
-def swapped_modules(modules: Mapping[str, ModuleType], without: Container[str] = ()) -> Iterator[None]:
-    """Imports find these modules, and not those that are left out; afterwards what they found before."""
-    before = dict(sys.modules)
-    for name in [name for name in before if name in without]:
-        del sys.modules[name]
-    sys.modules.update(modules)
-    try:
-        yield
-    finally:
-        for name in [name for name in sys.modules if name in modules or name in without]:
-            del sys.modules[name]
-        sys.modules.update({name: each for name, each in before.items() if name in modules or name in without})
 
 
 def differing(one: FrameType | None, other: FrameType | None) -> list[str]:
@@ -221,8 +172,8 @@ def _differ(one: Any, other: Any, depth: int = 0) -> bool:
         return type(one) is not type(other) or one != other
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         one, other = dict(enumerate(one)), dict(enumerate(other))
-    elif type(one) is type(other) and not isinstance(one, Mapping):
-        one, other = getattr(one, "__dict__", {}), getattr(other, "__dict__", {})
+    elif type(one).__qualname__ == type(other).__qualname__ and not isinstance(one, Mapping):
+        one, other = ({k: v for k, v in getattr(each, "__dict__", {}).items() if k[:1] != "_"} for each in (one, other))
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return False
     return one.keys() != other.keys() or any(_differ(one[key], other[key], depth + 1) for key in list(one)[:_MOST])

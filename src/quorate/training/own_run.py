@@ -110,7 +110,7 @@ class Turns:
         self.state: dict[str, Any] = {}
         self.epoch: int | None = None
         self.given: Any = None
-        self.marks: dict[str, Any] | None = None  # of the dataset, when its last epoch ended
+        self.marks: Mapping[str, Any] | None = None  # of the dataset, when `main` got its turn between two steps
         self.is_read = True  # the epoch, or the job, to its end
         self.in_pass = False
         self.owes_step = False
@@ -130,6 +130,18 @@ class Turns:
             raise TaskError(
                 f"{called} was called inside {changed}, which would then hold for backward(), the optimizer and other "
                 "lanes. Begin the `with` block after the batch, and leave it before run.step(loss)."
+            )
+
+    def check_data(self) -> None:
+        """Refuse a dataset that `main` has changed between two steps."""
+        if (before := self.marks) is None:
+            return
+        self.marks, now = None, _marks(self.given, is_whole=any(isinstance(each, bytes) for each in before.values()))
+        if changed := [name for name in now if now[name] != before.get(name)]:
+            raise TaskError(
+                f"'{changed[0]}' of the dataset was changed between two steps. Samples are read ahead, also in other "
+                "processes, which have the dataset as it was given to run.batches() first. Do in the loop, with a "
+                "batch, what depends on the step or the epoch; keep labels that change in a buffer of the model."
             )
 
     def take_up_state(self) -> None:
@@ -186,12 +198,6 @@ class Batches:
             )
         if turns.is_entered:
             turns.take_up_state()
-        if turns.marks is not None and (changed := _marks(turns.given).items() - turns.marks.items()):
-            raise TaskError(
-                f"'{min(changed)[0]}' of the dataset was changed between two epochs. It is read in other processes, "
-                "ahead of the loop, which have it as it was given to run.batches() first. Do in the loop, with a batch "
-                "and its `epoch`, what depends on the epoch."
-            )
         turns.in_pass, turns.is_read = True, False
         while True:
             if turns.owes_step:
@@ -200,9 +206,10 @@ class Batches:
                     "also where it is of no use (give a loss that is multiplied by zero). It takes the place of "
                     "loss.backward(), optimizer.step() and zero_grad()."
                 )
+            turns.check_data()
             batch = turns.park(AT_BATCH)
             if batch is STOP:
-                turns.in_pass, turns.is_read, turns.marks = False, True, _marks(turns.given)
+                turns.in_pass, turns.is_read, turns.marks = False, True, _marks(turns.given, is_whole=True)
                 return
             turns.owes_step = True
             yield batch
@@ -360,6 +367,8 @@ class Run:
         turns.check_modes("run.step()")
         turns.owes_step, turns.loss = False, loss
         result: StepResult | None = turns.park(AT_STEP)
+        if result is not None:
+            turns.marks = _marks(turns.given)
         return result
 
     def log(self, name: str, value: float | torch.Tensor) -> None:
@@ -374,20 +383,34 @@ class Run:
         return self._turns
 
 
-def _marks(dataset: Any) -> dict[str, Any]:
-    """The numbers and texts that a dataset has, and one that it wraps."""
-    found = {} if (inner := getattr(dataset, "dataset", None)) is None else _marks(inner)
-    return found | {
-        k: v for k, v in getattr(dataset, "__dict__", {}).items() if isinstance(v, bool | int | float | str)
-    }
+_MARKED, _ROWS = 2**20, 1000
+
+
+def _marks(dataset: Any, *, is_whole: bool = False, depth: int = 2) -> dict[str, Any]:
+    """The numbers and texts that a dataset has, and those in it; `is_whole`: its tensors and arrays, too."""
+    found: dict[str, Any] = {}
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        if value is None or isinstance(value, bool | int | float | str):
+            found[name] = value
+        elif is_whole and isinstance(value, numpy.ndarray) and value.nbytes:
+            found[name] = value.reshape(-1)[:: max(1, value.nbytes // _MARKED)].tobytes()
+        elif is_whole and (tensors := [one for one in _each(value) if isinstance(one, torch.Tensor)]):
+            found[name] = repr([one._version for one in tensors]).encode()
+        elif depth and not isinstance(value, torch.nn.Module | type):
+            found |= {f"{name}.{k}": v for k, v in _marks(value, is_whole=is_whole, depth=depth - 1).items()}
+    return found
+
+
+def _each(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple | list) else (value,)
 
 
 def _have_same_rows(one: Any, other: Any) -> bool:
-    """Whether two datasets in memory have the same samples, as far as three of them tell."""
+    """Whether two datasets in memory have the same samples, as far as a thousand of them tell."""
     columns = columns_of(one), columns_of(other)
     if len(one) != len(other) or columns[0] is None or columns[1] is None:
         return False
-    rows = numpy.array([0, len(one) // 2, len(one) - 1])
+    rows = numpy.unique(numpy.linspace(0, len(one) - 1, _ROWS).astype(numpy.int64))
     first, second = columns[0].batch(rows), columns[1].batch(rows)
     return len(first) == len(second) and all(map(torch.equal, first, second))
 
@@ -396,5 +419,17 @@ def _is_same_code(one: Any, other: Any) -> bool:
     """Whether two functions do the same: one that is made anew by `lambda` or `partial` is another object each time."""
     if one is other:
         return True
-    parts = [getattr(one, "__code__", one), getattr(one, "func", None), getattr(one, "keywords", None)]
-    return parts == [getattr(other, "__code__", other), getattr(other, "func", None), getattr(other, "keywords", None)]
+    return _code_of(one) == _code_of(other)
+
+
+def _code_of(function: Any) -> list[Any]:
+    plain = bool, int, float, str, tuple
+    cells = [each.cell_contents for each in getattr(function, "__closure__", None) or ()]
+    given = getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)
+    bound = [getattr(function, name, None) for name in ("func", "args", "keywords")]
+    return [
+        getattr(function, "__code__", function),
+        *given,
+        *bound,
+        [each for each in cells if isinstance(each, plain)],
+    ]

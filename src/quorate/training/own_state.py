@@ -82,6 +82,7 @@ class OwnState:
                 f"{self._name}() has given the optimizer other parameters between two steps. Give it all of them "
                 "before run.prepare(), in a group whose lr is 0 until they are to be trained."
             )
+        settings.use_plain_numbers()
         if self.watch.adopt(f"{self._name}() between two steps"):
             self._take_changed()
         if not self._is_ring and (self._turns.state or self._changed != Kept() or settings.digest() != before):
@@ -103,6 +104,10 @@ class OwnState:
     def weights(self) -> dict[str, str]:
         """Digests of the parameters, by name."""
         return digests(self.watch.replica.parameters, self.watch.replica.device)
+
+    def buffers(self) -> dict[str, str]:
+        """The same of buffers, as the model has them."""
+        return digests(self.watch.replica.model.named_buffers(), self.watch.replica.device)
 
     def _take_changed(self) -> None:
         self._changed = Kept(None, "", *self.watch.changed())

@@ -96,6 +96,13 @@ class Settings:
                 "optimizer and of the schedule take up all that state_dict() gives."
             )
 
+    def use_plain_numbers(self) -> None:
+        """A number of NumPy, which no checkpoint holds, becomes one of Python."""
+        for group in chain.from_iterable(each.param_groups for each in self._optimizers.values()):
+            for key, value in group.items():
+                if isinstance(value, numpy.generic):
+                    group[key] = value.item()
+
     def sizes(self) -> list[int]:
         """How many parameters each group has, which is fixed when the job starts."""
         return [len(group["params"]) for each in self._optimizers.values() for group in each.param_groups]

@@ -13,6 +13,7 @@ from operator import is_, methodcaller
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
+import numpy
 import torch
 import xxhash
 from torch.utils.hooks import RemovableHandle
@@ -284,12 +285,13 @@ class _Owner:
             value = now.get(name, _GONE)
             if value is self.saved.get(name, _GONE) or _is_torchs(self._owner, name):
                 continue
+            if isinstance(value, numpy.generic):
+                value = value.item()
             if value is not None and type(value) not in (bool, int, float, str):
                 raise UnsupportedModelError(
                     f"'{self._path}.{name}' was changed in {where}, to {given(value)}. Between two steps an attribute "
                     "of a module may become another number, text, True, False or None, which are saved with the run. "
-                    "Write float(x) for a number of NumPy, make a tensor a buffer of the model, and keep lists in "
-                    "run.state."
+                    "Make a tensor a buffer of the model, and keep lists in run.state."
                 )
             self.saved[name] = value
         self.put_back()

@@ -1,0 +1,69 @@
+"""A function of the user's as a process has it that has just begun: of modules that are imported once more."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from quorate.core.digests import derive_seed
+from quorate.data.streams import seed_generators
+from quorate.storage.project_files import import_root, is_own
+
+Main = Callable[..., Any]
+
+
+def imported_anew(main: Main, seed: int) -> tuple[dict[str, ModuleType], Main]:
+    """The same function of a module that is imported once more, with the modules of its project that it imports. Where
+    that fails, as of what may be registered only once, the function itself."""
+    module = sys.modules.get(main.__module__)
+    name = getattr(module, "__file__", None)
+    if module is None or name is None or "<locals>" in main.__qualname__:
+        return {}, main
+    home = import_root(main.__module__, Path(name))
+    own = {name for name, each in list(sys.modules.items()) if _is_below(each, home)}
+    with swapped_modules({}, without=own):
+        seed_generators(derive_seed(seed, "import"))
+        try:
+            spec = importlib.util.spec_from_file_location(main.__module__, name)
+            assert spec is not None and spec.loader is not None
+            again = sys.modules[main.__module__] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(again)
+            found: Main = attrgetter(main.__qualname__)(again)
+        except Exception:
+            return {}, main
+        return {name: each for name, each in sys.modules.items() if _is_below(each, home)}, found
+
+
+def _is_below(module: ModuleType, home: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and Path(file).is_relative_to(home) and is_own(Path(os.path.realpath(file)))
+
+
+@contextmanager
+def swapped_modules(
+    modules: Mapping[str, ModuleType], without: Container[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Imports find these modules, and not those that are left out, in this environment; afterwards all is as before."""
+    before, variables = dict(sys.modules), dict(os.environ)
+    for name in [name for name in before if name in without]:
+        del sys.modules[name]
+    sys.modules.update(modules)
+    _set_environment(variables if environment is None else environment)
+    try:
+        yield
+    finally:
+        _set_environment(variables)
+        for name in [name for name in sys.modules if name in modules or name in without]:
+            del sys.modules[name]
+        sys.modules.update({name: each for name, each in before.items() if name in modules or name in without})
+
+
+def _set_environment(variables: Mapping[str, str]) -> None:
+    if os.environ != variables:
+        os.environ.clear()
+        os.environ.update(variables)
