@@ -1,6 +1,7 @@
 """Training loops as people write them: those that keep the promise, and those that are refused, each with its words."""
 
 import copy
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -557,7 +558,7 @@ class Config:
     smoothing = 0.1
 
 
-@refused("begins with another Config.smoothing, which it changes from")
+@refused("gives another loss or gradient for the same batch. These variables differ: Config")
 def config_for_all_to_see(run: Run) -> None:
     model, _ = prepared(run)
     for _ in run.epochs():
@@ -754,11 +755,168 @@ class Noisy(TensorDataset):
         return self.tensors[0][index] + 0.1 * self.epoch, self.tensors[1][index]
 
 
-@refused("'epoch' of the dataset was changed between two epochs")
+@refused("'epoch' of the dataset was changed between two steps")
 def dataset_told_the_epoch(run: Run) -> None:
     model, _ = prepared(run)
     data = Noisy(*DATA.tensors)
     for epoch in run.epochs():
         data.set_epoch(epoch)
+        for batch in run.batches(data):
+            run.step(loss_of(model, batch))
+
+
+SCALE = 1.0
+SEEN: dict[str, torch.Tensor] = {}
+NET: Any = None
+SHOWN = 0
+
+
+@refused("These variables differ: SCALE")
+def global_set_by_the_step(run: Run) -> None:
+    global SCALE
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        for batch in run.batches(DATA):
+            result = run.step(SCALE * loss_of(model, batch))
+            if result is not None:
+                SCALE = 0.9**result.step
+
+
+@refused("These variables differ: SEEN")
+def normalised_by_a_global_first_batch(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            SEEN.setdefault("mean", inputs.mean(0))
+            run.step(F.mse_loss(model(inputs - SEEN["mean"]), targets))
+
+
+@refused("gives another loss or gradient")
+def environment_variable(run: Run) -> None:
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        for batch in run.batches(DATA):
+            result = run.step(float(os.environ.get("LOSS_WEIGHT", "1")) * loss_of(model, batch))
+            if result is not None:
+                os.environ["LOSS_WEIGHT"] = str(0.9**result.step)
+
+
+@equal
+def model_in_a_global(run: Run) -> None:
+    global NET
+    NET, optimizer = prepared(run)
+    for _ in run.epochs():
+        train(run, NET, lambda result: optimizer.param_groups[0].update(lr=0.05 / (1 + result.step)))
+
+
+@equal
+def global_count_for_the_log(run: Run) -> None:
+    global SHOWN
+    model, _ = prepared(run)
+    for _ in run.epochs():
+        for batch in run.batches(DATA):
+            SHOWN += 1
+            run.log("shown", float(SHOWN >= 0))
+            run.step(loss_of(model, batch))
+
+
+@equal
+def numbers_of_numpy(run: Run) -> None:
+    model, optimizer = prepared(run)
+    for epoch in run.epochs():
+        model.temperature = numpy.cos(0.1 * epoch)
+        optimizer.param_groups[0]["lr"] = numpy.float64(0.05) / (1 + epoch)
+        train(run, model)
+
+
+@equal
+def bank_written_after_the_step(run: Run) -> None:
+    """In place: by then the backward pass of the batch is done."""
+    model, _ = prepared(run)
+    bank = torch.zeros(3)
+    for _ in run.epochs():
+        for inputs, targets in run.batches(DATA):
+            bank.zero_().add_(inputs.mean(0))
+            run.step(F.mse_loss(model(inputs * (1 + bank)), targets))
+            bank.zero_()
+
+
+@refused("makes another 'scale'")
+def average_warmed_up_by_a_local(run: Run) -> None:
+    model, _ = prepared(run)
+    count = 0
+    for _ in run.epochs():
+        for batch in run.batches(DATA):
+            result = run.step(loss_of(model, batch))
+            if result is not None:
+                count += 1
+                model.scale.lerp_(torch.full((1,), 2.0), 1 / (1 + count))
+
+
+@refused("its schedule sets")
+def rate_by_a_function_of_a_local(run: Run) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    factor = [1.0]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: factor[0])
+    model, optimizer, scheduler = run.prepare(model, optimizer, scheduler)
+    for _ in run.epochs():
+        train(run, model, lambda result: factor.__setitem__(0, factor[0] * 0.9))
+
+
+class CountingSGD(torch.optim.SGD):
+    """As many are written: it counts its steps where no state_dict() looks."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        self.param_groups[0]["lr"] = 0.05 / self.count
+        return super().step(closure)
+
+
+@refused("'self.count' of the optimizer was changed in")
+def optimizer_that_counts(run: Run) -> None:
+    model = Net()
+    optimizer = CountingSGD(model.parameters(), lr=0.05)
+    optimizer.count = 0
+    model, _ = run.prepare(model, optimizer)
+    for _ in run.epochs():
+        train(run, model)
+
+
+@refused("was given another `collate` than at first")
+def collate_of_the_epoch(run: Run) -> None:
+    model, _ = prepared(run)
+    for epoch in run.epochs():
+
+        def collate(samples: Any, epoch: int = epoch) -> Any:
+            return pair_of(samples, 1 + epoch)
+
+        for batch in run.batches(DATA, collate=collate):
+            run.step(loss_of(model, batch))
+
+
+def pair_of(samples: Any, factor: float) -> Any:
+    inputs, targets = zip(*samples, strict=True)
+    return torch.stack(inputs) * factor, torch.stack(targets)
+
+
+@refused("'tensors' of the dataset was changed between two steps")
+def labels_corrected_between_epochs(run: Run) -> None:
+    model, _ = prepared(run)
+    data = TensorDataset(INPUTS, INPUTS.sum(1).clone())
+    for _ in run.epochs():
+        for batch in run.batches(data):
+            run.step(loss_of(model, batch))
+        data.tensors[1].mul_(0.9)
+
+
+@refused("The dataset has other samples each time that it is made")
+def dataset_without_a_seed(run: Run) -> None:
+    model, _ = prepared(run)
+    noise = torch.from_numpy(numpy.random.default_rng().normal(size=INPUTS.shape)).float()
+    data = TensorDataset(INPUTS + noise, INPUTS.sum(1))
+    for _ in run.epochs():
         for batch in run.batches(data):
             run.step(loss_of(model, batch))

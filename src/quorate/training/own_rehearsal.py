@@ -176,7 +176,8 @@ def _differ(one: Any, other: Any, depth: int = 0) -> bool:
         one, other = ({k: v for k, v in getattr(each, "__dict__", {}).items() if k[:1] != "_"} for each in (one, other))
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return False
-    return one.keys() != other.keys() or any(_differ(one[key], other[key], depth + 1) for key in list(one)[:_MOST])
+    keys, others = ({key for key in each if isinstance(key, str | int)} for each in (one, other))
+    return keys != others or any(_differ(one[key], other[key], depth + 1) for key in sorted(keys, key=str)[:_MOST])
 
 
 @contextmanager

@@ -339,6 +339,11 @@ class Run:
             turns.data = check_dataset(dataset, "training", "run.batches()")
             turns.batch_size, turns.collate = batch_size, collate
         if turns.given is None and len(dataset) == len(turns.data):  # by this way through `main`
+            if dataset is not turns.data and _have_same_rows(dataset, turns.data) is False:
+                raise TaskError(
+                    "The dataset has other samples each time that it is made, so that each worker would have its own. "
+                    "Draw what is random in it from a generator with a fixed seed."
+                )
             turns.given = dataset
         if dataset is not turns.given and not _have_same_rows(dataset, turns.data):
             raise TaskError(
@@ -405,11 +410,11 @@ def _each(value: Any) -> Sequence[Any]:
     return value if isinstance(value, tuple | list) else (value,)
 
 
-def _have_same_rows(one: Any, other: Any) -> bool:
-    """Whether two datasets in memory have the same samples, as far as a thousand of them tell."""
+def _have_same_rows(one: Any, other: Any) -> bool | None:
+    """Whether two datasets in memory have the same samples, as far as a thousand of them tell; None of others."""
     columns = columns_of(one), columns_of(other)
     if len(one) != len(other) or columns[0] is None or columns[1] is None:
-        return False
+        return None
     rows = numpy.unique(numpy.linspace(0, len(one) - 1, _ROWS).astype(numpy.int64))
     first, second = columns[0].batch(rows), columns[1].batch(rows)
     return len(first) == len(second) and all(map(torch.equal, first, second))

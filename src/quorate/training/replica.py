@@ -152,7 +152,7 @@ class Replica:
             if parameter.requires_grad is not trained:
                 raise UnsupportedModelError(
                     f"requires_grad of '{name}' was changed to {parameter.requires_grad} while training. "
-                    "Which parameters are trained is fixed when the job starts: set it in model()."
+                    "Which parameters are trained is fixed when the job starts: set it where the model is built."
                 )
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

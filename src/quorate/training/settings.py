@@ -41,6 +41,8 @@ _VERSION = attrgetter("_version")
 _GONE = object()
 
 NOTED = "what main() keeps"
+_OF_SCHEDULES = ("_step_count", "_opt_called")
+"""What a schedule of torch notes at its optimizer."""
 
 
 class Settings:
@@ -125,6 +127,19 @@ class Settings:
         self._known = now
 
     # --- the watch
+
+    def unsaved(self) -> str | None:
+        """The number that an optimizer of the user's own has changed since `begin`, as an attribute that its
+        state_dict() does not have."""
+        for optimizer, saved in zip(self._watch.optimizers, self._watch.saved, strict=False):
+            kind = type(optimizer)
+            if kind.__module__.startswith("torch.optim.") or kind.state_dict is not Optimizer.state_dict:
+                continue
+            for name, value in vars(optimizer).items():
+                is_number = type(value) in (bool, int, float) and name not in _OF_SCHEDULES
+                if is_number and value != saved.get(name, value):
+                    return name
+        return None
 
     def begin(self) -> None:
         """As they are now they are right, and are to stay so until the next update."""
@@ -214,10 +229,10 @@ class _Watch:
     by their versions, and everything by identity first. Of what optimizers keep of parameters some, in turn."""
 
     def __init__(self, optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any]) -> None:
-        self._optimizers = list(optimizers.values())
+        self.optimizers = list(optimizers.values())
         self._called = [*optimizers, *schedulers]
-        self._attributes = [vars(each) for each in (*self._optimizers, *schedulers.values())]
-        self._saved: list[dict[str, Any]] = []
+        self._attributes = [vars(each) for each in (*self.optimizers, *schedulers.values())]
+        self.saved: list[dict[str, Any]] = []
         self._inner: list[list[torch.Tensor]] = []
         self._of_groups: list[torch.Tensor] = []
         self._kept: list[_Kept] = []
@@ -230,43 +245,43 @@ class _Watch:
 
     def take(self) -> None:
         owners = self._owners()
-        if not _are_equal(owners, self._saved):
+        if not _are_equal(owners, self.saved):
             self._copy_changed(owners)
-        sizes = [len(each.state) for each in self._optimizers]
+        sizes = [len(each.state) for each in self.optimizers]
         if sizes != self._sizes or self._takes % LOOKED_UP == 0:
             self._sizes, self._kept = sizes, list(self._all_kept())
         first = self._takes * IN_TURN % max(IN_TURN, len(self._kept))
         self._takes += 1
         self._in_turn = self._kept[first : first + IN_TURN]
         kept = [of_one.get(key) for _, of_one, key in self._in_turn]
-        self._expected = self._saved + sizes + kept
+        self._expected = self.saved + sizes + kept
         self._tensors = self._of_groups + [one for one in kept if type(one) is torch.Tensor]
         self._versions = list(map(_VERSION, self._tensors))
 
     def _copy_changed(self, owners: list[dict[str, Any]]) -> None:
         """Only those that differ: a rate changes at every step, and to copy hooks and defaults takes longer."""
-        if len(owners) != len(self._saved):
-            self._saved, self._inner = [{} for _ in owners], [[] for _ in owners]
-        for number, (owner, saved) in enumerate(zip(owners, self._saved, strict=True)):
+        if len(owners) != len(self.saved):
+            self.saved, self._inner = [{} for _ in owners], [[] for _ in owners]
+        for number, (owner, saved) in enumerate(zip(owners, self.saved, strict=True)):
             if not _are_equal(owner, saved):
                 self._inner[number] = []
-                self._saved[number] = _copied(owner, self._inner[number])
+                self.saved[number] = _copied(owner, self._inner[number])
         self._of_groups = list(chain.from_iterable(self._inner))
 
     def is_unchanged(self) -> bool:
         now: list[Any] = self._owners()
-        now += [len(each.state) for each in self._optimizers]
+        now += [len(each.state) for each in self.optimizers]
         now += [of_one.get(key) for _, of_one, key in self._in_turn]
         return _are_equal(now, self._expected) and list(map(_VERSION, self._tensors)) == self._versions
 
     def change(self) -> str | None:
         """What has changed first, in words; None where all is what it was."""
         names = [f"{name}.{{}}" for name in self._called]
-        for name, each in zip(self._called, self._optimizers, strict=False):
+        for name, each in zip(self._called, self.optimizers, strict=False):
             names += [f"{name}.param_groups[{number}][{{!r}}]" for number in range(len(each.param_groups))]
         versions = zip(self._tensors, self._versions, strict=True)
         written = {id(one) for one, version in versions if one._version != version}
-        owners, optimizers = list(zip(names, self._owners(), self._saved, strict=False)), len(self._optimizers)
+        owners, optimizers = list(zip(names, self._owners(), self.saved, strict=False)), len(self.optimizers)
         # Schedules first, whose step changes a group; to an optimizer its groups are one list.
         for name, now, saved in owners[optimizers:] + owners[:optimizers]:
             for key in {**saved, **now}:
@@ -287,12 +302,12 @@ class _Watch:
 
     def _owners(self) -> list[dict[str, Any]]:
         owners = self._attributes.copy()
-        for each in self._optimizers:
+        for each in self.optimizers:
             owners += each.param_groups
         return owners
 
     def _all_kept(self) -> Iterator[_Kept]:
-        for name, optimizer in zip(self._called, self._optimizers, strict=False):
+        for name, optimizer in zip(self._called, self.optimizers, strict=False):
             for number, of_one in enumerate(optimizer.state.values()):
                 if isinstance(of_one, dict):
                     yield from ((f"{name}.state[{number}]", of_one, key) for key in of_one)

@@ -143,6 +143,11 @@ class StateWatch:
         change = self._kept.change()
         if change is not None:
             raise UnsupportedModelError(f"{_called(change)} was changed in {where}. {_NOT_IN_THE_STATE}")
+        if name := self.settings.unsaved():
+            raise UnsupportedModelError(
+                f"'self.{name}' of the optimizer was changed in {where}, and its state_dict() does not have it, so a "
+                f"resumed job would begin again with it. Keep it in self.param_groups[0]['{name}'], or in self.state."
+            )
 
     @property
     def devices(self) -> list[torch.device]:
