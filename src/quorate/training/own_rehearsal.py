@@ -33,10 +33,12 @@ _DEEPEST, _MOST = 2, 100
 
 
 def is_rehearsed(step: int, sampler: Sampler) -> bool:
-    """Early, and more and more seldom; and where an epoch begins or ends."""
+    """Early, and more and more seldom, also at the round numbers at which scripts do things; and where an epoch begins
+    or ends."""
     epoch, within = divmod(step - 1, sampler.steps_per_epoch)
     is_at_border = within < 2 or within == sampler.steps_per_epoch - 1
-    return step > 1 and (step <= EARLY or step & (step - 1) == 0 or (is_at_border and epoch & (epoch - 1) == 0))
+    is_round = step & (step - 1) == 0 or str(step).rstrip("0") in ("1", "2", "5")
+    return step > 1 and (step <= EARLY or is_round or (is_at_border and epoch & (epoch - 1) == 0))
 
 
 class Rehearsal:
