@@ -1,7 +1,8 @@
 """Which lanes are audited, and what follows from it where they differ."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, UnsupportedModelError
 from quorate.core.generation import Member
 from quorate.lanes.hosting import host_lanes
-from quorate.training.audit import AuditNote, AuditPlan, AuditRecord, Doubt, LaneAudit, Verdict, outcome_of, verdict
+from quorate.training.audit import AuditNote, AuditPlan, AuditRecord, Doubt, LaneAudit, Outcome, Verdict, verdict
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum
 
@@ -74,6 +75,9 @@ def test_all_lanes_and_all_auditors_have_their_turn() -> None:
         ({0: ["a", "a"], 1: ["b", "b"], 2: ["c"]}, Verdict()),  # each has its own: it depends on the process
         ({0: ["a", "b", "a"]}, Verdict((0,))),
         ({0: ["a", "b", "c"]}, Verdict()),
+        ({0: ["a", "b"]}, Verdict(is_open=True)),  # memory ran out when it was computed again
+        ({0: ["a", "a"], 1: ["b"]}, Verdict(is_open=True)),
+        ({0: ["a"], 1: ["b"], 2: ["a"]}, Verdict((1,))),
         ({0: ["a", "a"], ~1: ["b"], 1: ["a"]}, Verdict((~1,))),  # the one that was replaced
         ({0: ["a", "a"], ~1: ["b"], 1: ["b"]}, Verdict((0,))),
     ],
@@ -85,20 +89,22 @@ def test_who_is_wrong(found: Mapping[int, list[str]], judged: Verdict) -> None:
 def test_everything_that_a_lane_computes_counts() -> None:
     result = LaneResult(1, 4, 3, {"": LossSum(1.5, 4)}, digests=(7, 8))
     same = replace(result, lane=2, digests=(7, 9), log={"x": (1.0, 1.0)})
-    assert outcome_of(result, {}) == outcome_of(same, {}), "neither its number nor what it logs, nor single tensors"
+    # Neither its number nor what it logs, nor single tensors.
+    assert Outcome.of(result, {}).digest == Outcome.of(same, {}, ["a"]).digest
     others = [
         replace(result, samples=5),
         replace(result, present=1),
         replace(result, losses={"": LossSum(-0.0, 4)}),
         replace(result, losses={"": LossSum(0.0, 4)}),
         replace(result, digests=(6, 8)),
+        replace(result, losses={"": LossSum(1.5, 5)}),
     ]
-    told = [outcome_of(each, {}) for each in (result, *others)] + [outcome_of(result, {"mean": "a1"})]
+    told = [Outcome.of(each, {}).digest for each in (result, *others)] + [Outcome.of(result, {"mean": "a1"}).digest]
     assert len(set(told)) == len(told)
 
 
 class Played:
-    """The audits of one worker among others, who answer as they are told to."""
+    """The audits of one worker among others, who answer as they are told to; nothing: memory runs out."""
 
     def __init__(self, own: int, workers: int, answers: Mapping[int, str], clean: Mapping[int, int]) -> None:
         self.answers, self.withdrawn = answers, list[int]()
@@ -115,14 +121,19 @@ class Played:
             self.record,
             self.gather,
             self.withdrawn.append,
-            lambda _: answers[own],
+            lambda _: self.outcome(own),
         )
+
+    def outcome(self, worker: int) -> Outcome | None:
+        digest = self.answers.get(worker, "")
+        return Outcome(digest, {"the gradient of 'w'": digest, "the loss": "1"}) if digest else None
 
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         assert step == 5
         if index == 17:
             raise LinkError("worker 1 is gone")
-        return tuple(self.answers.get(member.worker, "").encode() for member in self.members)
+        told = [self.outcome(member.worker) for member in self.members]
+        return tuple(b"" if one is None else json.dumps(asdict(one)).encode() for one in told)
 
     def settle(self, own: str, seen: str) -> Any:
         audit = self.audit.plan.audits(5)[0]
@@ -157,13 +168,47 @@ def test_where_all_are_right_the_least_of_their_steps_is_known() -> None:
     assert played.audit.differing(5, told) is None
     assert (played.record.clean, played.record.floor, played.record.done) == (5, 5, 2)
     assert played.audit.differing(6, {0: AuditNote(5, {}, {}), 1: AuditNote(3, {}, {})}) is None
-    audited = played.audit.plan.audits(6)[0].owner
-    assert played.record.floor == (3 if audited == 0 else 5)
+    assert played.record.floor == 3
+
+
+def test_what_was_not_compared_does_not_count_as_right() -> None:
+    played = Played(0, 2, {}, {0: 1, 1: 1})
+    first, second = played.audit.plan.audits(5)
+    told = {
+        first.owner: AuditNote(1, {str(first.lane): "a"}, {str(second.lane): "b"}),
+        second.owner: AuditNote(1, {str(second.lane): "b"}, {}),  # memory ran out in what it audits
+    }
+    assert played.audit.differing(5, told) is None
+    assert (played.record.clean, played.record.floor, played.record.done) == (5 if second.owner == 0 else 1, 1, 1)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_memory_that_runs_out_is_no_difference(workers: int) -> None:
+    clean = dict.fromkeys(range(workers), 4)
+    _, owner, auditor = Played(0, workers, {}, clean).audit.plan.audits(5)[0]
+    third = 3 - owner - auditor
+    played = Played(owner, workers, {third: "a"}, clean)
+    expected, told = {
+        1: (LanesDiffer, "nobody can say who is wrong"),
+        2: (LinkError, "is gone"),  # and a third decides
+        3: (LanesDiffer, f"worker {auditor} is wrong"),
+    }[workers]
+    with pytest.raises(expected, match=told):
+        played.settle("a", "b")
+
+
+def test_a_doubt_is_looked_at_by_a_worker_that_is_alone_at_once() -> None:
+    played = Played(0, 1, {}, {0: 4})
+    played.audit.plan = replace(played.audit.plan, every=200)
+    assert not any(played.audit.is_due(step) for step in range(5, 10))
+    played.record.doubt = Doubt(4, 1, 0, "a", 1, "b", 2)
+    assert all(played.audit.is_due(step) for step in range(5, 10))
 
 
 def test_code_that_is_no_function_of_its_lane_is_refused() -> None:
     played = Played(0, 3, {0: "d", 1: "e", 2: "f"}, {0: 4, 1: 4, 2: 4})
-    with pytest.raises(UnsupportedModelError, match=r"(?s)Lane \d of step 5 .* loss\(\) gives another result"):
+    told = r"(?s)Lane \d of step 5 .* \(the gradient of 'w' differs\)\. .* loss\(\) gives another result"
+    with pytest.raises(UnsupportedModelError, match=told):
         played.settle("a", "b")
     assert not played.withdrawn
 

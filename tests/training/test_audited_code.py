@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import nn
 
@@ -137,6 +138,36 @@ def test_what_is_a_function_of_its_lane_passes_and_has_the_same_bits(
     audited = gang.train(bit_tasks.BatchNormAndDropout, spec, workers, folders[0])
     assert audited.digest == gang.train(bit_tasks.BatchNormAndDropout, plain, 1, folders[1]).digest
     assert audited.losses
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("keys", [{}, {"on_out_of_memory": "shrink"}, {"lanes": 2, "overlap": True, "links": "tcp"}])
+def test_an_audit_that_memory_does_not_suffice_for_is_left_out(
+    keys: dict[str, Any], workers: int, tmp_path: Path
+) -> None:
+    # The first that a worker computes is what it audits.
+    calls, every = itertools.count(), 1 if workers == 1 else 200
+
+    def short(_: Any) -> float:
+        if next(calls) == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return 0
+
+    spec = gang.job(task_with(short), audit={"every": every}, **keys)
+    ended = gang.train(task_with(short), spec, workers, tmp_path)
+    other = tmp_path / "plain"
+    other.mkdir()
+    pure = task_with(lambda _: 0)
+    plain = gang.train(pure, gang.job(pure, audit={"every": 0}, **keys), 1, other)
+    assert ended.digest == plain.digest
+    assert not ended.progress.get("micro_batches"), "the step was not done again in smaller parts"
+
+
+def test_a_refusal_names_what_differs(tmp_path: Path) -> None:
+    spec = gang.job(task_with(clock), audit={"every": 1})
+    message = gang.train(task_with(clock), spec, 1, tmp_path).failure.message
+    assert "(the loss, the gradient of '" in message
+    assert "differ)" in message
 
 
 def assert_refused(task: Any, folder: Path, workers: int = 3, **keys: Any) -> None:

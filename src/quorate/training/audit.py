@@ -1,9 +1,9 @@
 """Audits: now and then a lane is computed a second time, by another worker where there is one, and compared.
 
-A processor that computes wrongly now and then, or code whose result depends on more than its lane, changes what a job
-produces without a trace: the wrong gradient is in everybody's sum, so that all replicas stay equal. What an audit finds
-is settled by further computations of the same lane: who is outvoted, or does not repeat itself, is wrong; where nobody
-agrees with anybody, it is the code.
+A processor that computes wrongly, or code whose result depends on more than its lane, changes the result of a job
+without a trace: the wrong gradient is in every worker's sum, so all replicas stay equal. A difference is settled by
+computing the lane again: a worker that is outvoted, or does not repeat its own result, is wrong; where all disagree, it
+is the code.
 """
 
 import json
@@ -11,15 +11,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from quorate.core.digests import content_digest
 from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, UnsupportedModelError
 from quorate.core.generation import Member, name_of
 from quorate.training.lane import LaneResult
+from quorate.training.lane_digest import written
+from quorate.training.losses import called
 
 SETTLE_INDEX, WITHDRAW_INDEX, PART_INDEX = 15, 16, 17
-"""They tell what is gathered to settle a difference from what else is."""
+"""What is gathered to settle a difference, beside the other messages of a step."""
+MOST_NAMED = 3
+"""Parts that a message names as different."""
 
 
 class Audit(NamedTuple):
@@ -57,8 +61,29 @@ class AuditPlan:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What a lane has computed: `digest` of all that counts, and its `parts` by name, to name those that differ."""
+
+    digest: str
+    parts: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, result: LaneResult, changed: Mapping[str, str], tensors: Sequence[str] = ()) -> "Outcome":
+        """Samples, losses, gradient and `changed` buffers; where `result` has digests of single `tensors`, these are
+        parts, too."""
+        parts = {"the number of samples": str(result.samples), "which parameters have a gradient": hex(result.present)}
+        parts |= {f"the {called(name)}": repr((loss.total, loss.count)) for name, loss in result.losses.items()}
+        parts |= {f"buffer '{name}'": digest for name, digest in changed.items()}
+        gradient, *single = map(written, result.digests or (0,))
+        digest = content_digest(json.dumps([parts, gradient], sort_keys=True).encode())[:16]
+        by_tensor = zip(tensors, single, strict=False)  # none where they were not asked for
+        return cls(digest, parts | {f"the gradient of '{name}'": each for name, each in by_tensor})
+
+
+@dataclass(frozen=True)
 class Doubt:
-    """Two workers have each repeated their own result: the one that is left remembers both until a third is there."""
+    """Two workers have each repeated their own result. The one that stays keeps both until a third computes the lane.
+    `clean` is the step until which the `other` was found right."""
 
     step: int
     lane: int
@@ -71,8 +96,11 @@ class Doubt:
 
 @dataclass
 class AuditRecord:
-    """What a worker knows of audits through all generations: how many it has seen, the last step at which a lane of its
-    own was found right or, before that, the one that it has joined at; and the least of these of all workers."""
+    """What a worker knows of audits through all generations.
+
+    `clean` is the last step at which a lane of its own was found right, or at which it has joined; `floor` the least of
+    these of all workers, None until it is known. `done` audits were made.
+    """
 
     clean: int | None = None
     floor: int | None = None
@@ -82,7 +110,7 @@ class AuditRecord:
 
 @dataclass(frozen=True)
 class AuditNote:
-    """What a worker tells in a step with audits: what it has come to in its own lanes, and in those of others."""
+    """What a worker sends in a step with audits: the digests of its own lanes, and of those that it has audited."""
 
     clean: int
     own: Mapping[str, str]
@@ -90,28 +118,21 @@ class AuditNote:
     doubt: Mapping[str, Any] | None = None
 
 
-def outcome_of(result: LaneResult, changed: Mapping[str, str]) -> str:
-    """All that a lane has computed, in few digits: gradient, losses and the buffers that it has changed."""
-    losses = {name: [repr(loss.total), repr(loss.count)] for name, loss in result.losses.items()}
-    told = [result.samples, hex(result.present), losses, result.digests[:1], changed]
-    return content_digest(json.dumps(told, sort_keys=True).encode())[:16]
-
-
 class Verdict(NamedTuple):
-    """Who is wrong, as far as anybody is; `is_open`: a third has to compute it. Neither: nobody agrees with anybody."""
+    """Which workers are wrong. If none is: with `is_open` it takes another result to say, otherwise it is the code."""
 
     culprits: tuple[int, ...] = ()
     is_open: bool = False
 
 
 def verdict(found: Mapping[int, Sequence[str]]) -> Verdict:
-    """Of those who have computed a lane and what each has come to, every time: they do not all agree."""
+    """Judge the results of each worker that has computed a lane, which are not all equal."""
     steady = {party: told[0] for party, told in found.items() if len(set(told)) == 1}
     unsteady = tuple(party for party in found if party not in steady)
     if len(found) == 1:
-        # Alone: what comes out twice is right, and once it was not.
+        # Alone: a result that comes out twice is right, and the other was wrong.
         ((party, told),) = found.items()
-        return Verdict((party,) if len(set(told)) < len(told) else ())
+        return Verdict((party,) if len(set(told)) < len(told) else (), is_open=len(told) == 2)
     counted = Counter(steady.values()).most_common()
     if not counted or len(unsteady) > len(steady):
         return Verdict()
@@ -123,8 +144,11 @@ def verdict(found: Mapping[int, Sequence[str]]) -> Verdict:
 
 @dataclass
 class LaneAudit:
-    """A member's part in the audits of one generation. `compute` has it compute a lane of the present step once more;
-    `withdraw` sees to it that nothing that was saved after a step is used any more."""
+    """A member's part in the audits of one generation.
+
+    `compute` computes a lane of the present step once more, or gives None where memory runs out. `withdraw` makes sure
+    that nothing that was saved after a step is used any more.
+    """
 
     plan: AuditPlan
     own: Member
@@ -132,43 +156,54 @@ class LaneAudit:
     record: AuditRecord
     gather: Callable[[int, int, bytes], tuple[bytes, ...]]
     withdraw: Callable[[int], None]
-    compute: Callable[[int], str] = lambda _: ""
-    seen: dict[str, str] = field(default_factory=dict)
+    compute: Callable[[int], Outcome | None] = lambda _: None
+    _seen: dict[str, str] = field(default_factory=dict)
 
     def is_due(self, step: int) -> bool:
-        return bool(self.plan.audits(step))
+        return self.record.doubt is not None or bool(self.plan.audits(step))
 
     def lanes(self, step: int) -> tuple[int, ...]:
-        """What this worker computes for others, before its own lanes."""
+        """The lanes that this worker audits, before it computes its own."""
         return tuple(audit.lane for audit in self.plan.audits(step) if audit.auditor == self.own.worker)
 
     def owned(self, step: int) -> tuple[int, ...]:
         """Its own lanes that are audited."""
         return tuple(audit.lane for audit in self.plan.audits(step) if audit.owner == self.own.worker)
 
+    def see(self, lane: int, outcome: Outcome | None) -> None:
+        """Keep what the lane of another has come to, for `note`."""
+        if outcome is not None:
+            self._seen[str(lane)] = outcome.digest
+
     def note(self, step: int, results: Sequence[LaneResult], changed: Sequence[Mapping[str, str]]) -> AuditNote:
-        """What it tells; of a lane in which memory ran out there is nothing."""
+        """What it sends. Lanes without a digest are left out: memory ran out in them, or for the digest."""
         owned, doubt, pairs = self.owned(step), self.record.doubt, zip(results, changed, strict=True)
-        own = {str(one.lane): outcome_of(one, each) for one, each in pairs if one.lane in owned and not one.shortage}
-        seen, self.seen = self.seen, {}
+        own = {
+            str(one.lane): Outcome.of(one, each).digest
+            for one, each in pairs
+            if one.lane in owned and not one.shortage and (one.digests or not one.samples)
+        }
+        seen, self._seen = self._seen, {}
         return AuditNote(self.record.clean or 0, own, seen, None if doubt is None else asdict(doubt))
 
     def differing(self, step: int, told: Mapping[int, AuditNote]) -> Audit | Doubt | None:
-        """The first that is not as it should be. All members find the same."""
+        """The first doubt or difference, the same on all members; without any, what was compared counts as right."""
         for note in told.values():
             if note.doubt is not None:
                 return Doubt(**note.doubt)
-        audits = self.plan.audits(step)
-        for audit in audits:
+        clean = {worker: note.clean for worker, note in told.items()}
+        for audit in self.plan.audits(step):
             own, seen = told[audit.owner].own.get(str(audit.lane)), told[audit.auditor].seen.get(str(audit.lane))
-            if None not in (own, seen) and own != seen:
+            if own is None or seen is None:
+                continue
+            if own != seen:
                 return audit
-        clean = {worker: note.clean for worker, note in told.items()} | {audit.owner: step for audit in audits}
-        self.record.done += len(audits)
+            clean[audit.owner] = step
+            self.record.done += 1
         self.record.clean, self.record.floor = clean.get(self.own.worker), min(clean.values())
         return None
 
-    def settle(self, step: int, differing: Audit | Doubt, told: Mapping[int, AuditNote]) -> None:
+    def settle(self, step: int, differing: Audit | Doubt, told: Mapping[int, AuditNote]) -> NoReturn:
         """Have the lane computed again, and raise what follows from it."""
         lane, clean = differing.lane, {worker: note.clean for worker, note in told.items()}
         if isinstance(differing, Doubt):
@@ -176,7 +211,7 @@ class LaneAudit:
             found = {first: [differing.own], second: [differing.others]}
             clean[second] = differing.clean
             if differing.step != step or len(told) == 1:
-                what = f"Nobody was there to compute lane {lane} of step {differing.step} a third time"
+                what = f"No other worker has computed lane {lane} of step {differing.step}, which two disagree on"
                 raise self._go_back(step, what, (), min(clean.values()))
         else:
             first, second = differing.owner, differing.auditor
@@ -184,10 +219,10 @@ class LaneAudit:
             found[first].append(told[first].own[str(lane)])
             found[second].append(told[second].seen[str(lane)])
         third = next((worker for worker in told if worker not in found), first)
-        self._compute_again(step, lane, found, {first, second, third} & told.keys())
+        named = self._compute_again(step, lane, found, {first, second, third} & told.keys())
         judged = verdict(found)
         values = "; ".join(f"{_named(party)} {' and '.join(each)}" for party, each in found.items())
-        what = f"Lane {lane} of step {step} was computed several times, and not to the same bits: {values}"
+        what = f"Lane {lane} of step {step} was computed several times, and not to the same bits: {values}{named}"
         if judged.culprits:
             raise self._go_back(step, what, judged.culprits, min(clean[party] for party in judged.culprits))
         if not judged.is_open:
@@ -196,6 +231,8 @@ class LaneAudit:
                 "that is not of torch, NumPy or random; a global or a cache that changes; the time, the process or the "
                 "order of a set; or, in a loop of one's own, a variable that is carried from a batch to the next."
             )
+        if len(told) == 1:
+            raise self._go_back(step, what, (), min(clean.values()))
         if self.own.worker == second:
             raise LanesDisputed(f"{_lower(what)}. A third has to compute it, in the place of this one.")
         if self.own.worker == first:
@@ -203,23 +240,35 @@ class LaneAudit:
         self.gather(step, PART_INDEX, b"")  # which breaks when the other is gone
         raise LinkError("a worker that was to leave has not left")
 
-    def _compute_again(self, step: int, lane: int, found: dict[int, list[str]], workers: Collection[int]) -> None:
-        own = self.compute(lane).encode() if self.own.worker in workers else b""
-        payloads = (own,) if len(self.members) == 1 else self.gather(step, SETTLE_INDEX, own)
-        for member, payload in zip(self.members, payloads, strict=True):
-            if member.worker in workers:
-                found.setdefault(member.worker, []).append(payload.decode())
+    def _compute_again(self, step: int, lane: int, found: dict[int, list[str]], workers: Collection[int]) -> str:
+        """Add the results of these workers, as far as their memory suffices, and say which parts of them differ."""
+        own, is_alone = self.compute(lane) if self.own.worker in workers else None, len(self.members) == 1
+        payload = b"" if own is None else json.dumps(asdict(own)).encode()
+        payloads = (payload,) if is_alone else self.gather(step, SETTLE_INDEX, payload)
+        pairs = zip(self.members, payloads, strict=True)
+        told = {member.worker: Outcome(**json.loads(content)) for member, content in pairs if content}
+        for worker, outcome in told.items():
+            found.setdefault(worker, []).append(outcome.digest)
+        further = self.compute(lane) if is_alone else None  # only to have two in parts
+        return _differing_parts([one.parts for one in (*told.values(), further) if one is not None])
 
     def _go_back(self, step: int, what: str, culprits: Sequence[int], clean: int) -> LanesDiffer:
-        """Whoever hears of it first has all replaced: by then nobody may save any more what is wrong."""
+        """The first report of it has all workers replaced: by then none of them may save what is wrong."""
         self.withdraw(clean)
         if len(self.members) > 1:
-            with suppress(LinkError):  # whoever is gone saves nothing
+            with suppress(LinkError):  # a member that is gone saves nothing
                 self.gather(step, WITHDRAW_INDEX, b"")
         named = " and ".join(map(_named, culprits))
         wrong = f"{named} {'is' if len(culprits) == 1 else 'are'} wrong" if culprits else "nobody can say who is wrong"
         told = f"{what}; {wrong}. Nothing that was saved after step {clean} is used any more."
         return LanesDiffer(told, [max(party, ~party) for party in culprits])
+
+
+def _differing_parts(outcomes: Sequence[Mapping[str, str]]) -> str:
+    names = dict.fromkeys(name for parts in outcomes for name in parts)
+    differ = [name for name in names if len({parts.get(name) for parts in outcomes}) > 1]
+    more = f" and {len(differ) - MOST_NAMED} more" if len(differ) > MOST_NAMED else ""
+    return f" ({', '.join(differ[:MOST_NAMED])}{more} {'differ' if len(differ) > 1 else 'differs'})" if differ else ""
 
 
 def _named(party: int) -> str:

@@ -9,12 +9,11 @@ from quorate.core.worker_status import COMPUTE, DATA
 from quorate.data.bad_sample import LeftOut
 from quorate.data.indices import joined
 from quorate.data.ledger import Tally
-from quorate.data.sampler import MicroBatchChanges, micro_batch_count
+from quorate.data.sampler import micro_batch_count
 from quorate.data.samples import Batch
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
-from quorate.training.audit import LaneAudit, outcome_of
-from quorate.training.device import Device, digests
+from quorate.training.device import Device
 from quorate.training.hints import out_of_memory
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.lane_reader import LaneReader
@@ -35,10 +34,8 @@ class HostedLanes:
         activity: Activity,
         device: Device,
         check_lease: Callable[[], None],
-        audit: LaneAudit | None = None,
     ) -> None:
         self.reader = reader
-        self._audit = audit
         self.notes: list[str] = []
         self.draws = False
         self._spec = spec
@@ -53,65 +50,16 @@ class HostedLanes:
         do: its gradients are as many zeros, for which nobody waits in vain, and the step counts for nothing."""
         results: list[LaneResult] = []
         count = micro_batch_count(self._spec.accumulate, progress.micro_batches, step)
-        owned = self._run_audits(step, batch_samples, progress, last)
         for lane in self._lanes:
             if results and results[-1].shortage:
                 self._runner.run(step, lane, (), batch_samples)
                 result = LaneResult(lane, 0, shortage=results[-1].shortage)
             else:
                 run = partial(self.run_lane, step, epoch, lane, batch_samples, progress, last)
-                result = self._tried(run, lane)
-                if lane in owned and not result.shortage:
-                    self._runner.digest(result)
+                result = self._tried(run, lane, catches=self._spec.on_out_of_memory == "shrink")
             result.micro_batches = count
             results.append(result)
         return results
-
-    def _run_audits(self, step: int, batch_samples: int, progress: Progress, last: int) -> tuple[int, ...]:
-        """Compute what this worker audits, before its own lanes; which of these are audited."""
-        audit = self._audit
-        if audit is None or not audit.is_due(step):
-            return ()
-        for lane in audit.lanes(step):
-            read = partial(self.reader.read, aside=True)
-            following = partial(self.reader.read_ahead, step, lane, last, progress.micro_batches, aside=True)
-            run = partial(self._compute_aside, step, lane, batch_samples, progress, read, following)
-            result = self._tried(run, self._lanes[0])
-            if not result.shortage:
-                audit.seen[str(lane)] = outcome_of(result, digests(result.buffers.items(), self._device))
-
-        def again(lane: int) -> str:
-            result = self._compute_aside(step, lane, batch_samples, progress, self.reader.read_again)
-            return outcome_of(result, digests(result.buffers.items(), self._device))
-
-        audit.compute = again
-        return audit.owned(step)
-
-    def _compute_aside(
-        self,
-        step: int,
-        lane: int,
-        batch_samples: int,
-        progress: Progress,
-        read: Callable[[int, int, MicroBatchChanges], list[Batch]],
-        following: Callable[[], None] = lambda: None,
-    ) -> LaneResult:
-        """A lane in the place of a hosted one. What it has read, logged and assigned is for its host to tell."""
-        activity = self._activity
-        self._check_lease()
-        activity.enter(DATA, lane)
-        answers = read(step, lane, progress.micro_batches)
-        activity.leave()
-        activity.enter(COMPUTE, lane)
-        batches = [(len(batch.samples), batch.content) for batch in answers if len(batch.samples)]
-        result = LaneResult(lane, 0)
-        if batches:
-            self._runner.put_back()  # or what was assigned before the step would look like a fault of this worker
-            result = self._runner.run(step, lane, batches, batch_samples, meanwhile=following, slot=self._lanes[0])
-            self._runner.digest(result)
-            self._runner.read([result])
-        activity.leave()
-        return result
 
     def run_lane(
         self, step: int, epoch: int, lane: int, batch_samples: int, progress: Progress, last: int
@@ -154,11 +102,12 @@ class HostedLanes:
             result.bad = left_out.indices
             result.why = worth_telling(progress.told, left_out.reasons, has_samples=len(result.read) > 0)
 
-    def _tried(self, run: Callable[[], LaneResult], lane: int) -> LaneResult:
+    def _tried(self, run: Callable[[], LaneResult], lane: int, *, catches: bool) -> LaneResult:
+        """Run a lane; with `catches`, one in which memory runs out is abandoned."""
         try:
             return run()
         except Exception as error:
-            short = out_of_memory(error) if self._spec.on_out_of_memory == "shrink" else None
+            short = out_of_memory(error) if catches else None
             if short is None:
                 raise
             why = describe(short)

@@ -1,6 +1,7 @@
 """One lane's part of a step: forward and backward over its micro-batches, from the committed buffers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +112,7 @@ class LaneRunner:
         self._seed = seed
         self._seeds: dict[tuple[int, int], int] = {}
         self._graphs = graphs
+        self._slot: int | None = None
         self._has_begun = False  # a lane: of one that has not, the gradients are still those of the one before
         self._program: LaneProgram = EagerProgram(task, replica, gradients)
         if graphs is not None:
@@ -124,6 +126,30 @@ class LaneRunner:
         """A step begins: until its update nobody changes the settings of the optimizers."""
         self._watch.begin()
 
+    @contextmanager
+    def aside(self, slot: int) -> Iterator[None]:
+        """Lanes that are run or abandoned within it take the place of this hosted lane, which has to be run afterwards;
+        their gradients are not sent."""
+        self._slot = slot
+        if isinstance(self._gradients, FlatGradients):
+            self._gradients.announces = False
+        try:
+            yield
+        finally:
+            self._slot = None
+            if isinstance(self._gradients, FlatGradients):
+                self._gradients.announces = True
+
+    @property
+    def can_abandon(self) -> bool:
+        """Whether it can go on after an error within a lane: a loop of one's own has ended with it."""
+        return self._begun is None
+
+    @property
+    def tensors(self) -> list[str]:
+        """The names of the tensors whose digests `digest` makes, in their order."""
+        return [name for name, _ in self._replica.trainable]
+
     def take_notes(self) -> list[str]:
         """What is to be told of how lanes are run, each thing once."""
         return [] if self._graphs is None else self._graphs.take_notes()
@@ -136,16 +162,13 @@ class LaneRunner:
         batch_samples: int,
         spans: SpanRecorder | None = None,
         meanwhile: Callable[[], None] = lambda: None,
-        slot: int | None = None,
     ) -> LaneResult:
         """Gradient of one lane; `batches` are (samples, batch) pairs, `batch_samples` the size of the global batch.
 
-        `meanwhile` is called when the device has got all that it has to do for the lane. With `slot` it is computed in
-        the place of a hosted lane, which is computed afterwards: nobody else hears of it.
+        `meanwhile` is called when the device has got all that it has to do for the lane.
         """
+        slot = self._slot
         result = LaneResult(lane, sum([samples for samples, _ in batches]), read=NO_INDICES)
-        if isinstance(self._gradients, FlatGradients):
-            self._gradients.announces = slot is None
         if not batches:
             self._gradients.clear(lane)
             return result
@@ -196,12 +219,13 @@ class LaneRunner:
         if self._record is not None:
             self.digest(result)
 
-    def digest(self, result: LaneResult) -> None:
-        """Have the digest of the lane that has just ended in its result."""
-        if not result.samples or result.digests or (result.unread is not None and result.unread.digests):
+    def digest(self, result: LaneResult, *, by_tensor: bool = False) -> None:
+        """Add the digest of the lane that has just ended to its result, and those of its tensors if asked for."""
+        is_made = result.digests or (result.unread is not None and result.unread.digests)
+        if not result.samples or (is_made and not by_tensor):
             return
         groups = collected(self._gradients, by_tensor=False)
-        if self._record == "tensors":
+        if by_tensor or self._record == "tensors":
             groups += collected(self._gradients, by_tensor=True)
         found = lane_digests(groups, self._device)
         if self._device.is_host:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from quorate.core.errors import QuorateError
 from quorate.core.generation import Phase
@@ -23,6 +23,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit
+from quorate.training.audited_lanes import AuditedLanes
 from quorate.training.batch_search import BatchSearch
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
@@ -104,10 +105,11 @@ class Loop:
 
     @cached_property
     def _hosted(self) -> HostedLanes:
-        hosted, device = self.strategy.hosted, self.replica.device
-        audited = (lambda _: ()) if self.audit is None else self.audit.lanes
+        hosted, device, audit = self.strategy.hosted, self.replica.device, self.audit
+        audited = (lambda _: ()) if audit is None else audit.lanes
         reader = LaneReader(self.feed, self.sampler, self.evaluation, hosted, self.activity, device, audited)
-        return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease, self.audit)
+        kind = HostedLanes if audit is None else partial(AuditedLanes, audit)
+        return kind(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease)
 
     def run(self) -> str | None:
         """Do what it is here for; "complete", "early stop", "paused" or why it was asked to stop; None where the
