@@ -111,6 +111,21 @@ def test_copies_what_is_there_and_what_comes(
     assert not copier.is_busy
 
 
+@pytest.mark.parametrize("after", [2, 0])
+def test_what_is_set_aside_here_is_withdrawn_there(
+    after: int, source: Source, place: MoodyPlace, copier: Copier, tmp_path: Path
+) -> None:
+    await_condition("both", lambda: len(present(place)) == 2, 60)
+    folder = CheckpointFolder(source.run.checkpoints)
+    folder.set_aside(after)
+    copier.poke()
+    left = {"step-00000002"} if after else set[str]()
+    await_condition("the wrong ones are gone", lambda: present(place) == left, 60)
+    save(source, 4)  # to the same bits, so that it was right
+    copier.poke()
+    await_condition("it is copied again", lambda: "step-00000004" in present(place), 60)
+
+
 def test_trouble_is_told_once_and_so_is_its_end(source: Source, place: MoodyPlace, listener: Listener) -> None:
     place.trouble = StoreError("the store is away.")
     copier = Copier(source, place, listener)

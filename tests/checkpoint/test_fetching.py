@@ -45,6 +45,15 @@ def copy(source: Source, tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_copy_of_what_was_set_aside_is_not_taken_up_again(source: Source, copy: Path) -> None:
+    folder = CheckpointFolder(source.run.checkpoints)
+    folder.set_aside(2)
+    search = fetch_newest(FolderPlace(copy), source.run.checkpoints, Cursor(2))
+    assert search.newest is None
+    assert "step-00000004" in search.skipped[0].reason
+    assert "set aside" in search.skipped[0].reason
+
+
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 4

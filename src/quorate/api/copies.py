@@ -14,7 +14,15 @@ from quorate.checkpoint.transfer import Source
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
 from quorate.observe.event import KINDS, Event
-from quorate.observe.events import CheckpointCopied, CheckpointSaved, CopyFailed, CopyRecovered, LogMessage, RunStopped
+from quorate.observe.events import (
+    CheckpointCopied,
+    CheckpointSaved,
+    CopyFailed,
+    CopyRecovered,
+    LogMessage,
+    RolledBack,
+    RunStopped,
+)
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -52,7 +60,7 @@ class Copies:
         """Take in an event of the run, and pass it on."""
         if isinstance(event, RunStopped):
             self._seen_signals = 1
-        elif isinstance(event, CheckpointSaved):
+        elif isinstance(event, CheckpointSaved | RolledBack):  # after a rollback, copies may have to be withdrawn
             for copier in self._copiers:
                 copier.poke()
         elif isinstance(event, CheckpointCopied | CopyFailed | CopyRecovered):

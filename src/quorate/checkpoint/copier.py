@@ -9,7 +9,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,26 +35,37 @@ Publish = Callable[[str, int | None, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """What there is to do at a place: checkpoints to copy, newest first; to remove, oldest first; and leftovers."""
+    """What there is to do at a place: checkpoints to withdraw at once, since they may be wrong; to copy, newest first;
+    to remove, oldest first; and leftovers."""
 
+    withdraw: tuple[str, ...] = ()
     copy: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     sweep: tuple[str, ...] = ()
 
 
 def plan_copies(
-    here: Mapping[str, Files], there: Contents, retention: Retention, best: int | None, now: float
+    here: Mapping[str, Files],
+    there: Contents,
+    retention: Retention,
+    best: int | None,
+    now: float,
+    distrusted: Collection[tuple[str, Files]] = (),
 ) -> CopyPlan:
     """What is to be done so that a place has what is here (oldest first), and no more than retention keeps.
 
-    What is here is never removed there, nor is the newest that is there. An unfinished copy is swept when it has not
-    changed for a day: a younger one may be in the making, by another launcher of the same run.
+    What is here is never removed there, nor is the newest that is there; but copies of what is `distrusted` here are.
+    An unfinished copy is swept when it has not changed for a day: a younger one may be in the making, by another
+    launcher of the same run.
     """
+    withdraw = [name for name, files in distrusted if there.whole.get(name) == files != here.get(name)]
     copy = [name for name in here if there.whole.get(name) != here[name]]
-    cursors = {cursor: name for name in there.whole if (cursor := cursor_of(name)) is not None}
+    trusted = (name for name in there.whole if name not in withdraw)
+    cursors = {cursor: name for name in trusted if (cursor := cursor_of(name)) is not None}
     doomed = surplus(list(cursors), retention, best, max(cursors, default=None))
     old = [name for name, changed in there.unfinished.items() if changed is not None and now - changed > LEFT_BEHIND]
     return CopyPlan(
+        withdraw=tuple(withdraw),
         copy=tuple(reversed(copy)),
         remove=tuple(cursors[cursor] for cursor in doomed if cursors[cursor] not in here),
         sweep=tuple(sorted(name for name in old if name not in here)),
@@ -153,7 +164,7 @@ class Copier:
     def _look(self) -> bool:
         """Do all that there is to do now; False if that was not possible."""
         try:
-            if not self._folder.list():
+            if not self._folder.list() and not self._folder.distrusted():
                 return True  # a run that ends before its first checkpoint leaves no trace, there neither
             claim(self._source, self._place)
             while self._copy_newest() and not self._abandoned.is_set():
@@ -180,10 +191,13 @@ class Copier:
         listed = {info.path.name: info for info in self._folder.list()}
         infos = {name: info for name, info in listed.items() if self._damaged.get(name) != info.manifest}
         self._there = self._place.contents()
-        missing = self._plan(list(infos.values())).copy
-        if not missing:
+        plan = self._plan(list(infos.values()))
+        for name in plan.withdraw:  # before anything else: a resume from there would take up the newest
+            log.warning("the copy of %s at %s is removed: what it holds may be wrong", name, self._place)
+            self._place.remove(name)
+        if not plan.copy:
             return False
-        info = infos[missing[0]]
+        info = infos[plan.copy[0]]
         try:
             copied = copy_one(info, self._place)
         except CheckpointError as error:
@@ -223,6 +237,7 @@ class Copier:
             self._source.retention,
             best,
             time.time(),
+            [(info.path.name, files_of(info.manifest)) for info in self._folder.distrusted()],
         )
 
     def _best(self, there: Contents) -> int | None:

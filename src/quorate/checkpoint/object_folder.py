@@ -97,6 +97,17 @@ class ObjectFolder:
                 self.store.remove(key)
         discard(self.folder / name)
 
+    def keep(self, name: str, content: bytes) -> None:
+        """Keep a page beside the checkpoints."""
+        with explaining():
+            self.store.create(name, content)
+
+    def kept(self, beginning: str) -> list[tuple[str, bytes]]:
+        """The pages beside the checkpoints whose names begin like this."""
+        names = [key for key in self.objects() if key.startswith(beginning)]
+        with explaining():
+            return [(name, self.store.read(name)) for name in names]
+
 
 def objects_of(folder: Path) -> ObjectFolder | None:
     """What a folder of checkpoints shows; None for one that has them itself."""

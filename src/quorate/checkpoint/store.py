@@ -413,17 +413,36 @@ class CheckpointFolder:
             raise CheckpointError(f"cannot remove checkpoint {path}: {error.strerror}") from error
 
     def set_aside(self, after: int) -> None:
-        """See to it that nothing that was saved after this step is used any more; several may do so at once. It is kept
-        under another name, for whoever wants to know what was wrong with it."""
+        """Take everything that was saved after this step off the list; several workers may do so at once. A folder
+        keeps it under another name, a store its manifest. Raises `CheckpointError` where one stays on the list."""
         for info in self.list():
             if info.cursor.step <= after:
                 continue
             log.warning("checkpoint %s is set aside: what it holds may be wrong", info.path.name)
-            with suppress(OSError):  # another was faster
+            aside = f"{DISTRUSTED}{info.path.name}-{secrets.token_hex(4)}"
+            try:
                 if self._objects is not None:
+                    self._objects.keep(aside, info.manifest.to_json().encode())
                     self._objects.remove(info.path.name)
                 else:
-                    move_into_place(info.path, self.folder / f"{DISTRUSTED}{info.path.name}-{secrets.token_hex(4)}")
+                    move_into_place(info.path, self.folder / aside)
+            except (OSError, CheckpointError) as error:
+                if any(one.path == info.path for one in self.list()):  # otherwise another worker was faster
+                    raise CheckpointError(
+                        f"cannot set aside checkpoint {info.path}, which may be wrong: {error}"
+                    ) from None
+
+    def distrusted(self) -> tuple[CheckpointInfo, ...]:
+        """What was set aside, by the path that it had; without what cannot be read any more."""
+        pages = [] if self._objects is None else self._objects.kept(DISTRUSTED)
+        found: list[CheckpointInfo] = []
+        with suppress(OSError):
+            pages += [(e.parent.name, read_regular(e)) for e in self.folder.glob(f"{DISTRUSTED}*/{MANIFEST}")]
+        for name, content in pages:
+            path = self.folder / name.removeprefix(DISTRUSTED).rpartition("-")[0]
+            with suppress(CheckpointError):
+                found.append(CheckpointInfo(path, read_manifest(path, content)))
+        return tuple(found)
 
     def _checked(self, found: CheckpointInfo | Skipped) -> CheckpointInfo | Skipped:
         if isinstance(found, Skipped):

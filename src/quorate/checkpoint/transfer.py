@@ -27,6 +27,7 @@ from quorate.checkpoint.part_file import SEALED, verify_part
 from quorate.checkpoint.place import FolderPlace, Place, files_of, last_change
 from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.selection import Foreign
+from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, QuorateError, UntrustedError
 from quorate.core.generation import Cursor
 from quorate.core.regular_file import read_regular
@@ -222,13 +223,18 @@ def fetch_newest(
 
     With `newer_than` only such ones are looked at. With a cipher, one that was not written with its key is passed over
     as a damaged one is: otherwise whoever can write there could block all the good ones by one of his own. So is one
-    that is `foreign`.
+    that is `foreign`, and a copy of one that was set aside in the folder.
     """
     sweep_fetching(folder)
     skipped: list[Skipped] = []
-    for name in reversed([*place.contents().whole]):
+    distrusted = [(info.path.name, files_of(info.manifest)) for info in CheckpointFolder(folder).distrusted()]
+    for name, files in reversed([*place.contents().whole.items()]):
         if newer_than is not None and (cursor_of(name) or newer_than) <= newer_than:
             break
+        if (name, files) in distrusted:
+            why = f"the copy of {name} at {place} is of a checkpoint that was set aside, since it may be wrong"
+            skipped.append(Skipped.of(Path(name), CheckpointError(why)))
+            continue
         try:
             return Search(fetch_checkpoint(place, name, folder, cipher, foreign), tuple(skipped))
         except NewerFormatError:

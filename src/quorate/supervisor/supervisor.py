@@ -13,7 +13,7 @@ from queue import Empty
 from typing import Any, Protocol
 
 from quorate.checkpoint.selection import Foreign, search_own, why_foreign
-from quorate.checkpoint.store import DISTRUSTED, CheckpointFolder
+from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.news import Outcome
@@ -467,7 +467,7 @@ def find_newest(
         return search.newest.path
     if begin is not None and begin.parent != folder and begin.is_dir():
         return begin  # of another run, from which this one has branched off
-    if not search.skipped and (saved is None or any(folder.glob(f"{DISTRUSTED}*"))) and begin is None:
+    if not search.skipped and begin is None and (saved is None or checkpoints.distrusted()):
         return None
     missed = f"the checkpoint of step {saved}" if saved is not None else "what the job began from"
     if saved is None and begin is None:
