@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from coordinator.played import (
     FIRST,
     PEER_LOST,
@@ -73,6 +75,17 @@ def test_all_are_replaced_and_the_culprit_is_named() -> None:
     assert list(losses(decision)) == [2]
     assert "worker 2 (pid 4712 on host a) holds wrong bits" in losses(decision)[2]
     assert Regroup(FIRST, at_boundary=False) in decision.actions
+
+
+@pytest.mark.parametrize(("kind", "stays"), [("ReplicasDiffer", True), ("LanesDiffer", False)])
+def test_where_lanes_differ_nobody_keeps_what_was_restored_from_a_checkpoint(kind: str, stays: bool) -> None:
+    late = registered(2, life=1, cursor=Cursor(10))
+    state = last_of(training(), (1.0, killed(2)), (1.0, reported(0)), (1.0, reported(1)), (1.1, late)).state
+    assert state.members.find(2) is not None
+    wrong = replace(differing(0, 1).failure, kind=kind)
+    within = state.members.enrolled[0].within or FIRST
+    decision = last_of(state, (1.2, FailureReported(0, wrong, pid_of(0), within)))
+    assert (2 not in expelled(decision)) == stays, decision
 
 
 def test_without_a_majority_each_may_be_wrong() -> None:

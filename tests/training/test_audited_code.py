@@ -17,6 +17,7 @@ import gang
 from bits import bit_tasks
 from quorate.training.own_loop import own_loop_of
 from quorate.training.own_run import Run
+from training import recorded
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -161,6 +162,12 @@ def test_an_audit_that_memory_does_not_suffice_for_is_left_out(
     plain = gang.train(pure, gang.job(pure, audit={"every": 0}, **keys), 1, other)
     assert ended.digest == plain.digest
     assert not ended.progress.get("micro_batches"), "the step was not done again in smaller parts"
+
+
+def test_what_a_worker_alone_has_begun_from_stays_until_its_first_audit(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"audit": {"every": 200}, "checkpoint": {"every": 1, "keep": 1}}
+    recorded.run(bit_tasks.Momentum, tmp_path, stop_at=2, **keys)
+    assert 2 in recorded.run(bit_tasks.Momentum, tmp_path, **keys).saved_steps
 
 
 def test_a_refusal_names_what_differs(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from quorate.coordinator.places import expel, fills_places, places
 from quorate.coordinator.stall import find_poison, with_victim
 from quorate.coordinator.states import Active, Decision, Enrolled, Forming, Members, Recalling, Training
 from quorate.coordinator.succession import without_missing
-from quorate.core.errors import JobError, LanesDisputed, LinkError, ReplicasDiffer, WorkerUnfit
+from quorate.core.errors import JobError, LanesDiffer, LanesDisputed, LinkError, ReplicasDiffer, WorkerUnfit
 from quorate.core.failure import Failure
-from quorate.core.generation import Role, name_of
+from quorate.core.generation import Cursor, Role, name_of
 from quorate.core.worker_status import APPLY, DIVERGED, ENDED_WITH_ITS_GROUP, GAVE_UP, LEFT
 
 MOST_DIVERGED = 3
@@ -199,11 +199,15 @@ def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] 
 
     `ended` is the process whose end has told of it.
     """
-    # All but those who have just what they came with; be it that somebody was left out since it trained.
+    # All but those who have just what they came with; be it that somebody was left out since it trained. Where lanes
+    # differ, which an exit code does not say, what somebody has restored may be of a checkpoint that is set aside.
+    is_aside = ended is not None or _is_kind_of(failure.kind, LanesDiffer)
     doomed = {
         known.process: known
         for known in state.members.enrolled
-        if known.has_trained or not known.is_ready or known.cursor != known.registration.cursor
+        if known.has_trained
+        or not known.is_ready
+        or known.cursor != (Cursor() if is_aside else known.registration.cursor)
     }
     processes = frozenset(doomed) | (state.missing if isinstance(state, Recalling) else frozenset())
     reaped = frozenset() if ended is None else frozenset({ended})

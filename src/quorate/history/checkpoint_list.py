@@ -17,7 +17,10 @@ from quorate.checkpoint.retention import Reason, Retention, reasons
 from quorate.checkpoint.selection import why_foreign
 from quorate.core.errors import CheckpointError, QuorateError
 from quorate.core.generation import Phase
+from quorate.history.event_index import glance
 from quorate.history.run_record import RunRecord
+from quorate.history.timeline import Timeline
+from quorate.observe.events import CheckpointSaved
 from quorate.spec.job import CheckpointSpec, JobSpec
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
@@ -96,13 +99,16 @@ class CheckpointList:
             rules = job.checkpoint
         found = _records_in(run.checkpoints, job)
         records = {cursor: each for each in found if (cursor := cursor_of(each.name))}
-        best = RunRecord.read(run).best
+        told = Timeline()
+        with contextlib.suppress(QuorateError):
+            told = glance(run.events_file)
+        best, saved = RunRecord.read(run, told).best, told.of_kind(CheckpointSaved)
         whole = max((cursor for cursor, each in records.items() if not each.problem), default=None)
         # Retention counts those with a sound manifest only.
         listed = [cursor for cursor, each in records.items() if each.step is not None]
         why = reasons(
             listed,
-            Retention(rules.keep, rules.keep_every),
+            Retention(rules.keep, rules.keep_every, saved[-1].audited if saved else None),
             None if best is None else best.step,
             whole,
             {cursor: each.best for cursor, each in records.items()},

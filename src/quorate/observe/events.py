@@ -299,7 +299,8 @@ class EvaluationDone(Event):
 
 @event(kind="checkpoint")
 class CheckpointSaved(Event):
-    """A checkpoint is committed. `added_s` is how long training has waited for it, where it waited longest."""
+    """A checkpoint is committed. `added_s` is how long training has waited for it, where it waited longest; `audited`
+    the step until which audits had found every worker right."""
 
     path: str = ""
     bytes: Count | None = None
@@ -308,6 +309,7 @@ class CheckpointSaved(Event):
     written_s: Number | None = None
     added_s: Number | None = None
     parts: Count | None = None
+    audited: Count | None = None
 
 
 @event(kind="checkpoint_failed")

@@ -55,8 +55,8 @@ class SaveContext:
 
     `check_commit` raises where this worker may not act for its job; `flush_events` sends the events that are queued.
     `generation` is the one that this worker is in: whoever is of an older one than the last that has committed, and has
-    not heard of it yet, does not commit any more. `clock`, `start` and `wait` are time and threads. `audited` is the
-    step until which audits have found every worker right.
+    not heard of it yet, does not commit any more. `clock`, `start` and `wait` are time and threads. `audited`, where
+    there are audits, gives the step until which they have found every worker right, or None until that is known.
     """
 
     store: CheckpointStore
@@ -69,12 +69,15 @@ class SaveContext:
     start: Callable[[Callable[[], None]], None] = start_thread
     wait: Callable[[threading.Event, float], bool] = threading.Event.wait
     arena: Arena = field(default_factory=Arena)
-    audited: Callable[[], int | None] = lambda: None
+    audited: Callable[[], int | None] | None = None
 
     @property
     def kept(self) -> Retention | None:
-        """What stays: also the newest that was saved before anything that an audit may still find to be wrong."""
-        return None if self.retention is None else replace(self.retention, audited=self.audited())
+        """What stays; None where nothing may be removed yet. With audits also the newest checkpoint from before
+        anything that they may still find to be wrong."""
+        if self.retention is None or self.audited is None:
+            return self.retention
+        return None if (step := self.audited()) is None else replace(self.retention, audited=step)
 
     def may_act(self) -> bool:
         """Whether this worker may act for its job now."""
@@ -376,6 +379,7 @@ class OngoingSave:
             written_s=self._written_s,
             added_s=round(max([self.added_s, *(voucher.waited_s for voucher in vouchers)]), 4),
             parts=plan.parts,
+            audited=None if context.audited is None else context.audited(),
         )
         context.publish(event)
 

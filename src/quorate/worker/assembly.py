@@ -107,6 +107,11 @@ class SessionParts:
             else LaneGraphs(self.task, self.replica, capture)
         )
 
+    @property
+    def are_lanes_audited(self) -> bool:
+        """Not in gangs: their bits are not fixed by lanes."""
+        return bool(self.spec.audit.every) and fixes_bits(self.spec.strategy) and self.mode.is_training
+
     @cached_property
     def audits(self) -> AuditRecord:
         """What audits have found, in all generations."""
@@ -320,12 +325,13 @@ def audit_of(
     progress: Progress,
     checkpointer: Checkpointer,
 ) -> LaneAudit | None:
-    """How lanes are audited in a generation; None where they are not: the bits of gangs are not fixed by lanes."""
+    """How lanes are audited in a generation; None where they are not."""
     every, record, step = parts.spec.audit.every, parts.audits, progress.cursor.step
-    if not every or not fixes_bits(parts.spec.strategy) or not parts.mode.is_training:
+    if not parts.are_lanes_audited:
         return None
     if record.clean is None:
-        record.clean = step
+        # Where there are others, the first step tells how far they were found right.
+        record.clean, record.floor = step, step if len(generation.workers) == 1 else None
 
     def withdraw(after: int) -> None:
         checkpointer.go_back(Cursor(after, Phase.EVALUATED))
@@ -362,7 +368,7 @@ def checkpointer_of(
             flush_events,
             generation,
             arena=Arena(parts.replica.device.lock_pages),
-            audited=lambda: parts.audits.floor,
+            audited=(lambda: parts.audits.floor) if parts.are_lanes_audited else None,
         ),
         parts.layout,
         rules,
