@@ -743,3 +743,6 @@ def test_where_two_dispute_a_lane_the_one_that_is_left_waits_for_another() -> No
     assert workers_of(generation) == [0, 1]
     stopping = last_of(alone.state, (2.0, StopRequested("stop")))
     assert not isinstance(stopping.state, Forming), "to stop, one is enough"
+    formed = last_of(alone.state, (2.0, registered(1, life=1))).state
+    again = last_of(formed, (2.1, killed(1, life=1)), (2.2, reported(0, generation=2)))
+    assert "another worker must come" in again.reason, "nobody has settled it yet"

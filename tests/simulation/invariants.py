@@ -11,11 +11,12 @@
    and each block that a server holds has had each step applied once.
 8. A sharded gang goes on where each part of its state is held by a member; or, only where there is no such cursor,
    from a checkpoint, or from the beginning with members that have just begun.
+9. Who computes a lane wrongly is named, and nobody else; where two disagree, a third decides if one can come.
 
 The referee sees what no process does: everybody's true state at the same time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -100,8 +101,19 @@ class Referee:
         self.losses = 0
         self.generations = 0
         self.successions = 0
+        self.audits = 0
+        self.expects_third = False
 
-    # --- what bad memory does
+    # --- what bad processors and bad memory do
+
+    def judged(self, generation: Generation, culprits: Collection[int], corrupt: Collection[int], alone: bool) -> None:
+        """An audit has found these culprits; `alone`: nobody else was there to compute the lane in dispute."""
+        self.differ(generation)
+        self.audits += 1
+        if not set(culprits) <= set(corrupt):
+            self._break(9, f"{sorted(culprits)} are said to compute wrongly, and it is {sorted(corrupt)}")
+        if alone and self.expects_third:
+            self._break(9, "a worker goes on alone with a lane that two have disputed")
 
     def differ(self, generation: Generation) -> None:
         """The replicas of a generation differ: nobody of it may take part again."""

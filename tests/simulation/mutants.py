@@ -13,7 +13,7 @@ from quorate.coordinator.events import (
 )
 from quorate.coordinator.membership import decide
 from quorate.coordinator.states import Decision, Ended, Recalling, State, Training
-from quorate.core.errors import ReplicasDiffer
+from quorate.core.errors import LanesDiffer, ReplicasDiffer
 from quorate.core.generation import Generation, GenerationId
 from quorate.core.worker_status import DIVERGED
 from simulation.simulated_coordinator import Decide
@@ -103,11 +103,19 @@ def decide_as_at_the_beginning(state: State, event: MembershipEvent, now: float)
 
 
 def decide_to_go_on(state: State, event: MembershipEvent, now: float) -> Decision:
-    """Take a worker that ends because replicas differ for one that has died: those who are left go on."""
-    if isinstance(event, FailureReported) and event.failure.kind == ReplicasDiffer.__name__:
+    """Take a worker that ends because replicas, or lanes, differ for one that has died: those who are left go on."""
+    kinds = (ReplicasDiffer.__name__, LanesDiffer.__name__)
+    if isinstance(event, FailureReported) and event.failure.kind in kinds:
         return Decision(state, (), "ignored")
     if isinstance(event, ExitReported) and event.exit_code == DIVERGED:
         event = replace(event, exit_code=1)
+    return decide(state, event, now)
+
+
+def decide_without_a_third(state: State, event: MembershipEvent, now: float) -> Decision:
+    """Have the one that is left of two who disagree on a lane go on alone."""
+    if not isinstance(state, Ended):
+        state = replace(state, members=replace(state.members, disputed=None))
     return decide(state, event, now)
 
 
@@ -143,6 +151,7 @@ MUTANTS = (
     Mutant("a state counted before it is copied", decide=decide_before_the_copy),
     Mutant("a next coordinator that begins anew", decide=decide_as_at_the_beginning),
     Mutant("a generation whose replicas differ goes on", decide=decide_to_go_on),
+    Mutant("a lane in dispute that no third computes", decide=decide_without_a_third),
 )
 
 WITH_SERVERS = (

@@ -35,6 +35,7 @@ from simulation.simulated_faults import (
     SimulatedFault,
     draw,
     drawn,
+    with_corruption,
     with_manners,
     with_servers,
 )
@@ -75,7 +76,8 @@ _CANDIDATES = 4
 
 def scenario(seed: int, servers: int = 0) -> Scenario:
     """The scenario of a seed, in a job with so many servers."""
-    return with_servers(with_manners(aimed(seed) if seed % 2 else drawn(seed), seed), seed, servers)
+    whole = with_manners(aimed(seed) if seed % 2 else drawn(seed), seed)
+    return with_servers(with_corruption(whole, seed), seed, servers)
 
 
 def aimed(seed: int) -> Scenario:

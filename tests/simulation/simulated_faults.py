@@ -15,7 +15,7 @@ from simulation.task import Course
 FAILURE_TIMEOUT = 1.0
 KILL, STOP, CUT, LINK, STORM, PAUSE, END = "kill", "stop", "cut", "link", "storm", "pause", "end"
 CRASH, TERM, RESIZE, SPOIL, FLIP = "crash", "term", "resize", "spoil", "flip"
-SAVE, POWER, HANG = "save", "power", "hang"
+SAVE, POWER, HANG, CORRUPT = "save", "power", "hang", "corrupt"
 ANYBODY = -1
 PHASES = (
     *("build", "register", "wait", "join", "copy", "copy", "copy"),
@@ -86,6 +86,8 @@ class SimulatedFault:
                 return f"term {who} {when}{where}"
             case "flip":
                 return f"flip a bit of {who} {when}{where}"
+            case "corrupt":
+                return f"corrupt what {who} computes {when}{where}"
             case "spoil":
                 return f"spoil the newest checkpoint {when}{where}"
             case "resize":
@@ -127,6 +129,11 @@ class Scenario:
     servers: int = 0
     replicas: int = 1
     mesh: MeshShape | None = None
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether somebody computes wrongly, and lanes are computed twice."""
+        return self.mesh is None and any(fault.kind == CORRUPT for fault in self.faults)
 
     @property
     def calm_from(self) -> float:
@@ -196,6 +203,16 @@ def with_manners(whole: Scenario, seed: int) -> Scenario:
         poison=poison if poison is not None and poison[0] <= course.steps else None,
         slow=chance.randrange(workers) if is_balanced else None,
     )
+
+
+def with_corruption(whole: Scenario, seed: int) -> Scenario:
+    """In some jobs somebody computes wrongly from some moment on; in these, lanes are audited."""
+    chance = random.Random(derive_seed(seed, "corruption"))
+    if whole.workers == 1 or chance.random() < 0.8:
+        return whole
+    length = 0.4 + whole.course.steps * (0.012 * whole.course.lanes / whole.workers + 0.01)
+    fault = SimulatedFault(CORRUPT, chance.uniform(0.2, length), chance.randrange(whole.workers))
+    return replace(whole, faults=(*whole.faults, fault))
 
 
 def with_servers(whole: Scenario, seed: int, servers: int) -> Scenario:

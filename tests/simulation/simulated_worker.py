@@ -4,6 +4,7 @@ It trains as the loop does, with frames to the other members in place of gradien
 weights.
 """
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -14,15 +15,16 @@ from pathlib import Path
 from greenlet import GreenletExit
 
 from quorate.checkpoint.retention import Retention
-from quorate.core.digests import outvoted
-from quorate.core.errors import LinkError, PeerLost, ReplicasDiffer, StateLost
+from quorate.core.digests import derive_seed, outvoted
+from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, PeerLost, ReplicasDiffer, StateLost
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, Role, name_of
+from quorate.core.generation import Cursor, Generation, GenerationId, Phase, Role, name_of
 from quorate.core.timing import Timing
-from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, LEFT, OTHERS, Pace, WorkerStatus
+from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, OTHERS, Pace, WorkerStatus
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import CheckpointSpec
 from quorate.training.activity import Activity
+from quorate.training.audit import AuditNote, AuditPlan, AuditRecord, Doubt, LaneAudit, Outcome
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
@@ -79,6 +81,7 @@ class Frame:
     payload: bytes = b""
     digest: str = ""
     blocks: Held = field(default_factory=dict)
+    audit: AuditNote | None = None
 
 
 @dataclass
@@ -96,6 +99,7 @@ class Ground:
     scenario: Scenario
     memory: SimulatedMemory | None = None
     paces: Paces = field(default_factory=Paces)
+    corrupt: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -186,6 +190,10 @@ class SimulatedWorker(Process):
         self._ground = ground
         self._chance = chance
         self._is_flipped = False
+        self.is_corrupt = False
+        self._corrupt: Callable[[], int] | None = None
+        self._audits = AuditRecord()
+        self._audit: LaneAudit | None = None
         self._hangs = False
         self._lane: int | None = None
         self._steps_since = 0
@@ -235,6 +243,11 @@ class SimulatedWorker(Process):
     def flip(self) -> None:
         """A bit of what it holds flips, as bad memory does, when the next step begins that others can tell it by."""
         self._is_flipped = True
+
+    def corrupt(self) -> None:
+        """Compute every lane wrongly from the next step on, always alike or differently each time, where others can
+        see it."""
+        self.is_corrupt = not self.is_server
 
     def hang(self) -> None:
         """Come no further, with live heartbeats, from the next thing on that it is busy with."""
@@ -293,6 +306,9 @@ class SimulatedWorker(Process):
             self._checkpointer.close(SAVING_PATIENCE)
             self._membership.flush_last()
             self._exit(code)
+        except LanesDisputed as error:
+            self._membership.report_failure(Failure.of(error).at(worker=self.slot))
+            self._exit(GAVE_UP)
         except ReplicasDiffer as error:
             # Its word may be lost on the way; its exit code is told until it is heard.
             self._membership.report_failure(Failure.of(error))
@@ -529,6 +545,7 @@ class SimulatedWorker(Process):
         self._is_training = True
         lanes = generation.members[generation.position(self.slot)].lanes
         strategy = SimulatedStrategy(partial(self._gather, generation), self.slot, lanes)
+        self._audit = self._audit_of(generation) if self._ground.scenario.is_audited else None
         try:
             return self._loop(generation, self._checkpointer, strategy)
         finally:
@@ -583,6 +600,9 @@ class SimulatedWorker(Process):
         step = self.holding.cursor.step + 1
         lanes = generation.members[generation.position(self.slot)].lanes
         sound = self.holding
+        if self.is_corrupt and self._corrupt is None:
+            numbers = itertools.count() if self._chance.random() < 0.5 else itertools.repeat(0)
+            self._corrupt = partial(next, numbers)
         if self._is_flipped and self._peers() and self._ground.referee.commits:
             self.holding = replace(sound, digest=f"{sound.digest}, but for a bit of worker {self.slot}")
         try:
@@ -590,13 +610,16 @@ class SimulatedWorker(Process):
             self._membership.check_lease()
             self.enter("exchange")
             request = self._request(checkpointer, strategy)
-            own = Frame(generation.id, "step", step, self.slot, parts, request=request, digest=self.holding.digest)
+            note = self._note(step, lanes)
+            digest = self.holding.digest
+            own = Frame(generation.id, "step", step, self.slot, parts, request=request, digest=digest, audit=note)
             frames = self._exchange(own)
         except LinkError:
             # Nobody has seen the flip, and nobody may be left who could: that is not covered, so it comes another time.
             self.holding = sound
             raise
         self._compare(generation, frames)
+        self._settle(generation, step, frames)
         summed = self._sum(frames)
         if self._segment is not None:
             # Nobody writes to its lanes again before everybody has read them.
@@ -639,6 +662,65 @@ class SimulatedWorker(Process):
             self._ground.referee.differ(generation)
             raise ReplicasDiffer("the replicas differ", found[1])
 
+    # --- audits, as training/audited_lanes.py and strategies/agreement.py have them
+
+    def _audit_of(self, generation: Generation) -> LaneAudit:
+        """So often that of every worker a lane is audited at each step: nothing that is wrong is ever applied."""
+        if self._audits.clean is None:
+            self._audits.clean = self.cursor.step
+        plan = AuditPlan(1, [(one.worker, one.lanes) for one in generation.workers], self.cursor.step + 1)
+        own = generation.members[generation.position(self.slot)]
+
+        def gather(step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
+            frames = self._exchange(Frame(generation.id, f"audit {index}", step, self.slot, payload=payload))
+            return tuple(frame.payload for frame in sorted(frames, key=lambda each: generation.position(each.worker)))
+
+        def withdraw(after: int) -> None:
+            assert self._checkpointer is not None, "it is made before the session"
+            self._checkpointer.go_back(Cursor(after, Phase.EVALUATED))
+            self._checkpointer.close(SAVING_PATIENCE)
+
+        return LaneAudit(plan, own, generation.members, self._audits, gather, withdraw, self._outcome)
+
+    def _part(self, lane: int) -> Contribution:
+        """What it computes for a lane."""
+        right = contribute(self.holding, lane)
+        has_witness = self._in is not None and len(self._in.workers) > 1
+        return right if self._corrupt is None or not has_witness else (lane, f"{right[1]}, wrong {self._corrupt()}")
+
+    def _result(self, lane: int, content: str) -> LaneResult:
+        return LaneResult(lane, 1, digests=(derive_seed(0, content),))
+
+    def _outcome(self, lane: int) -> Outcome:
+        self._sleep("compute", self._ground.paces.lane)
+        return Outcome.of(self._result(*self._part(lane)), {})
+
+    def _note(self, step: int, lanes: range) -> AuditNote | None:
+        audit = self._audit
+        if audit is None:
+            return None
+        for lane in audit.lanes(step):
+            audit.see(lane, self._outcome(lane))
+        results = [self._result(*self._parts[lane]) for lane in lanes]
+        return audit.note(step, results, [{}] * len(results))
+
+    def _settle(self, generation: Generation, step: int, frames: Sequence[Frame]) -> None:
+        audit = self._audit
+        if audit is None:
+            return
+        hosts = {member.worker for member in generation.workers}
+        told = {frame.worker: frame.audit for frame in frames if frame.audit is not None and frame.worker in hosts}
+        if (differing := audit.differing(step, told)) is None:
+            return
+        corrupt = {one.slot for one in self._ground.workers.values() if one.is_corrupt} | self._ground.corrupt
+        self._ground.corrupt |= corrupt
+        try:
+            audit.settle(step, differing, told)
+        except LanesDiffer as error:
+            alone = len(told) == 1 and differing.step == step if isinstance(differing, Doubt) else False
+            self._ground.referee.judged(generation, error.culprits, corrupt, alone)
+            raise
+
     def _request(self, checkpointer: Checkpointer, strategy: SimulatedStrategy) -> StepRequest:
         """What it has been asked to do at the end of the step; all do it, or none."""
         asked = self._membership.view
@@ -650,6 +732,7 @@ class SimulatedWorker(Process):
     def _compute(self, lanes: range) -> tuple[Contribution, ...]:
         """What these lanes contribute, as far as it is sent to the others."""
         parts = []
+        self._parts: dict[int, Contribution] = {}
         for lane in lanes:
             self._membership.check_lease()
             self._lane = lane
@@ -658,7 +741,7 @@ class SimulatedWorker(Process):
                 self.die()
                 raise GreenletExit
             self._lane = None
-            part = contribute(self.holding, lane)
+            part = self._parts[lane] = self._part(lane)
             if self._segment is None:
                 parts.append(part)
             else:

@@ -24,7 +24,17 @@ from simulation.network import Network, Weather
 from simulation.schedules import ALL, DECISIONS, HOLDER, IT, NEWCOMER, REBUILD, RECENT, Pair, scenario
 from simulation.simulated_coordinator import MemorySink, Office, SimulatedCoordinator
 from simulation.simulated_disk import SimulatedDisk
-from simulation.simulated_faults import ANYBODY, CRASH, Scenario, SimulatedFault, with_mesh
+from simulation.simulated_faults import (
+    ANYBODY,
+    CRASH,
+    END,
+    PAUSE,
+    RESIZE,
+    TERM,
+    Scenario,
+    SimulatedFault,
+    with_mesh,
+)
 from simulation.simulated_memory import SimulatedMemory
 from simulation.simulated_supervisor import SimulatedSupervisor
 from simulation.simulated_worker import Ground, SimulatedWorker, Surroundings
@@ -99,6 +109,9 @@ class Simulation:
         self._referee = Referee(
             course, self._clock, has_poison=self._scenario.poison is not None, mesh=self._scenario.mesh
         )
+        kinds = {fault.kind for fault in self._scenario.faults}
+        # Where nobody else is to come, or the coordinator forgets that somebody must, a dispute stays open.
+        self._referee.expects_third = not kinds & {CRASH, PAUSE, TERM, RESIZE, END}
         self._workers: dict[int, SimulatedWorker] = {}
         self._started: list[SimulatedWorker] = []
         self._sink = MemorySink()
@@ -355,7 +368,7 @@ class Simulation:
     def _befall(self, number: int, fault: SimulatedFault, met: SimulatedWorker | None = None) -> None:
         self._note_befallen(number, fault)
         match fault.kind:
-            case "kill" | "stop" | "term" | "cut" | "link" | "flip" | "hang":
+            case "kill" | "stop" | "term" | "cut" | "link" | "flip" | "hang" | "corrupt":
                 for worker in self._whom(fault, met):
                     self._befall_worker(fault, worker)
             case "storm":
@@ -382,6 +395,8 @@ class Simulation:
             case "flip":
                 if not worker.is_server:  # a server has nobody who holds the same as it does
                     worker.flip()
+            case "corrupt":
+                worker.corrupt()
             case "hang":
                 worker.hang()
             case "stop":

@@ -51,7 +51,13 @@ def has_crashing_chain(whole: Scenario) -> bool:
     return any(fault.whom and fault.kind == "crash" for fault in whole.faults)
 
 
+def has_dispute(whole: Scenario) -> bool:
+    kinds = {fault.kind for fault in whole.faults}
+    return whole.is_audited and whole.workers == 2 and not kinds & {"crash", "pause", "term", "resize", "end"}
+
+
 NEEDS = {
+    "a lane in dispute that no third computes": has_dispute,
     "a shared segment reused without reaping its old writer": has_late_writer,
     "a rebuild from the first worker to report": has_crash,
     "an incarnation used again": has_crash,
@@ -78,6 +84,7 @@ LOOKED_AT_FIRST = {
     "a state counted before it is copied": 49,
     "a next coordinator that begins anew": 2233,
     "a generation whose replicas differ goes on": 45,
+    "a lane in dispute that no third computes": 195,
 }
 """Seeds that have shown what is rarely shown, or have few faults to leave out. Where one does not show it any
 more, all are looked at as for the others."""
@@ -115,7 +122,7 @@ def test_every_kind_of_fault_befalls_somebody() -> None:
     kinds = Counter((line.split()[0] if not line.startswith("the ") else line.split()[1]).rstrip(",") for line in told)
     assert set(kinds) == {
         *("kill", "stop", "cut", "link", "storm", "coordinator", "job"),
-        *("crash", "term", "resize", "spoil", "flip", "save", "power", "hang"),
+        *("crash", "term", "resize", "spoil", "flip", "save", "power", "hang", "corrupt"),
     }
     phases = {line.split("time in ")[1].split(",")[0] for line in told if "time in " in line}
     assert {"build", "register", "join", "copy", "compute", "exchange", "apply", "checkpoint", "complete"} <= phases
@@ -126,6 +133,13 @@ def test_every_kind_of_fault_befalls_somebody() -> None:
         coverage.add(verdict.pairs)
     assert len(coverage.seen) > 0.75 * len(PAIRS)
     assert {(window, kind) for window in ("rebuild", "copy", "register") for kind in ("kill", "crash")} <= coverage.seen
+
+
+def test_who_computes_wrongly_is_found_by_audits() -> None:
+    told = [line for seed in range(200) if scenario(seed).is_audited for line in traced(seed).trace]
+    assert any("worker 1 is wrong" in line for line in told)
+    assert any("A third has to compute it" in line for line in told)
+    assert any("that was replaced is wrong" in line for line in told)
 
 
 def test_a_coordinator_that_has_decided_the_end_and_dies_is_followed_by_one_that_tells_it() -> None:

@@ -173,7 +173,8 @@ def _form(state: Forming, actions: tuple[Action, ...], reason: str, now: float) 
         diverged=0 if advanced else members.diverged,
         is_condemned=False,
         accused=None,
-        is_disputed=False,
+        # Until a generation begins after the step of the dispute, since another may break before it is settled.
+        disputed=generation.cursor if members.disputed in (Cursor(), generation.cursor) else None,
         stillborn=0,
         # Those of a step that nobody has completed since.
         victims=tuple(victim for victim in members.victims if victim.step > generation.cursor.step),
@@ -288,6 +289,6 @@ def _waits_for(members: Members) -> str:
     needed = 1 if is_last_act and members.settings.mesh is None else least
     if here < max(1, needed):
         return f"{here} workers are here, and min_workers is {least}"
-    if members.is_disputed and here < min(2, members.wanted) and not is_last_act:
+    if members.disputed is not None and here < min(2, members.wanted) and not is_last_act:
         return "another worker must come, to compute a lane that two have computed to other bits"
     return ""

@@ -65,8 +65,8 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
     reason = f"{name_of(failure.worker)} gives up; it is lost when it exits: {failure.message}"
     if failure.worker is not None:
         last_words = {**state.members.last_words, (failure.worker, event.pid): failure.message}
-        is_disputed = state.members.is_disputed or _is_kind_of(failure.kind, LanesDisputed)
-        state = replace(state, members=replace(state.members, last_words=last_words, is_disputed=is_disputed))
+        disputed = Cursor() if _is_kind_of(failure.kind, LanesDisputed) else state.members.disputed
+        state = replace(state, members=replace(state.members, last_words=last_words, disputed=disputed))
     return Decision(state, (), reason)
 
 
@@ -215,6 +215,7 @@ def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] 
         expel(state.members, processes, reaped),
         diverged=state.members.diverged + 1,
         is_condemned=True,
+        disputed=None,
         # What others have found before may be older than what these have saved.
         founders=frozenset(),
         accused=None,

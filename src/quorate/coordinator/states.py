@@ -240,8 +240,9 @@ class Members:
     # How often replicas have differed since the job last advanced, and whether they did in the last generation.
     diverged: int = 0
     is_condemned: bool = False
-    # Whether two workers have computed a lane to other bits, one of whom was replaced: the other needs a second one.
-    is_disputed: bool = False
+    # Two workers have computed a lane to other bits, and one of them was replaced: the other needs a second one. It is
+    # the cursor of the next generation, or the beginning until there is one.
+    disputed: Cursor | None = None
     # Why a worker could not apply a step: all apply the same, so its replica differs if another could.
     accused: Failure | None = None
     # Who died one after the other in the task's own code, all at the same step.
