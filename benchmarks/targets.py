@@ -198,26 +198,15 @@ TARGETS = (
         is_lowest=False,
         cores=_IDLE_CORE,
     ),
-    Target(
-        "audits",
-        "CNN, 1 worker: % more with audits",
-        _detail("cost_percent", system="audited", processes=1),
-        0.6,
-        is_lowest=False,
-    ),
-    Target(
-        "audits",
-        "CNN, 2 workers: % more with audits",
-        _detail("cost_percent", system="audited", processes=2),
-        1.1,
-        is_lowest=False,
-    ),
-    Target(
-        "audits",
-        "CNN, 1 worker: % more with recorded lanes",
-        _detail("cost_percent", system="recorded", processes=1),
-        1.0,
-        is_lowest=False,
+    *(
+        Target(
+            "audits", f"CNN, {name}", _detail("cost_percent", system=system, processes=processes), most, is_lowest=False
+        )
+        for name, system, processes, most in (
+            ("1 worker: % more with audits", "audited", 1, 0.6),
+            ("2 workers: % more with audits", "audited", 2, 1.1),
+            ("1 worker: % more with recorded lanes", "recorded", 1, 1.0),
+        )
     ),
     Target("looking", "a long run: s until the slowest command has shown it", _worst("seconds"), 2.0, is_lowest=False),
     Target("looking", "a long run: MB of the largest command", _worst("peak_mb"), 300.0, is_lowest=False),

@@ -81,6 +81,7 @@ def test_all_are_replaced_and_the_culprit_is_named() -> None:
 def test_where_lanes_differ_nobody_keeps_what_was_restored_from_a_checkpoint(kind: str, stays: bool) -> None:
     late = registered(2, life=1, cursor=Cursor(10))
     state = last_of(training(), (1.0, killed(2)), (1.0, reported(0)), (1.0, reported(1)), (1.1, late)).state
+    assert not isinstance(state, Ended)
     assert state.members.find(2) is not None
     wrong = replace(differing(0, 1).failure, kind=kind)
     within = state.members.enrolled[0].within or FIRST

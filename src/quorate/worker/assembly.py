@@ -231,72 +231,32 @@ def assemble(
     mode: RunMode = TRAINING,
 ) -> Loop:
     """The loop of one worker in one generation."""
-    spec, task, replica = parts.spec, parts.task, parts.replica
+    spec, task, replica, activity = parts.spec, parts.task, parts.replica, hooks.activity
     watch = parts.watch  # before order() and collate() run for the first time
-    sampler, activity = parts.sampler, hooks.activity
     evaluation = evaluation_plan(spec, parts.samples)
-    gradients = connection.gradients
-    averaged = mode.evaluates_averages(spec.average)
-
-    def settle_save() -> None:
-        """The copy of a state that is being saved must be whole before the state changes."""
-        if not checkpointer.is_settled:
-            with activity.during(CHECKPOINT):
-                checkpointer.settle()
-
-    def before_change() -> None:
-        if not checkpointer.is_settled:
-            settle_save()
-        hooks.check_lease()
-
-    update = Update(parts.updating, replica, gradients, watch, sampler, activity, before_change)
-    if spec.check_gradients is not None and len(generation.workers) > 1:
-        every, gather = spec.check_gradients.every, connection.links.gather
-        update.check_gradients = GradientCheck(every, worker, replica.trainable, replica.device, gather, activity)
-    audit = update.audit = audit_of(parts, generation, worker, connection, progress, checkpointer)
+    audit = audit_of(parts, generation, worker, connection, progress, checkpointer)
+    settle_save = partial(_settle_save, checkpointer, activity)
+    update = _update_of(parts, generation, worker, connection, settle_save, hooks)
+    update.audit = audit
     strategy = connection.strategy(update, activity)
-    hosted = strategy.hosted
-    audited = (lambda _: ()) if audit is None else audit.lanes
-    requests: Iterator[Request] = planned_requests(
-        sampler, evaluation, hosted, progress.cursor, progress.micro_batches, audited
-    )
-    if mode.evaluates_only:
-        requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
-    feed = Feed(
-        parts.samples,
-        requests,
-        spec.loader_workers,
-        spec.threads,
-        spec.loader_prefetch,
-        # That read at all: the batches of a very small set leave some without a sample.
-        lanes=max(1, sum(lane < sampler.batch_samples(1) for lane in hosted)),
-        check=hooks.check_lease,
-        is_planned=is_synchronous(spec.strategy) and not mode.batch_for,
-        room=replica.device.room,
-    )
-    own_loop = task if isinstance(task, OwnLoop) and hosted else None
+    own_loop = task if isinstance(task, OwnLoop) and strategy.hosted else None
     kind: Callable[..., Loop] = UnitLoop if isinstance(strategy, UnitStrategy) else Loop
     if own_loop is not None:
         kind = partial(TurnsLoop, main=own_loop)
     spoken_for = generation.members[generation.position(worker)].lanes
     leads = strategy.leads if isinstance(strategy, UnitStrategy) else 0 in spoken_for
+    ended = None if own_loop is None else own_loop.end_lane
+    on_lane = hooks.on_lane if fixes_bits(spec.strategy) else None
+    feed = _feed_of(parts, strategy.hosted, evaluation, progress, hooks, mode, audit)
+    averaged = mode.evaluates_averages(spec.average)
     return kind(
         spec=spec,
-        sampler=sampler,
+        sampler=parts.sampler,
         evaluation=evaluation,
         replica=replica,
         feed=feed,
         watch=watch,
-        lanes=LaneRunner(
-            task,
-            replica,
-            gradients,
-            watch,
-            spec.seed,
-            parts.graphs,
-            own_loop.end_lane if own_loop else None,
-            hooks.on_lane if fixes_bits(spec.strategy) else None,
-        ),
+        lanes=LaneRunner(task, replica, connection.gradients, watch, spec.seed, parts.graphs, ended, on_lane),
         strategy=strategy,
         update=update,
         evaluator=Evaluator(task, replica, evaluation, feed, watch, spec.seed, activity.advance, averaged=averaged),
@@ -314,6 +274,64 @@ def assemble(
         tracer=hooks.tracer,
         mode=mode,
         audit=audit,
+    )
+
+
+def _settle_save(checkpointer: Checkpointer, activity: Activity) -> None:
+    """The copy of a state that is being saved must be whole before the state changes."""
+    if not checkpointer.is_settled:
+        with activity.during(CHECKPOINT):
+            checkpointer.settle()
+
+
+def _update_of(
+    parts: SessionParts,
+    generation: Generation,
+    worker: int,
+    connection: Connection,
+    settle_save: Callable[[], None],
+    hooks: Hooks,
+) -> Update:
+    spec, replica, activity = parts.spec, parts.replica, hooks.activity
+
+    def before_change() -> None:
+        settle_save()
+        hooks.check_lease()
+
+    update = Update(parts.updating, replica, connection.gradients, parts.watch, parts.sampler, activity, before_change)
+    if spec.check_gradients is not None and len(generation.workers) > 1:
+        every, gather = spec.check_gradients.every, connection.links.gather
+        update.check_gradients = GradientCheck(every, worker, replica.trainable, replica.device, gather, activity)
+    return update
+
+
+def _feed_of(
+    parts: SessionParts,
+    hosted: range,
+    evaluation: EvaluationPlan,
+    progress: Progress,
+    hooks: Hooks,
+    mode: RunMode,
+    audit: LaneAudit | None,
+) -> Feed:
+    spec, sampler = parts.spec, parts.sampler
+    audited = (lambda _: ()) if audit is None else audit.lanes
+    requests: Iterator[Request] = planned_requests(
+        sampler, evaluation, hosted, progress.cursor, progress.micro_batches, audited
+    )
+    if mode.evaluates_only:
+        requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
+    return Feed(
+        parts.samples,
+        requests,
+        spec.loader_workers,
+        spec.threads,
+        spec.loader_prefetch,
+        # That read at all: the batches of a very small set leave some without a sample.
+        lanes=max(1, sum(lane < sampler.batch_samples(1) for lane in hosted)),
+        check=hooks.check_lease,
+        is_planned=is_synchronous(spec.strategy) and not mode.batch_for,
+        room=parts.replica.device.room,
     )
 
 
