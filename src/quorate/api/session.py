@@ -40,6 +40,7 @@ from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.news import Outcome
+from quorate.core.debugger import is_attached
 from quorate.core.errors import CheckpointError, JobError, RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.core.masking import mask_all, secrets_in
@@ -224,7 +225,8 @@ def start_in(
 def refuse_in_worker() -> None:
     """A script that trains as soon as it is imported would start a job inside its own job."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name in ("quorate.engines.fork_server", "quorate.worker.__main__"):
+    is_worker = spec is not None and spec.name in ("quorate.engines.fork_server", "quorate.worker.__main__")
+    if is_worker or is_attached():
         raise RequestError(
             "The task's file starts a job when it is imported, and workers import it. "
             'Put the call of quorate.train under `if __name__ == "__main__":`.'

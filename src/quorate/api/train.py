@@ -30,7 +30,7 @@ from quorate.storage.run_folder import runs_folder
 from quorate.supervisor.signals import Signals, collecting_signals
 
 
-def train(job: Job, progress: bool = True, *, callbacks: Sequence[Callback] = ()) -> Result:
+def train(job: Job, progress: bool = True, *, callbacks: Sequence[Callback] = (), debug: bool = False) -> Result:
     """Train a job and return its result. Raises `JobFailed` if the job fails, and `RequestError` for a mistake.
 
     Progress is shown on standard error or, in a notebook, under the cell; `progress=False` shows nothing. `callbacks`
@@ -41,9 +41,17 @@ def train(job: Job, progress: bool = True, *, callbacks: Sequence[Callback] = ()
     ends the script with SystemExit. If the program has its own handler for the signal, that is called instead; when it
     returns, `train` returns a result whose `status` is interrupted or terminated. Outside the main thread `train` does
     not handle signals.
+
+    `debug`: one worker, in the calling process, so that `breakpoint()`, pdb and debuggers work in the task. The bits
+    are the same if the process was started with PYTHONHASHSEED=0 and one thread for BLAS; a notice tells if not.
     """
     _refuse_what_is_no_job(job)
-    result = shown(lambda watch: session.start(job.resolved, watch, runner_here()), progress, callbacks)
+    if debug:
+        from quorate.api.debug import start_here
+
+        result = shown(lambda watch: start_here(job.resolved, watch), progress, callbacks, is_live=False)
+    else:
+        result = shown(lambda watch: session.start(job.resolved, watch, runner_here()), progress, callbacks)
     return replace(result, task_type=job.task_type)
 
 
@@ -52,6 +60,7 @@ def launch(  # type: ignore[misc]  # in Python, `callbacks` may be objects, too
     *,
     progress: bool = True,
     callbacks: Sequence[Callback | str] = (),
+    debug: bool = False,
     **keys: Unpack[JobKeys],
 ) -> Result:
     """Run `main(run)`, a training loop of your own, in every worker; with the same bits on any number of workers.
@@ -61,11 +70,12 @@ def launch(  # type: ignore[misc]  # in Python, `callbacks` may be objects, too
         if __name__ == "__main__":
             quorate.launch(main, lanes=4, workers=3, batch_size=64, epochs=3)
 
-    The keys are those of `Job`; the other arguments of `main` are set by `params`. Returns and raises like `train`.
+    The keys are those of `Job`; the other arguments of `main` are set by `params`. Returns and raises like `train`;
+    `debug` is as there.
     """
     named = [each for each in callbacks if isinstance(each, str)]
     made = [each for each in callbacks if not isinstance(each, str)]
-    return train(Job(task=main, callbacks=named, **keys), progress, callbacks=made)
+    return train(Job(task=main, callbacks=named, **keys), progress, callbacks=made, debug=debug)
 
 
 def _refuse_what_is_no_job(job: object) -> None:
@@ -107,9 +117,11 @@ def resume(
     return shown(lambda watch: resume_run(watch=watch), progress, callbacks)
 
 
-def shown(run: Callable[[Watch], Result], progress: bool, callbacks: Sequence[Callback] = ()) -> Result:
+def shown(
+    run: Callable[[Watch], Result], progress: bool, callbacks: Sequence[Callback] = (), *, is_live: bool = True
+) -> Result:
     """Run a job, show it where it is looked at, and let a signal that has ended it do what it does without one."""
-    watch = watch_here(progress)
+    watch = watch_here(progress, is_live=is_live)
     try:
         with passing_on_signals() as signals:
             result = run(with_callbacks(watch, callbacks))
@@ -127,6 +139,12 @@ def shown(run: Callable[[Watch], Result], progress: bool, callbacks: Sequence[Ca
 def show_on_stderr(begun: RunStart, prints: Prints = Prints.FIRST) -> Sink:
     """A live bar on a terminal, a line now and then elsewhere; and what the task prints."""
     screen = _stderr()
+    return NoDisplay() if screen is None else Console(screen, _progress(begun), prints=prints)
+
+
+def show_lines(begun: RunStart, prints: Prints = Prints.FIRST) -> Sink:
+    """A line now and then, also on a terminal, which a debugger's prompt has for itself."""
+    screen = _stderr(is_terminal=False)
     return NoDisplay() if screen is None else Console(screen, _progress(begun), prints=prints)
 
 
@@ -152,17 +170,18 @@ class NotebookDisplay:
             self._console.summarise(result.fields)
 
 
-def watch_here(progress: bool) -> Watch | NotebookDisplay:
+def watch_here(progress: bool, *, is_live: bool = True) -> Watch | NotebookDisplay:
     """How a job is shown that a script or a notebook starts."""
     display = notebook_display() if progress else None
     if display is not None:
         return NotebookDisplay(display)
-    return show_on_stderr if progress else lambda _: NoDisplay()
+    shown = show_on_stderr if is_live else show_lines
+    return shown if progress else lambda _: NoDisplay()
 
 
-def _stderr() -> Screen | None:
+def _stderr(*, is_terminal: bool | None = None) -> Screen | None:
     # There is none in a program that was started with its standard error closed.
-    return None if sys.stderr is None else Screen(sys.stderr, is_terminal=sys.stderr.isatty())
+    return None if sys.stderr is None else Screen(sys.stderr, is_terminal)
 
 
 def _progress(begun: RunStart) -> Progress:

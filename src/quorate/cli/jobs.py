@@ -86,6 +86,9 @@ def train(
     settings: Set = None,
     runs: NewRuns = None,
     detach: Detach = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Run one worker in this process, for breakpoint() and debuggers.")
+    ] = False,
     prints: Print = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -99,15 +102,22 @@ def train(
     command. `quorate logs -f`, `show`, `top`, `resize` and `stop` find the run by its name, also on other machines
     that have the storage mounted: with RAY_ADDRESS or --address.
 
+    With --debug a single worker runs in this process, to the same bits: breakpoint(), pdb and debuggers work in the
+    task. `q` or Ctrl-D at the prompt ends the job and keeps its checkpoints.
+
     \b
     Examples:
       quorate train job.yaml
       quorate train job.yaml --workers 4
       quorate train job.yaml --steps 500 --set checkpoint.every=100
       quorate train job.yaml --detach
+      quorate train job.yaml --debug
     """
     from quorate.api import session
     from quorate.spec.load import load_job
+
+    if debug and (detach or as_json):
+        raise RequestError(f"--debug needs this terminal, and {'--detach' if detach else '--json'} does without it.")
 
     layer = overrides(settings, workers=workers, lanes=lanes, steps=steps, epochs=epochs, seed=seed, runs=runs)
     if detach:
@@ -115,16 +125,23 @@ def train(
 
         _tell_submitted(*submit(load_job(job_file, os.environ, layer)), as_json)
         return
-    watch = _display(quiet, prints)
-    report(session.start(load_job(job_file, os.environ, layer), watch), as_json)
+    resolved, watch = load_job(job_file, os.environ, layer), _display(quiet, prints, is_live=not debug)
+    if debug:
+        from quorate.api.debug import restart_as_worker, start_here
+
+        restart_as_worker()
+        result = start_here(resolved, watch)
+    else:
+        result = session.start(resolved, watch)
+    report(result, as_json)
 
 
-def _display(is_quiet: bool, prints: str | None) -> Any:
-    """How a job is shown: what is said about its prints goes over --quiet."""
-    from quorate.api.train import show_on_stderr, show_quietly
+def _display(is_quiet: bool, prints: str | None, *, is_live: bool = True) -> Any:
+    """How a job is shown: what is said about its prints goes over --quiet. Without a bar unless it `is_live`."""
+    from quorate.api.train import show_lines, show_on_stderr, show_quietly
     from quorate.observe.live import Prints
 
-    show = show_quietly if is_quiet else show_on_stderr
+    show = show_quietly if is_quiet else show_on_stderr if is_live else show_lines
     return show if prints is None else partial(show, prints=choose(prints, Prints, "--print"))
 
 

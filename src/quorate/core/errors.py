@@ -95,6 +95,12 @@ class JobError(QuorateError):
     """The job failed."""
 
 
+class DebuggerQuit(JobError):  # noqa: N818 (a happening, not a mistake)
+    """A person has left the debugger; the job ends as interrupted."""
+
+    exit_code = 130
+
+
 class UserCodeError(JobError):
     """An exception in the task, with the user's own traceback; before the first step its exit code is 2."""
 

@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from quorate.core.debugger import REMEDY
+
 
 def first_aid(error: BaseException) -> str:
     """What to do about an exception of a user's code; nothing for one that speaks for itself."""
@@ -33,6 +35,7 @@ def _no_module(found: re.Match[str]) -> str:
 _Say = str | Callable[[re.Match[str]], str]
 
 _REMEDIES: tuple[tuple[str, _Say], ...] = (
+    (r"^BdbQuit", REMEDY),
     (
         r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device|"
         r"Attempting to deserialize object on a CUDA device",

@@ -8,6 +8,7 @@ faster; and however often it was tried."""
 MOST_STARTS = 6
 """So many coordinators in a row may be ended by the launcher, for they took too long, without a step in between."""
 _TIMES_THE_LAST = 4
+MOST_BETWEEN_HEARTBEATS = 2.0
 
 
 class WatchedTime:
@@ -33,8 +34,9 @@ class Timing:
 
     @property
     def heartbeat_every(self) -> float:
-        """Several heartbeats may be lost before a worker counts as lost."""
-        return self.failure_timeout / 10
+        """Several heartbeats may be lost before a worker counts as lost. They carry its events, too, so however long
+        the timeout is, they are not far apart."""
+        return min(self.failure_timeout / 10, MOST_BETWEEN_HEARTBEATS)
 
     @property
     def lease(self) -> float:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from quorate.core.debugger import quit_in
 from quorate.core.errors import JobError, QuorateError, RequestError, UserCodeError
 from quorate.core.first_aid import first_aid
 
@@ -78,6 +79,8 @@ def blame_user_code(
     """
     if is_ctrl_c(error):
         return
+    if (left := quit_in(error, where)) is not None:
+        raise left from None
     if isinstance(error, QuorateError) and (exit_code == RequestError.exit_code or _is_ours(error)):
         return
     message = with_hint(f"{describe(error)} (in {where})", hint(error) or first_aid(error))

@@ -11,12 +11,14 @@ import numpy
 import torch
 import xxhash
 
+from quorate.core.debugger import is_attached
 from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError, TaskError
 from quorate.core.processes import ask_child
 from quorate.data.block_sampler import Blocked, records_of
 from quorate.data.collate import collate
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
+from quorate.data.streams import preserved_generators
 
 # What samples are decoded by: in another version it may give other numbers. By module, and by the name people know.
 _DECODERS = {
@@ -57,8 +59,12 @@ def fingerprint_in_child(samples: Samples) -> Fingerprint:
     """The fingerprint, taken in a process of its own.
 
     Reading a sample may open the dataset's files, and loader processes that are forked afterwards would share one file
-    offset: each would read what the others skip, without an error.
+    offset: each would read what the others skip, without an error. Where somebody steps through the dataset there are
+    no loaders, and it is taken here.
     """
+    if is_attached():
+        with preserved_generators():
+            return fingerprint(samples)
 
     def take() -> str:
         torch.set_num_threads(1)

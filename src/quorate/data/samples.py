@@ -11,8 +11,10 @@ from typing import Any, Literal
 import numpy
 
 from quorate.core.addresses import shown_place
+from quorate.core.debugger import quit_in
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, UserCodeError
+from quorate.core.first_aid import first_aid
 from quorate.core.user_code import RAISED, describe, is_ctrl_c, user_traceback, with_hint
 from quorate.data.bad_sample import BadSample, LeftOut
 from quorate.data.collate import ScarceRoom, UnlikeSamples, collate, fresh_copy
@@ -242,7 +244,9 @@ class Samples:
         except RAISED as error:
             if is_ctrl_c(error):
                 raise
-            return FetchFailure(request, index, describe(error), user_traceback(error))
+            if (left := quit_in(error, f"the {request.source.value} set")) is not None:
+                raise left from None
+            return FetchFailure(request, index, describe(error), user_traceback(error), first_aid(error))
 
     def _collated(self, fetched: Sequence[Any], room: ScarceRoom | None) -> Any:
         return self.collate(fetched) if self.collate is not collate else collate(fetched, room)

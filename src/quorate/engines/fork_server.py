@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from quorate.core.debugger import refuse_breakpoints
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
@@ -40,7 +41,7 @@ from quorate.core.processes import (
 )
 from quorate.core.task_source import TaskSource
 from quorate.core.user_code import describe
-from quorate.engines.engine import SOURCE
+from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.output_pump import OutputPipes, Speaker
 from quorate.engines.warm_process import WarmProcess, thread_count
 from quorate.worker.assignment import Assignment
@@ -105,7 +106,15 @@ class _Child:
     speaker: Speaker | None = None
 
 
-class _Task:
+def unprepared(error: Exception) -> Failure:
+    """Why a task cannot be prepared, by what was raised."""
+    if isinstance(error, QuorateError):
+        return Failure.of(error)
+    traceback.print_exc()
+    return Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
+
+
+class ImportedTask:
     """The task, imported as a preparation says, with everything else that a worker will import."""
 
     def __init__(self, message: dict[str, Any]) -> None:
@@ -125,6 +134,25 @@ class _Task:
     def finish_imports(self) -> None:
         """What takes long, and so comes last: a mistake in the task is told without this wait."""
         import torch._dynamo  # noqa: F401 (the first optimizer step imports it, which takes as long as torch itself)
+
+    def check(self, message: dict[str, Any]) -> None:
+        """Refuse parameters that do not fit."""
+        from quorate.training.task import configure
+
+        configure(self.type, message["params"], message["job_source"], message["seed"])
+
+    def found(self, message: dict[str, Any]) -> Prepared:
+        """What the bits depend on here, and what the task names."""
+        from quorate.training.device import CPU
+        from quorate.training.task import callbacks_of
+
+        facts = CPU.facts(message["threads"], message["deterministic"])
+        if message["device"] != CPU.name:
+            # Workers tell of it: who forks must not have spoken to its driver.
+            facts |= {"device": message["device"]}
+        del facts["precision"]  # the job's own, and with `auto` that of the chip
+        source = self.source()
+        return Prepared(facts | {SOURCE: source.digest}, source, tuple(callbacks_of(self.type)))
 
     def source(self) -> TaskSource:
         from quorate.training.source import task_source
@@ -148,7 +176,7 @@ class Stay:
     control: socket.socket
     owner: int
 
-    def serve(self, task: _Task) -> NoReturn:
+    def serve(self, task: ImportedTask) -> NoReturn:
         """Be nobody's process until the next run, and let go of all that is this one's."""
         outlive_parent()  # it is a thread, which may end with the run
         null = os.open(os.devnull, os.O_RDWR)
@@ -163,7 +191,7 @@ class ForkServer:
     """Serves the launcher until the launcher closes the conversation or dies, which is the same to the fork server."""
 
     def __init__(
-        self, messages: Messages, pump: socket.socket, task: _Task | None = None, stay: Stay | None = None
+        self, messages: Messages, pump: socket.socket, task: ImportedTask | None = None, stay: Stay | None = None
     ) -> None:
         self._messages = messages
         self._pump = pump
@@ -204,29 +232,18 @@ class ForkServer:
         """Have all imported that workers need, and say what was found."""
         try:
             if self._task is None:
-                self._task = _Task(message)
+                self._task = ImportedTask(message)
                 self._remain(self._task)
-            from quorate.training.device import CPU
-            from quorate.training.task import callbacks_of, configure
-
-            configure(self._task.type, message["params"], message["job_source"], message["seed"])
+            self._task.check(message)
             self._task.finish_imports()
-            facts = CPU.facts(message["threads"], message["deterministic"])
-            if message["device"] != CPU.name:
-                # Workers tell of it: who forks must not have spoken to its driver.
-                facts |= {"device": message["device"]}
-            del facts["precision"]  # the job's own, and with `auto` that of the chip
-            source = self._task.source()
-            found = {"facts": facts | {SOURCE: source.digest}, "source": source.to_page()}
-            self._messages.send(READY, **found, callbacks=callbacks_of(self._task.type), pid=os.getpid())
-        except QuorateError as error:
-            self._messages.send(FAILED, failure=Failure.of(error).to_dict())
+            found = self._task.found(message)
+            source = None if found.source is None else found.source.to_page()
+            told = {"facts": found.facts, "source": source, "callbacks": found.callbacks}
+            self._messages.send(READY, **told, pid=os.getpid())
         except Exception as error:
-            traceback.print_exc()
-            failure = Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
-            self._messages.send(FAILED, failure=failure.to_dict())
+            self._messages.send(FAILED, failure=unprepared(error).to_dict())
 
-    def _remain(self, task: _Task) -> None:
+    def _remain(self, task: ImportedTask) -> None:
         """Where that is asked for, stay as a process that has imported the task and nothing else, while a fork of it
         goes on here. A task that has started threads, which a fork would lose, is for this run alone."""
         stay, self._stay = self._stay, None
@@ -388,14 +405,17 @@ def become_worker(assignment: Assignment, task_type: Any) -> int:
     start_log(assignment)
     if assignment.network.namespace:
         enter_network(assignment.network.namespace)  # before anything opens a socket
-    return Worker(assignment, task_type).live()
+    worker = Worker(assignment, task_type)
+    worker.leave_when_terminated()
+    return worker.live()
 
 
-def serve_run(arguments: Sequence[str], task: _Task | None = None) -> None:
+def serve_run(arguments: Sequence[str], task: ImportedTask | None = None) -> None:
     """Serve the launcher of one run to its end."""
     messages, parent, pump, run, *control = arguments
     die_with_parent(int(parent))
     adopt_orphans()
+    refuse_breakpoints()
     log_by_stderr(Place("fork server", run), "info")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stay = Stay(_own(control[0]), int(parent)) if control else None

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 
+from quorate.core.debugger import refuse_breakpoints
 from quorate.core.networks import enter_network
 from quorate.core.processes import die_with_parent
 from quorate.worker.assignment import Assignment
@@ -16,6 +17,7 @@ def main() -> int:
     assignment = Assignment.from_json(sys.stdin.readline())
     if assignment.network.namespace:
         enter_network(assignment.network.namespace)
+    refuse_breakpoints()
     # Only now: importing torch takes seconds, in which the parent may die.
     from quorate.training.device import CPU
     from quorate.training.source import load_task_type
@@ -23,7 +25,9 @@ def main() -> int:
 
     start_log(assignment)
     CPU.pin(1, assignment.job["deterministic"])
-    return Worker(assignment, load_task_type(assignment.task, assignment.job["seed"])).live()
+    worker = Worker(assignment, load_task_type(assignment.task, assignment.job["seed"]))
+    worker.leave_when_terminated()
+    return worker.live()
 
 
 if __name__ == "__main__":

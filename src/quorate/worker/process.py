@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ import torch
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import Foreign, search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder, Loaded
+from quorate.core.debugger import is_attached
 from quorate.core.digests import content_digest
 from quorate.core.errors import (
     CheckpointError,
@@ -124,6 +126,7 @@ class Worker:
         )
         self._backlog = Backlog(self._membership.publish, self._timing)
         self._hook = assignment.make_hook(self._page.write)
+        self._beats = count()
         self._tell_place()
         self._write_status = self._page.write if self._hook is None else self._tell_hook
         stretch = None if self._hook is None else self._hook.stretch
@@ -135,12 +138,15 @@ class Worker:
             else Tracer(trace.every, assignment.slot, self._membership.publish, self._membership.clock_offset)
         )
 
-    def live(self) -> int:
-        """Train, and tell the coordinator how it ended; the exit code of the process."""
+    def leave_when_terminated(self) -> None:
+        """Of a process that is this worker alone: have SIGTERM ask it to leave."""
         # A machine that is taken away warns first: the worker completes its step, and the others go on without it.
         signal.signal(signal.SIGTERM, lambda *_: self._membership.ask_to_leave())
         # Loaders are told to end by the same signal, and do.
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+    def live(self) -> int:
+        """Train, and tell the coordinator how it ended; the exit code of the process."""
         try:
             code = self._live()
             if self._checkpointer is not None:
@@ -241,6 +247,8 @@ class Worker:
         status = self._page.status
         # Both grow by themselves, so their sum changes whenever the worker comes further.
         moves = self._page.moves + self._activity.moves
+        if is_attached():  # whoever stands at a breakpoint is not held up
+            moves += next(self._beats)
         return WorkerStatus(status.step, status.phase, moves, self._activity.waits_for)
 
     def _tell_hook(self, step: int, phase: str, lane: int | None = None) -> None:
@@ -352,8 +360,10 @@ class Worker:
             "layout": content_digest(replica.layout().encode()),
             **data_facts(fingerprint_in_child(samples)),
         }
-        # A part of a model computes nothing before the others are there.
-        if self._assignment.slot == 0 and self._assignment.mode.is_training and replica.sharding is None:
+        # A part of a model computes nothing before the others are there; and a breakpoint in metrics() is for the
+        # evaluations of the job.
+        tries = self._assignment.slot == 0 and self._assignment.mode.is_training and not is_attached()
+        if tries and replica.sharding is None:
             self._page.write_setup("metrics()")
             sanity_check_evaluation(task, replica, samples, evaluation_plan(spec, samples))
         folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)

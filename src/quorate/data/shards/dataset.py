@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from bdb import BdbQuit
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -182,7 +183,7 @@ class Shards:
         try:
             return self._decode(record)
         except Exception as error:
-            if is_machine_error(error):
+            if is_machine_error(error) or isinstance(error, BdbQuit):
                 raise
             told = self.index.block(block)
             where = f"record {told.row + row} of {told.file}"
