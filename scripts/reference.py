@@ -284,6 +284,7 @@ INTERNAL = {
     "SearchResult": {"read"},
     "Shards": {"reading_facts", "notes", "is_columns"},
 }
+INTERNAL["Stream"] = {"bind", "read", "in_words"}
 INTERNAL["Shards"] |= {"batch", "blocks_of", "prefetch"}
 """What only Quorate itself calls."""
 

@@ -7,11 +7,12 @@
     model = result.load_model()
 
 `Task` is what you write, `Job` is a task with the keys to train it. `train`, `resume` and `evaluate` run jobs, and
-`open_run` opens an existing run. `launch` runs a training loop of your own on many workers. `tune` runs a `Search` for
-the best values of a job's keys. `warm` makes many short runs start fast. `Shards` reads data that do not fit into
-memory. `attention` is fast and deterministic on GPUs. `RequestError` and `JobFailed` are the errors to expect, and
-`QuorateError` is the base of both. `quorate.ray.trainer` is for programs that use Ray Train. All names are imported
-when first used, so that the command line answers without waiting for torch.
+`open_run` opens an existing run. `launch` runs a training loop of your own on many workers. `tune` runs a `Search`
+for the best values of a job's keys. `warm` makes many short runs start fast. `Shards` reads data that do not fit into
+memory, `Stream` what can only be read in order. `attention` is fast and deterministic on GPUs. `RequestError` and
+`JobFailed` are the errors to expect, and `QuorateError` is the base of both. `quorate.ray.trainer` is for programs
+that use Ray Train. All names are imported when first used, so that the command line answers without waiting for
+torch.
 """
 
 from importlib import import_module
@@ -30,6 +31,7 @@ _HOMES = {
     "Search": "quorate.tune.search",
     "SearchResult": "quorate.tune.result",
     "Shards": "quorate.data.shards.dataset",
+    "Stream": "quorate.data.stream",
     "Task": "quorate.training.task",
     "TaskError": "quorate.core.errors",
     "attention": "quorate.training.attention",
@@ -55,6 +57,7 @@ __all__ = [
     "Search",
     "SearchResult",
     "Shards",
+    "Stream",
     "Task",
     "TaskError",
     "attention",

@@ -25,6 +25,7 @@ PROMISED = [
     "Search",
     "SearchResult",
     "Shards",
+    "Stream",
     "Task",
     "TaskError",
     "attention",

@@ -1,5 +1,6 @@
 """Small tasks, each with something that makes bits depend on the number of workers where it is done carelessly."""
 
+import itertools
 import random
 import tempfile
 import warnings
@@ -594,3 +595,45 @@ class CountsInCollate(Regression):
 
     def metrics(self, model: nn.Module, batch: Any) -> Any:
         return {"batches": self.batches}
+
+
+class Streamed(Regression):
+    """Reads in order: each lane from an iterator of its own, which draws from the global generators."""
+
+    def datasets(self) -> Any:
+        return quorate.Stream(self.read, samples=70), Points(21)
+
+    def read(self, epoch: int, shard: int, shards: int) -> Any:
+        held: list[float] = []
+        for position in itertools.count():
+            held.append(epoch + shard / shards + position / 100)
+            inputs = torch.randn(FEATURES) + held.pop(random.randrange(len(held))) + torch.rand(1)
+            yield inputs, inputs.sum()
+
+
+class Bookmarked(Streamed):
+    """The same of an iterator that can be continued."""
+
+    def read(self, epoch: int, shard: int, shards: int) -> Any:
+        return Counting(epoch + shard / shards)
+
+
+class Counting:
+    """Counts in a state of its own."""
+
+    def __init__(self, begin: float) -> None:
+        self.begin, self.position = begin, 0
+
+    def __iter__(self) -> "Counting":
+        return self
+
+    def __next__(self) -> Any:
+        self.position += 1
+        inputs = torch.randn(FEATURES) + self.begin + self.position
+        return inputs, inputs.sum()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]

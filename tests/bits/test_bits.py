@@ -68,6 +68,8 @@ CASES = [
     Case(tasks.AveragesInside),
     Case(tasks.ScheduledLoss),
     Case(tasks.Plateau, {"average": {"decay": 0.9, "evaluate": True}, "evaluate": {"every": 1}}),
+    Case(tasks.Streamed, {"batch_size": 18, "last_batch": "keep", "epochs": 2}),
+    Case(tasks.Bookmarked, {"batch_size": 18, "epochs": 2, "accumulate": 2}),
 ]
 
 
@@ -116,7 +118,7 @@ def test_any_number_of_workers_gives_one_digest(number: int, tmp_path: Path) -> 
     assert_one_digest(number, 4, tmp_path)
 
 
-@quick_for({4, 16})
+@quick_for({4, 16, 33})
 def test_any_number_of_workers_gives_one_digest_on_five_lanes(number: int, tmp_path: Path) -> None:
     """Over TCP too, and with lanes that do not divide evenly."""
     assert_one_digest(number, 5, tmp_path)
@@ -152,7 +154,7 @@ def test_overlap_does_not_change_the_bits(number: int, tmp_path: Path) -> None:
     assert len({train(1, True), train(2, False), train(2, True), train(3, True), train(3, True, "AAB")}) == 1
 
 
-@pytest.mark.parametrize("task", [tasks.RandomTransform, tasks.LazyFile, tasks.WorksInPlace])
+@pytest.mark.parametrize("task", [tasks.RandomTransform, tasks.LazyFile, tasks.WorksInPlace, tasks.Streamed])
 def test_loader_workers_do_not_change_the_bits(task: type[Task], tmp_path: Path) -> None:
     none, two = (Case(task, {"loader_workers": count, "batch_size": 40}) for count in (0, 2))
     assert digest(none, 4, 2, tmp_path / "none") == digest(two, 4, 2, tmp_path / "two")
@@ -195,7 +197,7 @@ def test_the_best_of_an_extended_job_is_that_of_a_job_of_its_length(every: int |
     assert extended.progress["best"]["step"] == (3 if every == 3 else 9)
 
 
-RESUMED = {1, 3, 4, 5, 7, 9, 12, 13, 20, 26, 28, 29, 30, 31, 32}
+RESUMED = {1, 3, 4, 5, 7, 9, 12, 13, 20, 26, 28, 29, 30, 31, 32, 33, 34}
 """Cases that keep something of their own over a resume. Those that are left out are like one of these, or are run by
 tests of loaders, servers and captured lanes each time."""
 

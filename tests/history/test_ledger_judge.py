@@ -284,14 +284,14 @@ class TestOrderOfOnesOwn:
         assert statuses(ledger) == [WHOLE, WHOLE, INCOMPLETE]
         assert [entry.is_own for entry in ledger.epochs] == [True] * 3
         assert ledger.epochs[0].dropped == (20, 21)
-        assert ledger.verdict.startswith("2 epochs used the samples that the task's order() gives")
+        assert ledger.verdict.startswith("2 epochs used the samples in an order of the task's own")
 
     def test_departs_where_something_else_was_used(self, tmp_path: Path) -> None:
         plan = sampler(SAMPLES, lambda epoch, generator: [epoch, *range(7), *range(4, 22)], **KEYS)
         story = tell(tell(begin(Story()), range(1, 5), plan), [5], plan, **read(range(8)))
         ledger = read_ledger(run_of(tmp_path, tell(story, [6], plan), 6))
         assert statuses(ledger) == [WHOLE, BROKEN]
-        assert "the task's order()" in ledger.verdict
+        assert "the task's own order" in ledger.verdict
         story = tell(begin(Story()), range(1, 4), plan, planned=None)
         assert "did not record the order" in read_ledger(run_of(tmp_path, story, 3)).verdict
 

@@ -7,8 +7,8 @@ What each of them means stands at its class; some are defined where they are rai
     QuorateError
     ├── RequestError         JobFileError, TaskError, FaultError, RunError (DamagedFileError)
     ├── OutputError
-    └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, ClusterFailed, HostSilent, UserCodeError,
-        │                    LossError, MetricError, UnsupportedModelError (CannotDefer), RegistryError,
+    └── JobError             JobFailed, JobEnded, Dismissed, EngineLost, ClusterFailed, HostSilent, DebuggerQuit,
+        │                    UserCodeError, LossError, MetricError, UnsupportedModelError (CannotDefer), RegistryError,
         │                    ClockViolation, RunBusyError
         ├── HostLost         NodeLost, GroupLost
         ├── DivergedError    ReplicasDiffer (SettingsDiffer, ResidualsLost, LanesDiffer)
@@ -98,7 +98,9 @@ class JobError(QuorateError):
 class DebuggerQuit(JobError):  # noqa: N818 (a happening, not a mistake)
     """A person has left the debugger; the job ends as interrupted."""
 
-    exit_code = 130
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = 130
 
 
 class UserCodeError(JobError):

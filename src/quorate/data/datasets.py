@@ -11,12 +11,15 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from quorate.core.errors import TaskError
 from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.indices import Indices
+from quorate.data.stream import Stream
 
 _NEEDED = {"__len__": "len()", "__getitem__": "[]"}
 _BY_INDEX = (
     " Samples are read by index, so that any number of workers reads each exactly once: give anything with len() and "
-    "[], such as a list or a torch Dataset. An IterableDataset becomes one with list(...); data that do not fit into "
-    "memory are read as quorate.Shards(PATH), from tar, Parquet, JSONL, text or HDF5 files that "
+    "[], such as a list or a torch Dataset. What can only be read in order is given as a stream for each shard, "
+    "quorate.Stream(open, samples=N), where open(epoch, shard, shards) gives an iterator, such as "
+    "`lambda epoch, shard, shards: itertools.islice(dataset, shard, None, shards)`. Data that do not fit into memory "
+    "are also read as quorate.Shards(PATH), from tar, Parquet, JSONL, text or HDF5 files that "
     "`quorate data index PATH` has listed."
 )
 
@@ -35,6 +38,11 @@ def check_dataset(dataset: Any, which: str, giver: str = "datasets()") -> Datase
         raise TaskError(
             f"{giver} returned a DataLoader as the {which} set; give the dataset that is inside it. "
             "Quorate makes the batches itself (batch_size, loader_workers in the job file; collate() in the task)."
+        )
+    if isinstance(dataset, Stream):
+        raise TaskError(
+            f"{giver} returned a quorate.Stream as the {which} set. A stream is the training set of a task's "
+            "datasets(); here give anything with len() and [], such as a list of the first samples."
         )
     lacks = next((lack for name, lack in _NEEDED.items() if not hasattr(dataset, name)), None)
     if isinstance(dataset, IterableDataset):

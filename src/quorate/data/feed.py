@@ -92,12 +92,13 @@ class Feed:
 
     def _start_loaders(self, requests: Iterator[Request], lanes: int) -> None:
         samples, count = self._samples, self._loader_workers
-        if not samples.shards:
+        if not samples.shards and not samples.is_stream:
             # Whoever reads sample by sample keeps nothing from one request to the next, whatever its lane.
             assignment = LoaderAssignment(requests, count, 1, 1, by_lane=False)
         else:
-            # Batches of columns are made of whole blocks: a second loader of a lane would only open them a second time.
-            count = min(count, lanes) if Source.TRAINING in samples.columns else count
+            # Batches of columns are made of whole blocks: a second loader of a lane would only open them a second time,
+            # and read a second time what a stream gives.
+            count = min(count, lanes) if Source.TRAINING in samples.columns or samples.is_stream else count
             assignment = LoaderAssignment(requests, count, lanes, self._prefetch)
             samples.divide_memory(count)
         self._assignment = assignment

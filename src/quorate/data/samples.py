@@ -26,6 +26,7 @@ from quorate.data.shards.dataset import COLUMNAR, Shards
 from quorate.data.shards.errors import DamagedBlock
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.index import NAME
+from quorate.data.stream import Stream
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
 _SKIP = "`on_bad_sample: skip` leaves such samples out."
@@ -162,6 +163,11 @@ class Samples:
         return {source: dataset for source, dataset in self.datasets.items() if isinstance(dataset, Shards)}
 
     @cached_property
+    def is_stream(self) -> bool:
+        """Whether the training set is read in order, each lane from its own iterator."""
+        return isinstance(self.datasets.get(Source.TRAINING), Stream)
+
+    @cached_property
     def columns(self) -> dict[Source, Columns | Shards]:
         """The sets for which neither reading nor collating runs code of the task."""
         if self.collate is not collate:
@@ -229,7 +235,8 @@ class Samples:
                 if seeded:
                     seed_generators(derive_seed(self.seed, "sample", request.source.value, request.epoch, index))
                 try:
-                    fetched.append(dataset[index])
+                    sample = dataset.read(request.epoch, index) if isinstance(dataset, Stream) else dataset[index]
+                    fetched.append(sample)
                 except BadSample as error:
                     if not self.skips:
                         return self._bad(request, index, error)

@@ -116,7 +116,7 @@ class Ledger:
             where = f"epoch {usual[0].epoch}" if len(usual) == 1 else f"each of {len(usual):,} epochs"
             yield f"Whole: each of {plural(self.samples, 'sample')} was used exactly once in {where}{but_for}"
         if own:
-            yield f"{plural(own, 'epoch')} used the samples that the task's order() gives, each as often as it does"
+            yield f"{plural(own, 'epoch')} used the samples in an order of the task's own, each as often as that has it"
         for entry in self.epochs:
             if entry.status is EpochStatus.INCOMPLETE:
                 yield f"Epoch {entry.epoch} is incomplete: {entry.reason}"
@@ -293,7 +293,7 @@ class _Epoch:
             return ""
         found = total(entry.tally for entry in self._told.values()) + dropped_tally + Tally.of(self._epoch, self._bad)
         if self._is_own:
-            return "" if found == planned else "its steps did not use the samples that the task's order() gives"
+            return "" if found == planned else "its steps did not use the samples that the task's own order gives"
         if found == Tally.of_all(self._epoch, self._set):
             return ""
         return "its steps used as many samples as there are, but some of them more than once and others not at all"

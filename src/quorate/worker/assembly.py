@@ -24,6 +24,7 @@ from quorate.data.feed import Feed
 from quorate.data.lane_sampler import LaneSampler
 from quorate.data.sampler import EvaluationPlan, MicroBatchChanges, Request, Sampler, Source, planned_requests
 from quorate.data.samples import Samples, batch_of
+from quorate.data.stream import Stream, StreamSampler
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
@@ -173,7 +174,10 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
         raise TaskError(
             f"datasets() returned {len(pair)} values; return the training set, or (training set, validation set)."
         )
-    datasets: dict[Source, Dataset] = {Source.TRAINING: check_dataset(pair[0], "training")}
+    if isinstance(pair[0], Stream):
+        pair[0].bind(spec)
+    training = pair[0] if isinstance(pair[0], Stream) else check_dataset(pair[0], "training")
+    datasets: dict[Source, Dataset] = {Source.TRAINING: training}
     if len(pair) == 2 and pair[1] is not None:
         datasets[Source.VALIDATION] = check_dataset(pair[1], "validation")
     has_own_collate = getattr(task.collate, "__func__", None) is not Task.collate
@@ -183,6 +187,8 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
         spec.seed,
         copies=has_own_collate,
         skips=spec.on_bad_sample == "skip",
+        # A stream begins a random stream for each of its samples, also for those that are passed over.
+        drawing={Source.TRAINING} if isinstance(training, Stream) else set(),
     )
 
 
@@ -213,6 +219,10 @@ def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:
 def sampler_of(spec: JobSpec, task: Task, training: Dataset) -> Sampler:
     """The order of the training set: in blocks where it has any, unless the task has an order of its own."""
     has_own_order = getattr(task.order, "__func__", None) is not Task.order
+    if isinstance(training, Stream):
+        if has_own_order:
+            raise TaskError("order() chooses samples by their number, and a quorate.Stream has none: leave one out.")
+        return StreamSampler(spec, len(training))
     if isinstance(training, Blocked) and not has_own_order:
         return BlockSampler.of(spec, training, len(training))
     with building_code("order()"):
@@ -346,6 +356,8 @@ def audit_of(
     """How lanes are audited in a generation; None where they are not."""
     every, record, step = parts.spec.audit.every, parts.audits, progress.cursor.step
     if not parts.are_lanes_audited:
+        return None
+    if parts.samples.is_stream:  # another worker would have to read the lane's stream from its beginning
         return None
     if record.clean is None:
         # Where there are others, the first step tells how far they were found right.

@@ -46,6 +46,8 @@ from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
 from quorate.data.fingerprint import fingerprint_in_child
+from quorate.data.sampler import Source
+from quorate.data.stream import Stream
 from quorate.observe.events import LogMessage
 from quorate.reduce.connect import Listeners
 from quorate.spec.job import JobSpec
@@ -351,6 +353,9 @@ class Worker:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
             check_repeatable(self._configure(), spec, replica)
         samples = build_samples(task, spec)
+        training = samples.datasets[Source.TRAINING]
+        if isinstance(training, Stream) and self._assignment.mode.is_training:
+            training.bookmarks = self._run.path / "streams"
         if self._assignment.mode.evaluates_only:
             check_evaluable(samples)
         self._page.write_setup("fingerprint")

@@ -301,7 +301,7 @@ def test_an_iterable_dataset_is_refused_with_both_remedies() -> None:
         def __iter__(self) -> Iterator[int]:
             return iter(())
 
-    with pytest.raises(TaskError, match=r"(?s)list\(\.\.\.\).*quorate\.Shards\(PATH\).*quorate data index PATH"):
+    with pytest.raises(TaskError, match=r"(?s)quorate\.Stream\(open.*quorate\.Shards\(PATH\).*quorate data index PATH"):
         check_dataset(Endless(), "training")
 
 
