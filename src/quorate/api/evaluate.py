@@ -77,6 +77,7 @@ def evaluate(
     runs: str | Path | None = None,
     task: Any = None,
     trust_job: bool = False,
+    test: bool = False,
 ) -> Evaluation:
     """Evaluate a checkpoint of a run on the validation set: ``"last"``, ``"best"`` or that of a step.
 
@@ -86,11 +87,12 @@ def evaluate(
     ``{"params.data": "other"}``.
     `task` (a class, ``"file.py:Class"`` or ``"package.module:Class"``) says where the task is now, if it has moved.
     `trust_job`: load the task that the job names, also if `run` is a path and others can write there.
+    `test`: evaluate on the third dataset that datasets() gives, the test set.
     """
     layer = overrides_from("quorate.evaluate", overrides, task)
     found = partial(evaluate_run, runs_folder(runs), str(run), checkpoint, os.environ, layer)
     with passing_on_signals():
-        return found(averaged=averaged, trust_job=trust_job)
+        return found(averaged=averaged, trust_job=trust_job, data="test" if test else "")
 
 
 def evaluate_run(
@@ -101,37 +103,14 @@ def evaluate_run(
     overrides: Sequence[Override],
     *,
     averaged: bool | None = None,
+    data: str = "",
     trust_job: bool = False,
     watch: Watch = lambda _: NoDisplay(),
 ) -> Evaluation:
-    """Evaluate the checkpoint that `which` means of the run that `reference` means."""
-    refuse_in_worker()
-    run = RunFolder(RunFolder.find(runs, reference).path.absolute())
-    if not trust_job and not is_asked("task", environment, overrides):
-        refuse_others_task(why_untrusted(runs, reference, run.path), run)
-    recorded, resolved = recorded_and_asked(run, environment, overrides)
-    _refuse_other_meaning(run, recorded, resolved)
-    asked = resolved.spec.task if is_asked("task", environment, overrides) else None
-    place = find_task(run, recorded.spec.task, asked)
-
-    def warn_of_changed_code(now: Prepared) -> None:
-        if is_other_code(run, recorded_environment(run, info), now):
-            log.warning("the task's code has changed since run %s began; the current code evaluates it", run.name)
-
-    def choose(scratch: Path) -> tuple[CheckpointInfo, Path]:
-        _, info = chosen_checkpoint(run, recorded.spec, which, resolved.spec.checkpoint)
-        return info, hold_checkpoint(run, info, scratch)
-
-    if averaged:
-        refuse_without_average(run.name, resolved.spec)
-    refuse_lost_checkpoints(run, recorded.spec, "evaluate")
-    mode = RunMode(evaluates_only=True, averaged=averaged)
-    with scratch_folder() as scratch:
-        try:
-            info, path = choose(scratch)
-        except CheckpointError:  # what a running job removes in between is chosen anew, once
-            info, path = choose(scratch)
-        _, result = run_in_scratch(scratch, resolved, mode, path, warn_of_changed_code, place, watch=watch)
+    """Evaluate the checkpoint that `which` means of the run that `reference` means, on the set that `data` names."""
+    mode = RunMode(evaluates_only=True, averaged=averaged, data=data)
+    look = partial(look_at_checkpoint, runs, reference, which, environment, overrides, mode, trust_job=trust_job)
+    run, info, resolved, result = look(watch=watch)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
     return Evaluation(
@@ -142,6 +121,50 @@ def evaluate_run(
         result["weights_digest"],
         mode.evaluates_averages(resolved.spec.average),
     )
+
+
+def look_at_checkpoint(
+    runs: Path,
+    reference: str,
+    which: str | int,
+    environment: Mapping[str, str],
+    overrides: Sequence[Override],
+    mode: RunMode,
+    *,
+    accept: Callable[[RunFolder, CheckpointInfo, Prepared], None] = lambda _run, _info, _now: None,
+    trust_job: bool = False,
+    watch: Watch = lambda _: NoDisplay(),
+) -> tuple[RunFolder, CheckpointInfo, ResolvedJob, dict[str, Any]]:
+    """Have workers do what `mode` says with a checkpoint, beside its run, and return what comes of it. `accept` is told
+    what is looked at before they are started."""
+    refuse_in_worker()
+    run = RunFolder(RunFolder.find(runs, reference).path.absolute())
+    if not trust_job and not is_asked("task", environment, overrides):
+        refuse_others_task(why_untrusted(runs, reference, run.path), run)
+    recorded, resolved = recorded_and_asked(run, environment, overrides)
+    _refuse_other_meaning(run, recorded, resolved)
+    asked = resolved.spec.task if is_asked("task", environment, overrides) else None
+    place = find_task(run, recorded.spec.task, asked)
+
+    def look(now: Prepared) -> None:
+        if is_other_code(run, recorded_environment(run, info), now):
+            log.warning("the task's code has changed since run %s began; the current code evaluates it", run.name)
+        accept(run, info, now)
+
+    def choose(scratch: Path) -> tuple[CheckpointInfo, Path]:
+        _, info = chosen_checkpoint(run, recorded.spec, which, resolved.spec.checkpoint)
+        return info, hold_checkpoint(run, info, scratch)
+
+    if mode.averaged:
+        refuse_without_average(run.name, resolved.spec)
+    refuse_lost_checkpoints(run, recorded.spec, "evaluate")
+    with scratch_folder() as scratch:
+        try:
+            info, path = choose(scratch)
+        except CheckpointError:  # what a running job removes in between is chosen anew, once
+            info, path = choose(scratch)
+        _, result = run_in_scratch(scratch, resolved, mode, path, look, place, watch=watch)
+    return run, info, resolved, result
 
 
 def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:

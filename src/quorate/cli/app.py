@@ -12,7 +12,7 @@ from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.data import app as data
 from quorate.cli.find_lr import find_lr
 from quorate.cli.history import diff, logs, report, runs, show, trace
-from quorate.cli.jobs import chaos, checkpoint, evaluate, resize, resume, stop, train
+from quorate.cli.jobs import chaos, checkpoint, evaluate, predict, resize, resume, stop, train
 from quorate.cli.models import app as models
 from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
 from quorate.cli.output import print_document
@@ -103,7 +103,7 @@ def doctor(
 
 app = group_of_verbs("quorate", add_completion=True)
 VERBS: list[Callable[..., None]] = [
-    *(init, plan, find_lr, train, resume, tune, evaluate),
+    *(init, plan, find_lr, train, resume, tune, evaluate, predict),
     *(runs, show, logs, report, top, diff, trace),
     *(resize, checkpoint, stop, chaos, track, doctor),
 ]

@@ -229,6 +229,7 @@ def evaluate(
     run: Run,
     checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="last, best, or a step.")] = "last",
     averaged: Averaged = None,
+    test: Annotated[bool, typer.Option("--test", help="Evaluate on the test set, the third of datasets().")] = False,
     workers: Workers = None,
     task: Task = None,
     settings: Set = None,
@@ -246,6 +247,7 @@ def evaluate(
     Examples:
       quorate eval last
       quorate eval digits-0001 --checkpoint best --workers 2
+      quorate eval last --test
     """
     from quorate.api.evaluate import evaluate_run
     from quorate.observe.screen import Screen
@@ -254,7 +256,7 @@ def evaluate(
     layer = overrides(settings, workers=workers, task=task)
     watch = _display(True, prints)
     evaluated = partial(evaluate_run, runs, run, checkpoint, os.environ, layer)
-    done = evaluated(averaged=averaged, trust_job=trust_job, watch=watch)
+    done = evaluated(averaged=averaged, data="test" if test else "", trust_job=trust_job, watch=watch)
     if as_json:
         fields = {
             "run": done.run,
@@ -273,6 +275,45 @@ def evaluate(
         "weights_digest": done.weights_digest,
     }
     print_summary(summary, Screen(sys.stdout))
+
+
+def predict(
+    run: Run,
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="train, validation, test, or a function: file.py:function.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write: .jsonl or .parquet.")
+    ],
+    checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="last, best, or a step.")] = "last",
+    averaged: Averaged = None,
+    workers: Workers = None,
+    task: Task = None,
+    settings: Set = None,
+    trust_job: TrustJob = False,
+    prints: Print = "first",
+    runs: Runs = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Write what the task's predict(model, batch) gives of every sample of a dataset, in order.
+
+    DATA is one of the sets that datasets() gives, or a function that gives a dataset. The file has a row for each
+    sample: its number, and what predict() returned for it. All workers take part, and the rows are the same on any
+    number of them. A command that was killed continues where it was when it is given again.
+
+    \b
+    Examples:
+      quorate predict last validation -o predictions.jsonl
+      quorate predict digits-0001 new_data.py:pictures -o predictions.parquet --checkpoint best
+    """
+    from quorate.api.predict import predict_run
+
+    layer = overrides(settings, workers=workers, task=task)
+    predicted = partial(predict_run, runs, run, data, output, checkpoint, os.environ, layer)
+    done = predicted(averaged=averaged, trust_job=trust_job, watch=_display(True, prints))
+    fields = {"run": done.run, "step": done.step, "file": str(done.file), "rows": done.rows, "earlier": done.earlier}
+    before = f" ({done.earlier:,} of them from before)" if done.earlier else ""
+    print_answer(as_json, fields, f"{done.rows:,} rows{before} of {done.run} at step {done.step:,} are in {done.file}.")
 
 
 def resize(

@@ -145,13 +145,15 @@ class Request:
 @dataclass(frozen=True)
 class EvaluationPlan:
     """The batches of an evaluation, fixed by the job; batch i is evaluated by whoever hosts lane i mod lanes. With
-    `in_step` all hosts, who have as many lanes each, evaluate as many: some batches twice, to the same."""
+    `in_step` all hosts, who have as many lanes each, evaluate as many: some batches twice, to the same. What is `done`
+    is left out."""
 
     samples: int
     batch_size: int
     lanes: int
     every: int | str
     in_step: bool = False
+    done: frozenset[int] = frozenset()
 
     @property
     def batches(self) -> int:
@@ -164,9 +166,9 @@ class EvaluationPlan:
 
     def hosted_batches(self, hosted: range) -> Iterator[int]:
         """The batches that the host of these lanes evaluates."""
-        own = [batch for batch in range(self.batches) if batch % self.lanes in hosted]
+        own = [batch for batch in range(self.batches) if batch % self.lanes in hosted and batch not in self.done]
         yield from own
-        if self.in_step:
+        if self.in_step and not self.done:
             # The first host has the most.
             most = sum(batch % self.lanes < len(hosted) for batch in range(self.batches))
             yield from range(most - len(own))

@@ -22,10 +22,10 @@ from quorate.core.processes import ask_child
 from quorate.data.bad_sample import LeftOut
 from quorate.data.feed import Feed
 from quorate.data.sampler import EvaluationPlan
-from quorate.data.samples import Samples, batch_of
+from quorate.data.samples import Batch, Samples, batch_of
 from quorate.training.accumulated import AccumulatedMetric, compute, take_states
 from quorate.training.losses import LossSum
-from quorate.training.measurement import Sums, as_written, evaluation_mode, measure
+from quorate.training.measurement import Measured, Sums, as_written, evaluation_mode, measure
 from quorate.training.progress import metric_of
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
@@ -139,13 +139,16 @@ class Evaluator:
             return {}
         self._replica.begin_batch()
         seed = derive_seed(self._seed, "evaluation", step, batch)
-        found = measure(self._task, self._replica, read.content, len(read.samples), seed)
+        found = self._measure(batch, read, seed)
         if found.accumulated:
             self._states[batch] = take_states(found.accumulated)
             self._accumulated |= found.accumulated
         self._replica.settle()
         self._put_back.update(self._watch.after_batch())
         return found.sums
+
+    def _measure(self, batch: int, read: Batch, seed: int) -> Measured:  # noqa: ARG002 (for whoever predicts)
+        return measure(self._task, self._replica, read.content, len(read.samples), seed)
 
 
 def _means(everyone: Sequence[dict[str, dict[str, tuple[float, float]]]]) -> dict[str, float]:

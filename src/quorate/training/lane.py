@@ -143,7 +143,7 @@ class LaneRunner:
     @property
     def can_abandon(self) -> bool:
         """Whether it can go on after an error within a lane: a loop of one's own has ended with it."""
-        return self._begun is None
+        return self._ended is None
 
     @property
     def tensors(self) -> list[str]:

@@ -18,7 +18,9 @@ class RunMode:
     the states before and after it instead of those that the job asks for. `averaged`: whether the averages of the
     parameters are evaluated, or the parameters; None as the job does it. `batch_for`: find the largest micro-batch that
     fits into memory which so many workers share. `rates`: up to step `until`, follow a learning-rate range test instead
-    of the schedule: the rate that the task is built with, the first and the last.
+    of the schedule: the rate that the task is built with, the first and the last. `data`: what is evaluated in the
+    place of the validation set: train, test, or a function that gives a dataset. `predict_to`: a folder; instead of
+    being evaluated, each batch is given to predict(), and what comes of it is written there.
     """
 
     until: int | None = None
@@ -27,6 +29,8 @@ class RunMode:
     averaged: bool | None = None
     batch_for: int = 0
     rates: tuple[float, float, float] | None = None
+    data: str = ""
+    predict_to: str = ""
 
     @property
     def is_training(self) -> bool:

@@ -44,6 +44,17 @@ def load_task_type(reference: str, seed: int, builtins: dict[str, Any] | None = 
     return found
 
 
+def load_dataset(reference: str) -> Any:
+    """What the function behind ``file.py:function`` or ``package.module:function`` gives."""
+    place, _, name = reference.rpartition(":")
+    module = _import_file(Path(place).absolute(), None) if place.endswith(".py") else _import_module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise TaskError(f"{place} has no function {name} that could give a dataset.")
+    with building_code(f"{name}()"):
+        return function()
+
+
 def import_seed(seed: int) -> int:
     """What generators begin with when the task is imported."""
     return derive_seed(seed, "import")

@@ -61,7 +61,8 @@ class Task:
         raise NotImplementedError
 
     def datasets(self) -> Any:
-        """Return the training set, or (training set, validation set): anything with len() and []."""
+        """Return the training set, (training set, validation set), or these and a test set for `quorate eval --test`:
+        anything with len() and []."""
         raise NotImplementedError
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
@@ -82,6 +83,11 @@ class Task:
         loss = self.loss(model, batch)
         by_name = isinstance(loss, dict) and all(isinstance(each, tuple) or is_scalar(each) for each in loss.values())
         return loss if by_name else {"loss": loss_in(loss)}
+
+    def predict(self, model: torch.nn.Module, batch: Any) -> Any:
+        """Return what `quorate predict` writes down of a batch: a tensor or a list with a row for each sample, or a
+        dict of them by name. The model is in evaluation mode."""
+        raise NotImplementedError
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002
         """Return a torch learning-rate scheduler. It steps after every update, or after every epoch with

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -42,10 +43,12 @@ from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
 from quorate.training.own_loop import OwnLoop, TurnsLoop
+from quorate.training.prediction import Predictor, predicted_in
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.save import SaveContext
+from quorate.training.source import load_dataset
 from quorate.training.state_layout import StateLayout
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
@@ -54,6 +57,8 @@ from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
 TRAINING = RunMode()
+NAMES = ("train", "validation", "test")
+"""What datasets() gives, in order."""
 WITHDRAWN_WITHIN = 5.0
 """Seconds for a save on its way to notice that it is given up."""
 
@@ -155,8 +160,8 @@ class Hooks:
     on_lane: Callable[[Sequence[torch.Tensor]], None] | None = None
 
 
-def build_samples(task: Task, spec: JobSpec) -> Samples:
-    """The task's datasets, checked."""
+def build_samples(task: Task, spec: JobSpec, data: str = "") -> Samples:
+    """The task's datasets, checked; `data` names what stands in the place of the validation set, if anything does."""
     seed_generators(derive_seed(spec.seed, "datasets"))
     with building_code("datasets()"):
         given = task.datasets()
@@ -170,16 +175,24 @@ def build_samples(task: Task, spec: JobSpec) -> Samples:
     # random_split gives a list; a list of anything but datasets is a dataset itself.
     of_sets = isinstance(given, list) and bool(given) and all(isinstance(d, TorchDataset) for d in given)
     pair = tuple(given) if isinstance(given, tuple) or of_sets else (given,)
-    if len(pair) not in (1, 2):
+    if len(pair) not in (1, 2, 3):
         raise TaskError(
-            f"datasets() returned {len(pair)} values; return the training set, or (training set, validation set)."
+            f"datasets() returned {len(pair)} values; return the training set, (training set, validation set), or "
+            "(training set, validation set, test set)."
         )
     if isinstance(pair[0], Stream):
         pair[0].bind(spec)
     training = pair[0] if isinstance(pair[0], Stream) else check_dataset(pair[0], "training")
     datasets: dict[Source, Dataset] = {Source.TRAINING: training}
-    if len(pair) == 2 and pair[1] is not None:
-        datasets[Source.VALIDATION] = check_dataset(pair[1], "validation")
+    named = dict(zip(NAMES, pair, strict=False)) | ({data: load_dataset(data)} if ":" in data else {})
+    if data and named.get(data) is None:
+        given_names = ", ".join(name for name in NAMES if named.get(name) is not None)
+        raise TaskError(
+            f"datasets() gives no {data} set; it gives {given_names}. Return (training set, validation set, test set), "
+            "or name a function that gives a dataset: file.py:function"
+        )
+    if (validation := named.get(data or "validation")) is not None:
+        datasets[Source.VALIDATION] = check_dataset(validation, data or "validation")
     has_own_collate = getattr(task.collate, "__func__", None) is not Task.collate
     return Samples(
         datasets,
@@ -208,12 +221,12 @@ def check_evaluable(samples: Samples) -> None:
         )
 
 
-def evaluation_plan(spec: JobSpec, samples: Samples) -> EvaluationPlan:
+def evaluation_plan(spec: JobSpec, samples: Samples, done: frozenset[int] = frozenset()) -> EvaluationPlan:
     """By default an evaluation batch is as large as what one lane reads of a training batch."""
     size = spec.evaluate.batch_size or -(-spec.batch_size // spec.lanes)
     validation = samples.datasets.get(Source.VALIDATION, ())
     in_step = isinstance(spec.strategy, FsdpSpec)
-    return EvaluationPlan(len(validation), size, spec.lanes, spec.evaluate.every, in_step)
+    return EvaluationPlan(len(validation), size, spec.lanes, spec.evaluate.every, in_step, done)
 
 
 def sampler_of(spec: JobSpec, task: Task, training: Dataset) -> Sampler:
@@ -243,7 +256,9 @@ def assemble(
     """The loop of one worker in one generation."""
     spec, task, replica, activity = parts.spec, parts.task, parts.replica, hooks.activity
     watch = parts.watch  # before order() and collate() run for the first time
-    evaluation = evaluation_plan(spec, parts.samples)
+    folder = Path(mode.predict_to) if mode.predict_to else None
+    evaluation = evaluation_plan(spec, parts.samples, frozenset() if folder is None else predicted_in(folder))
+    evaluates = Evaluator if folder is None else partial(Predictor, folder)
     audit = audit_of(parts, generation, worker, connection, progress, checkpointer)
     settle_save = partial(_settle_save, checkpointer, activity)
     update = _update_of(parts, generation, worker, connection, settle_save, hooks)
@@ -269,7 +284,7 @@ def assemble(
         lanes=LaneRunner(task, replica, connection.gradients, watch, spec.seed, parts.graphs, ended, on_lane),
         strategy=strategy,
         update=update,
-        evaluator=Evaluator(task, replica, evaluation, feed, watch, spec.seed, activity.advance, averaged=averaged),
+        evaluator=evaluates(task, replica, evaluation, feed, watch, spec.seed, activity.advance, averaged=averaged),
         checkpointer=checkpointer,
         activity=activity,
         progress=progress,

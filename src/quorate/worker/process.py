@@ -33,6 +33,7 @@ from quorate.core.errors import (
     ReplicasDiffer,
     ResidualsLost,
     RunError,
+    TaskError,
     WorkerUnfit,
 )
 from quorate.core.failure import Failure
@@ -352,12 +353,17 @@ class Worker:
         if self._assignment.workers == 1 and replica.sharding is None:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
             check_repeatable(self._configure(), spec, replica)
-        samples = build_samples(task, spec)
+        samples = build_samples(task, spec, self._assignment.mode.data)
         training = samples.datasets[Source.TRAINING]
         if isinstance(training, Stream) and self._assignment.mode.is_training:
             training.bookmarks = self._run.path / "streams"
         if self._assignment.mode.evaluates_only:
             check_evaluable(samples)
+        if self._assignment.mode.predict_to and type(task).predict is Task.predict:
+            raise TaskError(
+                f"{type(task).__name__} has no predict(self, model, batch), which gives what is written down of a batch: "
+                "a tensor with a row for each sample, or a dict of them by name."
+            )
         self._page.write_setup("fingerprint")
         environment = device.facts(spec.threads, spec.deterministic) | {
             "canary": canary(device),
