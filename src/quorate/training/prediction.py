@@ -64,7 +64,7 @@ def _column(name: str, value: Any, samples: int) -> list[Any]:
     if not isinstance(rows, list | tuple) or len(rows) != samples:
         many = f", which has {len(rows)} rows" if isinstance(rows, list | tuple) else ""
         raise MetricError(
-            f"predict() returned {given(value)} as '{name}'{many}, for a batch of {samples} samples: give a row for each "
-            f"of them, in their order.{likely_slip(value)}"
+            f"predict() returned {given(value)} as '{name}'{many}, for a batch of {samples} samples: give a row for "
+            f"each of them, in their order.{likely_slip(value)}"
         )
     return [row.tolist() if hasattr(row, "tolist") else row for row in rows]

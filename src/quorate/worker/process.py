@@ -361,7 +361,7 @@ class Worker:
             check_evaluable(samples)
         if self._assignment.mode.predict_to and type(task).predict is Task.predict:
             raise TaskError(
-                f"{type(task).__name__} has no predict(self, model, batch), which gives what is written down of a batch: "
+                f"{type(task).__name__} has no predict(self, model, batch), which gives what is written of a batch: "
                 "a tensor with a row for each sample, or a dict of them by name."
             )
         self._page.write_setup("fingerprint")
