@@ -60,7 +60,13 @@ def predict_run(
     def take_up(run: RunFolder, info: CheckpointInfo, now: Prepared) -> None:
         nonlocal earlier
         weights = info.manifest.weights_digest
-        of = {"run": run.name, "weights": weights, "averaged": averaged, "data": data, "code": now.facts.get(SOURCE)}
+        of: dict[str, Any] = {
+            "run": run.name,
+            "weights": weights,
+            "averaged": averaged,
+            "data": data,
+            "code": now.facts.get(SOURCE),
+        }
         of |= {"job": sorted((one.key, str(one.value)) for one in overrides if one.key != "workers")}
         told, known = content_digest(json.dumps(of).encode()), parts / "of"
         if not known.exists() or known.read_text() != told:

@@ -304,7 +304,7 @@ def predict(
     \b
     Examples:
       quorate predict last validation -o predictions.jsonl
-      quorate predict digits-0001 new_data.py:pictures -o predictions.parquet --checkpoint best
+      quorate predict digits-0001 new.py:pictures -o out.parquet --workers 2
     """
     from quorate.api.predict import predict_run
 
