@@ -81,6 +81,7 @@ MORE = {
     "engine": {"Ray": "../how-to/ray.md"},
     "step_timeout": {"hangs": "../how-to/hang.md"},
     "checkpoint": {"recovery": "../how-to/recover.md"},
+    "share": {"security": "../how-to/security.md#who-may-read-a-run"},
     "encrypt": {"security": "../how-to/security.md"},
     "nccl": {"NCCL": "../how-to/nccl.md"},
     "check_gradients": {"bits": "../explanation/bits.md"},

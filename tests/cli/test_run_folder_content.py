@@ -27,6 +27,7 @@ def test_a_run_explains_itself_and_keeps_its_secret(workplace: Workplace, undist
     assert workplace.result() == document
 
     run = workplace.last
+    assert run.stat().st_mode & 0o777 == 0o700
     job = (run / "job.yaml").read_text()
     assert re.search(r"^lanes: 4  # job\.yaml line \d+$", job, re.MULTILINE)
     assert re.search(r"^workers: 3  # --workers$", job, re.MULTILINE)
@@ -56,6 +57,12 @@ def test_a_run_explains_itself_and_keeps_its_secret(workplace: Workplace, undist
     assert len(commands) >= 3
     assert not [command for command in commands if token in command]
     assert token not in done.stderr + done.stdout
+
+
+def test_a_run_is_shared_with_the_group_on_request(workplace: Workplace, undisturbed: str) -> None:
+    done = workplace.train("--json", "--set", "share=group")
+    assert done.document["weights_digest"] == undisturbed
+    assert workplace.last.stat().st_mode & 0o777 == 0o750
 
 
 def test_more_workers_than_cores_are_warned_of(workplace: Workplace) -> None:

@@ -31,6 +31,7 @@ def test_keys_that_change_only_how_a_job_runs() -> None:
         "setup_timeout",
         "balance",
         "runs",
+        "share",
         "checkpoint",
         "loader_workers",
         "loader_prefetch",

@@ -49,6 +49,13 @@ class TestCreate:
         files = {run.job_file, run.events_file, run.result_file, run.environment_file}
         assert {file.name for file in files} == {"job.yaml", "events.jsonl", "result.json", "environment.json"}
 
+    def test_only_its_owner_looks_into_it_unless_it_is_shared(self, tmp_path: Path) -> None:
+        run = RunFolder.create(tmp_path / "runs", "mnist")
+        assert run.path.stat().st_mode & 0o777 == 0o700
+        run.open_to_group()
+        assert run.path.stat().st_mode & 0o777 == 0o750
+        assert (tmp_path / "runs").stat().st_mode & 0o055, "of the folder of runs nothing was said"
+
     def test_launchers_at_once_never_share(self, tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             names = list(pool.map(lambda _: RunFolder.create(tmp_path, "mnist").name, range(24)))

@@ -88,3 +88,6 @@ def test_a_job_with_secrets_is_for_its_owner_only(tmp_path: Path) -> None:
     private = SearchFolder.create(tmp_path, "find", "name: find\n", "name: tiny\n", is_private=True)
     assert shared.job_file.stat().st_mode & 0o077
     assert not private.job_file.stat().st_mode & 0o077
+    assert shared.path.stat().st_mode & 0o777 == 0o700
+    opened = SearchFolder.create(tmp_path, "find", "name: find\n", "name: tiny\n", is_shared=True)
+    assert opened.path.stat().st_mode & 0o777 == 0o750

@@ -258,8 +258,7 @@ def _make(target: RunFolder, place: Place, origin: Origin, words: _Words) -> Non
     run = RunFolder(temporary / final.name)
     try:
         try:
-            run.logs.mkdir(parents=True)
-            run.checkpoints.mkdir()
+            run.make()
         except OSError as error:
             raise RunError(
                 f"cannot make a run folder in {final.parent}: {error.strerror}. Choose another with --runs."

@@ -117,6 +117,8 @@ class Part:
     def train(self, signals: Signals) -> Result:
         """Launch its processes, show it, write down what it comes to, and wait for copies of its checkpoints."""
         place = Place("launcher", self.run.name)
+        if self._spec.share is not None:
+            self.run.open_to_group()
         self.run.logs.mkdir(exist_ok=True)  # logs may be removed to save space, and the run resumed after that
         log_file = LogFile(self.run.logs / "launcher.jsonl", {"process": place.process})
         logged = also_logging(RecordHandler(place, log_file.append), self._spec.log_level)

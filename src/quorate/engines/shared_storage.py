@@ -7,6 +7,7 @@ to it, so that whoever looks into the run finds everything there.
 import contextlib
 import secrets
 import shutil
+import stat
 from pathlib import Path
 
 from quorate.core.addresses import is_url
@@ -47,7 +48,7 @@ def _claim(run: RunFolder, shared: RunFolder) -> None:
     if run.checkpoints.resolve() == shared.checkpoints.resolve():
         return  # since an earlier part of it
     owner, created = shared.path / OWNER, run.created.isoformat()
-    shared.path.mkdir(parents=True, exist_ok=True)
+    shared.path.mkdir(stat.S_IMODE(run.path.stat().st_mode), parents=True, exist_ok=True)
     try:
         with owner.open("x") as file:
             file.write(created)

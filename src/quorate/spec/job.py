@@ -382,6 +382,9 @@ class JobSpec(Section):
     shortens a step by at least a fifth."""
     runs: Annotated[str, Mark.MANNER, Field(min_length=1), Allowed("the path of a folder, as text")] = "runs"
     """The folder of run folders, relative to the current folder."""
+    share: Annotated[Literal["group"] | None, Mark.MANNER, Allowed("group or null")] = None
+    """Who else may look into the run's folder: `group` opens it to the group that it belongs to. Null: only its owner.
+    Neither changes a folder that is more open already."""
     checkpoint: Annotated[CheckpointSpec, Mark.MANNER] = CheckpointSpec()
     """When to save, and what to keep. With neither `every` nor `minutes`, a checkpoint is saved every 10 minutes."""
     loader_workers: Annotated[CountOrZero, Mark.MANNER] = 0

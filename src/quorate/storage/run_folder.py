@@ -32,6 +32,7 @@ RUNS_ENV = "QUORATE_RUNS"
 LAST = "last"
 SHOWN = 8
 _CREATED = "created"
+_OWNERS = stat.S_IRWXU
 STORED = "storage.json"
 """Says in which object store a run has what several hosts need."""
 
@@ -94,13 +95,23 @@ class RunFolder:
             runs.mkdir(parents=True, exist_ok=True)
             run = cls(claim_folder(runs, name, others))
             try:
-                run.logs.mkdir()
-                run.checkpoints.mkdir()
+                run.make()
                 write_creation(run.path)
             except BaseException:
                 run._take_back()
                 raise
             return run
+
+    def make(self) -> None:
+        """Make the folders of a run that only its owner may look into."""
+        self.path.mkdir(_OWNERS, parents=True, exist_ok=True)
+        self.logs.mkdir()
+        self.checkpoints.mkdir()
+
+    def open_to_group(self) -> None:
+        """Let the group of its folder look into the run."""
+        with explaining(f"cannot share {self.path}"):
+            open_to_group(self.path)
 
     @classmethod
     def find(cls, runs: Path, reference: str) -> "RunFolder":
@@ -460,9 +471,14 @@ def claim_folder(runs: Path, name: str, others: Iterable[Path] = ()) -> Path:
     for number in itertools.count(max(taken, default=0) + 1):
         path = runs / f"{name}-{number:04d}"
         with contextlib.suppress(FileExistsError):
-            path.mkdir()
+            path.mkdir(_OWNERS)
             break
     return path
+
+
+def open_to_group(folder: Path) -> None:
+    """Let the group of a folder look into it."""
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRGRP | stat.S_IXGRP)
 
 
 def finite(value: Any) -> Any:

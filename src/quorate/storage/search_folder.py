@@ -15,7 +15,7 @@ from quorate.core.errors import RunError
 from quorate.core.regular_file import open_regular, opened_regular
 from quorate.storage.atomic import explaining, write_atomically, write_fully
 from quorate.storage.lock import FolderLock, Holder
-from quorate.storage.run_folder import LAST, RunFolder, claim_folder, finite, is_search
+from quorate.storage.run_folder import LAST, RunFolder, claim_folder, finite, is_search, open_to_group
 
 
 class SearchFolder:
@@ -36,12 +36,16 @@ class SearchFolder:
         self._lock = FolderLock(self.lock_file, f"the search {self.name}", "stop it with Ctrl-C")
 
     @classmethod
-    def create(cls, runs: Path, name: str, search: str, job: str, *, is_private: bool = False) -> "SearchFolder":
+    def create(
+        cls, runs: Path, name: str, search: str, job: str, *, is_private: bool = False, is_shared: bool = False
+    ) -> "SearchFolder":
         """Make the folder of a new search, ``name-0001`` or the number after the highest there is, with the resolved
-        search and its base job in it; a job with secrets for its owner only."""
+        search and its base job in it. It is for its owner only, or shared with the group; a job with secrets is not."""
         with explaining(f"cannot make a search's folder in {runs}", "Choose another folder with `runs`."):
             runs.mkdir(parents=True, exist_ok=True)
             folder = cls(claim_folder(runs, name))
+            if is_shared:
+                open_to_group(folder.path)
             folder.trials.mkdir()
             write_atomically(folder.job_file, job, 0o600 if is_private else 0o644)
             # The last: with it the folder is a search.

@@ -66,8 +66,15 @@ def begin(search: ResolvedSearch) -> SearchFolder:
     """Make the folder of a search."""
     refuse_without_ray()
     runs = Path(search.spec.runs).absolute()
-    is_private = session.is_private(search.job.spec)
-    return SearchFolder.create(runs, search.spec.name, dump_search(search), job_text(search.job), is_private=is_private)
+    job = search.job.spec
+    return SearchFolder.create(
+        runs,
+        search.spec.name,
+        dump_search(search),
+        job_text(search.job),
+        is_private=session.is_private(job),
+        is_shared=job.share is not None,
+    )
 
 
 def recorded(runs: Path, reference: str) -> tuple[ResolvedSearch, SearchFolder]:

@@ -231,8 +231,7 @@ def collecting_signals_into(signals: Signals) -> Iterator[None]:
 
 def _make(run: RunFolder, job: ResolvedJob) -> None:
     try:
-        for folder in (run.logs, run.checkpoints):
-            folder.mkdir(parents=True)
+        run.make()
         write_creation(run.path)
     except OSError as error:
         raise RunError(f"cannot make the run folder {run.path}: {error.strerror or error}.") from error
