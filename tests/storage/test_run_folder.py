@@ -23,7 +23,7 @@ from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.storage import run_folder
 from quorate.storage.atomic import temporary_of, write_atomically
 from quorate.storage.lock import Holder
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_folder import RunFolder, is_search
 
 
 def aged(run: RunFolder, seconds: int) -> RunFolder:
@@ -65,6 +65,25 @@ class TestCreate:
         (tmp_path / "runs").write_text("")
         with pytest.raises(RunError, match=r"cannot make a run folder in .*runs.*`runs`"):
             RunFolder.create(tmp_path / "runs", "mnist")
+
+    def test_a_run_of_somebody_else_is_refused_in_words(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        closed, own = RunFolder.create(tmp_path, "mnist"), RunFolder.create(tmp_path, "mnist")
+        real = os.stat
+
+        def refuse(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+            if isinstance(path, Path) and path.parent == closed.path:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return real(path, *arguments, **options)
+
+        monkeypatch.setattr(os, "stat", refuse)
+        monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != closed.path)
+        assert [run.name for run in RunFolder.all_in(tmp_path)] == [own.name]
+        assert not is_search(closed.path)
+        for reference in (closed.name, str(closed.path)):
+            with pytest.raises(
+                RunError, match=r"may not look into .*mnist-0001, which belongs to user \d+.*share: group"
+            ):
+                RunFolder.find(tmp_path, reference)
 
     @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
     @pytest.mark.parametrize("failing", ["mnist-0001", "logs", "checkpoints"])

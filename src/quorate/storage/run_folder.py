@@ -352,7 +352,9 @@ def _holds_runs(folder: Path) -> bool:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run's. A job file alone stands in folders of all kinds."""
-    return (folder / _CREATED).is_file() or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
+    with contextlib.suppress(PermissionError):  # another's folder must not hide the others
+        return (folder / _CREATED).is_file() or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
+    return False
 
 
 def why_untrusted(runs: Path, reference: str, folder: Path) -> str:
@@ -403,7 +405,9 @@ def _is_users_own(group: int) -> bool:
 
 def is_search(folder: Path) -> bool:
     """Whether a folder is that of a hyperparameter search, whose trials are runs inside it."""
-    return (folder / "search.yaml").is_file() and (folder / "trials").is_dir()
+    with contextlib.suppress(PermissionError):
+        return (folder / "search.yaml").is_file() and (folder / "trials").is_dir()
+    return False
 
 
 def write_creation(folder: Path, moment: datetime | None = None) -> None:
@@ -435,6 +439,11 @@ def _not_found(runs: Path, reference: str, names: list[str]) -> str:
         if reference and is_search(folder):
             trials = folder / "trials"
             return f"{reference} is a search, not a run: its trials are runs in {trials}; `runs` says where to look"
+        if reference and folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+            return (
+                f"you may not look into {folder.absolute()}, which belongs to user {folder.stat().st_uid}. "
+                "`share: group` in a job opens its runs to the group"
+            )
     if os.sep in reference:
         return f"{reference} is not a run folder: it has no file `created`, which every run has"
     if reference.endswith((".yaml", ".yml")):
