@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from quorate.api.evaluate import scratch_folder
 from quorate.api.model_artifact import Lineage, build_artifact, sha256_of
@@ -235,6 +236,28 @@ class ModelRegistry:
             for name, file in wanted.items():
                 move_into_place(scratch / name, file)
         return found, into
+
+    def named(self) -> dict[str, list[str]]:
+        """The versions of all models by the MLflow run that each belongs to, whoever has registered them."""
+        found: dict[str, list[str]] = {}
+        with self._asking():
+            for each in self._pages(self._client.search_model_versions):
+                found.setdefault(each.run_id, []).append(f"{each.name}/{each.version}")
+        return found
+
+    def folders(self, run_id: str) -> list[Path]:
+        """Where an MLflow run and its models have their files, as far as that is on this machine."""
+        with self._asking():
+            known = self._client.get_run(run_id)
+            own = {"experiment_ids": [known.info.experiment_id], "filter_string": f"source_run_id = '{run_id}'"}
+            models = [each.artifact_location for each in self._pages(self._client.search_logged_models, **own)]
+        places = [urlsplit(uri) for uri in (known.info.artifact_uri, *models)]
+        return [Path(unquote(each.path)).parent for each in places if each.scheme in ("", "file")]
+
+    def delete_run(self, run_id: str) -> None:
+        """Have MLflow show a run no more; its files are for the caller to remove."""
+        with self._asking():
+            self._client.delete_run(run_id)
 
     def _logged(self, mlflow_run: Any) -> Iterator[Logged]:
         """The models of a run that are whole, with where they come from."""

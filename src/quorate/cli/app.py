@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from quorate.cli.checkpoints import app as checkpoints
+from quorate.cli.clean import clean
 from quorate.cli.data import app as data
 from quorate.cli.find_lr import find_lr
 from quorate.cli.history import diff, logs, report, runs, show, trace
@@ -105,7 +106,7 @@ app = group_of_verbs("quorate", add_completion=True)
 VERBS: list[Callable[..., None]] = [
     *(init, plan, find_lr, train, resume, tune, evaluate, predict),
     *(runs, show, logs, report, top, diff, trace),
-    *(resize, checkpoint, stop, chaos, track, doctor),
+    *(resize, checkpoint, stop, chaos, track, clean, doctor),
 ]
 for verb in VERBS:
     app.command("eval" if verb is evaluate else verb.__name__.replace("_", "-"))(verb)

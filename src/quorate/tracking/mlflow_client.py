@@ -192,8 +192,8 @@ def _experiment_id(client: Any, uri: str, name: str) -> str:
     return str(known.experiment_id)
 
 
-def _kept_ids(run: RunFolder) -> dict[str, str]:
-    """By the place at which each is: a run may be tracked at several."""
+def kept_ids(run: RunFolder) -> dict[str, str]:
+    """The ids of a run's MLflow runs, by the place at which each is: a run may be tracked at several."""
     try:
         kept = json.loads((run.path / FOLDER / "mlflow.json").read_text())
     except (OSError, ValueError):
@@ -202,12 +202,12 @@ def _kept_ids(run: RunFolder) -> dict[str, str]:
 
 
 def _kept_id(run: RunFolder, uri: str) -> str | None:
-    kept = _kept_ids(run).get(place(uri))
+    kept = kept_ids(run).get(place(uri))
     return kept if isinstance(kept, str) else None
 
 
 def _keep_id(run: RunFolder, uri: str, run_id: str) -> None:
     with contextlib.suppress(OSError):  # the server's tag says the same
         (run.path / FOLDER).mkdir(exist_ok=True)
-        kept = {**_kept_ids(run), place(uri): run_id}
+        kept = {**kept_ids(run), place(uri): run_id}
         write_atomically(run.path / FOLDER / "mlflow.json", json.dumps(kept, indent=2) + "\n")
