@@ -129,6 +129,9 @@ class Running:
         return None
 
 
+TITLES = {"quorate.coordinator": "quorate: coordinator", "quorate.engines.fork_server": "quorate: fork server"}
+
+
 class Workplace:
     """A folder with a task and a job file, in which commands are given."""
 
@@ -234,11 +237,13 @@ class Workplace:
         return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def pids(self, word: str = "") -> list[int]:
-        """Processes that stand in this folder, as every process of a job does, with a word in their command line."""
+        """Processes that stand in this folder, as every process of a job does, with a word in their command line, or of
+        a module that shows itself by a title."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if entry.joinpath("cwd").readlink() == self.folder and word in command_line(int(entry.name)):
+                line = command_line(int(entry.name))
+                if entry.joinpath("cwd").readlink() == self.folder and (word in line or TITLES.get(word, word) in line):
                     found.append(int(entry.name))
             except OSError:
                 continue  # gone meanwhile, or a zombie
@@ -249,10 +254,11 @@ class Workplace:
         (self.folder / "go").touch()
 
     def workers(self) -> list[int]:
-        """The pids of the workers: what the fork server has forked."""
-        family = self.pids("quorate.engines.fork_server")
+        """The pids of the workers, and of their loaders: what the fork server has forked."""
+        servers = self.pids("quorate.engines.fork_server")
         # Not by their numbers: these begin anew when all have been given.
-        return [pid for pid in family if parent_of(pid) in family]
+        forked = [pid for pid in self.pids() if parent_of(pid) in servers]
+        return forked + [pid for pid in self.pids() if parent_of(pid) in forked]
 
     def assert_nobody_left(self, within: float = 60.0) -> None:
         """Wait until no process of any command given here is left."""

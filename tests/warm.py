@@ -27,6 +27,9 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
+
+import setproctitle
 
 COMMAND = "quorate"
 PART = "quorate.api"
@@ -227,6 +230,8 @@ def _be_spare(connection: socket.socket, environment: dict[str, str]) -> NoRetur
 def serve(connection: socket.socket) -> None:
     """Fork what is asked for, until whoever asks is gone."""
     environment = dict(os.environ)
+    with patch.dict(os.environ, SPT_NOENV="1"):
+        setproctitle.getproctitle()  # it looks for the words of the command line now, while they are in their place
     _preload_measured() if MEASURING in os.environ else _preload()
     gc.collect()
     gc.freeze()

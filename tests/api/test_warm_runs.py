@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from api.test_training_from_python import run_python
-from command import PATIENCE, Workplace, await_condition, in_step, parent_of
+from command import PATIENCE, Workplace, await_condition, command_line, in_step, parent_of
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -35,7 +35,8 @@ def train(runner=session.run_on_engine, **keys):
 
 def family():
     children = sorted(children_of(os.getpid()))
-    return [pid for pid in children if b"quorate.engines" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    return [pid for pid in children if b"quorate.engines" in words[pid] or b"quorate: " in words[pid]]
 
 
 def events(run):
@@ -224,7 +225,8 @@ with WarmRunner() as runner:
         lambda: len(workplace.runs()) == 2 and any(each.get("step") == 3 for each in workplace.events()),
     )
     # The process that stays has forked a fork server, which has forked workers.
-    family = workplace.pids("quorate.engines.fork_server")
+    family = workplace.pids("quorate: ")
+    family = [pid for pid in family if "coordinator" not in command_line(pid)]
     (stays,) = [pid for pid in family if parent_of(pid) not in family]
     (forked,) = [pid for pid in family if parent_of(pid) == stays]
     workers = [pid for pid in family if parent_of(pid) == forked]

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from command import Workplace, command_line
+from command import Workplace, await_condition, command_line
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -15,6 +15,9 @@ def test_a_run_explains_itself_and_keeps_its_secret(workplace: Workplace, undist
     assert address.stat().st_mode & 0o777 == 0o600
     token = json.loads(address.read_text())["token"]
     commands = [command_line(pid) for pid in workplace.pids()]
+    names = ("coordinator", "fork server", *(f"worker {worker}{of}" for worker in range(3) for of in ("", " loader")))
+    titles = {f"quorate: {name} of tiny-0001" for name in names}
+    await_condition("titles", lambda: titles <= {command_line(pid).rstrip() for pid in workplace.pids()})
     workplace.go()
     done = running.done()
     assert done.code == 0, done.stderr

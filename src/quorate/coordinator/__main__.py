@@ -32,6 +32,7 @@ from quorate.core.log_records import Place, RecordHandler, current_place
 from quorate.core.masking import register_secrets
 from quorate.core.mesh import MeshShape
 from quorate.core.networks import enter_network
+from quorate.core.processes import show_as
 from quorate.core.timing import Timing
 from quorate.observe.events import CoordinatorReplaced
 from quorate.observe.jsonl import JsonlSink
@@ -114,6 +115,7 @@ def _start_log(appointment: Appointment) -> None:
     run = RunFolder(Path(appointment.run))
     place = Place("coordinator", run.name)
     handler = RecordHandler(place, LogFile(run.logs / "coordinator.jsonl", {"process": place.process}).append)
+    show_as(place.process, place.run)
     logging.basicConfig(level=appointment.log_level.upper(), handlers=[handler])
 
 

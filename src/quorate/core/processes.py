@@ -69,6 +69,16 @@ def _close_copies() -> None:
 os.register_at_fork(after_in_child=_close_copies)
 
 
+def show_as(name: str, run: str) -> None:
+    """Have `ps` and `top` show this process as this part of a run; where the library is not installed, as it was."""
+    with contextlib.suppress(ImportError):
+        # By itself it would also write over the environment that others see of the process.
+        os.environ["SPT_NOENV"] = "1"
+        from setproctitle import setproctitle
+
+        setproctitle(f"quorate: {name} of {run}" if run else f"quorate: {name}")
+
+
 def children_of(parent: int, proc: Path = Path("/proc")) -> dict[int, int]:
     """The children of a process by their pids, each with its process group; those that are dead and not reaped too."""
     stats = ((pid, _stat(proc, pid)) for pid in _candidates(parent, proc))

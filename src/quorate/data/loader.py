@@ -18,7 +18,7 @@ import torch
 from quorate.core.errors import HelperLost, JobError, OutOfMemory
 from quorate.core.log_records import current_place
 from quorate.core.machine import keep_freed_memory
-from quorate.core.processes import close_in_children, describe_departure, die_with_parent, likely_cause
+from quorate.core.processes import close_in_children, describe_departure, die_with_parent, likely_cause, show_as
 from quorate.core.user_code import describe, user_traceback
 from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
 from quorate.data.sampler import Request
@@ -168,6 +168,7 @@ def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
         gc.freeze()
         if (place := current_place()) is not None:
             place.process = f"{place.process} loader"
+            show_as(place.process, place.run)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(worker)
         # One: those of the worker are not in this process, and waiting for them would take for ever.

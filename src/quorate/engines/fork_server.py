@@ -38,6 +38,7 @@ from quorate.core.processes import (
     die_with_parent,
     keep_in_children,
     outlive_parent,
+    show_as,
 )
 from quorate.core.task_source import TaskSource
 from quorate.core.user_code import describe
@@ -184,6 +185,7 @@ class Stay:
             os.dup2(null, number)
         os.close(null)
         log_by_stderr(Place("fork server", ""), "info")  # no more to the log of this run
+        show_as("fork server that waits for the next run", "")
         WarmProcess(self.control, self.owner, lambda _, words: serve_run(words, task), task.why_stale).serve()
 
 
@@ -417,6 +419,7 @@ def serve_run(arguments: Sequence[str], task: ImportedTask | None = None) -> Non
     adopt_orphans()
     refuse_breakpoints()
     log_by_stderr(Place("fork server", run), "info")
+    show_as("fork server", run)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stay = Stay(_own(control[0]), int(parent)) if control else None
     ForkServer(Messages(_own(messages)), _own(pump), task, stay).serve()

@@ -43,6 +43,7 @@ from quorate.core.gpus import use_gpu
 from quorate.core.log_records import Place, current_place, log_by_stderr
 from quorate.core.machine import is_shortage
 from quorate.core.masking import register_secrets, secrets_in
+from quorate.core.processes import show_as
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
@@ -103,6 +104,7 @@ def start_log(assignment: Assignment) -> None:
     register_secrets([*assignment.secrets, *secrets_in(assignment.job)])
     place = Place(name_of(assignment.slot), Path(assignment.run).name, assignment.slot)
     log_by_stderr(place, assignment.job["log_level"])
+    show_as(place.process, place.run)
 
 
 class Worker:
