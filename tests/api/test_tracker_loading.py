@@ -1,5 +1,7 @@
 """The libraries of trackers are imported by one thread, and nobody uses them before that is done."""
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -140,3 +142,17 @@ def test_a_run_whose_tracker_breaks_leaves_the_others_told_and_all_that_was_made
     assert caplog.messages == [f"{broken.name}: No module named 'mlflow'. {command}"]
     assert len(server.curve()) == 3
     assert len(made) == 1 and closed == made, "one for a run"
+
+
+def test_the_wait_for_a_tracker_is_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "_UNTOLD", 0.0)
+    real = subprocess.Popen
+    slow = [sys.executable, "-c", "import sys, time; sys.stdin.read(); time.sleep(0.5); print('[]')"]
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **options: real(slow, **options))
+    said: list[str] = []
+    tracker = process.TrackerProcess(RunFolder.create(tmp_path, "tracked"), SPEC, said.append)
+    tracker.close()
+    assert [sentence.partition(",")[0] for sentence in said] == ["waiting until the run is tracked"]
+    assert not caplog.records

@@ -48,6 +48,7 @@ def test_a_run_explains_itself_and_keeps_its_secret(workplace: Workplace, undist
     assert len(workplace.checkpoints()) == 2
     assert not address.exists()
 
+    assert "does not answer" not in workplace.log("launcher")
     for worker in range(3):
         assert "a word from the task" in workplace.log(f"worker-{worker}")
     forked = re.findall(r"worker \d is process \d+, forked$", workplace.log("fork_server"), re.MULTILINE)

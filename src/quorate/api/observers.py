@@ -75,7 +75,7 @@ def _switched_on(
         from quorate.api.tracker import TrackerProcess
 
         try:
-            process = TrackerProcess(run, spec)
+            process = TrackerProcess(run, spec, say)
         except OSError as error:  # no room for its log, or no process more: that is no reason not to train
             log.warning("the run is not tracked: %s. quorate track does that later", error)
         else:

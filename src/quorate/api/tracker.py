@@ -165,8 +165,9 @@ def _missing_of_ended(run: RunFolder, away: set[str]) -> list[str]:
 class TrackerProcess:
     """The launcher's side of it: a sink that does nothing but end the process with the run."""
 
-    def __init__(self, run: RunFolder, spec: JobSpec) -> None:
+    def __init__(self, run: RunFolder, spec: JobSpec, say: Callable[[str], None]) -> None:
         self._run = run
+        self._say = say
         # A resumed run has its new job in its folder only when the task was accepted.
         job = json.dumps(spec.model_dump(mode="json")).encode() + b"\n"
         (run.path / FOLDER).mkdir(exist_ok=True)
@@ -215,7 +216,7 @@ class TrackerProcess:
                     return
                 if waited > _UNTOLD and not is_told:
                     is_told = True
-                    log.warning("waiting until the run is tracked, %g s at most; Ctrl-C ends the wait", PATIENCE)
+                    self._say(f"waiting until the run is tracked, {PATIENCE:g} s at most; Ctrl-C ends the wait")
 
 
 def main() -> None:

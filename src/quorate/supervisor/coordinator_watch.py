@@ -121,7 +121,8 @@ class EventFollower:
                     self._stream.cancel()
                 self._take(self._stream)
             except LinkError as error:
-                log.info("the events of the job broke off: %s", error)
+                if not self._closed.is_set():  # `close` cancels it, which is no trouble
+                    log.info("the events of the job broke off: %s", error)
             self._closed.wait(PAUSE)
 
     def _take(self, stream: EventStream) -> None:
