@@ -229,3 +229,13 @@ def points_of_wandb(run: Path) -> dict[str, dict[int, Any]]:
         assert step not in curves.setdefault(name, {}), f"step {step} of {name} is there twice"
         curves[name][step] = value
     return curves
+
+
+def test_the_experiment_the_name_and_tags_are_the_jobs_own(workplace: Workplace) -> None:
+    own = {"experiment": "sweeps", "run_name": "wider", "tags": {"team": "vision", "ticket": 17}}
+    workplace.write_job(track={"mlflow": True, **own}, steps=2)
+    train_tracked(workplace, MLFLOW_EXPERIMENT_NAME="not this one")
+    database = Database(workplace.folder / "runs" / "mlflow.db")
+    assert database.runs() == {"wider": "FINISHED"}
+    assert database.pairs("tags", "wider").items() >= {("team", "vision"), ("ticket", "17")}
+    assert {("sweeps",)} == set(database.ask("SELECT e.name FROM runs JOIN experiments e USING (experiment_id)"))

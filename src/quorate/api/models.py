@@ -150,7 +150,7 @@ class ModelRegistry:
         with self._asking():
             if mlflow_run is None:
                 started = int(run.created.timestamp() * 1000)
-                mlflow_run = find_or_make_run(self._client, self.uri, run, spec.name, started)
+                mlflow_run = find_or_make_run(self._client, self.uri, run, spec, started)
             for known in self._logged(mlflow_run):
                 told = known.lineage.checkpoint, known.lineage.weights_digest
                 if told == (info.path.name, info.manifest.weights_digest):

@@ -68,6 +68,14 @@ class TrackSpec(Section):
         Allowed("true (a file in the folder of runs), or the address of an MLflow server or database"),
     ] = False
     """Track in MLflow."""
+    experiment: Annotated[str | None, Field(min_length=1), Allowed("the name of an experiment, or null")] = None
+    """The experiment of MLflow. Null: that of `MLFLOW_EXPERIMENT_NAME`, or one with the name of the job."""
+    run_name: Annotated[str | None, Field(min_length=1), Allowed("a name, or null")] = None
+    """The name of the run in MLflow. Null: that of the run folder."""
+    tags: Annotated[
+        dict[str, str | bool | int | float], Allowed("a mapping of tags, such as {team: vision, ticket: 17}")
+    ] = {}
+    """Tags of the run in MLflow, besides those that Quorate sets."""
     tensorboard: bool = False
     """Write event files for TensorBoard."""
     wandb: Annotated[Literal["offline", "online"] | None, Allowed("offline, online or null")] = None

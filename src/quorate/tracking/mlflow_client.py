@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.addresses import shown_place
+from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
@@ -139,19 +140,25 @@ def find_run(client: Any, uri: str, run: RunFolder, experiment: str) -> Any | No
     return found[0]
 
 
-def find_or_make_run(client: Any, uri: str, run: RunFolder, experiment: str, started: int) -> Any:
-    """The MLflow run of a run folder, made if need be: the experiment is the job's name, `started` in milliseconds.
+def experiment_of(spec: JobSpec) -> str:
+    """The experiment that the runs of a job belong to: its own, that of MLflow's variable, or one of the job's name."""
+    own = None if spec.track is None else spec.track.experiment
+    return own or os.environ.get("MLFLOW_EXPERIMENT_NAME") or spec.name
+
+
+def find_or_make_run(client: Any, uri: str, run: RunFolder, spec: JobSpec, started: int) -> Any:
+    """The MLflow run of a run folder, made if need be; `started` in milliseconds.
 
     The run of a trial is made below that of its search, in the same experiment.
     """
     parent = parent_of(run.path.parent, uri)
-    experiment = experiment if parent is None else parent["experiment"]
+    experiment = experiment_of(spec) if parent is None else parent["experiment"]
     found = find_run(client, uri, run, experiment)
     if found is None:
         made = client.create_run(
             _experiment_id(client, uri, experiment),
             start_time=started,
-            run_name=run.name,
+            run_name=(spec.track and spec.track.run_name) or run.name,
             tags={RUN_TAG: identity(run)} | ({} if parent is None else {PARENT_TAG: parent["run_id"]}),
         )
         _keep_id(run, uri, made.info.run_id)

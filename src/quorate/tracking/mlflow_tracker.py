@@ -59,7 +59,7 @@ class MlflowTracker:
     def begin(self) -> bool:
         self._client = mlflow_client.connect(self._uri)
         started = round(self._run.created.timestamp() * 1000)
-        found = mlflow_client.find_or_make_run(self._client, self._uri, self._run, self._spec.name, started)
+        found = mlflow_client.find_or_make_run(self._client, self._uri, self._run, self._spec, started)
         self.run_id = found.info.run_id
         self._last = {metric.key: metric for metric in found.data.to_proto().metrics}
         self._held = {}
@@ -108,7 +108,9 @@ class MlflowTracker:
         from mlflow.entities import Param, RunTag
 
         git, facts = recorded_git(self._run), recorded_facts(self._run)
-        tags = facts | {
+        own = {} if self._spec.track is None else self._spec.track.tags
+        tags = {key: mask(str(value)) for key, value in own.items()} | facts
+        tags |= {
             "mlflow.user": facts.get("quorate.user", ""),
             "mlflow.source.name": self._spec.task,
             "mlflow.source.type": "LOCAL",

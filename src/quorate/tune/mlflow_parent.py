@@ -39,7 +39,7 @@ class MlflowParent:
     def _begin(self) -> None:
         self._client = mlflow_client.connect(str(self.uri))
         spec = self._search.spec
-        trials, experiment = self._folder.trials, self._search.job.spec.name
+        trials, experiment = self._folder.trials, mlflow_client.experiment_of(self._search.job.spec)
         found = mlflow_client.find_or_make_parent(self._client, str(self.uri), trials, self._folder.name, experiment)
         self._run_id = found
         self._client.update_run(self._run_id, status="RUNNING")
