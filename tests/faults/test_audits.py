@@ -75,6 +75,7 @@ def test_with_servers_and_with_a_lane_each(keys: dict[str, Any], tmp_path: Path)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_fifty_times_at_random(place: Workplace) -> None:
     chance = random.Random(50)
     for _ in range(50):

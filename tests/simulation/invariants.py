@@ -11,7 +11,8 @@
    and each block that a server holds has had each step applied once.
 8. A sharded gang goes on where each part of its state is held by a member; or, only where there is no such cursor,
    from a checkpoint, or from the beginning with members that have just begun.
-9. Who computes a lane wrongly is named, and nobody else; where two disagree, a third decides if one can come.
+9. Who computes a lane wrongly is named, and nobody else; where two disagree, and the coordinator has heard of it, a
+   third decides if one can come.
 
 The referee sees what no process does: everybody's true state at the same time.
 """
@@ -103,6 +104,7 @@ class Referee:
         self.successions = 0
         self.audits = 0
         self.expects_third = False
+        self._is_disputed = False
 
     # --- what bad processors and bad memory do
 
@@ -112,8 +114,13 @@ class Referee:
         self.audits += 1
         if not set(culprits) <= set(corrupt):
             self._break(9, f"{sorted(culprits)} are said to compute wrongly, and it is {sorted(corrupt)}")
-        if alone and self.expects_third:
+        if alone and self.expects_third and self._is_disputed:
             self._break(9, "a worker goes on alone with a lane that two have disputed")
+        self._is_disputed = False
+
+    def hears_dispute(self) -> None:
+        """The coordinator is told that two disagree on a lane, by the one that leaves."""
+        self._is_disputed = True
 
     def differ(self, generation: Generation) -> None:
         """The replicas of a generation differ: nobody of it may take part again."""

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, EndJob, GrantLease, RecordEvents
 from quorate.coordinator.event_log import EventLog
+from quorate.coordinator.events import FailureReported, MembershipEvent
 from quorate.coordinator.membership import start
 from quorate.coordinator.places import places, places_of
 from quorate.coordinator.states import Decision, Ended, JobSettings, State
 from quorate.coordinator.succession import take_over
 from quorate.core.digests import derive_seed
+from quorate.core.errors import LanesDisputed
 from quorate.core.generation import name_of
 from quorate.observe.events import WorkerLost
 from quorate.spec.job import CheckpointSpec
@@ -238,11 +240,21 @@ class Simulation:
                 self._scenario.servers,
                 self._scenario.mesh,
             ),
-            self._mutant.decide,
+            self._decide,
             EventLog(self._sink),
             self,
             self._random("coordinator", self._referee.successions),
         )
+
+    def _decide(self, state: State, event: MembershipEvent, now: float) -> Decision:
+        if (
+            isinstance(event, FailureReported)
+            and event.failure.kind == LanesDisputed.__name__
+            and not isinstance(state, Ended)
+            and not state.members.is_gone(event.worker, event.pid)
+        ):
+            self._referee.hears_dispute()
+        return self._mutant.decide(state, event, now)
 
     def sees_decision(self, decision: Decision) -> bool:
         """Note what was decided; whether the coordinator dies over it."""
