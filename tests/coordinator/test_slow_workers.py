@@ -216,7 +216,7 @@ def test_by_speed_lanes_are_shared_anew_at_a_step_boundary_and_the_reason_is_tol
 @pytest.mark.parametrize("settings", [SETTINGS, replace(SPEED, timing=replace(SPEED.timing, failure_timeout=1000.0))])
 def test_lanes_stay_where_they_are_by_default_and_while_it_is_too_early(settings: JobSettings) -> None:
     watch = Watch(settings)
-    watch.beat(ONE_SLOW, times=100)  # 50 s, and ten heartbeats would be 1000 s
+    watch.beat(ONE_SLOW, times=30)  # 15 s, and ten heartbeats would be 20 s
     assert watch.regroupings() == []
 
 

@@ -62,3 +62,10 @@ def test_what_a_loop_changes_between_steps_changes_its_bits(main: Main, tmp_path
 @pytest.mark.parametrize(("main", "words"), REFUSED.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_what_depends_on_the_number_of_workers_is_refused(main: Main, words: str, workers: int, tmp_path: Path) -> None:
     assert words in run(own_loop_of(main), tmp_path, workers, **KEYS).ended.failure.message
+
+
+def test_a_loop_runs_in_the_precision_of_the_job(tmp_path: Path) -> None:
+    """Which is a mode of the thread around each lane, as one of `main` would be."""
+    task, keys = own_loop_of(loops.plateau_by_hand), KEYS | {"precision": "bf16"}
+    one, two = (run(task, tmp_path / str(workers), workers, **keys).ended for workers in (1, 2))
+    assert one.digest == two.digest

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 Jobs = Callable[[RunFolder], tuple[ResolvedJob, ResolvedJob]]
 """The job of a run as it is recorded, and with what is asked for now over it."""
 _KEY = "checkpoint.encrypt"
-NAMING = ("callbacks", "notify", "track", "engine", "encrypt", "checkpoint.to", _KEY)
+NAMING = ("callbacks", "notify", "track", "engine", "encrypt", "share", "checkpoint.to", _KEY)
 """The keys of a job that name code, commands, addresses, keys or destinations, or switch off what protects them."""
 
 

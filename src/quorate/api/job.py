@@ -62,6 +62,7 @@ class JobKeys(TypedDict, total=False):
     setup_timeout: float | None
     balance: Literal["even", "speed"]
     runs: str
+    share: Literal["group"] | None
     checkpoint: Section
     loader_workers: int
     loader_prefetch: int

@@ -48,8 +48,10 @@ def _is_below(module: ModuleType, home: Path) -> bool:
 def swapped_modules(
     modules: Mapping[str, ModuleType], without: Container[str] = (), environment: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Imports find these modules, and not those that are left out, in this environment; afterwards all is as before."""
-    before, variables = dict(sys.modules), dict(os.environ)
+    """Imports find these modules, and not those that are left out, in this environment, and breakpoints do not stop, as
+    of code that a person does not look at; afterwards all is as before."""
+    before, variables, hook = dict(sys.modules), dict(os.environ), sys.breakpointhook
+    sys.breakpointhook = lambda *_, **__: None
     for name in [name for name in before if name in without]:
         del sys.modules[name]
     sys.modules.update(modules)
@@ -57,6 +59,7 @@ def swapped_modules(
     try:
         yield
     finally:
+        sys.breakpointhook = hook
         _set_environment(variables)
         for name in [name for name in sys.modules if name in modules or name in without]:
             del sys.modules[name]

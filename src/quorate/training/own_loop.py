@@ -309,8 +309,9 @@ class OwnLoop(Task):
     def end_lane(self, lane: int) -> None:
         """The gradient of a lane is complete: `main` goes on to the next batch. After the last lane it waits for the
         result of the step."""
-        if lane != self._last_lane:
-            self._resume(None)
+        if lane != self._last_lane and self._state is not None:
+            with self._state.same_weights():
+                self._resume(None)
 
     def after_step(self, progress: Progress, told: StepCompleted) -> Progress:
         """A step is done: `main` gets its result, and what it changes and keeps from then on is part of the state."""

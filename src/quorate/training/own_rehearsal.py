@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import FrameType, ModuleType
@@ -87,7 +88,8 @@ class Rehearsal:
         """Refuse a schedule that sets another rate, such as by a function of variables of `main`."""
         optimizers = self._replica.optimizers
         if optimizers.are_torchs_own:  # others may set anything in their step(), which is not done here
-            with self._tried(), self._in_place():
+            with self._tried(), self._in_place(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # no step of the optimizer goes before
                 if optimizers.are_scheduled_by_job:
                     optimizers.prepare(step, self._sampler)
                 optimizers.advance_schedules(step, self._sampler)

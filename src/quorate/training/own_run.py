@@ -70,7 +70,7 @@ _MODES: dict[str, Callable[[], Any]] = {
     "torch.device() or set_default_device()": torch._C._len_torch_function_stack,
     "hooks of saved tensors": partial(torch._C._autograd._top_saved_tensors_default_hooks, True),
 }
-"""What holds for a thread, and so for both sides, by what changes it: `main` leaves all as it was when it began."""
+"""What holds for a thread, and so for both sides, by what changes it: `main` leaves all as its turn has found it."""
 
 
 _LASTING = slice(3, 5)
@@ -121,7 +121,9 @@ class Turns:
         if place is not AT_STEP:  # where that was done already
             self.check_modes("run.batches()" if place is AT_BATCH else "run.prepare() or run.epochs()")
         self.place = place
-        return self.to_loop()
+        given = self.to_loop()
+        self.modes = torch_modes()  # the loop may have its own around a lane, such as the precision of the job
+        return given
 
     def check_modes(self, called: str) -> None:
         """Refuse to go on inside a `with` block that would hold for the other side, or for some lanes only."""

@@ -63,11 +63,10 @@ class OwnState:
         self.watch.settings.note(text)
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
-        """A turn of `main`, which all workers have alike: what it changes is the state from then on, and what cannot be
-        is refused."""
-        replica, settings = self.watch.replica, self.watch.settings
-        before, versions = "" if self._is_ring else settings.digest(), replica.versions()
+    def same_weights(self) -> Iterator[None]:
+        """A turn of `main`, after which the parameters are as they were."""
+        replica = self.watch.replica
+        versions = replica.versions()
         yield
         if replica.versions() != versions:
             pairs = zip(replica.parameters, versions, strict=True)
@@ -77,6 +76,15 @@ class OwnState:
                 "backward(), the optimizer's step, zero_grad() and the scheduler's step; initial weights are set "
                 "before run.prepare()."
             )
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """A turn of `main`, which all workers have alike: what it changes is the state from then on, and what cannot be
+        is refused."""
+        settings = self.watch.settings
+        before = "" if self._is_ring else settings.digest()
+        with self.same_weights():
+            yield
         if settings.sizes() != self._sizes:
             raise UnsupportedModelError(
                 f"{self._name}() has given the optimizer other parameters between two steps. Give it all of them "
