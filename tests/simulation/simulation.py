@@ -113,8 +113,8 @@ class Simulation:
             course, self._clock, has_poison=self._scenario.poison is not None, mesh=self._scenario.mesh
         )
         kinds = {fault.kind for fault in self._scenario.faults}
-        # Where nobody else is to come, a broken link leaves one out, or the coordinator forgets that somebody must come,
-        # a dispute stays open: all go back then, and no worker is named.
+        # Where nobody else is to come, a broken link leaves one out, or the coordinator forgets that somebody must
+        # come, a dispute stays open: all go back then, and no worker is named.
         self._referee.expects_third = not kinds & {CRASH, PAUSE, TERM, RESIZE, END, LINK}
         self._workers: dict[int, SimulatedWorker] = {}
         self._started: list[SimulatedWorker] = []
