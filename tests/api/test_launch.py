@@ -80,3 +80,29 @@ def test_what_workers_could_not_find_is_refused(main: str, answer: str) -> None:
 
     with pytest.raises(quorate.TaskError, match=answer):
         quorate.launch(eval(main), batch_size=8, epochs=1)
+
+
+WRONG_SHAPE = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def main(run):
+    model = nn.Linear(4, 1)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = TensorDataset(torch.ones(16, 4), torch.ones(16))
+    for epoch in run.epochs():
+        for inputs, targets in run.batches(data):
+            run.step((model(inputs + torch.zeros(3)).squeeze(1) - targets).square().mean())
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_torch_in_the_loop_is_shown_and_kills_no_process(workplace: Workplace, workers: int) -> None:
+    """For its message torch walks the stack to its end."""
+    (workplace.folder / "script.py").write_text(WRONG_SHAPE)
+    workplace.write_job(task="script.py:main", batch_size=8, lanes=2, workers=workers)
+    done = workplace.train()
+    assert done.code == 1
+    assert "The size of tensor a (4) must match the size of tensor b (3)" in " ".join(done.error.split())
+    assert not [event for event in workplace.events() if event["kind"] == "lost"]

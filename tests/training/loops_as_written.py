@@ -833,7 +833,7 @@ def numbers_of_numpy(run: Run) -> None:
 def bank_written_after_the_step(run: Run) -> None:
     """In place: by then the backward pass of the batch is done."""
     model, _ = prepared(run)
-    bank = torch.zeros(3)
+    bank = torch.zeros(4)
     for _ in run.epochs():
         for inputs, targets in run.batches(DATA):
             bank.zero_().add_(inputs.mean(0))

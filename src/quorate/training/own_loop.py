@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, get_type_hints
 
@@ -414,16 +415,18 @@ class OwnLoop(Task):
     def _start(self) -> None:
         run = Run(self._turns, self.log)
         params = {name: getattr(self, name) for name in self._params}
-        self._greenlet = greenlet(lambda _: type(self)._main(run, **params))
-        self._turns.to_loop = getcurrent().switch
-        self._resume()
+        here = getcurrent()
+        main = self._greenlet = greenlet(lambda _: type(self)._main(run, **params), here)
+        self._turns.to_loop = here.switch
+        is_grounded = _ground is not None and here.parent is _ground
+        self._resume(start=partial(here.parent.switch, main) if is_grounded else None)
 
-    def _resume(self, value: Any = None) -> None:
+    def _resume(self, value: Any = None, start: Callable[[], Any] | None = None) -> None:
         """It is the turn of `main`, until it waits again or returns."""
         main = self._greenlet
         assert main is not None
         try:
-            main.switch(value)
+            main.switch(value) if start is None else start()
         except RAISED as error:
             code = JobError.exit_code if self._turns.is_entered else RequestError.exit_code
             blame_user_code(error, f"{self._name}()", hint_for, code)
@@ -495,6 +498,25 @@ class TurnsLoop(Loop):
     def _evaluate_if_due(self) -> None:
         super()._evaluate_if_due()
         self.progress = self.main.after_evaluation(self.progress)
+
+
+_ground: greenlet | None = None
+
+
+def with_ground_for_loops(work: Callable[[], None]) -> None:
+    """Do the work of a process in which `main` runs, so that both begin at one place of the stack, where this waits.
+
+    For the message of an error torch walks the stack to its end. A `main` that had begun elsewhere would stand on
+    frames that have ended since, and what lies there by then kills the process.
+    """
+    global _ground
+    worker, before, _ground = greenlet(work), _ground, getcurrent()
+    try:
+        found: Any = worker.switch()
+        while not worker.dead:
+            found = found.switch(None)  # it is a `main` that is to begin
+    finally:
+        _ground = before
 
 
 def _refuse_empty_lanes(sampler: Sampler) -> None:

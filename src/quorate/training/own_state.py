@@ -50,6 +50,7 @@ class OwnState:
 
     def begin(self) -> None:
         """What `main` has done before its first batch makes the initial state."""
+        self.watch.settings.use_plain_numbers()
         self.watch.adopt(f"{self._name}() before its first batch")
         self._take_changed()
 

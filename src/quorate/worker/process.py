@@ -61,7 +61,7 @@ from quorate.training.compile_trial import first_micro_batch, why_not_compiled
 from quorate.training.device import Device, canary, digests
 from quorate.training.devices import device_for
 from quorate.training.evaluation import sanity_check_evaluation
-from quorate.training.own_loop import OwnLoop
+from quorate.training.own_loop import OwnLoop, with_ground_for_loops
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import task_source
@@ -169,7 +169,7 @@ class Worker:
 
     def _live(self) -> int:
         try:
-            self._train()
+            with_ground_for_loops(self._train) if issubclass(self._task_type, OwnLoop) else self._train()
             return 0
         except Dismissed as reason:
             log.info("%s", reason)
