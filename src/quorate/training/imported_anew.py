@@ -24,7 +24,7 @@ def imported_anew(main: Main, seed: int) -> tuple[dict[str, ModuleType], Main]:
     name = getattr(module, "__file__", None)
     if module is None or name is None or "<locals>" in main.__qualname__:
         return {}, main
-    home = import_root(main.__module__, Path(name))
+    home = f"{import_root(main.__module__, Path(name))}{os.sep}"
     own = {name for name, each in list(sys.modules.items()) if _is_below(each, home)}
     with swapped_modules({}, without=own):
         seed_generators(derive_seed(seed, "import"))
@@ -39,9 +39,10 @@ def imported_anew(main: Main, seed: int) -> tuple[dict[str, ModuleType], Main]:
         return {name: each for name, each in sys.modules.items() if _is_below(each, home)}, found
 
 
-def _is_below(module: ModuleType, home: Path) -> bool:
+def _is_below(module: ModuleType, home: str) -> bool:
+    """Compared as texts: of thousands of modules this is asked again and again."""
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and Path(file).is_relative_to(home) and is_own(Path(os.path.realpath(file)))
+    return isinstance(file, str) and file.startswith(home) and is_own(Path(os.path.realpath(file)))
 
 
 @contextmanager
