@@ -102,3 +102,16 @@ def test_a_job_says_that_it_goes_back_where_somebody_was_lost_or_later_steps_wer
     told = [json.loads(line) for line in file.read_text().splitlines()]
     later = [("rollback", 1), ("step", 2), ("lost", 2), ("rollback", 2)]
     assert [(one["kind"], one["step"]) for one in told[3:]] == later
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_condemned"),
+    [("ReplicasDiffer", True), ("LanesDiffer", True), ("SettingsDiffer", True), ("PeerLost", False)],
+)
+def test_another_coordinator_knows_that_replicas_or_lanes_differed(
+    tmp_path: Path, cause: str, is_condemned: bool
+) -> None:
+    log = EventLog(JsonlSink(tmp_path / "events.jsonl"))
+    for event in (StepCompleted(step=1), WorkerLost(step=2, worker=1, message="", cause=cause)):
+        log.publish(event)
+    assert EventLog(JsonlSink(tmp_path / "events.jsonl")).recall(0).is_condemned is is_condemned

@@ -52,3 +52,10 @@ def test_killed_and_resumed_in_the_middle_of_an_epoch(workplace: Workplace, load
     assert done.document["weights_digest"] == undisturbed
     ledger = json.loads(workplace.run("show", "last", "--ledger", "--json").stdout)
     assert [epoch["status"] for epoch in ledger["ledger"]["epochs"]] == ["whole"] * 3, ledger
+
+
+def test_old_checkpoints_of_a_job_that_reads_streams_are_removed(workplace: Workplace) -> None:
+    workplace.task.write_text(TASK)
+    workplace.write_job(task="task.py:Streamed", steps=6, checkpoint={"every": 1, "keep": 2}, audit={"every": 200})
+    assert workplace.train("--workers", "1").code == 0
+    assert len(workplace.checkpoints()) == 2

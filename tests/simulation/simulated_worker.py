@@ -666,8 +666,7 @@ class SimulatedWorker(Process):
 
     def _audit_of(self, generation: Generation) -> LaneAudit:
         """So often that of every worker a lane is audited at each step: nothing that is wrong is ever applied."""
-        if self._audits.clean is None:
-            self._audits.clean = self.cursor.step
+        self._audits.clean.setdefault(self.slot, self.cursor.step)
         plan = AuditPlan(1, [(one.worker, one.lanes) for one in generation.workers], self.cursor.step + 1)
         own = generation.members[generation.position(self.slot)]
 

@@ -15,6 +15,7 @@ from torch import nn
 
 import gang
 from bits import bit_tasks
+from quorate.training.loop import Loop
 from quorate.training.own_loop import own_loop_of
 from quorate.training.own_run import Run
 from training import recorded
@@ -185,3 +186,22 @@ def assert_refused(task: Any, folder: Path, workers: int = 3, **keys: Any) -> No
     if failure.kind != "LanesDiffer":
         assert failure.kind == "UnsupportedModelError"
         assert "loss() gives another result for the same lane" in failure.message
+
+
+def test_what_an_audit_computes_with_does_not_outlive_its_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next generation would need the memory of two, until somebody collects circles."""
+    run = Loop.run
+
+    def run_and_close(self: Loop) -> str | None:
+        ended = run(self)
+        assert self.audit is not None
+        assert self.audit.compute.__closure__
+        self.close()
+        (tmp_path / "left").write_text(str(self.audit.compute.__closure__))
+        return ended
+
+    monkeypatch.setattr(Loop, "run", run_and_close)
+    gang.train(bit_tasks.Momentum, gang.job(bit_tasks.Momentum, audit={"every": 2}), 1, tmp_path)
+    assert (tmp_path / "left").read_text() == "None"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, RecordEvents, RelayStop
 from quorate.coordinator.states import Recollection
-from quorate.core.errors import ReplicasDiffer, ResidualsLost, SettingsDiffer
+from quorate.core.errors import ReplicasDiffer, is_kind_of
 from quorate.core.failure import Failure
 from quorate.observe.event import Event, record_in
 from quorate.observe.events import (
@@ -187,5 +187,4 @@ def _log_trouble(event: Event) -> None:
 
 
 def _differs(event: Event) -> bool:
-    causes = (ReplicasDiffer, SettingsDiffer, ResidualsLost)
-    return isinstance(event, WorkerLost) and event.cause in ("", *(cause.__name__ for cause in causes))
+    return isinstance(event, WorkerLost) and (not event.cause or is_kind_of(event.cause, ReplicasDiffer))

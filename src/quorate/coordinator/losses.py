@@ -17,7 +17,7 @@ from quorate.coordinator.places import expel, fills_places, places
 from quorate.coordinator.stall import find_poison, with_victim
 from quorate.coordinator.states import Active, Decision, Enrolled, Forming, Members, Recalling, Training
 from quorate.coordinator.succession import without_missing
-from quorate.core.errors import JobError, LanesDiffer, LanesDisputed, LinkError, ReplicasDiffer, WorkerUnfit
+from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, ReplicasDiffer, WorkerUnfit, is_kind_of
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Role, name_of
 from quorate.core.worker_status import APPLY, DIVERGED, ENDED_WITH_ITS_GROUP, GAVE_UP, LEFT
@@ -39,7 +39,7 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
     """
     if state.members.is_gone(event.failure.worker if event.worker is None else event.worker, event.pid):
         return Decision(state, (), f"{name_of(event.worker)} (pid {event.pid}) counts as lost; its report is ignored")
-    if _is_kind_of(event.failure.kind, ReplicasDiffer):
+    if is_kind_of(event.failure.kind, ReplicasDiffer):
         # All members tell the same; the first word is enough, and what comes later is of a generation that is no more.
         known = state.members.find(event.worker, event.pid)
         if known is None or known.within != event.generation:
@@ -60,12 +60,12 @@ def on_failure_reported(state: Active, event: FailureReported, now: float) -> De
         if not known.is_ready and state.members.accused is None and any(other.has_trained for other in others):
             return _accuse(state, known, failure, now)
     # An error between two processes (one of them is the trouble, and neither knows which), or of this one alone.
-    if not _is_kind_of(failure.kind, LinkError, WorkerUnfit):
+    if not is_kind_of(failure.kind, LinkError, WorkerUnfit):
         return end(failure)
     reason = f"{name_of(failure.worker)} gives up; it is lost when it exits: {failure.message}"
     if failure.worker is not None:
         last_words = {**state.members.last_words, (failure.worker, event.pid): failure.message}
-        disputed = Cursor() if _is_kind_of(failure.kind, LanesDisputed) else state.members.disputed
+        disputed = Cursor() if is_kind_of(failure.kind, LanesDisputed) else state.members.disputed
         state = replace(state, members=replace(state.members, last_words=last_words, disputed=disputed))
     return Decision(state, (), reason)
 
@@ -78,10 +78,6 @@ def _accuse(state: Active, known: Enrolled, failure: Failure, now: float) -> Dec
     if proof := proof_against(failure, accusing.members):
         return condemn(accusing, proof, now)
     return Decision(accusing, (), f"whether it is its replica is seen by the others: {failure.message}")
-
-
-def _is_kind_of(name: str, *kinds: type[JobError]) -> bool:
-    return any(kind.__name__ == name or _is_kind_of(name, *kind.__subclasses__()) for kind in kinds)
 
 
 def on_exit_reported(state: Active, event: ExitReported, now: float) -> Decision:
@@ -201,7 +197,7 @@ def condemn(state: Active, failure: Failure, now: float, ended: tuple[int, int] 
     """
     # All but those who have just what they came with; be it that somebody was left out since it trained. Where lanes
     # differ, which an exit code does not say, what somebody has restored may be of a checkpoint that is set aside.
-    is_aside = ended is not None or _is_kind_of(failure.kind, LanesDiffer)
+    is_aside = ended is not None or is_kind_of(failure.kind, LanesDiffer)
     doomed = {
         known.process: known
         for known in state.members.enrolled

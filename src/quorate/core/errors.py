@@ -237,3 +237,8 @@ class GenerationOver(LinkError):  # noqa: N818
 class StateLost(LinkError):  # noqa: N818
     """Servers were lost, and with them parameters that nobody else holds, as all members of a generation have found
     together. They leave it, and the job goes back to its newest checkpoint."""
+
+
+def is_kind_of(name: str, *kinds: type[JobError]) -> bool:
+    """Whether an error of this name, as another process tells it, is of one of these kinds."""
+    return any(kind.__name__ == name or is_kind_of(name, *kind.__subclasses__()) for kind in kinds)

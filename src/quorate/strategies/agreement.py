@@ -158,11 +158,11 @@ class StepAgreement:
 
     def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
-        audit = self.audit if self.audit is not None and self.audit.is_due(step) else None
-        is_lone = self._is_alone and len(results) == 1 and audit is None
+        is_audit = self.audit is not None and self.audit.is_due(step)
+        is_lone = self._is_alone and len(results) == 1 and not is_audit
         if is_lone and (lone := _lone(results[0], request)) is not None:
             return lone
-        notes = self._exchange_notes(step, results, request)
+        notes = self._exchange_notes(step, results, request, is_audit=is_audit)
         lanes = [lane for note in notes for lane in note.lanes]
         shortage = shortage_of(lanes)
         if shortage is not None:
@@ -175,8 +175,9 @@ class StepAgreement:
         differ = len(states) > 1 or len(settings) > len(dict(settings))
         if differ or (states and poisoned and not self._is_alone):
             self._compare_replicas(step, notes)
-        if audit is not None:
-            self._audit(step, audit, notes)
+        # By what all have heard: a worker with a doubt that it keeps has an audit at a step where others have none.
+        if self.audit is not None and any(note.audit is not None for note in notes):
+            self._audit(step, self.audit, notes)
         if poisoned:
             check_skippable(step, poisoned, self._parameters, self._buffers, skips=self._skips)
         else:
@@ -205,9 +206,10 @@ class StepAgreement:
         agreed = _of_lanes(lanes, total_losses(lanes), poisoned, request)
         return agreed._replace(data_s=sum(lane.data_s for lane in lanes))
 
-    def _exchange_notes(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> list[WorkerNote]:
+    def _exchange_notes(
+        self, step: int, results: Sequence[LaneResult], request: StepRequest, *, is_audit: bool
+    ) -> list[WorkerNote]:
         changed = [digests(result.buffers.items(), self._buffers.device) for result in results]
-        is_audit = self.audit is not None and self.audit.is_due(step)
         audit = self.audit.note(step, results, changed) if self.audit is not None and is_audit else None
         if self._is_alone:
             return [WorkerNote(results, changed, request, audit=audit)]

@@ -98,11 +98,12 @@ class Doubt:
 class AuditRecord:
     """What a worker knows of audits through all generations.
 
-    `clean` is the last step at which a lane of its own was found right, or at which it has joined; `floor` the least of
-    these of all workers, None until it is known. `done` audits were made.
+    `clean` is by worker the last step at which a lane of it was found right, or at which it has joined; another process
+    in its place may run on the same processor, so that what its predecessor had counts until it was found right itself.
+    `floor` is the least of these of all workers that are here, None until it is known. `done` audits were made.
     """
 
-    clean: int | None = None
+    clean: dict[int, int] = field(default_factory=dict)
     floor: int | None = None
     done: int = 0
     doubt: Doubt | None = None
@@ -110,9 +111,10 @@ class AuditRecord:
 
 @dataclass(frozen=True)
 class AuditNote:
-    """What a worker sends in a step with audits: the digests of its own lanes, and of those that it has audited."""
+    """What a worker sends in a step with audits: how far it knows each worker to have been right, and the digests of
+    its own lanes and of those that it has audited."""
 
-    clean: int
+    clean: Mapping[str, int]
     own: Mapping[str, str]
     seen: Mapping[str, str]
     doubt: Mapping[str, Any] | None = None
@@ -164,7 +166,7 @@ class LaneAudit:
 
     def lanes(self, step: int) -> tuple[int, ...]:
         """The lanes that this worker audits, before it computes its own."""
-        return tuple(audit.lane for audit in self.plan.audits(step) if audit.auditor == self.own.worker)
+        return tuple(dict.fromkeys(each.lane for each in self.plan.audits(step) if each.auditor == self.own.worker))
 
     def owned(self, step: int) -> tuple[int, ...]:
         """Its own lanes that are audited."""
@@ -184,14 +186,15 @@ class LaneAudit:
             if one.lane in owned and not one.shortage and (one.digests or not one.samples)
         }
         seen, self._seen = self._seen, {}
-        return AuditNote(self.record.clean or 0, own, seen, None if doubt is None else asdict(doubt))
+        clean = {str(worker): until for worker, until in self.record.clean.items()}
+        return AuditNote(clean, own, seen, None if doubt is None else asdict(doubt))
 
     def differing(self, step: int, told: Mapping[int, AuditNote]) -> Audit | Doubt | None:
         """The first doubt or difference, the same on all members; without any, what was compared counts as right."""
         for note in told.values():
             if note.doubt is not None:
                 return Doubt(**note.doubt)
-        clean = {worker: note.clean for worker, note in told.items()}
+        clean = _clean(told)
         for audit in self.plan.audits(step):
             own, seen = told[audit.owner].own.get(str(audit.lane)), told[audit.auditor].seen.get(str(audit.lane))
             if own is None or seen is None:
@@ -200,12 +203,13 @@ class LaneAudit:
                 return audit
             clean[audit.owner] = step
             self.record.done += 1
-        self.record.clean, self.record.floor = clean.get(self.own.worker), min(clean.values())
+        self.record.clean.update(clean)
+        self.record.floor = min(clean.values())
         return None
 
     def settle(self, step: int, differing: Audit | Doubt, told: Mapping[int, AuditNote]) -> NoReturn:
         """Have the lane computed again, and raise what follows from it."""
-        lane, clean = differing.lane, {worker: note.clean for worker, note in told.items()}
+        lane, clean = differing.lane, _clean(told)
         if isinstance(differing, Doubt):
             first, second = differing.worker, ~differing.other
             found = {first: [differing.own], second: [differing.others]}
@@ -231,7 +235,7 @@ class LaneAudit:
                 "that is not of torch, NumPy or random; a global or a cache that changes; the time, the process or the "
                 "order of a set; or, in a loop of one's own, a variable that is carried from a batch to the next."
             )
-        if len(told) == 1:
+        if len(told) == 1 or isinstance(differing, Doubt):
             raise self._go_back(step, what, (), min(clean.values()))
         if self.own.worker == second:
             raise LanesDisputed(f"{_lower(what)}. A third has to compute it, in the place of this one.")
@@ -258,10 +262,18 @@ class LaneAudit:
         if len(self.members) > 1:
             with suppress(LinkError):  # a member that is gone saves nothing
                 self.gather(step, WITHDRAW_INDEX, b"")
+                self.withdraw(clean)  # what another had all but saved then is there now
         named = " and ".join(map(_named, culprits))
         wrong = f"{named} {'is' if len(culprits) == 1 else 'are'} wrong" if culprits else "nobody can say who is wrong"
         told = f"{what}; {wrong}. Nothing that was saved after step {clean} is used any more."
-        return LanesDiffer(told, [max(party, ~party) for party in culprits])
+        return LanesDiffer(told, [party for party in culprits if party >= 0])
+
+
+def _clean(told: Mapping[int, AuditNote]) -> dict[int, int]:
+    """How far each worker is known to have been right, by whoever knows the least."""
+    return {
+        worker: min(note.clean[str(worker)] for note in told.values() if str(worker) in note.clean) for worker in told
+    }
 
 
 def _differing_parts(outcomes: Sequence[Mapping[str, str]]) -> str:

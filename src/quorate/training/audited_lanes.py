@@ -47,7 +47,7 @@ class AuditedLanes(HostedLanes):
     ) -> LaneResult:
         result = super().run_lane(step, epoch, lane, batch_samples, progress, last)
         if lane in self.audit.owned(step):
-            with suppress(torch.OutOfMemoryError):  # a digest takes as much again as the gradient
+            with suppress(torch.OutOfMemoryError):
                 self._runner.digest(result)
         return result
 
@@ -74,7 +74,8 @@ class AuditedLanes(HostedLanes):
             self._activity.enter(COMPUTE, lane)
             runner.put_back()  # or what was assigned before the step would look like a fault of this worker
             result = runner.run(step, lane, batches, batch_samples, meanwhile=following)
-            runner.digest(result, by_tensor=by_tensor)
+            with suppress(torch.OutOfMemoryError):  # a digest takes as much again as the gradient
+                runner.digest(result, by_tensor=by_tensor)
             runner.read([result])
             self._activity.leave()
             return result
@@ -83,6 +84,6 @@ class AuditedLanes(HostedLanes):
             return self._tried(run, slot, catches=runner.can_abandon)
 
     def _outcome(self, result: LaneResult) -> Outcome | None:
-        if result.shortage:
+        if result.shortage or (result.samples and not result.digests):
             return None
         return Outcome.of(result, digests(result.buffers.items(), self._device), self._runner.tensors)

@@ -36,7 +36,7 @@ def imported_anew(main: Main, seed: int) -> tuple[dict[str, ModuleType], Main]:
             found: Main = attrgetter(main.__qualname__)(again)
         except Exception:
             return {}, main
-        return {name: each for name, each in sys.modules.items() if _is_below(each, home)}, found
+        return {name: each for name, each in list(sys.modules.items()) if _is_below(each, home)}, found
 
 
 def _is_below(module: ModuleType, home: str) -> bool:
@@ -62,12 +62,13 @@ def swapped_modules(
     finally:
         sys.breakpointhook = hook
         _set_environment(variables)
-        for name in [name for name in sys.modules if name in modules or name in without]:
+        for name in [name for name in list(sys.modules) if name in modules or name in without]:
             del sys.modules[name]
         sys.modules.update({name: each for name, each in before.items() if name in modules or name in without})
 
 
 def _set_environment(variables: Mapping[str, str]) -> None:
-    if os.environ != variables:
-        os.environ.clear()
-        os.environ.update(variables)
+    for name in [name for name in os.environ if name not in variables]:
+        del os.environ[name]
+    # The others stay as they are: other threads read them meanwhile.
+    os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})

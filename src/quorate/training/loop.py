@@ -170,6 +170,8 @@ class Loop:
         self.strategy.close()
         # It refers to the loop, and such a circle would keep a generation's memory until somebody collects it.
         vars(self).pop("_pending", None)
+        if self.audit is not None:
+            self.audit.compute = lambda _: None  # as does this
 
     @property
     def _reached(self) -> int:

@@ -53,16 +53,16 @@ def numbers_of(loss: Any, trained: Sequence[torch.Tensor]) -> list[torch.Tensor]
     for each in (each for each in numbers if each.requires_grad):
         with suppress(RuntimeError):  # such as of a graph that is used up, which the lane itself finds
             gradients = torch.autograd.grad(each.sum(), trained, retain_graph=True, allow_unused=True)
-            found += [torch.zeros(()) if one is None else one.detach().to_dense() for one in gradients]
+            pairs = zip(trained, gradients, strict=True)
+            found += [torch.zeros_like(p) if one is None else one.detach().to_dense() for p, one in pairs]
     return found
 
 
 def same_numbers(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Whether all are equal to the last bit, but for −0.0, and a NaN equals itself."""
-    pairs = zip(ones, others, strict=False)
-    return all(
-        one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in pairs
-    )
+    if [(one.shape, one.dtype) for one in ones] != [(other.shape, other.dtype) for other in others]:
+        return False
+    return all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in zip(ones, others, strict=True))
 
 
 def marked_locals(frame: FrameType | None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from greenlet import getcurrent, greenlet
 
 from quorate.core.errors import (
     JobError,
+    LanesDiffer,
     ReplicasDiffer,
     RequestError,
     SettingsDiffer,
@@ -40,7 +41,7 @@ from quorate.training.hints import hint_for
 from quorate.training.imported_anew import imported_anew, swapped_modules
 from quorate.training.loop import Loop
 from quorate.training.own_audit import AUDITED, Audit, marked_locals
-from quorate.training.own_rehearsal import LARGEST, Rehearsal, is_rehearsed
+from quorate.training.own_rehearsal import LARGEST, NoRoom, Rehearsal, is_rehearsed
 from quorate.training.own_run import AT_BATCH, AT_STEP, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
 from quorate.training.own_state import Kept, OwnState
 from quorate.training.progress import Progress
@@ -57,7 +58,7 @@ class OwnLoop(Task):
 
     # Not among its attributes, which are held to what they were: these change all the time.
     __slots__ = (
-        *("_audits", "_greenlet", "_last_lane", "_rehearsal", "environment"),
+        *("_audits", "_greenlet", "_has_room", "_last_lane", "_rehearsal", "environment"),
         *("_sampler", "_seed", "_state", "_streams", "_tries", "_turns"),
     )
     _main: ClassVar[Callable[..., Any]]
@@ -67,7 +68,7 @@ class OwnLoop(Task):
         self._turns = Turns()
         self._greenlet: greenlet | None = None
         self._state: OwnState | None = None
-        self._tries, self._audits = 0, False
+        self._tries, self._audits, self._has_room = 0, False, True
         self._rehearsal: Rehearsal | None = None
         self.environment = dict(os.environ)  # before `main` changes it
         # Of the job: whoever makes a task has seeded the generators for it.
@@ -183,8 +184,9 @@ class OwnLoop(Task):
             raise changed_outside(changed, f"{self._name}() between a batch and its run.step()")
         trained = [each for _, each in watch.replica.trainable]
         audit = Audit(self._name, loss, trained, before, lambda: marked_locals(self.frame))
-        if self._rehearsal is not None:
-            self._rehearsal.compare_loss(own, audit.found)
+        with self._where_there_is_room():
+            if self._rehearsal is not None:
+                self._rehearsal.compare_loss(own, audit.found)
         watch.begin_again()
         take_log(self)
         return audit
@@ -299,10 +301,12 @@ class OwnLoop(Task):
         """A step begins."""
         turns, step = self._turns, progress.cursor.step + 1
         self._end_rehearsal()
-        if is_rehearsed(step, self._sampler) and sum(p.nbytes for _, p in replica.parameters) <= LARGEST:
-            self._rehearsal = Rehearsal(self, replica, progress, self._sampler)
+        is_due = self._has_room and is_rehearsed(step, self._sampler)
+        if is_due and sum(p.nbytes for _, p in replica.parameters) <= LARGEST:
+            with self._where_there_is_room():
+                self._rehearsal = Rehearsal(self, replica, progress, self._sampler)
         self._audits, self._tries = self._tries > 0 or self._rehearsal is not None, self._tries - 1
-        if turns.place is not AT_BATCH and turns.place is Place.RETURNED:
+        if turns.place is Place.RETURNED:
             raise self._returned_early()
         if turns.state:
             turns.agreed = turns.kept_state()
@@ -345,20 +349,34 @@ class OwnLoop(Task):
 
     def _have_turn(self, progress: Progress, value: Any, when: str) -> Progress:
         """A turn between two steps, of which it is seen whether a worker that joins would do the same."""
-        rehearsal = self._rehearsal
-        if rehearsal is None:
-            return self.advance(progress, value, when)
-        if isinstance(value, StepResult) and value.loss is not None:
-            rehearsal.compare_update(value.step)
-        rehearsal.take_state()
+        with self._where_there_is_room():
+            if self._rehearsal is not None and isinstance(value, StepResult) and value.loss is not None:
+                self._rehearsal.compare_update(value.step)
+            if self._rehearsal is not None:
+                self._rehearsal.take_state()
         after = self.advance(progress, value, when)
-        rehearsal.compare_turn(progress, value, when)
+        with self._where_there_is_room():
+            if self._rehearsal is not None:
+                self._rehearsal.compare_turn(progress, value, when)
         return after
 
     def _end_rehearsal(self) -> None:
         if self._rehearsal is not None:
             self._rehearsal.close()
             self._rehearsal = None
+
+    @contextmanager
+    def _where_there_is_room(self) -> Iterator[None]:
+        """A part of a rehearsal, and of all that follow, that is given up where memory does not suffice for it."""
+        try:
+            yield
+        except NoRoom:
+            self._rehearsal, self._has_room = None, False
+            log.warning(
+                "memory does not suffice to rehearse a worker that joins, so it is not checked whether %s() keeps "
+                "something that counts where no checkpoint has it",
+                self._name,
+            )
 
     def advance(self, progress: Progress, value: Any, when: str) -> Progress:
         """The turn of `main` between two steps, which all workers have alike."""
@@ -478,7 +496,8 @@ class TurnsLoop(Loop):
             return super()._try_step()
         except ReplicasDiffer as error:
             buffers = (name for name, _ in self.replica.buffers.committed())
-            if not isinstance(error, SettingsDiffer) and not any(f"'{name}'" in error.message for name in buffers):
+            is_of_buffers = any(f"'{name}'" in error.message for name in buffers)
+            if isinstance(error, LanesDiffer) or not (isinstance(error, SettingsDiffer) or is_of_buffers):
                 raise
             raise UnsupportedModelError(
                 f"{error} So {type(self.main).__name__}() does not do the same in every worker between two steps. Keep "

@@ -14,6 +14,7 @@ from quorate.core.errors import QuorateError, UnsupportedModelError
 from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators
 from quorate.training.device import same_bits
+from quorate.training.hints import out_of_memory
 from quorate.training.imported_anew import imported_anew, swapped_modules
 from quorate.training.own_audit import numbers_of, same_numbers
 from quorate.training.own_run import Run
@@ -31,6 +32,10 @@ LARGEST = 2**30
 """Bytes of parameters up to which there is room for a second model."""
 _DEEPEST, _MOST = 2, 100
 """So far two values are compared, to tell which variables differ."""
+
+
+class NoRoom(Exception):  # noqa: N818 (a happening, not a mistake)
+    """Memory does not suffice for a second model."""
 
 
 def is_rehearsed(step: int, sampler: Sampler) -> bool:
@@ -134,7 +139,11 @@ class Rehearsal:
         try:
             with preserved_generators(), torch.random.fork_rng(devices), _unheard():
                 yield
-        except QuorateError as error:
+        except Exception as error:
+            if out_of_memory(error) is not None:
+                raise NoRoom from None
+            if not isinstance(error, QuorateError):
+                raise
             raise self._refused(f"fails: {error.message.rstrip('.')}") from None
 
     @contextmanager

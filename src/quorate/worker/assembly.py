@@ -115,8 +115,10 @@ class SessionParts:
 
     @property
     def are_lanes_audited(self) -> bool:
-        """Not in gangs: their bits are not fixed by lanes."""
-        return bool(self.spec.audit.every) and fixes_bits(self.spec.strategy) and self.mode.is_training
+        """Not in gangs, whose bits are not fixed by lanes, nor with streams: another worker would have to read that of
+        the lane from its beginning."""
+        is_asked = bool(self.spec.audit.every) and self.mode.is_training
+        return is_asked and fixes_bits(self.spec.strategy) and not self.samples.is_stream
 
     @cached_property
     def audits(self) -> AuditRecord:
@@ -372,11 +374,9 @@ def audit_of(
     every, record, step = parts.spec.audit.every, parts.audits, progress.cursor.step
     if not parts.are_lanes_audited:
         return None
-    if parts.samples.is_stream:  # another worker would have to read the lane's stream from its beginning
-        return None
-    if record.clean is None:
+    if worker not in record.clean:
         # Where there are others, the first step tells how far they were found right.
-        record.clean, record.floor = step, step if len(generation.workers) == 1 else None
+        record.clean[worker], record.floor = step, step if len(generation.workers) == 1 else None
 
     def withdraw(after: int) -> None:
         checkpointer.go_back(Cursor(after, Phase.EVALUATED))
