@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -26,6 +27,7 @@ from quorate.spec.yaml_document import write_value
 
 FORK = multiprocessing.get_context("fork")
 PROPOSED = "proposed"
+_EXTRAS = {"ray": "ray", "optuna": "tune"}
 _RATES = re.compile(r"lr|learning_rate|.*_lr|.*_learning_rate|step_size")
 _DECAYS = re.compile(r".*decay|l2|.*regulari[sz]ation")
 _MOMENTA = re.compile(r"momentum|beta_?1?")
@@ -45,7 +47,7 @@ def open_search(
     path: Path,
     environment: Mapping[str, str],
     overrides: Sequence[Override] = (),
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[SearchSpec], None] | None = None,
 ) -> ResolvedSearch:
     """The search of a file (or of a job file alone), checked against its task; a space is proposed where it has none.
 
@@ -53,11 +55,13 @@ def open_search(
     the task, and this one calls that at the same time.
     """
     reading = read_search(path, environment, overrides)
+    if not reading.problems:
+        refuse_missing_library(reading.spec)
     asked = Asked()
     if reading.job is not None:
         ask = partial(_asked_task, reading.spec, reading.job.spec, reading.origin)
         try:
-            asked = ask() if meanwhile is None else _asked_by_another(ask, meanwhile)
+            asked = ask() if meanwhile is None else _asked_by_another(ask, partial(meanwhile, reading.spec))
             reading.problems += asked.problems
         except QuorateError:
             reading.accepted()  # other mistakes are told first
@@ -67,10 +71,35 @@ def open_search(
 
 def with_task(search: ResolvedSearch) -> ResolvedSearch:
     """The same for a search that was made by a call."""
+    refuse_missing_library(search.spec)
     asked = _asked_task(search.spec, search.job.spec, lambda key: search.origins.get(key, ""))
     if asked.problems:
         raise JobFileError(search.source, asked.problems)
     return _with_proposal(search, asked.space)
+
+
+def refuse_missing_library(spec: SearchSpec) -> None:
+    """Before the task is imported, which may take long: what runs the trials must be installed."""
+    needed = []
+    if spec.runs_on_ray:
+        keys = {"scheduler": spec.scheduler.kind} if isinstance(spec.scheduler, PbtSpec) else {"engine": spec.engine}
+        keys = {"address": spec.address} if spec.address != "local" else keys
+        needed += [(*each, "ray") for each in keys.items()]
+    if needs_optuna(spec):
+        by_choice = spec.algorithm.kind == "optuna"
+        key, kind = ("algorithm", "optuna") if by_choice else ("scheduler", spec.scheduler.kind)
+        needed.append((key, kind, "optuna"))
+    for key, value, library in needed:
+        if find_spec(library) is None:
+            raise RequestError(
+                f"{key}: {value} needs the library {library}, which is not installed here: "
+                f"pip install 'quorate[{_EXTRAS[library]}]'."
+            )
+
+
+def needs_optuna(spec: SearchSpec) -> bool:
+    """For its sampler, or here for its pruners; on Ray schedulers are Ray's own."""
+    return spec.algorithm.kind == "optuna" or (spec.scheduler.kind != "none" and not spec.runs_on_ray)
 
 
 def proposal_lines(search: ResolvedSearch) -> list[str]:
