@@ -82,13 +82,14 @@ def _run(
 
 
 def import_engine(spec: SearchSpec) -> None:
-    """What a search imports itself, ahead of its need."""
-    if spec.runs_on_ray:
-        from quorate.tune.ray_search import import_ray
+    """What a search imports itself, ahead of its need. What is missing is told when nothing else is wrong with it."""
+    with contextlib.suppress(ImportError):
+        if spec.runs_on_ray:
+            from quorate.tune.ray_search import import_ray
 
-        import_ray()
-    elif needs_optuna(spec):
-        import optuna  # noqa: F401
+            import_ray()
+        elif needs_optuna(spec):
+            import optuna  # noqa: F401
 
 
 def _share(folder: SearchFolder, storage: str | None) -> None:
