@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +186,8 @@ class Searches:
 
 
 @pytest.fixture
-def searches(workplace: Workplace) -> Iterator[Searches]:
-    yield Searches(workplace)
+def searches(workplace: Workplace) -> Searches:
+    return Searches(workplace)
 
 
 @pytest.mark.faults

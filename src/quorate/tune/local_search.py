@@ -5,16 +5,16 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from quorate.core.errors import RequestError
+from quorate.core.errors import JobFileError, RequestError
 from quorate.core.gpus import VISIBLE, gpus_here
 from quorate.core.machine import usable_cores
+from quorate.core.processes import describe_departure, likely_cause
 from quorate.history.search_log import ENDED
 from quorate.spec.device import kind_of
 from quorate.spec.search_load import ResolvedSearch
@@ -81,7 +81,7 @@ class _Trials:
         try:
             while True:
                 for process in processes:
-                    if process.trial is None and self._driver.source.has_more:
+                    while process.trial is None and self._driver.source.has_more:
                         self._begin(process)
                 at_work = {each.connection: each for each in processes if each.trial is not None}
                 if not at_work:
@@ -95,7 +95,11 @@ class _Trials:
 
     def _begin(self, process: "_TrialProcess") -> None:
         number, params = self._driver.source.next()
-        job = self._search.trial_job(params, number, self._manner)
+        try:
+            job = self._search.trial_job(params, number, self._manner)
+        except JobFileError as error:  # of values that Optuna has chosen
+            self._end(number, error.message)
+            return
         self._driver.began(number)
         plan = Plan(Path(self._manner["runs"]), run_name(number), job, after=self._told.get(number, 0))
         process.begin(number, plan)
@@ -121,13 +125,16 @@ class _Trials:
 
     def _bury(self, process: "_TrialProcess", number: int) -> None:
         """Another process goes on with the trial of one that has died."""
-        last_words = process.bury()
+        code = process.close()
         if why := self._driver.died(number):
-            failed = Report(self._told.get(number, 0), ending="failed", message=f"{why}{last_words}")
-            self._driver.told(number, failed)
-            self._driver.source.ended(number)
+            self._end(number, f"{why}: it {describe_departure(code)}.{likely_cause(code)}")
         else:
             self._driver.source.again(number)
+
+    def _end(self, number: int, message: str) -> None:
+        """A trial has failed without a process that could tell it."""
+        self._driver.told(number, Report(self._told.get(number, 0), ending="failed", message=message))
+        self._driver.source.ended(number)
 
 
 class _TrialProcess:
@@ -148,7 +155,6 @@ class _TrialProcess:
 
     def _start(self) -> None:
         self.connection, there = Pipe()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         # Ctrl-C is for the search, which asks its trials: so they have a session of their own.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "quorate.tune.trial_process", str(os.getpid()), str(there.fileno())],
@@ -156,7 +162,7 @@ class _TrialProcess:
             env={**os.environ, VISIBLE: self._visible} if gpus_here() else None,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=self._errors,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         there.close()
@@ -166,22 +172,13 @@ class _TrialProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
 
-    def bury(self) -> str:
-        """It has died, and another takes its place with the next trial. Returns what it has said at last."""
-        assert self._process is not None
-        self._process.kill()
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").split("\n")
-        self.close()
-        return next((f": {line}" for line in reversed(said) if line.strip()), "")
-
-    def close(self) -> None:
-        """Wait for its end; a trial under way, which nobody waits for, ends in order."""
+    def close(self) -> int:
+        """Wait for its end, and return its exit code; a trial under way, which nobody waits for, ends in order."""
         if self._process is None:
-            return
+            return 0
         if self.trial is not None:
             self.stop()
         self.connection.close()
-        self._process.wait()
-        self._errors.close()
+        code = self._process.wait()
         self._process = self.trial = None
+        return code

@@ -27,7 +27,6 @@ from quorate.spec.yaml_document import write_value
 
 FORK = multiprocessing.get_context("fork")
 PROPOSED = "proposed"
-_EXTRAS = {"ray": "ray", "optuna": "tune"}
 _RATES = re.compile(r"lr|learning_rate|.*_lr|.*_learning_rate|step_size")
 _DECAYS = re.compile(r".*decay|l2|.*regulari[sz]ation")
 _MOMENTA = re.compile(r"momentum|beta_?1?")
@@ -82,18 +81,16 @@ def refuse_missing_library(spec: SearchSpec) -> None:
     """Before the task is imported, which may take long: what runs the trials must be installed."""
     needed = []
     if spec.runs_on_ray:
-        keys = {"scheduler": spec.scheduler.kind} if isinstance(spec.scheduler, PbtSpec) else {"engine": spec.engine}
-        keys = {"address": spec.address} if spec.address != "local" else keys
-        needed += [(*each, "ray") for each in keys.items()]
+        key = "address" if spec.address != "local" else "scheduler" if spec.engine is None else "engine"
+        needed.append((key, "ray", "ray"))
     if needs_optuna(spec):
-        by_choice = spec.algorithm.kind == "optuna"
-        key, kind = ("algorithm", "optuna") if by_choice else ("scheduler", spec.scheduler.kind)
-        needed.append((key, kind, "optuna"))
-    for key, value, library in needed:
+        needed.append(("algorithm" if spec.algorithm.kind == "optuna" else "scheduler", "optuna", "tune"))
+    for key, library, extra in needed:
         if find_spec(library) is None:
+            value = getattr(spec, key)
             raise RequestError(
-                f"{key}: {value} needs the library {library}, which is not installed here: "
-                f"pip install 'quorate[{_EXTRAS[library]}]'."
+                f"{key}: {getattr(value, 'kind', value)} needs the library {library}, which is not installed here: "
+                f"pip install 'quorate[{extra}]'."
             )
 
 
