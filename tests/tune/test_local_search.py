@@ -6,13 +6,13 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from command import Running, Workplace, await_condition
 from history.search_builder import search_folder
-from quorate.core.errors import JobFileError, QuorateError, RequestError, RunError
+from quorate.core.errors import JobFileError, Problem, QuorateError, RequestError, RunError
 from quorate.spec.search_load import ResolvedSearch, load_recorded_search, resolve_search
 from quorate.tune import local_search, proposal, search
 from quorate.tune.proposal import open_search
@@ -87,6 +87,16 @@ def test_a_budget_that_is_spent_ends_the_search_in_order(tmp_path: Path, budget:
     assert result.status == "complete" and reason in result.reason
     assert len(result.trials) < 9
     assert {trial.status for trial in result.trials} <= {"finished", "stopped"}
+
+
+def test_values_that_do_not_go_together_are_a_failed_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise JobFileError("search", [Problem("steps", "it is shorter than the warmup")])
+
+    monkeypatch.setattr(ResolvedSearch, "trial_job", refuse)
+    result = searched(tmp_path, budget={"trials": 2})
+    assert [trial.status for trial in result.trials] == ["failed", "failed"]
+    assert "shorter than the warmup" in result.trials[0].reason
 
 
 def test_a_metric_that_is_not_reported_ends_the_search_with_those_that_are(tmp_path: Path) -> None:
