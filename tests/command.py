@@ -129,7 +129,11 @@ class Running:
         return None
 
 
-TITLES = {"quorate.coordinator": "quorate: coordinator", "quorate.engines.fork_server": "quorate: fork server"}
+TITLES = {
+    "quorate.coordinator": "quorate: coordinator",
+    "quorate.engines.fork_server": "quorate: fork server",
+    "quorate.tune.trial_process": "quorate: trials",
+}
 
 
 class Workplace:

@@ -35,13 +35,25 @@ COMMAND = "quorate"
 PART = "quorate.api"
 KERNEL = "ipykernel_launcher"
 SCRIPT = "a script"
-PROGRAMS = (COMMAND, PART, KERNEL, SCRIPT, "quorate.engines.fork_server", "quorate.coordinator")
+TRIALS = "quorate.tune.trial_process"
+PROGRAMS = (COMMAND, PART, KERNEL, SCRIPT, TRIALS, "quorate.engines.fork_server", "quorate.coordinator")
 # A fork server and a coordinator, and what takes the place of one that is killed.
-SPARES = {"train": 3, "resume": 3, "eval": 2, "chaos": 5, "diff": 8, PART: 3, KERNEL: 4, SCRIPT: 4}
+SPARES = {
+    "train": 3,
+    "resume": 3,
+    "eval": 2,
+    "chaos": 5,
+    "diff": 8,
+    PART: 3,
+    KERNEL: 4,
+    SCRIPT: 4,
+    "tune": 2,
+    TRIALS: 2,
+}
 MEASURING = "COVERAGE_PROCESS_CONFIG"
 SIGNALS_OF_A_TERMINAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOT_PRELOADED = (
-    *("__main__", "quorate.engines.fork_server", "_pb2", "quorate.tracking.", "quorate.reduce.sum_kernel"),
+    *("__main__", "quorate.engines.fork_server", TRIALS, "_pb2", "quorate.tracking.", "quorate.reduce.sum_kernel"),
     ".ray_",  # which import Ray, an extra
 )
 # What an interpreter or a library looks at once, when it starts.

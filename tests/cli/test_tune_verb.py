@@ -1,4 +1,4 @@
-"""What `quorate tune` refuses before it asks Ray for anything."""
+"""What `quorate tune` refuses before any trial begins."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -44,7 +44,6 @@ def begun(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> SearchFolder:
         folders.append(folder)
         raise RunError("enough")
 
-    monkeypatch.setattr("quorate.tune.search.refuse_without_ray", lambda: None)
     monkeypatch.setattr("quorate.tune.search.run", run)
     assert refusal("search.yaml", *arguments).message == "enough"
     return folders[0]

@@ -23,7 +23,7 @@ from schemas import validate
 from services.mlflow_database import Database
 from terminal import TerminalCommand
 
-TASK = Path(__file__).parent / "tune_task.py"
+TASK = Path(__file__).parents[1] / "tune_task.py"
 PATIENCE = 400.0
 STEPS = 40
 pytestmark = pytest.mark.timeout(900)  # a busy machine takes minutes until trials have begun
@@ -35,7 +35,7 @@ class Searches:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copy(TASK, folder / "task.py")
-        self.common: dict[str, Any] = {}
+        self.common: dict[str, Any] = {"engine": "ray"}
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("QUORATE_")}
 
     def write(self, **keys: Any) -> None:

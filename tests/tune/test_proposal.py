@@ -170,7 +170,10 @@ def test_a_metric_that_is_not_reported(folder: Path) -> None:
     refuse_unreported(search, ["acuracy"])
 
 
-def test_a_param_that_changes_the_model_is_refused_for_a_population(folder: Path) -> None:
+def test_a_param_that_changes_the_model_is_refused_for_a_population(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quorate.tune.proposal.find_spec", lambda _: "as if Ray were installed")
     (folder / "digits.yaml").write_text(f"{JOB}evaluate: {{every: 50}}\n")
     built = TASK.replace("import quorate\n", "import quorate\nfrom torch import nn\n").replace(
         "def model(self): ...", "def model(self): return nn.Linear(self.width, 2)"
@@ -191,7 +194,7 @@ def test_another_process_answers_the_same_while_this_one_does_something_else(fol
         f"import os\nwith open({str(marker)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n{TASK}"
     )
     done: list[str] = []
-    search = open_search(folder / "digits.yaml", {}, meanwhile=lambda: done.append("meanwhile"))
+    search = open_search(folder / "digits.yaml", {}, meanwhile=lambda _: done.append("meanwhile"))
     importers = marker.read_text().split()
     assert len(importers) == 1 and importers != [str(os.getpid())]
     assert done and search == open_search(folder / "digits.yaml", {})
@@ -201,14 +204,14 @@ def test_another_process_answers_the_same_while_this_one_does_something_else(fol
 def test_what_another_process_refuses_is_refused_here(folder: Path) -> None:
     (folder / "find.yaml").write_text("job: digits.yaml\nbudget: {trials: 4}\nspace: {params.width: {choice: [x]}}\n")
     with pytest.raises(JobFileError, match=r"space\.params\.width"):
-        open_search(folder / "find.yaml", {}, meanwhile=lambda: None)
+        open_search(folder / "find.yaml", {}, meanwhile=lambda _: None)
     (folder / "digits.py").write_text("raise ValueError('it cannot be imported')\n")
     with pytest.raises(UserCodeError, match="it cannot be imported"):
-        open_search(folder / "find.yaml", {}, meanwhile=lambda: None)
+        open_search(folder / "find.yaml", {}, meanwhile=lambda _: None)
 
 
 def test_a_task_that_ends_the_process_which_asks_it_is_asked_here(folder: Path) -> None:
     ended = f"import os\nif os.getpid() != {os.getpid()}:\n    os._exit(3)\n"
     (folder / "digits.py").write_text(f"{ended}{TASK}")
-    search = open_search(folder / "digits.yaml", {}, meanwhile=lambda: None)
+    search = open_search(folder / "digits.yaml", {}, meanwhile=lambda _: None)
     assert "params.learning_rate" in (search.spec.space or {})

@@ -60,7 +60,7 @@ def tune(
     from quorate.cli.search_view import show_search
     from quorate.tune import search as api
     from quorate.tune.proposal import open_search
-    from quorate.tune.run_search import import_ray
+    from quorate.tune.run_search import import_engine
 
     if (search_file is None) == (resume is None):
         raise RequestError("tune needs a search file, or --resume with the name of a search.")
@@ -70,7 +70,7 @@ def tune(
         search, folder = api.recorded(runs_folder(runs), resume)
     else:
         assert search_file is not None
-        search = open_search(search_file, os.environ, overrides(settings, runs=runs), import_ray)
+        search = open_search(search_file, os.environ, overrides(settings, runs=runs), import_engine)
         _show_proposal(search, yes)
         folder = api.begin(search)
     with contextlib.closing(_View(folder, quiet)) as view:

@@ -74,8 +74,8 @@ AnyScheduler = NoSchedulerSpec | AshaSpec | HyperbandSpec | PbtSpec
 
 
 class TrialSpec(PerWorkerSpec):
-    """What a trial takes: its workers, and of the cluster for each of them. Null: `workers` is that of the job, 1 where
-    it says auto; for the others as in `engine.per_worker`."""
+    """What a trial takes: its workers, and of the machine or cluster for each of them. Null: `workers` is that of the
+    job, 1 where it says auto; for the others as in `engine.per_worker`."""
 
     workers: OptionalCount = None
 
@@ -127,6 +127,10 @@ class SearchSpec(Section):
     trial: TrialSpec = TrialSpec()
     budget: BudgetSpec = BudgetSpec()
     seed: Annotated[int, Field(ge=0, lt=2**63), Allowed("a whole number of at least 0 and below 2**63")] = 0
+    engine: Annotated[
+        Literal["local", "ray"] | None,
+        Allowed("local, ray, or null: ray for an address or pbt, else local"),
+    ] = None
     address: Annotated[
         str,
         AfterValidator(checked_address),
@@ -143,6 +147,12 @@ class SearchSpec(Section):
     def metrics(self) -> tuple[str, ...]:
         """What is searched for; several are told apart by a Pareto front."""
         return (self.metric,) if isinstance(self.metric, str) else tuple(self.metric)
+
+    @property
+    def runs_on_ray(self) -> bool:
+        """Whether Ray Tune runs the trials. Otherwise they are processes of this machine."""
+        asks = self.address != "local" or isinstance(self.scheduler, PbtSpec)
+        return asks if self.engine is None else self.engine == "ray"
 
     @property
     def modes(self) -> tuple[Mode, ...]:

@@ -174,6 +174,18 @@ def _address_has_no_secret(spec: SearchSpec, _: Job, told: Told) -> Iterator[Pro
         yield Problem("address", text, "Ray's own token is in RAY_AUTH_TOKEN.")
 
 
+def _engine_can_do_it(spec: SearchSpec, _: Job, told: Told) -> Iterator[Problem]:
+    if spec.engine != "local":
+        return
+    here = f"trials are processes of this machine{told('engine')}"
+    if spec.address != "local":
+        text = f"{here}, and address{told('address')} names a cluster"
+        yield Problem("engine", text, "Leave engine or address out.")
+    if isinstance(spec.scheduler, PbtSpec):
+        text = f"pbt{told('scheduler')} needs Ray, and {here}"
+        yield Problem("engine", text, "Leave engine out, or use another scheduler.")
+
+
 _RULES: dict[Callable[[SearchSpec, Job, Told], Iterator[Problem]], frozenset[str]] = {
     _modes_fit: frozenset({"metric", "mode"}),
     _one_metric_to_judge_by: frozenset({"metric", "scheduler"}),
@@ -184,6 +196,7 @@ _RULES: dict[Callable[[SearchSpec, Job, Told], Iterator[Problem]], frozenset[str
     _lengths_are_equal: frozenset({"scheduler"}),
     _population_is_one: frozenset({"scheduler", "algorithm", "budget"}),
     _address_has_no_secret: frozenset({"address"}),
+    _engine_can_do_it: frozenset({"engine", "address", "scheduler"}),
 }
 """Each with its keys: it can be judged only when all of them are valid by themselves."""
 

@@ -1,4 +1,4 @@
-"""Hyperparameter search on Ray Tune. The package can be called: ``quorate.tune(search)`` runs a search."""
+"""Hyperparameter search, here or on Ray Tune. The package can be called: ``quorate.tune(search)`` runs a search."""
 
 import sys
 from types import ModuleType

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -45,7 +46,7 @@ def open_search(
     path: Path,
     environment: Mapping[str, str],
     overrides: Sequence[Override] = (),
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[SearchSpec], None] | None = None,
 ) -> ResolvedSearch:
     """The search of a file (or of a job file alone), checked against its task; a space is proposed where it has none.
 
@@ -53,11 +54,13 @@ def open_search(
     the task, and this one calls that at the same time.
     """
     reading = read_search(path, environment, overrides)
+    if not reading.problems:
+        refuse_missing_library(reading.spec)
     asked = Asked()
     if reading.job is not None:
         ask = partial(_asked_task, reading.spec, reading.job.spec, reading.origin)
         try:
-            asked = ask() if meanwhile is None else _asked_by_another(ask, meanwhile)
+            asked = ask() if meanwhile is None else _asked_by_another(ask, partial(meanwhile, reading.spec))
             reading.problems += asked.problems
         except QuorateError:
             reading.accepted()  # other mistakes are told first
@@ -67,10 +70,33 @@ def open_search(
 
 def with_task(search: ResolvedSearch) -> ResolvedSearch:
     """The same for a search that was made by a call."""
+    refuse_missing_library(search.spec)
     asked = _asked_task(search.spec, search.job.spec, lambda key: search.origins.get(key, ""))
     if asked.problems:
         raise JobFileError(search.source, asked.problems)
     return _with_proposal(search, asked.space)
+
+
+def refuse_missing_library(spec: SearchSpec) -> None:
+    """Before the task is imported, which may take long: what runs the trials must be installed."""
+    needed = []
+    if spec.runs_on_ray:
+        key = "address" if spec.address != "local" else "scheduler" if spec.engine is None else "engine"
+        needed.append((key, "ray", "ray"))
+    if needs_optuna(spec):
+        needed.append(("algorithm" if spec.algorithm.kind == "optuna" else "scheduler", "optuna", "tune"))
+    for key, library, extra in needed:
+        if find_spec(library) is None:
+            value = getattr(spec, key)
+            raise RequestError(
+                f"{key}: {getattr(value, 'kind', value)} needs the library {library}, which is not installed here: "
+                f"pip install 'quorate[{extra}]'."
+            )
+
+
+def needs_optuna(spec: SearchSpec) -> bool:
+    """For its sampler, or here for its pruners; on Ray schedulers are Ray's own."""
+    return spec.algorithm.kind == "optuna" or (spec.scheduler.kind != "none" and not spec.runs_on_ray)
 
 
 def proposal_lines(search: ResolvedSearch) -> list[str]:

@@ -14,8 +14,9 @@ from quorate.observe.quantities import measure
 from quorate.spec.search import AshaSpec, HyperbandSpec, PbtSpec, SearchSpec
 from quorate.tune.journal import Journal, reports_of
 from quorate.tune.population import decide
-from quorate.tune.ray_searcher import TrialSource
-from quorate.tune.ray_trial import METRIC, run_name
+from quorate.tune.ray_searcher import RaySearcher
+from quorate.tune.ray_trial import METRIC
+from quorate.tune.trial_run import run_name
 
 ENDLESS = 2**40
 """More steps than any trial has: how long they are is known only when the first has begun."""
@@ -183,14 +184,14 @@ class Hyperband(FIFOScheduler):  # type: ignore[misc]
 class Population(FIFOScheduler):  # type: ignore[misc]
     """Pauses each trial at the end of an interval, and lets all go on once the last has come as far."""
 
-    def __init__(self, spec: SearchSpec, interval: int, journal: Journal, source: TrialSource) -> None:
+    def __init__(self, spec: SearchSpec, interval: int, journal: Journal, searcher: RaySearcher) -> None:
         super().__init__()
         assert isinstance(spec.scheduler, PbtSpec)
         self._spec = spec
         self._rule = spec.scheduler
         self._interval = interval
         self._journal = journal
-        self._source = source
+        self._searcher = searcher
         self._members: dict[int, Any] = {}
         self._reached: dict[int, tuple[int, Any]] = {}
         self.reasons: dict[str, str] = {}
@@ -206,7 +207,7 @@ class Population(FIFOScheduler):  # type: ignore[misc]
         if step < until or step >= (result.get("total_steps") or math.inf):
             return str(TrialScheduler.CONTINUE)
         self._reached[trial.config["trial"]] = step, result.get(f"{METRIC}{self._spec.metrics[0]}")
-        self._source.pause(trial.trial_id)
+        self._searcher.pause(trial.trial_id)
         return str(TrialScheduler.PAUSE)
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:  # noqa: ARG002
@@ -219,14 +220,14 @@ class Population(FIFOScheduler):  # type: ignore[misc]
         self._go_on_if_all_wait()
         for number, trial in sorted(self._members.items()):
             waits = number in self._reached
-            if trial.status == "PAUSED" and not waits and self._source.has_room:
-                self._source.pause(trial.trial_id, False)
+            if trial.status == "PAUSED" and not waits and self._searcher.has_room:
+                self._searcher.pause(trial.trial_id, False)
                 return trial
         return None
 
     def _go_on_if_all_wait(self) -> None:
         members = self._members
-        if not members or self._source.has_more or self._source.is_over:
+        if not members or self._searcher.source.has_more or self._searcher.source.is_over:
             return
         if members.keys() != self._reached.keys() or any(trial.status != "PAUSED" for trial in members.values()):
             return

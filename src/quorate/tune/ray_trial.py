@@ -1,7 +1,7 @@
 """A trial inside of Ray Tune: an actor that trains one run after the other, in its own share of the cluster."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,10 @@ from quorate.observe.event import Event
 from quorate.spec.search_load import ResolvedSearch
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
-from quorate.tune.trial_run import Plan, Report, TrialRun
+from quorate.tune.trial_run import BUSY, Plan, Report, RunBusyError, TrialRun, run_name
 
 METRIC = "metrics/"
 """What Tune calls a metric begins with this: a task's own name may be one of Tune's."""
-
-
-def run_name(trial: int, branch: int = 0) -> str:
-    """The run of a trial; of a population, after how many branches."""
-    return f"trial-{trial:04d}" + (f"-b{branch}" if branch else "")
 
 
 class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
@@ -59,7 +54,10 @@ class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
         if not self._has_begun:
             self._has_begun = True
             self._run.begin(self._plan())
-        return result_of(self._run.next())
+        report = self._run.next()
+        if report.ending == BUSY:  # another actor may try again, elsewhere
+            raise RunBusyError(report.message)
+        return result_of(report)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:  # noqa: ARG002 (Tune's own; the run folder has it all)
         """Before a pause: the run ends in order, with a checkpoint of its own."""
@@ -100,13 +98,9 @@ class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
 
 def result_of(report: Report) -> dict[str, Any]:
     """A report as Tune passes it on."""
-    return {
-        "step": report.step,
-        "metrics": report.metrics,
-        "total_steps": report.total_steps,
-        "ending": report.ending,
-        "message": report.message,
-        "digest": report.digest,
-        "seconds": report.seconds,
-        "done": bool(report.ending),
-    }
+    return {**vars(report), "done": bool(report.ending)}
+
+
+def report_of(result: dict[str, Any]) -> Report:
+    """The report again."""
+    return Report(**{each.name: result[each.name] for each in fields(Report)})

@@ -24,7 +24,7 @@ from quorate.storage.search_folder import SearchFolder
 from quorate.tune.journal import Listener
 from quorate.tune.proposal import open_search, with_task
 from quorate.tune.result import SearchResult, conclude
-from quorate.tune.run_search import refuse_without_ray, run_search
+from quorate.tune.run_search import run_search
 
 
 class Search:
@@ -64,7 +64,6 @@ class Search:
 
 def begin(search: ResolvedSearch) -> SearchFolder:
     """Make the folder of a search."""
-    refuse_without_ray()
     runs = Path(search.spec.runs).absolute()
     job = search.job.spec
     return SearchFolder.create(

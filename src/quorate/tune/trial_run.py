@@ -43,10 +43,17 @@ IN_ORDER, AT_ONCE = "in order", "at once"
 """What it says: whether they may save first."""
 NO_SPACE = "no space"
 """How a run ends whose folder cannot be written: that is no fault of the trial, which goes on when there is room."""
+BUSY = "busy"
+"""How it ends where somebody else holds the run."""
 GLANCE = 0.1
 """Seconds between two looks for that file."""
 LOCK_PATIENCE = 60.0
 """Seconds for which a run may still be in use by a process that is being killed, here or on another host."""
+
+
+def run_name(trial: int, branch: int = 0) -> str:
+    """The run of a trial; of a population, after how many branches."""
+    return f"trial-{trial:04d}" + (f"-b{branch}" if branch else "")
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,7 @@ class TrialRun:
         self._training = self._thread.submit(self._train, plan, self._signals, self._reports)
 
     def next(self) -> Report:
-        """Wait for the next evaluation, or the end. Raises RunBusyError: then somebody may try again, elsewhere."""
+        """Wait for the next evaluation, or the end."""
         assert self._plan is not None, "nothing was begun"
         stopping = self._plan.trials / STOPPING
         while True:
@@ -117,8 +124,6 @@ class TrialRun:
                 self._heed(stopping)
                 continue
             # What is redone after a checkpoint is told again, and is the same.
-            if report.ending == "busy":
-                raise RunBusyError(report.message)
             if report.ending or report.step > self._told:
                 self._told = max(self._told, report.step)
                 return report
@@ -128,10 +133,14 @@ class TrialRun:
             asked = 2 if stopping.read_text() == AT_ONCE else 1
             self._signals.received.extend([signal.SIGINT] * (asked - len(self._signals.received)))
 
+    def ask_to_stop(self) -> None:
+        """Have the run end in order, with a checkpoint."""
+        self._signals.received.append(signal.SIGINT)
+
     def stop(self) -> None:
-        """End the run in order, with a checkpoint, and wait for that."""
+        """The same, and wait for that."""
         if self._training is not None:
-            self._signals.received.append(signal.SIGINT)
+            self.ask_to_stop()
             self._training.result()
             self._training = None
 
@@ -143,7 +152,7 @@ class TrialRun:
         try:
             ending = self._ending(plan, signals, reports)
         except RunBusyError as error:
-            ending = Report(plan.after, ending="busy", message=error.message)
+            ending = Report(plan.after, ending=BUSY, message=error.message)
         except QuorateError as error:
             ending = Report(_steps_of(plan.folder), ending="failed", message=error.message)
         except Exception as error:  # told as the failure of one trial: a search goes on without it
