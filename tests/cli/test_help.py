@@ -98,3 +98,8 @@ def test_a_narrow_terminal_gets_a_narrow_help() -> None:
 
 def test_the_module_is_the_command(workplace: Workplace) -> None:
     assert workplace.run("--version").stdout == f"quorate {version('quorate')}\n"
+
+
+def test_the_verbs_stand_in_panels() -> None:
+    panels = re.findall(r"^(Start|Look|Control|Manage|More):\n  (\w+)", help_of(), re.MULTILINE)
+    assert panels == [("Start", "init"), ("Look", "runs"), ("Control", "resize"), ("Manage", "track"), ("More", "eval")]

@@ -24,6 +24,7 @@ from quorate.api.recorded_run import chosen_checkpoint, recorded_job, refuse_los
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
+from quorate.core.installation import install_of
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import move_into_place
@@ -90,9 +91,7 @@ class ModelRegistry:
     def __init__(self, uri: str, *, is_made: bool = False) -> None:
         """`is_made`: a file that is not there yet is made. Otherwise nothing has been registered in it."""
         if importlib.util.find_spec("mlflow") is None:
-            raise RequestError(
-                "the registry of models is MLflow's, which is not installed: pip install 'quorate[mlflow]'"
-            )
+            raise RequestError(f"the registry of models is MLflow's, which is not installed: {install_of('mlflow')}")
         database = database_of(uri)
         if database is not None and not is_made and not database.exists():
             raise RequestError(

@@ -103,16 +103,20 @@ def doctor(
 
 
 app = group_of_verbs("quorate", add_completion=True)
-VERBS: list[Callable[..., None]] = [
-    *(init, plan, find_lr, train, resume, tune, evaluate, predict),
-    *(runs, show, logs, report, top, diff, trace),
-    *(resize, checkpoint, stop, chaos, track, clean, doctor),
-]
-for verb in VERBS:
-    app.command("eval" if verb is evaluate else verb.__name__.replace("_", "-"))(verb)
-app.add_typer(checkpoints, name="checkpoints")
-app.add_typer(data, name="data")
-app.add_typer(models, name="models")
+PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "Start": (init, plan, find_lr, train, resume, tune),
+    "Look": (runs, show, logs, report, top, diff, trace),
+    "Control": (resize, checkpoint, stop),
+    "Manage": (checkpoints, models, track, clean),
+    "More": (evaluate, predict, data, chaos, doctor),
+}
+for panel, verbs in PANELS.items():
+    for verb in verbs:
+        if isinstance(verb, typer.Typer):
+            app.add_typer(verb, rich_help_panel=panel)
+        else:
+            name = "eval" if verb is evaluate else verb.__name__.replace("_", "-")
+            app.command(name, rich_help_panel=panel)(verb)
 
 
 def _print_version(wanted: bool) -> None:

@@ -18,6 +18,8 @@ from quorate.storage.run_folder import RUNS_ENV, USUAL_RUNS, runs_folder
 JOB_FILE_ENDINGS = {".yaml", ".yml"}
 _NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
 LONGEST_HELP = 1000
+MEANT = {"fit": "train", "run": "train", "start": "train", "launch": "train"}
+"""How others call a verb; to `run`, `runs` would be nearer."""
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -36,10 +38,23 @@ class Verbs(TyperGroup):
         return parameters
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The verbs, each with its first sentence, which is broken where the line ends and never cut."""
-        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, verb.get_short_help_str(LONGEST_HELP)) for name, verb in verbs if verb])
+        """The verbs by panel, each with its first sentence, which is broken where the line ends and never cut."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            verb = self.commands[name]
+            panel = getattr(verb, "rich_help_panel", None)
+            panels.setdefault(panel if isinstance(panel, str) else "Verbs", []).append(
+                (name, verb.get_short_help_str(LONGEST_HELP))
+            )
+        column = max(map(len, self.commands))
+        for panel, verbs in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl([(f"{name:<{column}}", text) for name, text in verbs])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and (meant := MEANT.get(args[0])) in self.commands:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{meant}'?")
+        return super().resolve_command(ctx, args)
 
 
 def group_of_verbs(name: str, metavar: str = "VERB ...", add_completion: bool = False) -> typer.Typer:

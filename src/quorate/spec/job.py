@@ -45,7 +45,7 @@ def version_check(present: int) -> Callable[[Any], Any]:
         if type(value) is not int or value < present:
             raise ValueError(f"Write version: {present}.")
         if value > present:
-            raise ValueError("It was written for a newer Quorate: run `pip install --upgrade quorate`.")
+            raise ValueError("It was written for a newer Quorate; `quorate --version` shows yours.")
         return value
 
     return checked

@@ -7,6 +7,7 @@ from ray.tune.search import Searcher
 
 from quorate.checkpoint.retention import Watched, best_of, is_number
 from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.history.search_log import ENDED, LoggedTrial, TrialStatus
 from quorate.spec.search import OptunaSpec, SearchSpec
 from quorate.spec.space import DimensionSpec
@@ -43,7 +44,7 @@ class ByOptuna:
             import optuna
         except ImportError:
             raise RequestError(
-                "algorithm: optuna needs the library optuna, which is not installed here: pip install 'quorate[tune]'."
+                f"algorithm: optuna needs the library optuna, which is not installed here: {install_of('tune')}."
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna

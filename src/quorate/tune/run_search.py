@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import QuorateError, RequestError, RunError
+from quorate.core.installation import install_of
 from quorate.core.machine import usable_cores
 from quorate.engines.node_code import NodeCode, code_of
 from quorate.history.search_record import SearchRecord
@@ -24,7 +25,6 @@ from quorate.tune.mlflow_parent import MlflowParent
 
 log = logging.getLogger(__name__)
 
-INSTALL = "pip install 'quorate[tune]'"
 KEY_OF_ADDRESS = "address"
 OBJECT_STORE = 100 * 2**20
 """Bytes for what Ray shares: configurations and numbers."""
@@ -107,7 +107,7 @@ def own_error(error: BaseException) -> BaseException:
 def refuse_without_ray() -> None:
     """Before a search has its folder: what runs its trials must be installed."""
     if find_spec("ray") is None:
-        raise RequestError(f"quorate tune needs the library ray, which is not installed here: {INSTALL}.")
+        raise RequestError(f"quorate tune needs the library ray, which is not installed here: {install_of('tune')}.")
 
 
 def demand_of(search: ResolvedSearch) -> dict[str, float]:
