@@ -348,7 +348,7 @@ def _weights_at_the_end(run: RunFolder) -> str:
         how = "was killed" if result is None else f"is {result.get('status')}"
         raise RunError(
             f"run {run.name} is not complete: it {how}. Resume it with `quorate resume {run.name}`, and register it "
-            f"then; `quorate checkpoints export {run.name} FILE` writes the weights that it has"
+            f"then; `quorate checkpoints export {run.name} -o FILE` writes the weights that it has"
         )
     return str(result.get("weights_digest"))
 

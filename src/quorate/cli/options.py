@@ -192,6 +192,11 @@ Quiet = Annotated[
 ]
 
 
+def formerly(old: str) -> dict[str, Any]:
+    """Settings of a verb whose `--output` had another name, which goes on to be understood."""
+    return {"token_normalize_func": lambda name: "output" if name == old else name}
+
+
 def choose(given: str, choices: type[Choice], option: str) -> Choice:
     """The choice that was given; a mistake is answered with all that are allowed and the nearest."""
     if given in list(choices):
