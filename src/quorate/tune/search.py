@@ -46,7 +46,7 @@ class Search:
 
     def __init__(self, job: Any, **keys: Any) -> None:
         resolved = job.resolved if isinstance(job, Job) else None
-        mapping = {"name": resolved.spec.name, **keys} if resolved else {"job": job, **keys}
+        mapping = keys if resolved else {"job": job, **keys}
         self.resolved: ResolvedSearch = with_task(resolve_search(mapping, "Search(...)", os.environ, resolved))
 
     @classmethod
