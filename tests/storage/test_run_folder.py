@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import DamagedFileError, JobError, RunError
+from quorate.core.runs_folder import is_search
 from quorate.storage import run_folder
 from quorate.storage.atomic import temporary_of, write_atomically
 from quorate.storage.lock import Holder
-from quorate.storage.run_folder import RunFolder, is_search
+from quorate.storage.run_folder import RunFolder
 
 
 def aged(run: RunFolder, seconds: int) -> RunFolder:

@@ -15,7 +15,8 @@ from quorate.core.addresses import split_address
 from quorate.core.errors import DamagedFileError, JobError, RequestError, RunError
 from quorate.core.installation import install_of
 from quorate.core.masking import mask
-from quorate.storage.run_folder import LAST, RunFolder, is_run
+from quorate.core.runs_folder import is_run
+from quorate.storage.run_folder import LAST, RunFolder
 from quorate.storage.submission import Submission, failed_submission, submission_of, waits_to_begin
 
 RUN, FOLDER = "quorate_run", "quorate_folder"

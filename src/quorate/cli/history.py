@@ -7,7 +7,8 @@ import typer
 
 from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose, run_names
 from quorate.core.errors import RequestError, RunError
-from quorate.storage.run_folder import RunFolder, is_run, is_search, refuse_untrusted, why_untrusted
+from quorate.core.runs_folder import is_run, is_search
+from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
 from quorate.storage.search_folder import SearchFolder
 
 

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from quorate.core.errors import RequestError
-from quorate.storage.run_folder import RUNS_ENV, USUAL_RUNS, runs_folder
+from quorate.core.runs_folder import RUNS_ENV, USUAL_RUNS, runs_folder
 
 JOB_FILE_ENDINGS = {".yaml", ".yml"}
 _NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
@@ -81,7 +81,8 @@ def run_names(context: typer.Context, incomplete: str) -> list[str]:
 
     A completion is silent: where nothing can be offered, for whatever reason, the shell goes on to offer files.
     """
-    from quorate.storage.run_folder import LAST, is_run, is_search
+    from quorate.core.runs_folder import is_run, is_search
+    from quorate.storage.run_folder import LAST
 
     verb = context.info_name
     try:
@@ -132,7 +133,7 @@ Runs = Annotated[
         "--runs",
         metavar="FOLDER",
         envvar=RUNS_ENV,
-        help="The folder of run folders. By default runs, in this folder or in one above it.",
+        help="The folder of run folders. By default runs, in this folder, in one above it, or in the only one below.",
         show_default=False,
         callback=_project_runs,
     ),
@@ -141,7 +142,9 @@ Runs = Annotated[
 NewRuns = Annotated[
     str | None,
     typer.Option(
-        "--runs", metavar="FOLDER", help="The folder in which the run folder is created.", show_default="runs"
+        "--runs",
+        metavar="FOLDER",
+        help="The folder in which the run folder is created. By default where the job has runs.",
     ),
 ]
 Address = Annotated[

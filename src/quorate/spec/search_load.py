@@ -17,6 +17,7 @@ from quorate.spec.load import (
     name_from,
     read_job_file,
     resolve_layers,
+    with_runs_placed,
 )
 from quorate.spec.migration import present_name, renamed
 from quorate.spec.override import DEFAULT, Layers, Override, environment_overrides, plain_copy
@@ -124,7 +125,7 @@ def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[
         origins = {"job": str(path), "budget.trials": "default", "name": "default"}
         values = {"job": path.name, "budget": {"trials": USUAL_TRIALS}}
     named = {} if values.get("job") == path.name or path.stem == "search" else {"name": name_from(path, "search")}
-    layers = Layers({**named, **values}, origins)
+    layers = with_runs_placed(Layers({**named, **values}, origins), path)
     over_search = [override for override in overrides if not override.key.startswith("job.")]
     over_job = [
         replace(override, key=override.key.removeprefix("job."))
