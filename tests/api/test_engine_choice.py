@@ -45,7 +45,11 @@ def has_ray(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
 def test_without_the_library_the_line_that_installs_it_is_told_before_a_run_has_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def without_cryptography() -> None:
+        raise RequestError("encrypted links need the package `cryptography`")
+
     has_ray(monkeypatch, False)
+    monkeypatch.setattr(session, "refuse_without_library", without_cryptography)  # Ray's extra has it
     with pytest.raises(RequestError, match=rf"engine: ray needs .* {re.escape(install_of('ray'))}"):
         session.start(resolved(tmp_path / "runs"), no_display)
     assert not (tmp_path / "runs").exists()
