@@ -93,4 +93,4 @@ def _version() -> str:
     try:
         return version("quorate")
     except PackageNotFoundError:
-        raise AttributeError("the version of quorate is not known: it is not installed (pip install quorate)") from None
+        raise AttributeError("the version of quorate is not known: it is not installed") from None

@@ -16,12 +16,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from quorate.api import session
-from quorate.api.engines import INSTALL, engine_of
+from quorate.api.engines import engine_of
 from quorate.api.job import Job
 from quorate.api.result import Result
 from quorate.api.train import shown
 from quorate.coordinator.news import Outcome
 from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.core.machine import usable_cores
 from quorate.engines.engine import Prepared
 from quorate.observe.event import Event
@@ -49,7 +50,9 @@ def trainer(job: Job, progress: bool = True) -> Any:
             'Train it with quorate.train(job.replace(engine="ray")).'
         )
     if find_spec("ray") is None:
-        raise RequestError(f"quorate.ray.trainer needs the library ray, which is not installed here: {INSTALL}.")
+        raise RequestError(
+            f"quorate.ray.trainer needs the library ray, which is not installed here: {install_of('ray')}."
+        )
     return _trainer_class()(job, progress)
 
 

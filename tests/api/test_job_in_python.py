@@ -95,6 +95,19 @@ class TestReplace:
         by_steps = by_epochs.replace(steps=4)
         assert (by_steps.spec.epochs, by_steps.spec.steps) == (None, 4)
 
+    @pytest.mark.parametrize(
+        ("task", "name"),
+        [
+            ("scripts/train gpt.py:main", "train-gpt"),
+            ("package.finetune:main", "finetune"),
+            ("my.old.script.py:run_it", "script"),
+            ("_.py:main", "job"),
+            ("package.module:TinyNet", "tinynet"),
+        ],
+    )
+    def test_a_loop_is_named_after_its_script_and_a_task_after_its_class(self, task: str, name: str) -> None:
+        assert Job(task=task, batch_size=8, epochs=1).spec.name == name
+
     def test_another_task_gives_its_name_unless_the_job_has_one_of_its_own(self, job: Job) -> None:
         assert job.replace(task="package.module:Other").spec.name == "other"
         named = job.replace(name="mine")

@@ -52,7 +52,7 @@ def test_a_script_launches_its_loop_and_the_run_is_one_like_any_other(workplace:
     assert (done.returncode, done.stderr) == (0, "")
     long, resumed, evaluated, widths, name, is_same = json.loads(done.stdout.splitlines()[-1])
     assert long == resumed == evaluated
-    assert (widths, name, is_same) == ([5, 5], "main-0002", True)
+    assert (widths, name, is_same) == ([5, 5], "script-0002", True)
     workplace.write_job(task="script.py:main", steps=None, epochs=3, params={"width": 5})
     assert workplace.train("--json").document["weights_digest"] == long
     planned = workplace.run("plan", "job.yaml")

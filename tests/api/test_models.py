@@ -1,6 +1,7 @@
 """What a model's tags tell, and which runs have a model to register. The registry itself: tests/services."""
 
 import json
+import re
 
 import pytest
 
@@ -8,6 +9,7 @@ from command import Workplace
 from quorate.api.model_artifact import JOB, WEIGHTS, Lineage, job_digest
 from quorate.api.models import ModelRegistry, register_model, registry_uri
 from quorate.core.errors import QuorateError, RequestError
+from quorate.core.installation import install_of
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 
@@ -74,7 +76,7 @@ def test_the_registry_is_where_one_asks_or_the_job_is_tracked_or_in_the_folder_o
 
 def test_without_mlflow_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RequestError, match=r"pip install 'quorate\[mlflow\]'"):
+    with pytest.raises(RequestError, match=re.escape(install_of("mlflow"))):
         ModelRegistry("http://127.0.0.1:1")
 
 

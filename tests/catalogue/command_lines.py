@@ -9,6 +9,7 @@ CASES = (
     Case("A job file in a folder that is not there", command="quorate train jobs/mine.yaml"),
     Case("A folder in place of a job file", command="quorate train ."),
     Case("A misspelt verb", command="quorate trian job.yaml"),
+    Case("A verb as others call it", command="quorate fit job.yaml"),
     Case("A misspelt flag", command="quorate train job.yaml --wrkers 2"),
     Case("A parameter of the task as a flag", command="quorate train job.yaml --lr 0.1"),
     Case("A list as a flag", command="quorate train job.yaml --sizes [1,2]"),

@@ -95,7 +95,7 @@ CASES = (
     ),
     Case(
         "A contact sheet in the place of a shard",
-        command="quorate data preview photos --sheet photos/a.txt",
+        command="quorate data preview photos -o photos/a.txt",
         prepare=files(WORDS, indexed=True),
     ),
     Case(
@@ -105,7 +105,7 @@ CASES = (
     ),
     Case(
         "A contact sheet of records without pictures",
-        command="quorate data preview photos --sheet sheet.png",
+        command="quorate data preview photos -o sheet.png",
         story="`photos` has lines of text.",
         prepare=files(WORDS, indexed=True),
     ),

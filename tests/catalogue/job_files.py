@@ -39,4 +39,5 @@ CASES = (
     Case("No workers", job="workers: 0"),
     Case("A seed that is no whole number", job="seed: 1.5"),
     Case("A parameter outside of params", job="lr: 0.1"),
+    Case("A device as others call it", job="device: gpu"),
 )

@@ -151,6 +151,11 @@ CASES = (
     mistaken("A class that is not there", job="task: task.py:Mien"),
     mistaken("A task without all its methods", task=MISSING),
     mistaken("Parameters that the task does not have", job='params: {learning_rat: 0.1, learning_rate: "0.1"}'),
+    mistaken(
+        "A parameter without a type",
+        job="params: {width: 64}",
+        task="from sound import *\n\nclass Mine(Sound):\n    width = 32\n",
+    ),
     mistaken("A library that is not installed", task="import sklaern\nfrom sound import *\n\nclass Mine(Sound): ...\n"),
     mistaken("A file that is not Python", task="from sound import *\n\nclass Mine(Sound)\n    pass\n"),
     mistaken("An exception while the model is built", "def model(self):\n    return nn.Linear(3, self.outputs)"),

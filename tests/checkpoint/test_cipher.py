@@ -1,4 +1,5 @@
 import pickle
+import re
 import sys
 from itertools import pairwise
 
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from quorate.checkpoint.cipher import CHUNK, HEADER, TAG, Cipher
 from quorate.core.errors import CheckpointError
+from quorate.core.installation import install_of
 
 KEY = bytes(range(32))
 CIPHER = Cipher(KEY)
@@ -134,5 +136,5 @@ def test_without_the_library_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch)
     for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(CheckpointError, match=r"pip install 'quorate\[encryption\]'"):
+    with pytest.raises(CheckpointError, match=re.escape(install_of("encryption"))):
         Cipher(KEY)

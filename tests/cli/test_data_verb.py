@@ -122,7 +122,7 @@ def picture(number: int, form: str = "PNG", size: tuple[int, int] = (20, 10)) ->
 def sheet_of(folder: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     run(capsys, "index", str(folder))
     file = folder.parent / "sheet.png"
-    assert f"{file}: 5 pictures." in run(capsys, "preview", str(folder), "--records", "5", "--sheet", str(file))
+    assert f"{file}: 5 pictures." in run(capsys, "preview", str(folder), "--records", "5", "-o", str(file))
     with Image.open(file) as opened:
         assert opened.format == "PNG"
         return opened.convert("RGB")
@@ -168,7 +168,7 @@ def test_records_without_pictures_give_no_sheet(folder: Path, capsys: pytest.Cap
     write_shards("jsonl", folder)
     run(capsys, "index", str(folder))
     with pytest.raises(Exception, match="none of these 10 records has a picture"):
-        run(capsys, "preview", str(folder), "--sheet", "no.png")
+        run(capsys, "preview", str(folder), "-o", "no.png")
 
 
 def test_a_sheet_never_replaces_what_is_no_picture(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,13 +179,13 @@ def test_a_sheet_never_replaces_what_is_no_picture(folder: Path, capsys: pytest.
     run(capsys, "index", str(folder))
     for name in (file, folder / "new", folder / "png"):
         with pytest.raises(RequestError, match=r"is not a name for a contact sheet.*\.png"):
-            run(capsys, "preview", str(folder), "--sheet", str(name))
+            run(capsys, "preview", str(folder), "-o", str(name))
         with pytest.raises(RequestError, match="is not a name for a contact sheet"):
             write_contact_sheet(name, [picture(0)])
     assert file.read_bytes() == before
     assert {each.name for each in folder.iterdir()} == {"a.tar", NAME}
     for _ in range(2):
-        run(capsys, "preview", str(folder), "--sheet", str(folder / "Sheet.PNG"))
+        run(capsys, "preview", str(folder), "-o", str(folder / "Sheet.PNG"))
 
 
 def test_a_preview_shows_long_and_strange_values_in_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

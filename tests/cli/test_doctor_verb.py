@@ -39,7 +39,7 @@ def test_what_jobs_need_is_here(workplace: Workplace) -> None:
     assert "same bits twice" in found["torch"]["text"]
     assert found["devices"]["level"] == "note"
     assert found["packages"]["level"] == "ok"
-    assert found["extra examples"]["text"]
+    assert found["extras"]["text"].startswith("installed: ")
     assert found["coordinators"]["text"] == "no job is running in runs"
     assert not (workplace.folder / "runs").exists()
 

@@ -13,7 +13,7 @@ def test_it_is_the_same_on_any_number_of_workers_and_leaves_nothing(workplace: W
     flags = ("--steps", "40", "--from", "1e-4", "--to", "1e4", "--set", "schedule={kind: cosine}")
     documents = []
     for workers in ("1", "3"):
-        done = workplace.run("find-lr", "job.yaml", "--json", "--workers", workers, "--plot", str(curve), *flags)
+        done = workplace.run("find-lr", "job.yaml", "--json", "--workers", workers, "-o", str(curve), *flags)
         assert done.code == 0, done.stderr
         validate("find-lr", done.document)
         documents.append(done.document)
@@ -51,7 +51,7 @@ def test_what_cannot_be_tested_is_refused_before_anything_runs(workplace: Workpl
     for flags, told in (
         (("--from", "1", "--to", "0.1"), "the rates must rise"),
         (("--steps", "3"), "needs 10 steps at least"),
-        (("--plot", "curve.pdf"), "ends in .svg or .png"),
+        (("-o", "curve.pdf"), "ends in .svg or .png"),
         (("--param", "speed"), "no such number among its params; its numbers are learning_rate"),
         (("--set", "batch_size=auto"), "needs a number for batch_size"),
     ):

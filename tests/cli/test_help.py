@@ -98,3 +98,32 @@ def test_a_narrow_terminal_gets_a_narrow_help() -> None:
 
 def test_the_module_is_the_command(workplace: Workplace) -> None:
     assert workplace.run("--version").stdout == f"quorate {version('quorate')}\n"
+
+
+def test_the_verbs_stand_in_panels() -> None:
+    panels = re.findall(r"^(Start|Look|Control|Manage|More):\n  (\w+)", help_of(), re.MULTILINE)
+    assert panels == [("Start", "init"), ("Look", "runs"), ("Control", "resize"), ("Manage", "track"), ("More", "eval")]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["show", "last", "--plot", "file"],
+        ["trace", "last", "--chrome", "file"],
+        ["find-lr", "job.yaml", "--plot", "file"],
+        ["data", "preview", "folder", "--sheet", "file"],
+        ["checkpoints", "export", "last", "file"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_to_write_is_o_in_the_help_and_its_former_name_is_understood(typed: list[str]) -> None:
+    *path, last = (word for word in typed if word in VERBS or word in ("preview", "export"))
+    parent = GROUP.commands[path[0]] if path else GROUP
+    verb, arguments = parent.commands[last], typed[len(path) + 1 :]
+    with verb.make_context(last, list(arguments)) as context:
+        assert "file" in (str(context.params["output"]), str(context.params.get("out")))
+    with verb.make_context(last, [arguments[0], "-o", "file"]) as context:
+        assert str(context.params["output"]) == "file"
+    text = help_of(*path, last)
+    assert "-o, --output" in text.replace("--output, -o", "-o, --output")
+    assert not re.search(r"--plot|--chrome|--sheet|OUT\b|\[\]", text)

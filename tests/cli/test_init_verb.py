@@ -70,6 +70,14 @@ def test_the_job_file_is_valid_and_named_after_its_folder(tmp_path: Path) -> Non
     assert job.task == f"{tmp_path / 'first' / 'task.py'}:MyTask"
 
 
+def test_the_usual_file_is_short_and_means_the_same_as_the_full_one(tmp_path: Path) -> None:
+    text = skeleton("my-job")["job.yaml"]
+    assert len(text.splitlines()) <= 17
+    assert yaml.safe_load(text) == yaml.safe_load(skeleton("my-job", is_full=True)["job.yaml"])
+    assert "quorate init all --full" in text
+    assert not commented_keys().keys() & {line.partition(":")[0].removeprefix("# ") for line in text.splitlines()}
+
+
 def test_every_key_of_a_job_is_named_once() -> None:
     given = yaml.safe_load((SKELETON / "job.yaml").read_text())
     assert given.keys() & commented_keys().keys() == set()
@@ -83,7 +91,7 @@ def test_the_defaults_that_are_told_are_true(key: str) -> None:
 
 
 def test_a_key_can_be_set_by_taking_its_comment_away(tmp_path: Path) -> None:
-    write_scaffold(tmp_path, "new", force=False)
+    write_scaffold(tmp_path, "new", force=False, is_full=True)
     file = tmp_path / "job.yaml"
     before = load_job(file, {}, []).spec
     text = file.read_text()
@@ -111,7 +119,7 @@ def test_the_files_fit_a_terminal() -> None:
 
 
 def test_the_skeleton_as_it_lies_there_is_what_is_written() -> None:
-    assert skeleton("my-job") == {file.name: file.read_text() for file in SKELETON.glob("*.*")}
+    assert skeleton("my-job", is_full=True) == {file.name: file.read_text() for file in SKELETON.glob("*.*")}
 
 
 # --- names

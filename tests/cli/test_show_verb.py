@@ -373,12 +373,12 @@ def test_learning_curves_are_drawn_into_a_file(tmp_path: Path, capsys: pytest.Ca
     story = Story().begin().train(1, 30, log={"accuracy": 0.5, "own": 2.0}).evaluate(30, loss=0.5, accuracy=0.25)
     run = complete_run(tmp_path, story=story)
     for name in ("curves.svg", "curves.png"):
-        app(["show", str(run.path), "--plot", str(tmp_path / name)], standalone_mode=False)
+        app(["show", str(run.path), "-o", str(tmp_path / name)], standalone_mode=False)
         assert f"{name}: loss, accuracy, own" in capsys.readouterr().out.replace("\n", "")
     drawn = (tmp_path / "curves.svg").read_text()
     assert all(name in drawn for name in ("train/loss", "val/loss", "train/accuracy", "val/accuracy", "train/own"))
     assert "throughput" not in drawn
-    app(["show", str(run.path), "--plot", str(tmp_path / "curves.svg"), "--json"], standalone_mode=False)
+    app(["show", str(run.path), "-o", str(tmp_path / "curves.svg"), "--json"], standalone_mode=False)
     document = json.loads(capsys.readouterr().out)
     validate("show", document)
     assert document["plot"] == str(tmp_path / "curves.svg")
@@ -387,4 +387,4 @@ def test_learning_curves_are_drawn_into_a_file(tmp_path: Path, capsys: pytest.Ca
 def test_of_a_run_without_steps_nothing_is_drawn(tmp_path: Path) -> None:
     run = complete_run(tmp_path, story=None)
     with pytest.raises(RunError, match="has no step yet, so there is nothing to draw"):
-        app(["show", str(run.path), "--plot", str(tmp_path / "curves.svg")], standalone_mode=False)
+        app(["show", str(run.path), "-o", str(tmp_path / "curves.svg")], standalone_mode=False)

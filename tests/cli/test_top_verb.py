@@ -83,6 +83,8 @@ def test_a_job_is_chosen_from_those_that_run(workplace: Workplace) -> None:
         assert seen.ended() == 0, "Ctrl-C ends the view"
     assert [job.process.poll() for job in jobs] == [None, None], "and not the job"
     for job in jobs:
+        only = workplace.start("top", "--once").done()
+        assert only.stdout.startswith("tiny-") == (job is jobs[1]), "the only one needs no name"
         job.interrupt()
         assert job.done().code == 130
     workplace.assert_nobody_left()

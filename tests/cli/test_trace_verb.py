@@ -151,7 +151,7 @@ def test_it_tells_where_the_time_went(shifted: Workplace) -> None:
 
 
 def test_the_document_and_the_file_for_chrome_are_of_the_newest_step(shifted: Workplace) -> None:
-    done = shifted.run("trace", "last", "--last", "--chrome", "out.json", "--json")
+    done = shifted.run("trace", "last", "--last", "-o", "out.json", "--json")
     assert done.code == 0, done.stderr
     validate("trace", done.document)
     (trace,) = done.document["traces"]
@@ -172,7 +172,7 @@ def test_step_and_last_are_not_for_the_same(shifted: Workplace) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_named(shifted: Workplace) -> None:
-    done = shifted.run("trace", "last", "--chrome", "nowhere/out.json")
+    done = shifted.run("trace", "last", "-o", "nowhere/out.json")
     assert done.code == 2
     assert "cannot write nowhere/out.json" in done.error
 

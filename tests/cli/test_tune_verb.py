@@ -81,11 +81,11 @@ def test_a_search_in_use_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_new_search_is_in_the_folder_that_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert begun(monkeypatch).path == project / "runs" / "search-0001"
+    assert begun(monkeypatch).path == project / "runs" / "tiny-search-0001"
     monkeypatch.setenv("QUORATE_RUNS", "mine")
-    assert begun(monkeypatch).path == project / "mine" / "search-0001"
-    assert begun(monkeypatch, "--set", "runs=other").path == project / "other" / "search-0001"
-    assert begun(monkeypatch, "--runs", "12", "--set", "runs=other").path == project / "12" / "search-0001"
+    assert begun(monkeypatch).path == project / "mine" / "tiny-search-0001"
+    assert begun(monkeypatch, "--set", "runs=other").path == project / "other" / "tiny-search-0001"
+    assert begun(monkeypatch, "--runs", "12", "--set", "runs=other").path == project / "12" / "tiny-search-0001"
 
 
 def test_a_job_with_a_secret_is_kept_for_its_owner_only(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import JobFileError
+from quorate.core.installation import install_of
 from quorate.doctor import checkup
 from quorate.doctor.checkup import checks_of_engine, examine
 from quorate.doctor.cluster import ClusterReading, NodeReading, WayReading, judge
@@ -106,7 +107,7 @@ def test_storage_is_shared_where_a_question_is_read_and_an_answer_comes_back(tmp
 def test_without_ray_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkup, "find_spec", lambda _: None)
     (finding,) = examine(checks_of_engine("ray", None, None))
-    assert (finding.level, finding.remedy) == (Level.PROBLEM, "pip install 'quorate[ray]'")
+    assert (finding.level, finding.remedy) == (Level.PROBLEM, install_of("ray"))
     assert checks_of_engine("local", None, None) == []
 
 

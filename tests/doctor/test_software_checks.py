@@ -1,15 +1,16 @@
 import pytest
 
+from quorate.core.installation import install_of
 from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
 from quorate.doctor.software import (
     Requirement,
     check_devices,
-    check_extra,
     check_packages,
     check_python,
     check_system,
     check_torch,
+    judge_extras,
     read_requirements,
 )
 
@@ -78,13 +79,14 @@ def test_packages_that_lack_are_told_with_the_command_that_installs_them() -> No
     assert lacking.remedy == "pip install 'numpy>=2' 'xxhash>=3.5'"
 
 
-def test_an_extra_is_never_more_than_a_note() -> None:
-    needed = read_requirements(['scikit-learn>=1.6; extra == "examples"'])
-    there = check_extra("examples", needed, {"scikit-learn": "1.9.1"})
-    assert there == Finding("extra examples", Level.OK, "scikit-learn 1.9.1")
-    absent = check_extra("examples", needed, {})
-    assert (absent.level, absent.text) == (Level.NOTE, "scikit-learn is not installed")
-    assert "pip install 'quorate[examples]'" in absent.remedy
+def test_extras_are_one_line_and_never_more_than_a_note() -> None:
+    (wanted,) = read_requirements(['scikit-learn>=1.6; extra == "examples"'])
+    lacking = {"examples": {}, "s3": {wanted: "s3fs is not installed"}, "ray": {wanted: "ray is 2.1, not ==2.60.0"}}
+    found = judge_extras(lacking)
+    assert (found.name, found.level) == ("extras", Level.NOTE)
+    assert found.text == "installed: examples; not installed: s3, ray; ray is 2.1, not ==2.60.0"
+    assert found.remedy == f"If you want one: {install_of('NAME')}"
+    assert judge_extras({"s3": {}}) == Finding("extras", Level.OK, "installed: s3")
 
 
 @pytest.mark.parametrize(

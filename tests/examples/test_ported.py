@@ -31,20 +31,24 @@ def test_few_lines_are_changed_and_the_page_says_how_many(name: str) -> None:
     assert changed <= MOST_CHANGED
 
 
+TASK = "lightning_digits_task.py:LitDigitsTask"
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", [*KEYS, TASK])
 def test_any_number_of_workers_comes_to_the_same_bits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("To be, or not to be: that is the question.\n" * 40)
     monkeypatch.setenv("TEXT", str(text))
-    task = load_task_type(f"{PORTED / name}.py:main", 0)
+    task = load_task_type(str(PORTED / (name if name == TASK else f"{name}.py:main")), 0)
+    keys = KEYS[name.partition("_task")[0]]
     digests = set()
     for workers in (1, 2, 3):
         folder = tmp_path / str(workers)
         folder.mkdir()
-        ended = gang.train(task, gang.job(task, **KEYS[name]), workers, folder)
+        ended = gang.train(task, gang.job(task, **keys), workers, folder)
         assert ended.losses[-1] < ended.losses[0]
         digests.add(ended.digest)
     assert len(digests) == 1

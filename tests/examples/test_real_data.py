@@ -24,7 +24,7 @@ def data() -> Path:
 
 def train(workplace: Workplace, name: str, *arguments: str) -> dict[str, Any]:
     """Train from another folder than the examples': the data is found all the same."""
-    command = ("train", str(EXAMPLES / f"{name}.yaml"), "--workers", "2", "--json", *arguments)
+    command = ("train", str(EXAMPLES / f"{name}.yaml"), "--workers", "2", "--runs", "runs", "--json", *arguments)
     done = workplace.start(*command).done(within=1500)
     assert done.code == 0, done.stderr
     return done.document

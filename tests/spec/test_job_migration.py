@@ -42,7 +42,7 @@ def test_a_job_is_migrated_by_its_version(job: dict[str, Any], migrated: dict[st
     [
         ("version: 1\non_nonfinite_loss: skip\n", r"on_nonfinite_loss: it is a key of version 2 \(job.yaml line 5\)"),
         ("version: 2\non_poison: skip\n", r"on_poison: there is no such key \(job.yaml line 5\). It is called on_nonf"),
-        ("version: 3\n", r"version: 3 is not 1 or 2, .* written for a newer Quorate: run `pip install --upgrade"),
+        ("version: 3\n", r"version: 3 is not 1 or 2, .* written for a newer Quorate; `quorate --version` shows"),
         ("version: 0\n", r"version: 0 is not 1 or 2, .* Write version: 2\."),
         (
             "on_poison: skip\non_nonfinite_loss: skip\n",

@@ -110,7 +110,7 @@ MISTAKES = {
         "version: 3\n" + GOOD,
         [
             "version: 3 is not 1 or 2, the versions of the job file that this Quorate reads (job.yaml line 1). It was "
-            "written for a newer Quorate: run `pip install --upgrade quorate`."
+            "written for a newer Quorate; `quorate --version` shows yours."
         ],
     ),
     "more workers than lanes": (

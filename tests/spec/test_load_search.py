@@ -114,7 +114,7 @@ def test_the_search_is_read_back_equal_from_its_folder(folder: Path) -> None:
 
 def test_a_job_file_alone_is_a_search_whose_space_is_open(folder: Path) -> None:
     search = load_search(folder / "digits.yaml", {})
-    assert (search.spec.space, search.spec.metrics, search.spec.name) == (None, ("accuracy",), "digits")
+    assert (search.spec.space, search.spec.metrics, search.spec.name) == (None, ("accuracy",), "digits-search")
     assert search.spec.trials is not None
 
 

@@ -19,11 +19,13 @@ from typing import Any
 
 import pytest
 
+from quorate.core import runs_folder
 from quorate.core.errors import DamagedFileError, JobError, RunError
+from quorate.core.runs_folder import is_search
 from quorate.storage import run_folder
 from quorate.storage.atomic import temporary_of, write_atomically
 from quorate.storage.lock import Holder
-from quorate.storage.run_folder import RunFolder, is_search
+from quorate.storage.run_folder import RunFolder
 
 
 def aged(run: RunFolder, seconds: int) -> RunFolder:
@@ -221,7 +223,7 @@ class TestAllIn:
 
     def test_a_run_that_is_removed_meanwhile_is_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         gone, stays = RunFolder.create(tmp_path, "mnist"), RunFolder.create(tmp_path, "mnist")
-        real = run_folder.is_run
+        real = runs_folder.is_run
 
         def remove_then_look(folder: Path) -> bool:
             found = real(folder)

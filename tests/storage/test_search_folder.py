@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from quorate.core.errors import RunError
-from quorate.storage.run_folder import RunFolder, is_search
+from quorate.core.runs_folder import is_search
+from quorate.storage.run_folder import RunFolder
 from quorate.storage.search_folder import SearchFolder
 
 

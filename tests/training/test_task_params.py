@@ -160,3 +160,22 @@ def test_an_exception_while_the_task_is_made_is_the_users() -> None:
 def test_numbers_that_are_not_finite_go_through_as_they_are() -> None:
     task = configure(Base, {"learning_rate": math.inf, "layers": 2}, "", 0)
     assert vars(task)["learning_rate"] == math.inf
+
+
+class Untyped(Model):
+    width = 32
+    limit = None
+    options_of_it = property(lambda self: 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("width", "Untyped.width has no type, so it is no parameter. Write its type in the class: width: int = 32"),
+        ("limit", "limit: float | None = None"),
+        ("options_of_it", "there is no such key"),
+        ("model", "there is no such key"),
+    ],
+)
+def test_an_attribute_without_a_type_is_no_parameter_and_how_it_becomes_one_is_told(name: str, told: str) -> None:
+    assert told in refused(Untyped, {name: 3})

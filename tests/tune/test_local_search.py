@@ -13,6 +13,7 @@ import pytest
 from command import Running, Workplace, await_condition
 from history.search_builder import search_folder
 from quorate.core.errors import JobFileError, Problem, QuorateError, RequestError, RunError
+from quorate.core.installation import install_of
 from quorate.spec.search_load import ResolvedSearch, load_recorded_search, resolve_search
 from quorate.tune import local_search, proposal, search
 from quorate.tune.proposal import open_search
@@ -120,8 +121,8 @@ def test_a_library_that_is_missing_is_named_before_the_task_is_imported(
             open_search(tmp_path / "search.yaml", {})
         return refused.value.message
 
-    needs_ray = "needs the library ray, which is not installed here: pip install 'quorate[ray]'."
-    needs_optuna = "needs the library optuna, which is not installed here: pip install 'quorate[tune]'."
+    needs_ray = f"needs the library ray, which is not installed here: {install_of('ray')}."
+    needs_optuna = f"needs the library optuna, which is not installed here: {install_of('tune')}."
     assert refusal(scheduler="pbt") == f"scheduler: pbt {needs_ray}"
     assert refusal(engine="ray") == f"engine: ray {needs_ray}"
     assert refusal(address="auto") == f"address: auto {needs_ray}"

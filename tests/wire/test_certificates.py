@@ -1,9 +1,11 @@
+import re
 import sys
 
 import pytest
 
 from quorate.core.errors import RequestError
 from quorate.core.generation import GenerationId, server_id
+from quorate.core.installation import install_of
 from quorate.core.masking import Secrets
 from quorate.core.networks import LOOPBACK
 from quorate.wire.certificates import COORDINATOR, Authority, Identity, refuse_without_library
@@ -45,5 +47,5 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(RequestError, match=r"pip install 'quorate\[encryption\]'"):
+    with pytest.raises(RequestError, match=re.escape(install_of("encryption"))):
         refuse_without_library()

@@ -12,12 +12,13 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import QuorateError, RequestError
+from quorate.core.runs_folder import is_search
 from quorate.history.run_record import RunQuery, RunRecord, Status, chosen, read_runs
 from quorate.observe.quantities import measure
 from quorate.spec.resolved import glance_at_recorded
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import discard, explaining
-from quorate.storage.run_folder import RunFolder, is_search
+from quorate.storage.run_folder import RunFolder
 from quorate.tracking.mlflow_client import database_of, kept_ids, tracking_uri
 
 REMOVING = ".removing-"

@@ -8,6 +8,7 @@ from typing import Any
 from quorate.api.stored_run import keep_in_store, refuse_unusable_store, store_of
 from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
+from quorate.core.installation import install_of
 from quorate.engines.cluster import Cluster
 from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import Engine
@@ -19,8 +20,6 @@ from quorate.spec.strategy import is_gang, server_count
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
-
-INSTALL = "pip install 'quorate[ray]'"
 
 
 def engine_of(
@@ -91,7 +90,7 @@ def refuse_missing_engine(spec: JobSpec) -> None:
     # Looked for, not imported: what is wrong with the rest of the job is told without that second.
     if find_spec("ray") is None:
         raise RequestError(
-            f"engine: ray needs the library ray, which is not installed here: {INSTALL}. "
+            f"engine: ray needs the library ray, which is not installed here: {install_of('ray')}. "
             "The nodes of the cluster need the same version of it. Without a cluster: --set engine=local"
         )
     refuse_unusable_store(spec)

@@ -31,6 +31,7 @@ from quorate.checkpoint.selection import LAST
 from quorate.core.errors import CheckpointError, RequestError, RunError
 from quorate.core.failure import JobFailed
 from quorate.core.machine import usable_cores
+from quorate.core.runs_folder import runs_folder
 from quorate.engines.engine import Prepared
 from quorate.observe.live import Round
 from quorate.observe.sinks import Guarded
@@ -41,7 +42,7 @@ from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, changes
 from quorate.storage.atomic import discard
 from quorate.storage.lock import hold, holder_of
-from quorate.storage.run_folder import RunFolder, runs_folder, why_untrusted
+from quorate.storage.run_folder import RunFolder, why_untrusted
 from quorate.supervisor.signals import listening_to_signals
 from quorate.supervisor.supervisor import Launch
 from quorate.training.run_mode import RunMode

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from quorate.core.errors import RequestError, TaskError
 from quorate.core.user_code import given, is_installed
 from quorate.spec.job import JobSpec
-from quorate.spec.load import load_job, resolve_mapping
+from quorate.spec.load import load_job, name_from, resolve_mapping
 from quorate.spec.override import Layers, Override
 from quorate.spec.resolved import ResolvedJob, dump_job
 
@@ -205,7 +206,12 @@ def overrides_from(caller: str, keys: Mapping[str, Any] | None, task: Any = None
 
 
 def _name_from(reference: str) -> str:
-    return reference.rpartition(":")[2].lower()
+    """What a job is called that has no name: as its task, or as the script of its training loop, which is most often
+    called `main`."""
+    place, _, name = reference.rpartition(":")
+    if not name[:1].islower():
+        return name.lower()
+    return name_from(Path(re.split(r"[/.]", place.removesuffix(".py"))[-1]), "job")
 
 
 def job_text(resolved: ResolvedJob) -> str:

@@ -24,6 +24,7 @@ from quorate.api.recorded_run import chosen_checkpoint, recorded_job, refuse_los
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
+from quorate.core.installation import install_of
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import move_into_place
@@ -90,9 +91,7 @@ class ModelRegistry:
     def __init__(self, uri: str, *, is_made: bool = False) -> None:
         """`is_made`: a file that is not there yet is made. Otherwise nothing has been registered in it."""
         if importlib.util.find_spec("mlflow") is None:
-            raise RequestError(
-                "the registry of models is MLflow's, which is not installed: pip install 'quorate[mlflow]'"
-            )
+            raise RequestError(f"the registry of models is MLflow's, which is not installed: {install_of('mlflow')}")
         database = database_of(uri)
         if database is not None and not is_made and not database.exists():
             raise RequestError(
@@ -349,7 +348,7 @@ def _weights_at_the_end(run: RunFolder) -> str:
         how = "was killed" if result is None else f"is {result.get('status')}"
         raise RunError(
             f"run {run.name} is not complete: it {how}. Resume it with `quorate resume {run.name}`, and register it "
-            f"then; `quorate checkpoints export {run.name} FILE` writes the weights that it has"
+            f"then; `quorate checkpoints export {run.name} -o FILE` writes the weights that it has"
         )
     return str(result.get("weights_digest"))
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 
 from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.core.machine import usable_cores
 from quorate.history.event_index import IndexSink
 from quorate.observe.event import Event
@@ -97,13 +98,11 @@ def refuse_missing_libraries(track: TrackSpec | None) -> None:
     if track.trace is not None and track.trace.otlp and not _is_installed(_EXPORTER):
         raise RequestError(
             "track.trace.otlp needs the libraries of OpenTelemetry, which are not installed here: "
-            "pip install 'quorate[otlp]'. Without the key, `quorate trace` shows the traces all the same."
+            f"{install_of('otlp')}. Without the key, `quorate trace` shows the traces all the same."
         )
     for key, wanted in (("mlflow", track.mlflow), ("tensorboard", track.tensorboard), ("wandb", track.wandb)):
         if wanted and not _is_installed(key):
-            raise RequestError(
-                f"track.{key} needs the library {key}, which is not installed here: pip install 'quorate[{key}]'"
-            )
+            raise RequestError(f"track.{key} needs the library {key}, which is not installed here: {install_of(key)}")
 
 
 def _is_installed(module: str) -> bool:

@@ -15,6 +15,7 @@ from quorate.api.run_part import NoDisplay, Watch
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.core.digests import content_digest
 from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.spec.override import Override
 from quorate.storage.atomic import move_into_place, temporary_of, write_atomically
@@ -91,7 +92,7 @@ def _refuse_output(output: Path) -> None:
     if not output.absolute().parent.is_dir():
         raise RequestError(f"{output}: there is no folder {output.parent}.")
     if output.suffix == PARQUET and find_spec("pyarrow") is None:
-        raise RequestError(f"{output} needs the library pyarrow: pip install 'quorate[parquet]'. Or write .jsonl.")
+        raise RequestError(f"{output} needs the library pyarrow: {install_of('parquet')}. Or write .jsonl.")
 
 
 def _write_lines(parts: Path, file: Path) -> int:

@@ -12,6 +12,7 @@ import numpy
 
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.data.shards.blocks import ShardBlocks
 from quorate.data.shards.errors import ShardError
 from quorate.data.shards.fetching import StoreAway, Unreachable
@@ -139,7 +140,7 @@ def write_contact_sheet(file: Path, pictures: Sequence[Any]) -> None:
     try:
         from PIL import Image
     except ImportError:
-        raise RequestError("a contact sheet needs the package pillow: pip install 'quorate[pictures]'.") from None
+        raise RequestError(f"a contact sheet needs the package pillow: {install_of('pictures')}.") from None
     across = math.ceil(math.sqrt(len(pictures)))
     down = math.ceil(len(pictures) / across)
     sheet = Image.new("RGB", (across * (SIDE + GAP) + GAP, down * (SIDE + GAP) + GAP), _BACKGROUND)

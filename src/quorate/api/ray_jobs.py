@@ -13,8 +13,10 @@ from typing import Any
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import DamagedFileError, JobError, RequestError, RunError
+from quorate.core.installation import install_of
 from quorate.core.masking import mask
-from quorate.storage.run_folder import LAST, RunFolder, is_run
+from quorate.core.runs_folder import is_run
+from quorate.storage.run_folder import LAST, RunFolder
 from quorate.storage.submission import Submission, failed_submission, submission_of, waits_to_begin
 
 RUN, FOLDER = "quorate_run", "quorate_folder"
@@ -151,7 +153,7 @@ def jobs_at(address: str | None) -> Any:
     try:
         from ray.job_submission import JobSubmissionClient
     except ImportError:
-        raise RequestError("detached runs need the library ray, here as well: pip install 'quorate[ray]'") from None
+        raise RequestError(f"detached runs need the library ray, here as well: {install_of('ray')}") from None
     for name in ("ray", "ray.dashboard.modules.dashboard_sdk"):
         logging.getLogger(name).setLevel(logging.ERROR)  # it tells of each file that it sends
     given = None if address in (None, "auto") else address

@@ -19,6 +19,7 @@ from quorate.checkpoint.selection import changes_since, saved_job, search_own, s
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.core.failure import CHECKPOINT_LOST, Failure, Remains
+from quorate.core.runs_folder import runs_folder
 from quorate.history.run_record import RunRecord
 from quorate.observe.events import CheckpointSaved
 from quorate.observe.jsonl import EventTail
@@ -30,7 +31,7 @@ from quorate.spec.problems import in_brackets
 from quorate.spec.resolved import Change, ResolvedJob, refused_on_resume
 from quorate.spec.rules import OWN_PLACE
 from quorate.storage.atomic import move_into_place
-from quorate.storage.run_folder import RunFolder, runs_folder
+from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 

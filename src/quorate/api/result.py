@@ -23,12 +23,13 @@ from quorate.checkpoint.selection import LAST, own_among, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, QuorateError, RunError
 from quorate.core.failure import Failure
+from quorate.core.runs_folder import runs_folder
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.load import load_recorded
-from quorate.storage.run_folder import RunFolder, runs_folder, why_untrusted
+from quorate.storage.run_folder import RunFolder, why_untrusted
 from quorate.storage.submission import failed_submission, waits_to_begin
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}

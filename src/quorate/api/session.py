@@ -324,10 +324,10 @@ def is_private(spec: JobSpec) -> bool:
 
 def _refuse_what_is_missing(spec: JobSpec) -> None:
     """Before anything is started."""
+    refuse_missing_engine(spec)  # its extra has what the next ones may lack, too
     _refuse_without_key(spec)
     _refuse_without_certificates(spec)
     refuse_missing_libraries(spec.track)
-    refuse_missing_engine(spec)
 
 
 def _refuse_without_key(spec: JobSpec) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from quorate.api.recorded_run import short_path
 from quorate.core.errors import DamagedFileError, RunError
+from quorate.core.runs_folder import is_run
 from quorate.core.task_source import KIND, MOST_KEPT, TaskSource
 from quorate.core.user_code import is_installed
 from quorate.engines.engine import SOURCE, Prepared
@@ -27,7 +28,7 @@ from quorate.spec.job import TaskReference
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import KeptSource, keep_source, read_source
 from quorate.storage.project_files import files_of, is_own, locate
-from quorate.storage.run_folder import RunFolder, is_run, refuse_untrusted
+from quorate.storage.run_folder import RunFolder, refuse_untrusted
 
 log = logging.getLogger(__name__)
 # `sys.path` and `sys.modules` are the process's: two loads at once would undo each other's changes.

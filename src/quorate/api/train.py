@@ -19,6 +19,7 @@ from quorate.api.run_part import NoDisplay, RunStart, Watch
 from quorate.api.warm import runner_here
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import JobFailed
+from quorate.core.runs_folder import runs_folder
 from quorate.core.user_code import given
 from quorate.observe.console import Console, QuietConsole
 from quorate.observe.live import Prints
@@ -26,7 +27,6 @@ from quorate.observe.notebook import Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
 from quorate.observe.sinks import Sink
-from quorate.storage.run_folder import runs_folder
 from quorate.supervisor.signals import Signals, collecting_signals
 
 

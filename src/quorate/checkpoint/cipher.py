@@ -14,6 +14,7 @@ from typing import Any
 
 from quorate.core.digests import Buffer
 from quorate.core.errors import CheckpointError
+from quorate.core.installation import install_of
 from quorate.core.machine import fresh_memory
 
 ALGORITHM = "aes-256-gcm"
@@ -162,6 +163,6 @@ def _cryptography() -> tuple[Any, Any, Any, Any]:
         from cryptography.hazmat.primitives.kdf import hkdf
     except ImportError:
         raise CheckpointError(
-            "encrypted checkpoints need the package `cryptography`: pip install 'quorate[encryption]'"
+            f"encrypted checkpoints need the package `cryptography`: {install_of('encryption')}"
         ) from None
     return aead, hkdf, hashes, InvalidTag

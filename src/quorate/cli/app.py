@@ -15,7 +15,7 @@ from quorate.cli.find_lr import find_lr
 from quorate.cli.history import diff, logs, report, runs, show, trace
 from quorate.cli.jobs import chaos, checkpoint, evaluate, predict, resize, resume, stop, train
 from quorate.cli.models import app as models
-from quorate.cli.options import RUNS, Json, Runs, group_of_verbs, run_names
+from quorate.cli.options import RUNS, Json, Runs, formerly, group_of_verbs, run_names
 from quorate.cli.output import print_document
 from quorate.cli.plan import plan
 from quorate.cli.top import top
@@ -32,23 +32,25 @@ def init(
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The name of the job. By default the name of the folder.")
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="List every key of a job, with its default.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a first job file and task, to change into your own.
 
-    The job trains as it is, in seconds: job.yaml lists every key of a job, task.py has a model, data, a loss, an
-    optimizer and metrics. Existing files are not replaced without --force.
+    The job trains as it is, in seconds: job.yaml has the usual keys, task.py a model, data, a loss, an optimizer and
+    metrics. With --full, job.yaml lists every key of a job. Existing files are not replaced without --force.
 
     \b
     Examples:
       quorate init
       quorate init circles
+      quorate init circles --full
       quorate init circles --name first-try --force
     """
     from quorate.cli.scaffold import show_scaffold, write_scaffold
 
-    show_scaffold(write_scaffold(folder, name, force), as_json)
+    show_scaffold(write_scaffold(folder, name, force, full), as_json)
 
 
 def doctor(
@@ -103,16 +105,22 @@ def doctor(
 
 
 app = group_of_verbs("quorate", add_completion=True)
-VERBS: list[Callable[..., None]] = [
-    *(init, plan, find_lr, train, resume, tune, evaluate, predict),
-    *(runs, show, logs, report, top, diff, trace),
-    *(resize, checkpoint, stop, chaos, track, clean, doctor),
-]
-for verb in VERBS:
-    app.command("eval" if verb is evaluate else verb.__name__.replace("_", "-"))(verb)
-app.add_typer(checkpoints, name="checkpoints")
-app.add_typer(data, name="data")
-app.add_typer(models, name="models")
+PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "Start": (init, plan, find_lr, train, resume, tune),
+    "Look": (runs, show, logs, report, top, diff, trace),
+    "Control": (resize, checkpoint, stop),
+    "Manage": (checkpoints, models, track, clean),
+    "More": (evaluate, predict, data, chaos, doctor),
+}
+OLD_OUTPUTS = {"find-lr": "plot", "show": "plot", "trace": "chrome"}
+for panel, verbs in PANELS.items():
+    for verb in verbs:
+        if isinstance(verb, typer.Typer):
+            app.add_typer(verb, rich_help_panel=panel)
+        else:
+            name = "eval" if verb is evaluate else verb.__name__.replace("_", "-")
+            settings = formerly(OLD_OUTPUTS[name]) if name in OLD_OUTPUTS else None
+            app.command(name, rich_help_panel=panel, context_settings=settings)(verb)
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,9 +3,10 @@
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, TrustJob, choose, group_of_verbs
 from quorate.cli.output import print_answer
@@ -42,7 +43,7 @@ def checkpoints() -> None:
     Examples:
       quorate checkpoints ls last
       quorate checkpoints verify last
-      quorate checkpoints export last model.safetensors --checkpoint best
+      quorate checkpoints export last -o model.safetensors --checkpoint best
       quorate checkpoints rm last --checkpoint 100
     """
 
@@ -81,14 +82,27 @@ def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_jso
     raise typer.Exit(0 if show_verified(RunFolder.find(runs, run), checkpoint, as_json) else 1)
 
 
-@app.command()
+class _Export(TyperCommand):
+    """Its file is still taken behind the run, too, as it was given before; the usage is without."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return super().collect_usage_pieces(ctx)[:-1]
+
+
+@app.command(cls=_Export)
 def export(
     run: Run,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write, or a folder to write it in.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The file to write, or a folder to write it in.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Argument(hidden=True)] = None,
     checkpoint: Which = "last",
     kind: Annotated[
         str | None,
-        typer.Option("--format", help="safetensors or torch. By default by the ending of OUT.", show_default=False),
+        typer.Option("--format", help="safetensors or torch. By default by the ending of FILE.", show_default=False),
     ] = None,
     averaged: Averaged = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
@@ -105,19 +119,22 @@ def export(
 
     \b
     Examples:
-      quorate checkpoints export last model.safetensors
-      quorate checkpoints export last model.pt --checkpoint best
+      quorate checkpoints export last -o model.safetensors
+      quorate checkpoints export last -o model.pt --checkpoint best
     """
     from quorate.api.checkpoints import Format, export_model
     from quorate.api.tasks import refuse_others_task
 
+    file = output or out
+    if file is None:
+        raise RequestError("export needs the file to write: -o model.safetensors")
     folder = RunFolder.find(runs, run)
     if task is None and not trust_job:
         refuse_others_task(why_untrusted(runs, run, folder.path), folder)
     wanted = choose(kind, Format, "--format") if kind else None
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
-        done = export_model(folder, out, checkpoint, wanted, force=force, averaged=averaged, task=task)
+        done = export_model(folder, file, checkpoint, wanted, force=force, averaged=averaged, task=task)
     fields = {
         "run": folder.name,
         "checkpoint": str(done.checkpoint.absolute()),

@@ -1,4 +1,4 @@
-"""`quorate show RUN --plot FILE`: the learning curves of a run as a picture."""
+"""`quorate show RUN -o FILE`: the learning curves of a run as a picture."""
 
 import math
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import Json, group_of_verbs
+from quorate.cli.options import Json, formerly, group_of_verbs
 
 Place = Annotated[
     str, typer.Argument(metavar="PATH", help="The folder of the shards, or a URL such as s3://bucket/prefix.")
@@ -25,7 +25,7 @@ def data() -> None:
     Examples:
       quorate data index /data/photos
       quorate data verify /data/photos
-      quorate data preview /data/photos --sheet photos.png
+      quorate data preview /data/photos -o photos.png
     """
 
 
@@ -35,7 +35,11 @@ def index(
     output: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Write the index to this file instead of next to the shards.", show_default=False
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the index to this file instead of next to the shards.",
+            show_default=False,
         ),
     ] = None,
     force: Annotated[
@@ -94,15 +98,19 @@ def stats(path: IndexedPlace, as_json: Json = False) -> None:
     show_stats(path, as_json)
 
 
-@app.command()
+@app.command(context_settings=formerly("sheet"))
 def preview(
     path: IndexedPlace,
     records: Annotated[int, typer.Option(metavar="N", min=1, help="How many records to show.")] = 10,
     first: Annotated[int, typer.Option("--from", metavar="N", min=0, help="The number of the first record.")] = 0,
-    sheet: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write the pictures of the records into one file, NAME.png.", show_default=False
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the pictures of the records into one file, NAME.png.",
+            show_default=False,
         ),
     ] = None,
     as_json: Json = False,
@@ -115,8 +123,8 @@ def preview(
     Examples:
       quorate data preview /data/photos
       quorate data preview /data/photos --from 31415 --records 1
-      quorate data preview /data/photos --records 64 --sheet photos.png
+      quorate data preview /data/photos --records 64 -o photos.png
     """
     from quorate.cli.data_view import show_preview
 
-    show_preview(path, records, first, sheet, as_json)
+    show_preview(path, records, first, output, as_json)

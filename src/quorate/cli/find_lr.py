@@ -34,8 +34,11 @@ def find_lr(
             help="The param that is the learning rate. By default lr, learning_rate, or one with a similar name.",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the curve into a file, .svg or .png.", show_default=False)
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Draw the curve into a file, .svg or .png.", show_default=False
+        ),
     ] = None,
     workers: Workers = None,
     lanes: Lanes = None,
@@ -52,7 +55,7 @@ def find_lr(
     \b
     Examples:
       quorate find-lr job.yaml
-      quorate find-lr job.yaml --steps 200 --plot rates.svg
+      quorate find-lr job.yaml --steps 200 -o rates.svg
       quorate find-lr job.yaml --param backbone_lr --from 1e-6 --to 1 --json
     """
     from quorate.api.find_rate import find_rate
@@ -61,20 +64,20 @@ def find_lr(
     from quorate.history.report.plot_file import check_plot_file, write_plot
     from quorate.spec.load import load_job
 
-    if plot is not None:
-        check_plot_file(plot)
+    if output is not None:
+        check_plot_file(output)
     job = load_job(job_file, os.environ, overrides(settings, workers=workers, lanes=lanes, seed=seed))
     if sys.stderr.isatty():
         typer.echo(f"testing {steps} rates from {first:g} to {last:g}", err=True)
     with passing_on_signals(), redirect_stdout(sys.stderr):  # what the task prints is no part of the answer
         found = find_rate(job, first=first, last=last, steps=steps, param=param)
-    if plot is not None and found.rates:
-        write_plot(_plot(found), plot)
+    if output is not None and found.rates:
+        write_plot(_plot(found), output)
     if as_json:
-        document = asdict(found) | {"setting": found.setting, "plot": None if plot is None else str(plot)}
+        document = asdict(found) | {"setting": found.setting, "plot": None if output is None else str(output)}
         print_document(document)
     else:
-        show_curve(found, job_file, plot, Page())
+        show_curve(found, job_file, output, Page())
 
 
 def show_curve(found: "RateCurve", job_file: Path, plot: Path | None, page: "Page") -> None:

@@ -7,7 +7,8 @@ import typer
 
 from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose, run_names
 from quorate.core.errors import RequestError, RunError
-from quorate.storage.run_folder import RunFolder, is_run, is_search, refuse_untrusted, why_untrusted
+from quorate.core.runs_folder import is_run, is_search
+from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
 from quorate.storage.search_folder import SearchFolder
 
 
@@ -82,9 +83,11 @@ def show(
             "--follow", "-f", help="First show the progress of a running job until it has ended, as train does."
         ),
     ] = False,
-    plot: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(
+            "--output",
+            "-o",
             metavar="FILE",
             help="Draw the learning curves into this file, .svg or .png.",
             show_default=False,
@@ -107,7 +110,7 @@ def show(
       quorate show last --ledger
       quorate show last --data
       quorate show last --follow
-      quorate show last --plot curves.png
+      quorate show last -o curves.png
       quorate show digits-0001 --json
     """
     from quorate.api.ray_jobs import find_run
@@ -116,9 +119,9 @@ def show(
     if (search := SearchFolder.meant(runs, run)) is not None:
         from quorate.cli.search_view import show_search
 
-        if with_ledger or with_data or follow or plot:
+        if with_ledger or with_data or follow or output:
             raise RequestError(
-                f"{run} is a search; --ledger, --data, --follow and --plot are about a run: one of those in "
+                f"{run} is a search; --ledger, --data, --follow and --output are about a run: one of those in "
                 f"{search.trials}."
             )
         show_search(search, as_json)
@@ -138,10 +141,10 @@ def show(
         samples, code = show_samples(folder, with_data, with_ledger, as_json)
         if not as_json:
             raise typer.Exit(code)
-    if plot is not None:
+    if output is not None:
         from quorate.cli.curves_view import draw_curves
 
-        samples |= draw_curves(folder, plot, as_json)
+        samples |= draw_curves(folder, output, as_json)
         if not as_json:
             return
     show_run(folder, samples, as_json)
@@ -253,10 +256,11 @@ def trace(
         int | None, typer.Option("--step", min=1, metavar="K", help="Only this step.", show_default=False)
     ] = None,
     last: Annotated[bool, typer.Option("--last", help="Only the newest step that was traced.")] = False,
-    chrome: Annotated[
+    output: Annotated[
         Path | None,
         typer.Option(
-            "--chrome",
+            "--output",
+            "-o",
             metavar="FILE",
             help="Write the traces to this file in Chrome's format, for ui.perfetto.dev or chrome://tracing.",
             show_default=False,
@@ -272,11 +276,11 @@ def trace(
     \b
     Examples:
       quorate trace last
-      quorate trace last --last --chrome step.json
-      quorate trace digits-0001 --step 200 --chrome step.json
+      quorate trace last --last -o step.json
+      quorate trace digits-0001 --step 200 -o step.json
     """
     from quorate.cli.trace_view import show_traces
 
     if step is not None and last:
         raise RequestError("--step and --last name different steps; give one of them.")
-    show_traces(RunFolder.find(runs, run), step, last, chrome, as_json)
+    show_traces(RunFolder.find(runs, run), step, last, output, as_json)

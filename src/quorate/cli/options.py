@@ -13,11 +13,13 @@ import typer
 from typer.core import TyperGroup
 
 from quorate.core.errors import RequestError
-from quorate.storage.run_folder import RUNS_ENV, USUAL_RUNS, runs_folder
+from quorate.core.runs_folder import RUNS_ENV, USUAL_RUNS, runs_folder
 
 JOB_FILE_ENDINGS = {".yaml", ".yml"}
 _NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
 LONGEST_HELP = 1000
+MEANT = {"fit": "train", "run": "train", "start": "train", "launch": "train"}
+"""How others call a verb; to `run`, `runs` would be nearer."""
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -36,10 +38,23 @@ class Verbs(TyperGroup):
         return parameters
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The verbs, each with its first sentence, which is broken where the line ends and never cut."""
-        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, verb.get_short_help_str(LONGEST_HELP)) for name, verb in verbs if verb])
+        """The verbs by panel, each with its first sentence, which is broken where the line ends and never cut."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            verb = self.commands[name]
+            panel = getattr(verb, "rich_help_panel", None)
+            panels.setdefault(panel if isinstance(panel, str) else "Verbs", []).append(
+                (name, verb.get_short_help_str(LONGEST_HELP))
+            )
+        column = max(map(len, self.commands))
+        for panel, verbs in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl([(f"{name:<{column}}", text) for name, text in verbs])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and (meant := MEANT.get(args[0])) in self.commands:
+            ctx.fail(f"No such command '{args[0]}'. Did you mean '{meant}'?")
+        return super().resolve_command(ctx, args)
 
 
 def group_of_verbs(name: str, metavar: str = "VERB ...", add_completion: bool = False) -> typer.Typer:
@@ -66,7 +81,8 @@ def run_names(context: typer.Context, incomplete: str) -> list[str]:
 
     A completion is silent: where nothing can be offered, for whatever reason, the shell goes on to offer files.
     """
-    from quorate.storage.run_folder import LAST, is_run, is_search
+    from quorate.core.runs_folder import is_run, is_search
+    from quorate.storage.run_folder import LAST
 
     verb = context.info_name
     try:
@@ -117,7 +133,7 @@ Runs = Annotated[
         "--runs",
         metavar="FOLDER",
         envvar=RUNS_ENV,
-        help="The folder of run folders. By default runs, in this folder or in one above it.",
+        help="The folder of run folders. By default runs, in this folder, in one above it, or in the only one below.",
         show_default=False,
         callback=_project_runs,
     ),
@@ -126,7 +142,9 @@ Runs = Annotated[
 NewRuns = Annotated[
     str | None,
     typer.Option(
-        "--runs", metavar="FOLDER", help="The folder in which the run folder is created.", show_default="runs"
+        "--runs",
+        metavar="FOLDER",
+        help="The folder in which the run folder is created. By default where the job has runs.",
     ),
 ]
 Address = Annotated[
@@ -175,6 +193,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress: only warnings, errors and how the job ended.")
 ]
+
+
+def formerly(old: str) -> dict[str, Any]:
+    """Settings of a verb whose `--output` had another name, which goes on to be understood."""
+    return {"token_normalize_func": lambda name: "output" if name == old else name}
 
 
 def choose(given: str, choices: type[Choice], option: str) -> Choice:

@@ -15,6 +15,7 @@ from quorate.cli.output import print_document
 from quorate.cli.runs_view import STATUS_STYLES, ago, ask_ray, progress, short_task
 from quorate.core.errors import RunError
 from quorate.core.generation import name_of, names_of
+from quorate.core.runs_folder import runs_folder
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
 from quorate.history.documents import detail_document
 from quorate.history.run_detail import Advice, RunDetail, advise, job_values
@@ -44,7 +45,7 @@ from quorate.spec.resolved import ResolvedJob
 from quorate.spec.strategy import is_gang
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import write_atomically
-from quorate.storage.run_folder import RunFolder, runs_folder
+from quorate.storage.run_folder import RunFolder
 
 LONGEST_SPARKLINE = 40
 # From here on, all but the greatest values would look alike.

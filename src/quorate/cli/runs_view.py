@@ -13,10 +13,11 @@ from quorate.api.ray_jobs import ask_about_submitted
 from quorate.cli.errors import print_labelled
 from quorate.cli.layout import GAP, NONE, Page, headed_table
 from quorate.cli.output import print_document
+from quorate.core.runs_folder import where_looked
 from quorate.history.documents import runs_document
 from quorate.history.run_record import Listing, RunQuery, RunRecord, Status
 from quorate.observe.quantities import measure, some_of
-from quorate.storage.run_folder import RunFolder, where_looked
+from quorate.storage.run_folder import RunFolder
 from quorate.storage.search_folder import SearchFolder
 
 WORDS_SHOWN = 8

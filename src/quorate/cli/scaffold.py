@@ -20,6 +20,8 @@ from quorate.storage.atomic import discard, write_atomically, write_new_file
 SKELETON = Path(__file__).parent / "skeleton"
 JOB_FILE, TASK_FILE = "job.yaml", "task.py"
 _NAME_LINE = re.compile(r"^name: .*$", re.MULTILINE)
+_NOT_SET = re.compile(r"^# [a-z_]+: .*\n", re.MULTILINE)
+_SHORT_HEAD = "# Train: quorate train job.yaml. All keys, with their defaults: quorate init all --full\n"
 _COMMENT_COLUMN = 35
 
 
@@ -32,10 +34,10 @@ class Scaffold:
     files: tuple[Path, ...]
 
 
-def write_scaffold(folder: Path, name: str | None, force: bool) -> Scaffold:
+def write_scaffold(folder: Path, name: str | None, force: bool, is_full: bool = False) -> Scaffold:
     """Write the skeleton into a folder: all of it, or nothing."""
     job_name = name_of(folder) if name is None else _checked(name)
-    contents = {folder / file: text for file, text in skeleton(job_name).items()}
+    contents = {folder / file: text for file, text in skeleton(job_name, is_full).items()}
     _refuse_existing(folder, list(contents), force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,11 +58,14 @@ def write_scaffold(folder: Path, name: str | None, force: bool) -> Scaffold:
     return Scaffold(job_name, folder, tuple(contents))
 
 
-def skeleton(name: str) -> dict[str, str]:
-    """The content of each file, for a job of this name."""
+def skeleton(name: str, is_full: bool = False) -> dict[str, str]:
+    """The content of each file, for a job of this name; `is_full` with the keys that are not set, as comments."""
     contents = {file: (SKELETON / file).read_text() for file in (JOB_FILE, TASK_FILE)}
     line = f"{f'name: {write_value(name)}':<{_COMMENT_COLUMN}}# runs are {name}-0001, {name}-0002, …"
     contents[JOB_FILE] = _NAME_LINE.sub(lambda _: line, contents[JOB_FILE], count=1)
+    if not is_full:
+        keys = contents[JOB_FILE][contents[JOB_FILE].index("version:") :]
+        contents[JOB_FILE] = _SHORT_HEAD + _NOT_SET.sub("", keys)
     return contents
 
 

@@ -44,8 +44,8 @@ def top(
 ) -> None:
     """Watch a running job: workers, lanes, phases, speed and losses; with keys to resize it, save and stop.
 
-    Without RUN, the running jobs are listed to choose from. Keys: + and - change the number of workers, c saves a
-    checkpoint, s stops the job (after a question), q quits and leaves the job running.
+    Without RUN, the only running job is shown, or the running ones are listed to choose from. Keys: + and - change the
+    number of workers, c saves a checkpoint, s stops the job (after a question), q quits and leaves the job running.
 
     \b
     Examples:
@@ -81,14 +81,17 @@ def _show_once(folder: RunFolder | None, runs: Path, screen: Any, as_json: bool)
     from quorate.cli.top_view import choice_view, snapshot_view
 
     if as_json:
-        running = [RunFolder(record.path) for record in running_jobs(runs)] if folder is None else [folder]
-        seen = [LiveRun(run).look().document() for run in running]
+        folders = [RunFolder(record.path) for record in running_jobs(runs)] if folder is None else [folder]
+        seen = [LiveRun(run).look().document() for run in folders]
         print_document({"folder": str(runs.absolute()), "running": seen} if folder is None else seen[0])
         return
     width = screen.width if screen.is_terminal else _FILE_WIDTH
+    running = running_jobs(runs) if folder is None else []
+    if len(running) == 1:
+        folder = RunFolder(running[0].path)
     with screen.capture() as shown:
         if folder is None:
-            screen.print(choice_view(running_jobs(runs), None, datetime.now(UTC)), width=width)
+            screen.print(choice_view(running, None, datetime.now(UTC)), width=width)
         else:
             screen.print(snapshot_view(LiveRun(folder).look(), width, screen.encoding), width=width)
     # Tables fill their lines with spaces, which nobody wants in a file.

@@ -27,7 +27,7 @@ def show_traces(run: RunFolder, step: int | None, last: bool, chrome: Path | Non
         try:
             write_chrome_trace(chrome, traces)
         except OSError as error:
-            raise RequestError(f"cannot write {chrome}: {error.strerror}. Name another file with --chrome.") from None
+            raise RequestError(f"cannot write {chrome}: {error.strerror}. Name another file with -o.") from None
     if as_json:
         print_document(trace_document(run.name, traces, None if chrome is None else str(chrome)))
         return

@@ -11,7 +11,7 @@ import typer
 
 from quorate.cli.options import Json, Quiet, Set, job_files, overrides, run_names
 from quorate.core.errors import RequestError
-from quorate.storage.run_folder import runs_folder
+from quorate.core.runs_folder import runs_folder
 from quorate.storage.search_folder import SearchFolder
 
 _REFRESH = 1.0

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import FrameError, LinkError, QuorateError, RunError
+from quorate.core.installation import install_of
 from quorate.core.machine import read_limits, usable_cores
 from quorate.core.processes import describe_departure
 from quorate.core.user_code import describe
@@ -135,7 +136,7 @@ def _torch(environment: Mapping[str, str], run: RunFolder | None) -> Sequence[Fi
 def _cluster(engine: RaySpec) -> Sequence[Finding]:
     if find_spec("ray") is None:
         text = "the library ray is not installed here, so a cluster cannot be asked"
-        return [Finding("cluster", Level.PROBLEM, text, "pip install 'quorate[ray]'")]
+        return [Finding("cluster", Level.PROBLEM, text, install_of("ray"))]
     from quorate.doctor.ray_cluster import read_cluster
 
     return judge(read_cluster(engine.address, engine.storage), NodeProbe().facts()["versions"])

@@ -10,10 +10,11 @@ from textwrap import shorten
 
 from quorate.core.errors import JobFileError, Problem
 from quorate.core.gpus import driver_here, gpus_here
+from quorate.core.installation import install_of
 from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
 from quorate.engines.local import ENVIRONMENT
-from quorate.observe.quantities import plural, some_of
+from quorate.observe.quantities import plural
 from quorate.spec.load import resolve_mapping
 from quorate.spec.override import PREFIX
 
@@ -21,7 +22,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BOUND = re.compile(r"(==|>=|<)\s*([^\s,;)]+)")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
 PACKAGE = "quorate"
-SHOWN = 3
+NOT_INSTALLED = "is not installed"
+FOR_DEVELOPERS = {"docs", "bench", "dev", "services"}
+"""Extras for those who change Quorate itself."""
 # So big that nothing in the environment is too big for it.
 _ANY_JOB = {"task": "task.py:Task", "batch_size": 2**40, "lanes": 2**20, "steps": 1}
 
@@ -92,10 +95,11 @@ def check_torch_here(facts: TorchFacts) -> Sequence[Finding]:
     return [check_torch(facts, tested), check_devices(facts, len(gpus_here()), driver_here())]
 
 
-def check_extras() -> Sequence[Finding]:
+def check_extras() -> Finding:
     """Packages that only some need."""
     extras = distribution(PACKAGE).metadata.get_all("Provides-Extra") or ()
-    return [check_extra(extra, _needed(extra), _installed(_needed(extra))) for extra in extras]
+    needed = {extra: _needed(extra) for extra in extras if extra not in FOR_DEVELOPERS}
+    return judge_extras({extra: _lacking(each, _installed(each)) for extra, each in needed.items()})
 
 
 def _needed(extra: str) -> list[Requirement]:
@@ -135,14 +139,16 @@ def check_packages(needed: Sequence[Requirement], installed: Mapping[str, str]) 
     return Finding("packages", Level.PROBLEM, ", ".join(lacking.values()), f"pip install {quoted}")
 
 
-def check_extra(extra: str, needed: Sequence[Requirement], installed: Mapping[str, str]) -> Finding:
-    """The packages of one extra."""
-    lacking = _lacking(needed, installed)
-    if not lacking:
-        there = [f"{each.package} {installed[each.package]}" for each in needed]
-        return Finding(f"extra {extra}", Level.OK, some_of(there, SHOWN))
-    text = some_of(list(lacking.values()), SHOWN)
-    return Finding(f"extra {extra}", Level.NOTE, text, f"If you want it: pip install 'quorate[{extra}]'")
+def judge_extras(lacking: Mapping[str, Mapping[Requirement, str]]) -> Finding:
+    """Which extras are installed, which are not, and packages that are installed in another version."""
+    there = [extra for extra, missing in lacking.items() if not missing]
+    absent = [extra for extra, missing in lacking.items() if missing]
+    wrong = {text for each in lacking.values() for text in each.values() if not text.endswith(NOT_INSTALLED)}
+    parts = [f"installed: {', '.join(there)}" if there else "", f"not installed: {', '.join(absent)}" if absent else ""]
+    text = "; ".join(filter(None, [*parts, *sorted(wrong)]))
+    if not absent:
+        return Finding("extras", Level.OK, text)
+    return Finding("extras", Level.NOTE, text, f"If you want one: {install_of('NAME')}")
 
 
 def _lacking(needed: Sequence[Requirement], installed: Mapping[str, str]) -> dict[Requirement, str]:
@@ -150,7 +156,7 @@ def _lacking(needed: Sequence[Requirement], installed: Mapping[str, str]) -> dic
     lacking = {}
     for each in needed:
         if each.package not in installed:
-            lacking[each] = f"{each.package} is not installed"
+            lacking[each] = f"{each.package} {NOT_INSTALLED}"
         elif not each.accepts(installed[each.package]):
             lacking[each] = f"{each.package} is {installed[each.package]}, not {each.versions}"
     return lacking

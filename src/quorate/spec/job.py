@@ -45,7 +45,7 @@ def version_check(present: int) -> Callable[[Any], Any]:
         if type(value) is not int or value < present:
             raise ValueError(f"Write version: {present}.")
         if value > present:
-            raise ValueError("It was written for a newer Quorate: run `pip install --upgrade quorate`.")
+            raise ValueError("It was written for a newer Quorate; `quorate --version` shows yours.")
         return value
 
     return checked
@@ -381,7 +381,10 @@ class JobSpec(Section):
     """How lanes are distributed among workers. `speed` gives fewer lanes to slow workers, and moves lanes if that
     shortens a step by at least a fifth."""
     runs: Annotated[str, Mark.MANNER, Field(min_length=1), Allowed("the path of a folder, as text")] = "runs"
-    """The folder of run folders, relative to the current folder."""
+    """The folder of run folders. In a job file it is relative to that file; from `--runs`, `QUORATE_RUNS` and Python,
+    to the current folder. A job file that names none uses the nearest `runs` beside it or above that has runs already;
+    the first run makes `runs` in the current folder if the job file is there or below, otherwise beside the job file.
+    """
     share: Annotated[Literal["group"] | None, Mark.MANNER, Allowed("group or null")] = None
     """Who else may look into the run's folder: `group` opens it to the group that it belongs to. Null: only its owner.
     Neither changes a folder that is more open already."""

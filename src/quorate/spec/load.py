@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from quorate.core.errors import JobFileError, Problem, RequestError
 from quorate.core.regular_file import read_regular
+from quorate.core.runs_folder import USUAL_RUNS, runs_of_job
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.keys import keys_of, nearest_file
 from quorate.spec.migration import OldNames, migrate, present_name, renamed
@@ -32,7 +33,7 @@ def load_job(path: Path, environment: Mapping[str, str], overrides: Sequence[Ove
     """The job of a file, with the environment over it and the overrides over that."""
     document = read_job_file(path)
     origins = {key: f"{path.name} line {place.line}" for key, place in document.places.items()}
-    layers = Layers({"name": name_from(path, "job"), **document.value}, origins)
+    layers = with_runs_placed(Layers({"name": name_from(path, "job"), **document.value}, origins), path)
     return resolve_layers(layers, str(path), environment, overrides, document.problems, job_folder=path.parent)
 
 
@@ -171,6 +172,17 @@ def _with_callbacks_placed(layers: Layers, folder: Path) -> Layers:
     except (KeyError, AttributeError, TypeError, ValueError):
         return layers  # what is malformed is told with the other keys
     return replace(layers, values={**layers.values, "callbacks": placed})
+
+
+def with_runs_placed(layers: Layers, file: Path) -> Layers:
+    """The folder of runs that a file names, relative to it; or the one where its runs are, if it names none."""
+    given, folder = layers.values.get("runs"), file.parent
+    if not file.is_file() or ("runs" in layers.values and not (isinstance(given, str) and given)):
+        return layers  # a pipe is nowhere; what is no folder is told with the other keys
+    runs = runs_of_job(folder) if given is None else Path(given)
+    if given is not None and folder.resolve() != Path.cwd():
+        runs = folder.absolute() / runs
+    return layers if runs == USUAL_RUNS else replace(layers, values={**layers.values, "runs": str(runs)})
 
 
 def _with_key_placed(layers: Layers, folder: Path) -> Layers:

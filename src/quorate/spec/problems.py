@@ -16,6 +16,17 @@ from quorate.spec.override import ENVIRONMENT, PREFIX, variable_name
 
 Origin = Callable[[str], str]
 
+ELSEWHERE = {
+    "gpu": "cuda",
+    "nvidia": "cuda",
+    "float32": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "cuda": "cuda",
+}
+"""How others call a choice of a key."""
+
 # Values that a job file can hold, with lists and mappings of them.
 _SCALARS = (NoneType, bool, int, float, str)
 
@@ -118,7 +129,8 @@ def _value_hint(value: Any, details: ErrorDetails, choices: tuple[str, ...]) -> 
 def _text_hint(value: str, kind: str, choices: tuple[str, ...]) -> str:
     if kind == "bool_type" and value.lower() in {"yes", "on", "no", "off"}:
         return f"Write {'true' if value.lower() in {'yes', 'on'} else 'false'}."
-    if meant := nearest(value, list(choices)):
+    usual = ELSEWHERE.get(value.lower().partition(":")[0])
+    if meant := [usual] if usual in choices else nearest(value, list(choices)):
         return f"Did you mean {meant[0]}?"
     is_number = value.strip().lstrip("+-").replace(".", "", 1).isdecimal()
     return f"Write {value.strip()} without quotes." if is_number and kind in {"int_type", "float_type"} else ""

@@ -17,6 +17,7 @@ from quorate.spec.load import (
     name_from,
     read_job_file,
     resolve_layers,
+    with_runs_placed,
 )
 from quorate.spec.migration import present_name, renamed
 from quorate.spec.override import DEFAULT, Layers, Override, environment_overrides, plain_copy
@@ -84,7 +85,7 @@ def resolve_search(
     mapping: Mapping[str, Any], source: str, environment: Mapping[str, str], job: ResolvedJob | None = None
 ) -> ResolvedSearch:
     """The search that a mapping describes, as if it stood in a file of the working folder; `job` if it is at hand."""
-    layers = Layers({"name": "search", **plain_copy(mapping)}, {str(key): source for key in mapping})
+    layers = Layers(plain_copy(mapping), {str(key): source for key in mapping})
     layers = _with_present_names(layers.under(_runs_of(environment)))
     return SearchReading(layers, source, Path.cwd(), environment, job=job).accepted()
 
@@ -123,7 +124,8 @@ def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[
     if "task" in values and "job" not in values and "space" not in values:
         origins = {"job": str(path), "budget.trials": "default", "name": "default"}
         values = {"job": path.name, "budget": {"trials": USUAL_TRIALS}}
-    layers = Layers({"name": name_from(path, "search"), **values}, origins)
+    named = {} if values.get("job") == path.name or path.stem == "search" else {"name": name_from(path, "search")}
+    layers = with_runs_placed(Layers({**named, **values}, origins), path)
     over_search = [override for override in overrides if not override.key.startswith("job.")]
     over_job = [
         replace(override, key=override.key.removeprefix("job."))
@@ -253,8 +255,10 @@ class SearchReading:
             return None
 
     def _fill_in(self, job: ResolvedJob) -> None:
-        """What the search does not say, and the job does: what is watched, and whether it is to be small or large."""
+        """What the search does not say, and the job does: its name, what is watched, and whether that is to be small or
+        large."""
         values, origins = self._layers.values, self._layers.origins
+        values.setdefault("name", f"{job.spec.name[:90]}-search")
         known: dict[Any, tuple[str, str]] = {"loss": ("min", "default")}
         for section in ("early_stop", "evaluate"):
             rule = getattr(job.spec, section)

@@ -16,6 +16,7 @@ from typing import Any
 
 from quorate.core.addresses import has_secret, normalised, shown
 from quorate.core.errors import JobError, RequestError
+from quorate.core.installation import install_of
 
 PATIENCE = 30.0
 """Seconds after which a store that has not answered counts as away, ..."""
@@ -306,5 +307,5 @@ def _unknown(url: str, protocol: str) -> str:
 
 def _without_package(url: str, protocol: str, reason: str) -> str:
     if protocol in _PACKAGES:
-        return f"{shown(url)} needs the package {_PACKAGES[protocol]}: pip install 'quorate[s3]'."
+        return f"{shown(url)} needs the package {_PACKAGES[protocol]}: {install_of('s3')}."
     return f"{shown(url)} cannot be opened: {reason.rstrip('.')}."

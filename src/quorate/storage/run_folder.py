@@ -21,14 +21,12 @@ from typing import Any
 from quorate.core.addresses import split_address
 from quorate.core.errors import DamagedFileError, RunError
 from quorate.core.regular_file import read_regular
+from quorate.core.runs_folder import is_run, is_search, where_looked
 from quorate.storage.atomic import explaining, write_atomically
 from quorate.storage.incarnations import Incarnations
 from quorate.storage.lock import FolderLock, Holder
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError
 
-USUAL_RUNS = Path("runs")
-RUNS_ENV = "QUORATE_RUNS"
-"""It sets the key `runs` of every job: what `train` writes there must be found there again."""
 LAST = "last"
 SHOWN = 8
 _CREATED = "created"
@@ -322,41 +320,6 @@ class RunFolder:
             self.path.rmdir()
 
 
-def runs_folder(given: str | Path | None = None) -> Path:
-    """The folder of runs: the one that is given, that of the variable, or the usual one of the working folder; where
-    that has no runs, that of the nearest folder above which has some, as a project's has."""
-    if said := given or os.environ.get(RUNS_ENV):
-        return Path(said)
-    if not _holds_runs(USUAL_RUNS):
-        for above in Path.cwd().parents:
-            folder = above / USUAL_RUNS
-            # Another's runs, in a folder that all may write to, are not those of the project: to resume one runs code.
-            if _holds_runs(folder) and folder.stat().st_uid == os.getuid():
-                return folder
-    return USUAL_RUNS
-
-
-def where_looked(runs: Path) -> str:
-    """Where runs were looked for and not found, with the whole path."""
-    is_usual = runs == USUAL_RUNS and not os.environ.get(RUNS_ENV)
-    return f"{runs.absolute()} or a folder {USUAL_RUNS} above it" if is_usual else str(runs.absolute())
-
-
-def _holds_runs(folder: Path) -> bool:
-    """Whether there is a run or a search in a folder; other tools call theirs `runs` as well."""
-    try:
-        return any(is_run(inner) or (inner / "search.yaml").is_file() for inner in folder.iterdir())
-    except OSError:
-        return False
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's. A job file alone stands in folders of all kinds."""
-    with contextlib.suppress(PermissionError):  # another's folder must not hide the others
-        return (folder / _CREATED).is_file() or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
-    return False
-
-
 def why_untrusted(runs: Path, reference: str, folder: Path) -> str:
     """Why the run or search that a reference means may be others'; nothing if it lies in the folder of runs in use.
 
@@ -400,13 +363,6 @@ def _is_users_own(group: int) -> bool:
     with contextlib.suppress(KeyError):
         user, found = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group)
         return found.gr_name == user and set(found.gr_mem) <= {user}
-    return False
-
-
-def is_search(folder: Path) -> bool:
-    """Whether a folder is that of a hyperparameter search, whose trials are runs inside it."""
-    with contextlib.suppress(PermissionError):
-        return (folder / "search.yaml").is_file() and (folder / "trials").is_dir()
     return False
 
 

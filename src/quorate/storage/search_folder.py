@@ -13,9 +13,10 @@ from typing import Any
 
 from quorate.core.errors import RunError
 from quorate.core.regular_file import open_regular, opened_regular
+from quorate.core.runs_folder import is_search
 from quorate.storage.atomic import explaining, write_atomically, write_fully
 from quorate.storage.lock import FolderLock, Holder
-from quorate.storage.run_folder import LAST, RunFolder, claim_folder, finite, is_search, open_to_group
+from quorate.storage.run_folder import LAST, RunFolder, claim_folder, finite, open_to_group
 
 
 class SearchFolder:

@@ -5,6 +5,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 import torch
@@ -189,8 +190,20 @@ def _checked_params(task_type: type[Task], params: dict[str, Any]) -> BaseModel 
         # As JSON: a list may then be given for a tuple and a text for a path, but never a text for a number.
         checked: BaseModel = model.model_validate_json(json.dumps(params))
     except ValidationError as error:
-        return describe_errors(error, model, prefix="params")
+        return [_told_unannotated(task_type, one) for one in describe_errors(error, model, prefix="params")]
     return checked
+
+
+def _told_unannotated(task_type: type[Task], problem: Problem) -> Problem:
+    """Of an attribute that the class has without a type, how it becomes a parameter."""
+    name = problem.path.removeprefix("params.")
+    value = getattr(task_type, name, None)
+    is_plain = name in dir(task_type) and not callable(value) and not isinstance(value, property)
+    if not is_plain or name in dir(Task) or name in parameters_of(task_type):
+        return problem
+    line = f"{name}: {type(value).__name__} = {value!r}" if value is not None else f"{name}: float | None = None"
+    text = f"{task_type.__name__}.{name} has no type, so it is no parameter"
+    return replace(problem, text=text, hint=f"Write its type in the class: {line}")
 
 
 def parameters_of(task_type: type[Task]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import JobFileError, Problem, QuorateError, RequestError
+from quorate.core.installation import install_of
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import nearest
 from quorate.spec.override import Override
@@ -90,7 +91,7 @@ def refuse_missing_library(spec: SearchSpec) -> None:
             value = getattr(spec, key)
             raise RequestError(
                 f"{key}: {getattr(value, 'kind', value)} needs the library {library}, which is not installed here: "
-                f"pip install 'quorate[{extra}]'."
+                f"{install_of(extra)}."
             )
 
 

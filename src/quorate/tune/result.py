@@ -11,12 +11,13 @@ from quorate.api.job import Job
 from quorate.api.result import EXIT_CODES, Result, open_run
 from quorate.api.run_history import pandas_here
 from quorate.core.errors import RunError
+from quorate.core.runs_folder import runs_folder
 from quorate.history.best_job import job_of
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure, plural
 from quorate.spec.yaml_document import write_value
-from quorate.storage.run_folder import LAST, runs_folder, why_untrusted
+from quorate.storage.run_folder import LAST, why_untrusted
 from quorate.storage.search_folder import SearchFolder
 
 

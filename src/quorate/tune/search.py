@@ -11,6 +11,7 @@ from quorate.api.job import Job, job_text
 from quorate.api.tracker import catch_up_on_ended
 from quorate.api.train import pass_on_signal
 from quorate.core.errors import RequestError
+from quorate.core.runs_folder import runs_folder
 from quorate.core.user_code import given
 from quorate.spec.override import Override
 from quorate.spec.search_load import (
@@ -19,7 +20,7 @@ from quorate.spec.search_load import (
     load_recorded_search,
     resolve_search,
 )
-from quorate.storage.run_folder import RunFolder, refuse_untrusted, runs_folder, why_untrusted
+from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
 from quorate.storage.search_folder import SearchFolder
 from quorate.tune.journal import Listener
 from quorate.tune.proposal import open_search, with_task
@@ -46,7 +47,7 @@ class Search:
 
     def __init__(self, job: Any, **keys: Any) -> None:
         resolved = job.resolved if isinstance(job, Job) else None
-        mapping = {"name": resolved.spec.name, **keys} if resolved else {"job": job, **keys}
+        mapping = keys if resolved else {"job": job, **keys}
         self.resolved: ResolvedSearch = with_task(resolve_search(mapping, "Search(...)", os.environ, resolved))
 
     @classmethod

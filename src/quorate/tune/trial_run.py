@@ -27,13 +27,14 @@ from quorate.api.run_part import Runner, Watch
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, QuorateError, RunError
+from quorate.core.runs_folder import is_run
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, RunBegan
 from quorate.spec.lineage import with_branch
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
-from quorate.storage.run_folder import RunFolder, is_run, write_creation
+from quorate.storage.run_folder import RunFolder, write_creation
 from quorate.supervisor.signals import Signals, collecting_signals
 from quorate.training.run_mode import PAUSED
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from quorate.core.errors import RequestError
 from quorate.core.generation import file_name_of
+from quorate.core.installation import install_of
 
 COORDINATOR = "coordinator"
 SUPERVISOR = "supervisor"
@@ -131,7 +132,7 @@ def _cryptography() -> tuple[Any, Any, Any]:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
         raise RequestError(
-            "encrypted links (`encrypt`) need the package `cryptography`: pip install 'quorate[encryption]'. "
+            f"encrypted links (`encrypt`) need the package `cryptography`: {install_of('encryption')}. "
             "`encrypt: false` trains without."
         ) from None
     return x509, serialization, ec

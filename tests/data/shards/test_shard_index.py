@@ -15,6 +15,7 @@ from safetensors import safe_open
 from data.shards.shard_files import KINDS, add_member, small_blocks, write_shards
 from quorate.api.data import index_data
 from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.data.shards import fetching, indexing
 from quorate.data.shards.fetching import StoreAway, Unreachable
 from quorate.data.shards.index import NAME, ShardIndex, encode, load_index, save_index
@@ -259,7 +260,7 @@ class TestRefusals:
     ) -> None:
         write_shards(kind, tmp_path, (2,))
         monkeypatch.setitem(sys.modules, package, None)
-        self.refused(tmp_path, rf"need the package {package}: pip install 'quorate\[{kind}\]'")
+        self.refused(tmp_path, rf"need the package {package}: {re.escape(install_of(kind))}")
 
 
 class TestPassingTrouble:

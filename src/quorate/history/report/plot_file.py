@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.history.report.charts import Axis, Line, Numbers, short
 from quorate.history.report.markup import Html, tag
 from quorate.observe.quantities import measure
@@ -42,16 +43,16 @@ class Plot:
 def check_plot_file(file: Path) -> None:
     """Refuse what cannot be written, before anything is done that takes long."""
     if file.suffix.lower() not in KINDS:
-        raise RequestError(f"--plot {file}: name a file that ends in {' or '.join(KINDS)}.")
+        raise RequestError(f"{file}: name a file that ends in {' or '.join(KINDS)}.")
     if not file.absolute().parent.is_dir():
-        raise RequestError(f"--plot {file}: there is no folder {file.parent}.")
+        raise RequestError(f"{file}: there is no folder {file.parent}.")
     if file.suffix.lower() == ".png":
         try:
             import PIL  # noqa: F401
         except ImportError:
             raise RequestError(
-                f"--plot {file}: a PNG is drawn by Pillow, which is not installed. Install it by `pip install "
-                "'quorate[pictures]'`, or name a file that ends in .svg."
+                f"{file}: a PNG is drawn by Pillow, which is not installed: {install_of('pictures')}. Or name a file "
+                "that ends in .svg."
             ) from None
 
 

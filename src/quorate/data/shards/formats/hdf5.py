@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 
 from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.formats.format import BLOCK, Block, ByteFile, Content, Format, ShardFile
@@ -153,7 +154,7 @@ def _opened(file: ShardFile, place: str) -> Iterator[tuple[dict[str, Any], dict[
     try:
         import h5py
     except ImportError:
-        raise RequestError("HDF5 files need the package h5py: pip install 'quorate[hdf5]'.") from None
+        raise RequestError(f"HDF5 files need the package h5py: {install_of('hdf5')}.") from None
     found: dict[str, Any] = {}
 
     def note(name: str, each: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.fetching import Unreachable
 from quorate.data.shards.formats.format import Block, ByteFile, Content, Format, ShardFile
@@ -375,7 +376,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
-        raise RequestError("Parquet files need the package pyarrow: pip install 'quorate[parquet]'.") from None
+        raise RequestError(f"Parquet files need the package pyarrow: {install_of('parquet')}.") from None
     return pa, parquet
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 
 from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.data.shards.errors import BadRecord
 from quorate.data.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
 
@@ -120,7 +121,7 @@ def _crc32c() -> Callable[[bytes], int]:
         from google_crc32c import value
     except ImportError:
         raise RequestError(
-            "To index TFRecord files takes the package google-crc32c: pip install 'quorate[tfrecord]'."
+            f"To index TFRecord files takes the package google-crc32c: {install_of('tfrecord')}."
         ) from None
     return value  # type: ignore[no-any-return]
 
