@@ -255,7 +255,7 @@ def _logging(run: RunFolder) -> Iterator[None]:
             data = os.read(reading, _PIPE_SIZE)
             about = {"time": round(time.time(), 6), "level": "info", "source": STDERR, **place.fields()}
             lines = masker.feed(data) if data else masker.finish()
-            file.append(*(encoded({**about, "message": line}) for line in lines))
+            file.append(*(encoded({**about, "message": line.rstrip("\r")}) for line in lines))
 
     os.dup2(writing, 1)
     os.dup2(writing, 2)

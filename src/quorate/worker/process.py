@@ -132,10 +132,10 @@ class Worker:
         self._backlog = Backlog(self._membership.publish, self._timing)
         self._hook = assignment.make_hook(self._page.write)
         self._beats = count()
-        self._tell_place()
         self._write_status = self._page.write if self._hook is None else self._tell_hook
         stretch = None if self._hook is None else self._hook.stretch
         self._activity = Activity(self._write_status, self._page.write_samples, self._pace.add_step, stretch)
+        self._tell_place()
         trace = None if self._spec.track is None else self._spec.track.trace
         self._tracer = (
             None
@@ -245,8 +245,9 @@ class Worker:
         """Have what is logged say where the worker is."""
         place = current_place()
         if place is not None:
-            view, page = self._membership.view, self._page
+            view, page, activity = self._membership.view, self._page, self._activity
             place.moving = lambda: {"generation": view.generation_name, "step": page.status.step}
+            place.lane = lambda: activity.lane
 
     def _status(self) -> WorkerStatus:
         status = self._page.status
