@@ -86,6 +86,7 @@ from quorate.worker.same_data import check_same_data, data_facts
 from quorate.worker.same_device import device_changes
 from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, REGISTERING, RESTORING, StatusPage, status_file
+from quorate.worker.task_mlflow import mlflow_of_job
 
 if TYPE_CHECKING:
     from quorate.training.sharded_model import Sharding
@@ -153,7 +154,8 @@ class Worker:
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
         try:
-            code = self._live()
+            with mlflow_of_job(self._spec.track if self._assignment.mode.is_training else None, self._run):
+                code = self._live()
             if self._checkpointer is not None:
                 # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
                 self._checkpointer.close(SAVING_PATIENCE)
