@@ -93,7 +93,7 @@ def test_a_complete_run_from_top_to_bottom(runs: Path) -> None:
     shown = rows(text)
     assert shown["created"].endswith("(3 minutes ago)")
     assert shown["took"] == "3.5 s"
-    assert shown["speed"] == "640 samples/s; 0.1 s a step (compute 50%)"
+    assert shown["speed"] == "80 samples/s; 0.1 s a step (compute 50%)"
     assert (shown["best"], shown["metrics"]) == ("loss 0.5000 at step 8", "loss 0.5000")
     assert shown["task"] == "task.py:Tiny, 4 lanes on 2 workers"
     assert shown["source"] == "kept in source/: task.py, a/b.py, nets.py"

@@ -88,7 +88,7 @@ def test_however_it_is_cut_into_writes_no_secret_comes_through(
     masker = LineMasker(Secrets([secret]).mask)
     lines = [line for piece in cut(data, sizes) for line in masker.feed(piece)] + masker.finish()
     assert secret not in "\n".join(lines)
-    assert "".join(lines) == Secrets([secret]).mask(data.decode()).replace("\r", "").replace("\n", "")
+    assert "".join(lines).replace("\r", "") == Secrets([secret]).mask(data.decode()).replace("\r", "").replace("\n", "")
 
 
 @given(st.lists(st.integers(1, 30), min_size=1))

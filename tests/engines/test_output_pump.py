@@ -165,6 +165,41 @@ def test_records_go_as_they_are_and_say_where_prints_belong(run: RunFolder, pump
     assert (printed["message"], printed["worker"]) == ("printed", 3)
 
 
+def test_printed_lines_have_their_lane_and_states_of_a_bar_say_that_they_were_written_over(
+    run: RunFolder, pump: OutputPump
+) -> None:
+    key = "-----BEGIN PRIVATE KEY-----\nMIIabc\n-----END PRIVATE KEY-----"
+    code = (
+        "from quorate.core.log_records import Place, log_by_stderr\n"
+        "import logging, sys, warnings\n"
+        "place = Place('worker 0', 'tiny-0001', 0)\nlog_by_stderr(place, 'info')\n"
+        "print('before')\n"
+        "place.lane = lambda: 2\n"
+        f"print('two\\n\\nlines', {key!r})\n"
+        "for state in ('0%', '50%', '100%\\n'): print('\\r ' + state, end='', file=sys.stderr)\n"
+        "warnings.warn('mind')\n"
+        "own = logging.getLogger('own'); own.addHandler(logging.StreamHandler()); own.warning('once')\n"
+    )
+    process, pipes = start(pump, code)
+    process.wait(60)
+    pipes.close()
+    pump.close()
+    told = [(each["message"], each.get("lane"), each.get("source")) for each in records(run)]
+    assert [each[:2] for each in told if each[2] == "stdout"] == [
+        ("before", None),
+        ("two", 2),
+        ("", None),
+        ("lines ***", 2),
+    ]
+    states = [
+        (each["message"], each["lane"], each.get("overwritten")) for each in records(run) if "%" in each["message"]
+    ]
+    assert states == [(" 0%", 2, True), (" 50%", 2, True), (" 100%", 2, None)]
+    warning, printed, logged = (each for each in records(run) if "mind" in each["message"] or each["message"] == "once")
+    assert (warning["level"], warning["logger"], warning["lane"]) == ("warning", "py.warnings", 2)
+    assert (logged["printed"], printed["source"]) == (True, "stderr")
+
+
 def order_of(record: dict[str, Any]) -> tuple[bool, float]:
     return "source" in record, record["time"]
 

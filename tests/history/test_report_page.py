@@ -110,6 +110,22 @@ def test_all_parts_of_an_eventful_run_and_everything_escaped(tmp_path: Path) -> 
     assert "\x1b" not in text
 
 
+def test_the_same_number_is_the_same_wherever_it_stands(tmp_path: Path) -> None:
+    """In steps of unlike length a mean of shares is not the share of the whole."""
+    story = Story().begin().train(1, 4, samples_per_second=80.0, compute_s=0.05, exchange_s=0.02)
+    story.train(5, 8, samples_per_second=8.0, compute_s=0.05, exchange_s=0.9).evaluate(8, loss=0.5)
+    run = build_run(tmp_path, story=story, result=COMPLETE | {"wall_seconds": 60.0})
+    text = page_of(run).text
+    parts = dict(re.findall(r"(data|compute|exchange|apply|other) (\S+%)", "\n".join(text)))
+    table = {name: text[at + 2] for at, name in enumerate(text) if name in parts}
+    assert parts == table == {"compute": "9.1%", "exchange": "83.6%", "other": "7.3%"}
+    told = "\n".join(text)
+    assert "training loss\n0.1250\n" in told
+    assert "best evaluation loss\n0.5000\n" in told
+    assert "14.5/s\nsamples; 0.55 s a step" in told
+    assert "1:00 with start-up" in told
+
+
 @pytest.mark.parametrize(
     "story",
     [

@@ -507,7 +507,7 @@ class TestSummary:
             "fashion-mnist-0001  complete",
             "  accuracy    0.9123",
             "  loss        0.2456",
-            "  steps       1,600 in 1:42",
+            "  steps       1,600 in 1:42, start-up included",
             "  speed       12,346 samples/s",
             "  recovered   twice, 0.31 s in all",
             f"  weights     {'3f' * 32}",
@@ -531,7 +531,7 @@ class TestSummary:
     def test_of_a_resumed_run_tells_which_steps_took_that_time(self) -> None:
         stream = io.StringIO()
         print_summary(RESULT | {"from_step": 1200}, Screen(stream))
-        assert "  steps       1,600, the last 400 in 1:42" in stream.getvalue().splitlines()
+        assert "  steps       1,600, the last 400 in 1:42, start-up included" in stream.getvalue().splitlines()
 
     def test_of_an_early_stop_says_so(self) -> None:
         stream = io.StringIO()

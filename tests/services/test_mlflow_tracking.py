@@ -73,6 +73,51 @@ def test_a_run_in_a_file_has_all_that_is_to_be_known_of_it(workplace: Workplace)
     assert [file for file in files if SECRET.encode() in file.read_bytes()] == [workplace.last / "job.yaml"]
 
 
+LOGS_FILES = """
+from pathlib import Path
+
+import mlflow
+
+
+class Own(Tiny):
+    def datasets(self):
+        mlflow.log_text("made before the first step", "data.txt")
+        return super().datasets()
+
+    def metrics(self, model, batch):
+        Path("table.csv").write_text("a,b")
+        mlflow.log_artifact("table.csv")
+        return super().metrics(model, batch)
+"""
+
+
+@pytest.mark.parametrize("at", ["file", "server"])
+def test_what_the_task_itself_logs_lands_in_the_run_of_the_job_also_after_a_resume(
+    workplace: Workplace, own_mlflow_server: MlflowServer, at: str
+) -> None:
+    where: bool | str = True
+    folder, database = workplace.folder / "runs" / "mlflow-artifacts", workplace.folder / "runs" / "mlflow.db"
+    if at == "server":
+        own_mlflow_server.start()
+        where, folder = own_mlflow_server.uri, own_mlflow_server.folder / "artifacts"
+        database = own_mlflow_server.folder / "server.db"
+    with workplace.task.open("a") as task:
+        task.write(LOGS_FILES)
+    workplace.write_job(task="task.py:Own", steps=4, track={"mlflow": where})
+    train_tracked(workplace, "--workers", "2")
+    assert Database(database).runs() == {"tiny-0001": "FINISHED"}
+    for name in ("data.txt", "table.csv"):
+        assert len(list(folder.rglob(name))) == 1
+        for file in folder.rglob(name):
+            file.unlink()
+    resumed = workplace.run("resume", "last", "--steps", "8")
+    assert resumed.code == 0, resumed.stderr
+    catch_up(workplace)
+    assert Database(database).runs() == {"tiny-0001": "FINISHED"}
+    for name in ("data.txt", "table.csv"):
+        assert len(list(folder.rglob(name))) == 1
+
+
 def test_under_five_faults_and_a_resume_the_curve_is_the_undisturbed_one(workplace: Workplace) -> None:
     workplace.write_job(steps=30, checkpoint={"every": 4}, track={"mlflow": True, "tensorboard": True})
     faults = [

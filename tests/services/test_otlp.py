@@ -21,8 +21,8 @@ from quorate.observe.jsonl import JsonlSink
 from quorate.observe.sinks import Durable
 from quorate.observe.traces import run_identity, spans_of, trace_id
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.tracking_notes import FOLDER
 from quorate.tracking.otlp import OtlpTracker
-from quorate.tracking.provenance import FOLDER
 from quorate.tracking.tracker import Follower
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]

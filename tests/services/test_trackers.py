@@ -10,9 +10,9 @@ import pytest
 from command import await_condition
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.tracking_notes import FOLDER
 from quorate.tracking.curves import Point
 from quorate.tracking.mlflow_tracker import MlflowTracker
-from quorate.tracking.provenance import FOLDER
 from quorate.tracking.tensorboard_tracker import TensorBoardTracker
 from quorate.tracking.tensorboard_tracker import read_back as read_tensorboard
 from quorate.tracking.tracker import Tracker

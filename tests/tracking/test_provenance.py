@@ -8,8 +8,9 @@ import pytest
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.tracking_notes import place, tracking_uri
 from quorate.tracking import provenance
-from quorate.tracking.mlflow_client import artifact_location, identity, place, tracking_uri
+from quorate.tracking.mlflow_client import artifact_location, identity
 from quorate.tracking.mlflow_tracker import metric_name
 from quorate.tracking.provenance import git_state, parameters_of, record, recorded_facts, recorded_git
 

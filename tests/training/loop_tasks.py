@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bits.bit_tasks import FEATURES, Points, Regression
+from bits.bit_tasks import FEATURES, Points, Regression, TwoOptimizers
 
 
 class Measured(Regression):
@@ -62,6 +62,13 @@ class _Clock(nn.Module):
 class Plateau(Scripted):
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+
+
+class Halving(TwoOptimizers):
+    """A rate for each step."""
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 
 
 class Logging(Regression):

@@ -98,6 +98,14 @@ def test_a_plateau_schedule_lowers_the_rate_after_an_evaluation(tmp_path: Path) 
     assert rates == [1e-3, 1e-3, 1e-3, 5e-4, 2.5e-4, 2.5e-4]
 
 
+@pytest.mark.parametrize("strategy", ["ring", "ddp", {"kind": "parameter-server", "servers": 2}], ids=str)
+def test_the_rates_that_are_told_of_a_step_are_those_that_it_has_used(strategy: Any, tmp_path: Path) -> None:
+    ran = run(tasks.Halving, tmp_path, 2, steps=4, strategy=strategy)
+    for name, first in {"make": 1e-2, "judge": 1e-3}.items():
+        told = ran.fields("step", f"learning_rate.{name}")
+        assert told == {step: pytest.approx(first * 0.5 ** (step - 1)) for step in (1, 2, 3, 4)}
+
+
 @pytest.mark.long
 def test_a_plateau_schedule_goes_on_after_a_resume(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"steps": 6, "evaluate": {"every": 1}}

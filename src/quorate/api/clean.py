@@ -19,7 +19,8 @@ from quorate.spec.resolved import glance_at_recorded
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import discard, explaining
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.mlflow_client import database_of, kept_ids, tracking_uri
+from quorate.storage.tracking_notes import kept_ids, tracking_uri
+from quorate.tracking.mlflow_client import database_of
 
 REMOVING = ".removing-"
 Asked = dict[str, dict[str, list[str]] | str]

@@ -20,7 +20,7 @@ from quorate.data.shards.index import ShardIndex
 from quorate.history.ledger import Ledger
 from quorate.history.streaming import shown_place
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.mlflow_client import place as mlflow_place
+from quorate.storage.tracking_notes import place as mlflow_place
 
 _PHASE_NAMES = {status: name for name, status in PHASES.items()}
 

@@ -32,10 +32,10 @@ from quorate.spec.tracking import TrackSpec
 from quorate.storage.lock import FolderInUse, hold
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.tracking_notes import FOLDER, tracking_uri, wish
 from quorate.supervisor.signals import listening_to_signals
-from quorate.tracking.mlflow_client import tracking_uri
 from quorate.tracking.mlflow_tracker import MlflowTracker
-from quorate.tracking.provenance import FOLDER, record
+from quorate.tracking.provenance import record
 from quorate.tracking.tensorboard_tracker import TensorBoardTracker
 from quorate.tracking.tracker import Follower, Tracker, reason
 from quorate.tracking.wandb_tracker import WandbTracker
@@ -255,7 +255,7 @@ def _logging(run: RunFolder) -> Iterator[None]:
             data = os.read(reading, _PIPE_SIZE)
             about = {"time": round(time.time(), 6), "level": "info", "source": STDERR, **place.fields()}
             lines = masker.feed(data) if data else masker.finish()
-            file.append(*(encoded({**about, "message": line}) for line in lines))
+            file.append(*(encoded({**about, "message": line.rstrip("\r")}) for line in lines))
 
     os.dup2(writing, 1)
     os.dup2(writing, 2)
@@ -298,7 +298,8 @@ def _follow(run: RunFolder, spec: JobSpec, over: threading.Event) -> list[str]:
     def serve(follower: Follower) -> Tracked:
         while not over.wait(_EVERY):
             if not loading.is_alive():
-                follower.poll()
+                is_wanted = isinstance(follower.tracker, MlflowTracker) and wish(run).exists()
+                follower.poll(always_begin=is_wanted)
         if follower.is_needed():
             loading.join()
         holder = run.holder()

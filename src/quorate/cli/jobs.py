@@ -67,7 +67,7 @@ Print = Annotated[
     typer.Option(
         "--print",
         metavar="WHOSE",
-        help="Whose prints to show: first (the worker of the first lane), all, or none.",
+        help="Whose prints and logs to show: first (of the first lane), all, or none.",
         show_default="first",
     ),
 ]

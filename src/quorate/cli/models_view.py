@@ -6,7 +6,7 @@ from quorate.api.documents import models_document
 from quorate.api.models import ModelRegistry, ModelVersion
 from quorate.cli.layout import NONE, Page, headed_table
 from quorate.cli.output import print_document
-from quorate.tracking.mlflow_client import place
+from quorate.storage.tracking_notes import place
 
 _DIGEST = 8
 _HEADINGS = ("model", "aliases", "run", "step", "weights", "job", "data", "code", "commit")

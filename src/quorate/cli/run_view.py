@@ -214,8 +214,7 @@ def _speed(detail: RunDetail) -> Iterator[tuple[str, str]]:
     if (pace := RunPace.of(detail.timeline)) is not None:
         shares = [f"{phase} {share:.0%}" for phase, share in pace.shares.items() if share >= SMALLEST_SHARE]
         spent = f" ({', '.join(shares)})" if shares else ""
-        speed = detail.record.samples_per_second or pace.samples_per_second
-        yield "speed", f"{count(speed)} samples/s; {duration(pace.step_seconds)} a step{spent}"
+        yield "speed", f"{count(pace.samples_per_second)} samples/s; {duration(pace.step_seconds)} a step{spent}"
     if told := detail.timeline.of_kind(GradientsCompressed):
         yield "gradients", _compressed(told[-1])
     if audits := detail.record.audits:
@@ -249,7 +248,9 @@ def _duration(detail: RunDetail, now: datetime) -> tuple[str, str] | None:
     if parts > 1:
         return "took", f"{duration(timeline.active_seconds)} of training, in {parts} parts"
     if record.wall_seconds is not None:
-        return "took", duration(record.wall_seconds)
+        trained = timeline.active_seconds
+        training = f", {duration(trained)} of it training" if 0 < trained < record.wall_seconds else ""
+        return "took", f"{duration(record.wall_seconds)}{training}"
     if record.launcher is not None:
         return "takes", f"{duration(record.age(now))} so far"
     if record.ended is None:

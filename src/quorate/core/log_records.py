@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,13 @@ RECORD = "\x1e"
 """Leads a record that goes the way of what a process prints: to standard error, in one piece. Control character
 "record separator", which no text begins with."""
 
+LANE = "\x1d"
+"""Stands before and after the number of a lane, which leads a line that is printed in it. Control character "group
+separator"."""
+
 STDOUT, STDERR = "stdout", "stderr"
+WARNINGS = "py.warnings"
+"""The logger of Python's warnings."""
 
 _LONGEST = 2**16
 """Characters of a message that are kept, and of a traceback the last ones."""
@@ -25,19 +32,21 @@ _LONGEST = 2**16
 
 @dataclass
 class Place:
-    """Which process of which run this is; `moving` tells what changes: generation and step. It is asked at each record,
-    so it must be cheap."""
+    """Which process of which run this is; `moving` tells what changes: generation and step, and `lane` the lane that is
+    being computed. They are asked at each record, so they must be cheap."""
 
     process: str
     run: str
     worker: int | None = None
     moving: Callable[[], Mapping[str, Any]] = field(default=dict)
+    lane: Callable[[], int | None] = field(default=lambda: None)
 
     def fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"process": self.process, "pid": os.getpid(), "run": self.run}
         if self.worker is not None:
             fields["worker"] = self.worker
-        return fields | {name: value for name, value in self.moving().items() if value is not None}
+        moving = {**self.moving(), "lane": self.lane()}
+        return fields | {name: value for name, value in moving.items() if value is not None}
 
 
 class RecordHandler(logging.Handler):
@@ -65,9 +74,21 @@ class RecordHandler(logging.Handler):
             "message": message[:_LONGEST],
             **self.place.fields(),
         }
+        if _is_printed(record.name):
+            fields["printed"] = True
         if record.exc_info and record.exc_info[0] is not None:
             fields["exception"] = logging.Formatter().formatException(record.exc_info)[-_LONGEST:]
         return mask_all(fields)  # type: ignore[no-any-return]
+
+
+def _is_printed(name: str) -> bool:
+    """Whether a handler of the task's own prints what this logger is given, so that it is in the log twice."""
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None:
+        if any(getattr(handler, "stream", None) in (sys.stdout, sys.stderr) for handler in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
 
 
 class _StderrHandler(RecordHandler):
@@ -99,8 +120,9 @@ def log_by_stderr(place: Place, level: str) -> None:
 
     By a descriptor of its own: code of the task may close or redirect standard error.
     """
-    _show_prints_at_once()
+    _show_prints_at_once(place)
     logging.basicConfig(level=level.upper(), handlers=[_StderrHandler(place)], force=True)
+    logging.captureWarnings(True)
 
 
 @contextmanager
@@ -159,8 +181,29 @@ def current_place() -> Place | None:
     return next((one.place for one in logging.getLogger().handlers if isinstance(one, RecordHandler)), None)
 
 
-def _show_prints_at_once() -> None:
+def _show_prints_at_once(place: Place) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # What a task prints is there when it is printed, not when a buffer is full or lost with the process.
             stream.reconfigure(line_buffering=True)
+            stream.write = _MarkedWrite(stream, place)  # type: ignore[method-assign]
+
+
+class _MarkedWrite:
+    """Writes text to a stream, and before each line the lane in which it is printed."""
+
+    def __init__(self, stream: TextIOWrapper, place: Place) -> None:
+        self._stream, self._place, self._is_new = stream, place, True
+
+    def __call__(self, text: str) -> int:
+        lane, marked = self._place.lane(), text
+        if text and isinstance(text, str):
+            if lane is not None:
+                mark = f"{LANE}{lane}{LANE}"
+                marked = (mark if self._is_new else "") + _LINE_BEGINS.sub(mark, text)
+            self._is_new = text[-1] in "\r\n"
+        TextIOWrapper.write(self._stream, marked)
+        return len(text)
+
+
+_LINE_BEGINS = re.compile(r"(?<=[\r\n])(?=[^\r\n])")

@@ -222,8 +222,8 @@ def shown_webhook(url: str) -> str:
 class LineMasker:
     """Makes lines without secrets of what a process writes, however that is cut into pieces.
 
-    A line ends with a line feed, or with a carriage return, by which progress bars write over themselves. One that is
-    longer than `limit` is given in several, cut where no secret is.
+    A line ends with a line feed, or with a carriage return, by which progress bars write over themselves, and which it
+    keeps. One that is longer than `limit` is given in several, cut where no secret is.
     """
 
     def __init__(self, mask: Callable[[str], str] = mask, limit: int = 2**18, reserve: int = 2**16) -> None:
@@ -308,6 +308,6 @@ def _complete(data: bytes) -> tuple[bytes, bytes]:
 
 def _lines(text: str) -> list[str]:
     if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        text = text.replace("\r\n", "\n").replace("\r", "\r\n")
     lines = text.split("\n")
     return lines[:-1] if not lines[-1] else lines

@@ -167,7 +167,7 @@ def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
         # What the worker has left to be collected may wait, when it is, for threads that a loader does not have.
         gc.freeze()
         if (place := current_place()) is not None:
-            place.process = f"{place.process} loader"
+            place.process, place.lane = f"{place.process} loader", lambda: None
             show_as(place.process, place.run)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(worker)

@@ -28,7 +28,7 @@ from typing import Any
 import orjson
 
 from quorate.core.generation import file_name_of, name_of
-from quorate.core.log_records import RECORD, STDERR, STDOUT, encoded
+from quorate.core.log_records import LANE, RECORD, STDERR, STDOUT, encoded
 from quorate.core.masking import LineMasker, known_secrets, register_secrets
 from quorate.engines.interpreters import FRESH, Interpreters
 from quorate.storage.log_file import LogFile
@@ -212,7 +212,7 @@ class _Speaking:
         # There may be hundreds of thousands a second, which differ in their message alone.
         head = f'{{"time": {time.time():.6f}, "level": "info", "message": '
         tail = encoded(self._fields | self._moving() | {"source": source})[1:]
-        self._log.append(*(self._logged(line) or f"{head}{orjson.dumps(line).decode()}, {tail}" for line in lines))
+        self._log.append(*filter(None, (self._logged(line) or _printed(line, head, tail) for line in lines)))
 
     def note(self, message: str) -> None:
         """Log something about what it prints."""
@@ -239,6 +239,20 @@ class _Speaking:
         if self._generation is not None:
             moving["generation"] = self._generation
         return moving
+
+
+def _printed(line: str, head: str, tail: str) -> str:
+    """The record of a printed line; empty where it is nothing but the place at which a progress bar begins or ends."""
+    facts = ""
+    if line.startswith(LANE):
+        lane, _, text = line[1:].partition(LANE)
+        if lane.isdecimal():
+            line, facts = text, f'"lane": {lane}, '
+    if line.endswith("\r"):
+        line, facts = line[:-1], f'{facts}"overwritten": true, '
+        if not line.strip():
+            return ""
+    return f"{head}{orjson.dumps(line).decode()}, {facts}{tail}"
 
 
 class Pump:

@@ -10,7 +10,7 @@ LONGEST_LINE = 1000
 
 
 class Prints(StrEnum):
-    """Whose prints are shown: of all processes, of the one that hosts the first lane, or of none."""
+    """Whose prints are shown: of all processes and lanes, of the first lane and its worker, or of none."""
 
     ALL = "all"
     FIRST = "first"
@@ -19,9 +19,9 @@ class Prints(StrEnum):
 
 @event(kind="")
 class Printed(Event):
-    """Lines that the task has printed in a process of the job, in order; before them so many were `left_out`.
+    """Lines that the task has printed or logged in a process of the job, in order; before them so many were `left_out`.
 
-    `is_first`: the process hosts the first lane, or imports the task for all.
+    `is_first`: in the first lane, beside the lanes of the worker that hosts it, or where the task is imported for all.
     """
 
     process: str

@@ -89,8 +89,8 @@ def recovered(total: Recovered) -> str:
 
 
 def _time_spent(result: dict[str, Any]) -> str:
-    """The time of the steps since the last start: how long the earlier ones took is not known any more."""
+    """The time of the steps since the last start, and of that start: of the earlier ones it is not known any more."""
     if result.get("wall_seconds") is None:
         return ""
-    before, spent = result.get("from_step", 0), f"in {duration(result['wall_seconds'])}"
+    before, spent = result.get("from_step", 0), f"in {duration(result['wall_seconds'])}, start-up included"
     return f", the last {result['steps'] - before:,} {spent}" if before else f" {spent}"

@@ -291,8 +291,11 @@ class JobSpec(Section):
         PlainSerializer(_batch_in_words),
         Allowed("a whole number of at least 1, or auto"),
     ]
-    """Samples in a global batch, shared by the lanes. `auto` finds the largest that fits into memory before the run
-    begins, and writes it into the run's job."""
+    """Samples of one update, of all lanes and micro-batches together: a lane has `batch_size / lanes` of them, and
+    `accumulate` cuts these into smaller parts. It is what is elsewhere a product: in Hugging Face's `Trainer`
+    `per_device_train_batch_size` × `gradient_accumulation_steps` × devices, in Lightning the loader's `batch_size` ×
+    `accumulate_grad_batches` × devices. `auto` finds the largest that fits into memory before the run begins, and
+    writes it into the run's job."""
     epochs: Annotated[OptionalCount, Mark.MEANING] = None
     """How many epochs to train. Give this or `steps`."""
     steps: Annotated[OptionalCount, Mark.MEANING] = None
@@ -302,7 +305,8 @@ class JobSpec(Section):
     ] = 0
     """The seed of all random streams."""
     accumulate: Annotated[Count, Mark.MEANING] = 1
-    """Micro-batches per lane and step. More of them need less memory."""
+    """Micro-batches per lane and step: into so many parts a lane's share of `batch_size` is cut. More of them need less
+    memory; the batch stays as large as it is."""
     clip_norm: Annotated[OptionalPositive, Mark.MEANING] = None
     """Scale gradients with a larger norm down to this norm; null: do not clip."""
     schedule: Annotated[ScheduleSpec | None, Mark.MEANING] = None

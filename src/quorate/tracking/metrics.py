@@ -191,7 +191,7 @@ class Metrics:
             "phase_seconds", "Duration of each phase of a step, in the worker of lane 0.", steps.by_phase, "phase"
         )
         yield _named("loss", "Training loss of the last step.", steps.losses, "optimizer")
-        yield _named("learning_rate", "Learning rate of the last step.", steps.learning_rates, "optimizer")
+        yield _named("learning_rate", "Learning rate that the last step has used.", steps.learning_rates, "optimizer")
         yield _named("gradient_norm", "Norm of the gradient of the last step.", steps.gradient_norms, "optimizer")
         yield _named("logged", "The last number that the task has logged under this name.", steps.logged, "name")
         yield _named("validation_metric", "The last evaluation of the validation set.", self.validation, "metric")

@@ -12,12 +12,10 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from quorate.core.addresses import shown_place
 from quorate.spec.job import JobSpec
-from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.provenance import FOLDER
+from quorate.storage.tracking_notes import FOLDER, keep_id, kept_id, place
 
 RUN_TAG = "quorate.run"
 """The tag by which a run is found again on a server, whatever became of the run folder's own notes."""
@@ -25,7 +23,6 @@ PARENT_TAG = "mlflow.parentRunId"
 """The tag by which MLflow shows a run below another."""
 PARENT = "mlflow-parent.json"
 """Beside runs that are the trials of a search: where the search's own MLflow run is."""
-DATABASE = "mlflow.db"
 ARTIFACTS = "mlflow-artifacts"
 
 # An absent server must be known to be absent quickly: whoever calls tries again by itself, and later.
@@ -40,20 +37,10 @@ _SETTINGS = {
 }
 
 
-def tracking_uri(track: TrackSpec, runs: Path) -> str:
-    """Where a job is tracked: `mlflow: true` is a file of SQLite in the folder of runs, all else is a URI."""
-    return track.mlflow if isinstance(track.mlflow, str) else f"sqlite:///{runs.absolute() / DATABASE}"
-
-
 def artifact_location(uri: str) -> str | None:
     """Where a new experiment keeps its artifacts: beside the file of SQLite; a server has a place of its own."""
     database = database_of(uri)
     return None if database is None else (database.parent / ARTIFACTS).as_uri()
-
-
-def place(uri: str) -> str:
-    """A URI as it is shown and written down: without the password that it may have."""
-    return uri if uri.startswith("sqlite:") else shown_place(uri)
 
 
 def load(uri: str) -> None:
@@ -125,7 +112,7 @@ def find_run(client: Any, uri: str, run: RunFolder, experiment: str) -> Any | No
     """The MLflow run of a run folder, if there is one: by the id that the folder keeps, or else by its tag."""
     from mlflow.exceptions import MlflowException
 
-    if (kept := _kept_id(run, uri)) is not None:
+    if (kept := kept_id(run, uri)) is not None:
         with contextlib.suppress(MlflowException):  # another database at the same address, say
             found = client.get_run(kept)
             if found.data.tags.get(RUN_TAG) == identity(run) and found.info.lifecycle_stage == "active":
@@ -136,7 +123,7 @@ def find_run(client: Any, uri: str, run: RunFolder, experiment: str) -> Any | No
     found = client.search_runs([where.experiment_id], f"tags.`{RUN_TAG}` = '{identity(run)}'", max_results=1)
     if not found:
         return None
-    _keep_id(run, uri, found[0].info.run_id)
+    keep_id(run, uri, found[0].info.run_id)
     return found[0]
 
 
@@ -161,7 +148,7 @@ def find_or_make_run(client: Any, uri: str, run: RunFolder, spec: JobSpec, start
             run_name=(spec.track and spec.track.run_name) or run.name,
             tags={RUN_TAG: identity(run)} | ({} if parent is None else {PARENT_TAG: parent["run_id"]}),
         )
-        _keep_id(run, uri, made.info.run_id)
+        keep_id(run, uri, made.info.run_id)
         found = made
     return found
 
@@ -197,24 +184,3 @@ def _experiment_id(client: Any, uri: str, name: str) -> str:
             return str(client.create_experiment(name, artifact_location=artifact_location(uri)))
         known = client.get_experiment_by_name(name)
     return str(known.experiment_id)
-
-
-def kept_ids(run: RunFolder) -> dict[str, str]:
-    """The ids of a run's MLflow runs, by the place at which each is: a run may be tracked at several."""
-    try:
-        kept = json.loads((run.path / FOLDER / "mlflow.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return kept if isinstance(kept, dict) else {}
-
-
-def _kept_id(run: RunFolder, uri: str) -> str | None:
-    kept = kept_ids(run).get(place(uri))
-    return kept if isinstance(kept, str) else None
-
-
-def _keep_id(run: RunFolder, uri: str, run_id: str) -> None:
-    with contextlib.suppress(OSError):  # the server's tag says the same
-        (run.path / FOLDER).mkdir(exist_ok=True)
-        kept = {**kept_ids(run), place(uri): run_id}
-        write_atomically(run.path / FOLDER / "mlflow.json", json.dumps(kept, indent=2) + "\n")

@@ -14,6 +14,7 @@ from quorate.core.errors import JobError
 from quorate.core.masking import mask
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.tracking_notes import place
 from quorate.tracking import mlflow_client
 from quorate.tracking.curves import LOSS, Held, Point
 from quorate.tracking.provenance import recorded_facts, recorded_git, shown_parameters
@@ -39,7 +40,7 @@ class MlflowTracker:
         self, run: RunFolder, spec: JobSpec, uri: str, log_model: Callable[[Any], None] = lambda _: None
     ) -> None:
         """`log_model` is given the MLflow run of a run that is complete, after all else: it takes longest."""
-        self.name = f"MLflow at {mlflow_client.place(uri)}"
+        self.name = f"MLflow at {place(uri)}"
         self.key = f"mlflow-{hashlib.sha256(uri.encode()).hexdigest()[:12]}"
         self.run_id = ""
         self._run = run

@@ -22,9 +22,8 @@ from quorate.spec.keys import Mark
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.tracking_notes import FOLDER
 
-FOLDER = "tracking"
-"""In a run folder: what is known of those that track it, and for them."""
 LONGEST_DIFF = 1_000_000
 _FACTS, _COMMIT, _DIFF = "facts.json", "git.commit", "git.diff"
 _PATIENCE = 20.0

@@ -164,6 +164,11 @@ class Loop:
     def is_saved(self) -> bool:
         return self.checkpointer.has_written(self.progress)
 
+    @property
+    def last_step_at(self) -> float:
+        """When the last step was completed, by the performance counter; before the first, when the loop was made."""
+        return self._laps.last
+
     def close(self) -> None:
         self.checkpointer.leave()
         self.feed.close()
@@ -209,6 +214,9 @@ class Loop:
             self._pending.add(step, lagging.begin_advance(step, results, request))
             activity.add_step(activity.seconds, len(strategy.hosted))
             return request
+        # A schedule of the task moves on at the end of the update, to the rates of the next step.
+        optimizers = self.replica.optimizers
+        rates = optimizers.learning_rates if optimizers.schedulers else None
         outcome = strategy.advance(step, results, request)
         spans = activity.spans
         began = 0.0 if spans is None else spans.clock()
@@ -224,7 +232,7 @@ class Loop:
             # the optimizers have their state, it is known how much there is to save.
             self.checkpointer.prepare(self.progress, self.workers)
             self._is_warm = True
-        self._complete(step, agreed, outcome.norms)
+        self._complete(step, agreed, outcome.norms, rates=rates)
         for event in outcome.told:
             self.publish(event)
         if spans is not None:

@@ -25,12 +25,12 @@ class Laps:
     """A stopwatch: from one completed step to the next."""
 
     def __init__(self) -> None:
-        self._last = perf_counter()
+        self.last = perf_counter()
 
     def lap(self, steps: int = 1) -> float:
         """Seconds since the last one. Several steps that are completed at once have taken what they took together."""
         now = perf_counter()
-        elapsed, self._last = max(now - self._last, 1e-9) / steps, now
+        elapsed, self.last = max(now - self.last, 1e-9) / steps, now
         return elapsed
 
 

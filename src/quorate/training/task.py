@@ -116,7 +116,12 @@ class Task:
             # A tensor is read at the end of the batch, with all others: reading may have to wait for a device.
             number: Any = value.detach().clone() if is_scalar(value) else float(value)
         except (TypeError, ValueError, RuntimeError):
-            raise TypeError(f"self.log({name!r}, ...) takes one number, and was given {given(value)}") from None
+            raise TypeError(
+                f"self.log({name!r}, ...) takes one number, and was given {given(value)}. MLflow takes pictures, "
+                "tables and files, into the run of the job if that has `track: {mlflow: true}`:\n"
+                "    import mlflow\n"
+                '    mlflow.log_artifact(path)  # or log_figure(figure, "name.png"), log_image, log_table, log_text'
+            ) from None
         self._logged().setdefault(name, []).append(number)
 
     def _logged(self) -> dict[str, list[Any]]:

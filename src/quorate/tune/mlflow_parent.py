@@ -11,6 +11,7 @@ from quorate.history.search_record import SearchRecord
 from quorate.spec.search_load import ResolvedSearch
 from quorate.spec.secrets import job_secrets
 from quorate.storage.search_folder import SearchFolder
+from quorate.storage.tracking_notes import tracking_uri
 from quorate.tracking import mlflow_client
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class MlflowParent:
         track = search.job.spec.track
         refuse_missing_libraries(track)
         # The trials are not in the folder of runs: what `mlflow: true` means is said before they begin.
-        self.uri = mlflow_client.tracking_uri(track, folder.path.parent) if track and track.mlflow else None
+        self.uri = tracking_uri(track, folder.path.parent) if track and track.mlflow else None
         self._search = search
         self._folder = folder
         self._client: Any = None

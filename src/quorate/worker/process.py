@@ -86,6 +86,7 @@ from quorate.worker.same_data import check_same_data, data_facts
 from quorate.worker.same_device import device_changes
 from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, REGISTERING, RESTORING, StatusPage, status_file
+from quorate.worker.task_mlflow import mlflow_of_job
 
 if TYPE_CHECKING:
     from quorate.training.sharded_model import Sharding
@@ -132,10 +133,10 @@ class Worker:
         self._backlog = Backlog(self._membership.publish, self._timing)
         self._hook = assignment.make_hook(self._page.write)
         self._beats = count()
-        self._tell_place()
         self._write_status = self._page.write if self._hook is None else self._tell_hook
         stretch = None if self._hook is None else self._hook.stretch
         self._activity = Activity(self._write_status, self._page.write_samples, self._pace.add_step, stretch)
+        self._tell_place()
         trace = None if self._spec.track is None else self._spec.track.trace
         self._tracer = (
             None
@@ -153,7 +154,8 @@ class Worker:
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
         try:
-            code = self._live()
+            with mlflow_of_job(self._spec.track if self._assignment.mode.is_training else None, self._run):
+                code = self._live()
             if self._checkpointer is not None:
                 # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
                 self._checkpointer.close(SAVING_PATIENCE)
@@ -245,8 +247,9 @@ class Worker:
         """Have what is logged say where the worker is."""
         place = current_place()
         if place is not None:
-            view, page = self._membership.view, self._page
+            view, page, activity = self._membership.view, self._page, self._activity
             place.moving = lambda: {"generation": view.generation_name, "step": page.status.step}
+            place.lane = lambda: activity.lane
 
     def _status(self) -> WorkerStatus:
         status = self._page.status

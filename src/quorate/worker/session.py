@@ -178,6 +178,7 @@ class LoopTrainer:
     is_saved: bool = False
     # When it began to train, and the samples of what it held then: what it has copied is not its own work.
     _began: tuple[float, int] | None = None
+    _last_step_at: float = 0.0
     _digest: str = ""
 
     @property
@@ -270,6 +271,7 @@ class LoopTrainer:
             return ending
         finally:
             self.progress, self.is_saved = loop.progress, loop.is_saved
+            self._last_step_at = loop.last_step_at
             if self.tracer is not None:
                 self.activity.spans = None
                 self.tracer.end(self.progress.cursor.step)
@@ -277,7 +279,7 @@ class LoopTrainer:
     def result(self, ending: str) -> tuple[str, dict[str, Any]]:
         assert self._began is not None, "whoever is done has trained"
         progress, digest = self.progress, self._digest
-        seconds, samples = time.perf_counter() - self._began[0], progress.samples - self._began[1]
+        seconds, samples = self._last_step_at - self._began[0], progress.samples - self._began[1]
         best, bad = progress.best, {"training": progress.bad, "validation": progress.bad_evaluated}
         validation = len(self.parts.samples.datasets.get(Source.VALIDATION, ()))
         read = {"training_read": progress.samples + progress.bad, "validation_read": validation}

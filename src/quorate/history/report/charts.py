@@ -5,7 +5,7 @@ page in black and white tells the same. Very many points are drawn as their mean
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -205,23 +205,23 @@ def line_chart(
     )
 
 
-def area_chart(title: str, names: Sequence[str], xs: Numbers, shares: Sequence[Numbers], note: str) -> Html:
-    """Shares of a whole over the steps, one on the other, each with its name and its mean beside it, but for those that
-    are next to nothing."""
+def area_chart(title: str, parts: Mapping[str, float], xs: Numbers, shares: Sequence[Numbers], note: str) -> Html:
+    """Shares of a whole over the steps, one on the other, each with its name and its part of the run beside it, but for
+    those that are next to nothing."""
     axis = Axis(float(xs[0]), float(max(xs[-1], xs[0] + 1)))
     left = [x_on(axis, float(x)) for x in xs]
     below = np.zeros(len(xs))
     drawn: list[Content] = []
     labels: list[tuple[int, float, str]] = []
-    for number, (name, share) in enumerate(zip(names, shares, strict=True)):
-        if share.mean() < _SMALLEST_SHARE:
+    for number, ((name, part), share) in enumerate(zip(parts.items(), shares, strict=True)):
+        if part < _SMALLEST_SHARE:
             continue
         above = below + share
         edge = [f"{x:.1f} {SIDE * (1 - y):.1f}" for x, y in zip(left, above, strict=True)]
         back = [f"{x:.1f} {SIDE * (1 - y):.1f}" for x, y in zip(reversed(left), below[::-1], strict=True)]
         drawn.append(tag("path", class_=f"area area-{number}", d=f"M{'L'.join(edge + back)}Z"))
         end = float((below[-1] + above[-1]) / 2)
-        labels.append((number, end, f"{name} {share.mean():.0%}"))
+        labels.append((number, end, f"{name} {part:.1%}"))
         below = above
     drawn += [tag("path", class_="grid over", d=f"M0 {SIDE * (1 - tick):.0f}H{SIDE}") for tick in (0.25, 0.5, 0.75)]
     places = spread([100 * (1 - end) for _, end, _ in labels])

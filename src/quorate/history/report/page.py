@@ -92,11 +92,11 @@ def _tiles(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str, str]]:
     yield from _results(detail)
     record, timeline, pace = detail.record, detail.timeline, RunPace.of(detail.timeline)
     if pace is not None:
-        speed = record.samples_per_second or pace.samples_per_second
-        yield "speed", f"{count(speed)}/s", f"samples; {duration(pace.step_seconds)} a step"
+        yield "speed", f"{count(pace.samples_per_second)}/s", f"samples; {duration(pace.step_seconds)} a step"
     if timeline.active_seconds:
         parts = timeline.counts.get("run", 0)
-        yield "training time", duration(timeline.active_seconds), f"in {parts} parts" if parts > 1 else ""
+        whole = f"{duration(record.wall_seconds)} with start-up" if record.wall_seconds is not None else ""
+        yield "training time", duration(timeline.active_seconds), f"in {parts} parts" if parts > 1 else whole
     if timeline.recoveries:
         total = timeline.recovered
         yield "recoveries", f"{total.times:,}", f"stood still for {duration(total.seconds)}"
@@ -111,12 +111,13 @@ def _results(detail: RunDetail) -> Iterator[tuple[str, str, str]]:
     for name in list(columns.family("loss"))[:2]:
         _, values = columns.series(name)
         if len(values):
-            yield name, measure(float(values[-1])), f"min {measure(float(values.min()))}"
+            yield f"training {name}", measure(float(values[-1])), f"last step; min {measure(float(values.min()))}"
     if record.best is not None:
-        yield f"best {record.best.watched.metric}", measure(record.best.value), f"at step {record.best.step:,}"
+        best = record.best
+        yield f"best evaluation {best.watched.metric}", measure(best.value), f"at step {best.step:,}"
     for name, value in list(record.metrics.items())[:3]:
         if record.best is None or name != record.best.watched.metric:
-            yield name, measure(value), "last evaluation"
+            yield f"evaluation {name}", measure(value), "last one"
 
 
 def _failure(detail: RunDetail) -> Html | None:
@@ -192,11 +193,11 @@ def _gaps(timeline: Timeline) -> list[int]:
 
 def _shares(timeline: Timeline) -> Html | None:
     """What the phases of a step take of its time, over the run."""
-    columns = timeline.columns
+    columns, pace = timeline.columns, RunPace.of(timeline)
+    if pace is None:
+        return None
     speed, samples = columns.column(SPEED), columns.column(SAMPLES)
     timed = (speed > 0) & (speed < math.inf) & (samples > 0)
-    if timed.sum() < 1:
-        return None
     steps = columns.steps[timed].astype(np.float64)
     whole = samples[timed] / speed[timed]
     spent = [np.nan_to_num(np.maximum(columns.column(f"{phase}_s")[timed], 0.0)) for phase in PHASES]
@@ -205,18 +206,18 @@ def _shares(timeline: Timeline) -> Html | None:
     total = np.maximum(np.add.reduceat(whole, starts), np.sum(sums, axis=0))
     total[total == 0] = 1.0
     shares = [each / total for each in sums]
-    names = [*PHASES, "other"]
     shares.append(np.maximum(0.0, 1.0 - np.sum(shares, axis=0)))
     at = steps[starts]
     if len(at) == 1:
         at, shares = np.array([at[0], at[0] + 1]), [np.repeat(each, 2) for each in shares]
+    parts = {phase: pace.shares.get(phase, 0.0) for phase in PHASES}
+    parts["other"] = max(0.0, 1.0 - sum(parts.values()))
     rows = [
-        (name, duration(float(each.sum()) / len(steps)), f"{each.sum() / max(whole.sum(), 1e-12):.1%}", said)
-        for name, each, said in zip(PHASES, spent, _MEANINGS, strict=True)
+        (name, duration(part * pace.step_seconds), f"{part:.1%}", said)
+        for (name, part), said in zip(parts.items(), _MEANINGS, strict=True)
     ]
-    chart = area_chart(
-        "Shares of a step's time", names, at, shares, f"{duration(float(whole.mean()))} a step on average"
-    )
+    note = f"{duration(pace.step_seconds)} a step on average"
+    chart = area_chart("Shares of the time from one step to the next", parts, at, shares, note)
     return tag("div", chart, tables.table(("phase", "a step", "share", ""), rows, frozenset({1, 2})), class_="charts")
 
 
@@ -225,6 +226,7 @@ _MEANINGS = (
     "forward and backward",
     "summing gradients with the others, and waiting for them",
     "the optimizer's update",
+    "evaluations, checkpoints, and the rest",
 )
 
 
