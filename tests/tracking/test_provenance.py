@@ -8,7 +8,7 @@ import pytest
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import place, tracking_uri
+from quorate.storage.tracking_notes import FOLDER, place, tracking_uri
 from quorate.tracking import provenance
 from quorate.tracking.mlflow_client import artifact_location, identity
 from quorate.tracking.mlflow_tracker import metric_name
@@ -27,7 +27,7 @@ def git(folder: Path, *words: str) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
     run = RunFolder.create(tmp_path / "runs", "tiny")
-    (run.path / provenance.FOLDER).mkdir()
+    (run.path / FOLDER).mkdir()
     return run
 
 
@@ -73,7 +73,7 @@ def test_the_run_keeps_the_code_as_it_was_when_it_began(tmp_path: Path, run: Run
 
 def test_a_run_is_known_by_its_name_and_the_moment_of_its_creation(run: RunFolder, tmp_path: Path) -> None:
     known = identity(run)
-    (run.path / provenance.FOLDER / "id").unlink()
+    (run.path / FOLDER / "id").unlink()
     assert identity(run) == known, "it can be made again"
     other = RunFolder.create(tmp_path / "elsewhere", "tiny")
     assert identity(other) != known

@@ -11,7 +11,7 @@ from quorate.history.search_record import SearchRecord
 from quorate.spec.search_load import ResolvedSearch
 from quorate.spec.secrets import job_secrets
 from quorate.storage.search_folder import SearchFolder
-from quorate.storage.tracking_notes import tracking_uri
+from quorate.storage.tracking_notes import place, tracking_uri
 from quorate.tracking import mlflow_client
 
 log = logging.getLogger(__name__)
@@ -72,4 +72,4 @@ class MlflowParent:
         try:
             act()
         except Exception as error:  # of MLflow, a server or a database
-            log.warning("MLflow at %s does not get the search: %s", mlflow_client.place(self.uri), error)
+            log.warning("MLflow at %s does not get the search: %s", place(self.uri), error)
