@@ -40,7 +40,7 @@ def test_an_old_python_is_refused_before_anything_is_made(target: str, tmp_path:
 
 
 @pytest.mark.long
-def test_a_wheel_is_built_and_installed_and_trains_a_first_job(tmp_path: Path) -> None:
+def test_a_wheel_is_installed_in_an_empty_environment_and_trains_a_first_job_from_elsewhere(tmp_path: Path) -> None:
     """From a copy of the sources, into an environment of its own that borrows only what Quorate depends on."""
     source, wheels, place = tmp_path / "source", tmp_path / "wheels", tmp_path / "empty"
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -59,10 +59,14 @@ def test_a_wheel_is_built_and_installed_and_trains_a_first_job(tmp_path: Path) -
     found = _run([str(python), "-c", "import quorate; print(quorate.__file__)"], place, environment)
     assert found.strip().startswith(str(tmp_path / "venv"))
     quorate = str(tmp_path / "venv" / "bin" / "quorate")
-    _run([quorate, "init"], place, environment)
-    shown = _run([quorate, "train", "job.yaml", "--steps", "4"], place, environment)
+    _run([quorate, "init", str(tmp_path / "first")], place, environment)
+    shown = _run([quorate, "train", str(tmp_path / "first" / "job.yaml"), "--steps", "4"], place, environment)
     assert "complete" in shown
-    assert len(list((place / "runs").iterdir())) == 1
+    assert [run.name for run in (tmp_path / "first" / "runs").iterdir()] == ["first-0001"]
+    assert not list(place.iterdir()), "nothing is left where it was typed"
+    code = "from quorate.core.installation import install_of; print(install_of('ray'))"
+    told = _run([str(python), "-c", code], place, environment).strip()
+    assert told == f"pip install 'quorate[ray] @ {wheel.as_uri()}'"
 
 
 def _dependencies(folder: Path) -> Path:
