@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from quorate.core.digests import derive_seed
+from quorate.core.errors import UnsupportedModelError
+from quorate.core.user_code import describe
 from quorate.data.streams import seed_generators
 from quorate.storage.project_files import import_root, is_own
 
@@ -18,8 +20,8 @@ Main = Callable[..., Any]
 
 
 def imported_anew(main: Main, seed: int) -> tuple[dict[str, ModuleType], Main]:
-    """The same function of a module that is imported once more, with the modules of its project that it imports. Where
-    that fails, as of what may be registered only once, the function itself."""
+    """The same function of a module that is imported once more, with the modules of its project that it imports. One
+    that no module has at its top is taken as it is."""
     module = sys.modules.get(main.__module__)
     name = getattr(module, "__file__", None)
     if module is None or name is None or "<locals>" in main.__qualname__:
@@ -34,8 +36,11 @@ def imported_anew(main: Main, seed: int) -> tuple[dict[str, ModuleType], Main]:
             again = sys.modules[main.__module__] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(again)
             found: Main = attrgetter(main.__qualname__)(again)
-        except Exception:
-            return {}, main
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"cannot import {main.__module__} once more, as another process would ({describe(error)}). Catch the "
+                "error of what can be done only once in a process, or do it under `if __name__ == '__main__':`"
+            ) from None
         return {name: each for name, each in list(sys.modules.items()) if _is_below(each, home)}, found
 
 

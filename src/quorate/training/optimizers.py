@@ -317,6 +317,11 @@ class Optimizers:
         owner: dict[torch.Tensor, str] = {}
         for name, optimizer in self.by_name.items():
             _check_kind(name, optimizer)
+            if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+                raise TaskError(
+                    f"{type(optimizer).__name__}.__init__() does not call super().__init__(params, defaults), as every "
+                    "optimizer of torch does."
+                )
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 if parameter not in names:
                     raise TaskError(

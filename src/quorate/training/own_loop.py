@@ -337,6 +337,12 @@ class OwnLoop(Task):
             return progress
         if step < (turns.epoch + 1) * self._sampler.steps_per_epoch:
             return progress
+        if self._rehearsal is not None:
+            # A worker may also join between the last step of an epoch and this, and has seen no batch of it.
+            replica = self._state.watch.replica
+            self._end_rehearsal()
+            with self._where_there_is_room():
+                self._rehearsal = Rehearsal(self, replica, progress, self._sampler)
         progress = self._have_turn(progress, STOP, "after epoch")
         self._state.watch.begin()  # after a step the loop does it
         return progress

@@ -68,6 +68,8 @@ class Rehearsal:
                 self.take_state()
                 # Not with the first lane, whose host prints and writes.
                 self.main.enter(progress, sampler, range(1, 2), self._watch)
+            if _order(self._replica) != _order(self._state):
+                raise UnsupportedModelError("gives its parameters to the optimizer in another order, as out of a set")
             self._differ = differing(main.frame, self.main.frame)
             if again is not code:
                 shared, others = code.__globals__, again.__globals__
@@ -160,6 +162,12 @@ class Rehearsal:
             "run.state or in a buffer of the model, give schedulers to run.prepare(), count by result.step, use "
             "result.loss, and set nothing under run.is_main."
         )
+
+
+def _order(replica: Replica) -> list[list[str]]:
+    names = {id(each): name for name, each in replica.parameters}
+    groups = (group for each in replica.optimizers.by_name.values() for group in each.param_groups)
+    return [[names[id(each)] for each in group["params"]] for group in groups]
 
 
 def differing(one: FrameType | None, other: FrameType | None) -> list[str]:

@@ -75,7 +75,7 @@ class OwnState:
             raise UnsupportedModelError(
                 f"{self._name}() has changed '{name}' itself, as optimizer.step() does. run.step(loss) does all of "
                 "backward(), the optimizer's step, zero_grad() and the scheduler's step; initial weights are set "
-                "before run.prepare()."
+                "before run.prepare(), and a second set of weights, such as a teacher's, is kept in buffers."
             )
 
     @contextmanager

@@ -5,6 +5,7 @@ batch runs, the result would depend on which lanes a worker hosts. So they are w
 of them at every step, and vouchers, copies and checkpoints have them, too.
 """
 
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -37,6 +38,7 @@ _OF_PARAMETERS = ("params", "param_names")
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
 _LISTED = (*_OF_PARAMETERS, "param_groups")
 """What is in these lists is watched by itself."""
+_SAVED = ("defaults", "state", "param_groups")
 _VERSION = attrgetter("_version")
 _GONE = object()
 
@@ -59,6 +61,7 @@ class Settings:
         self._texts: dict[str, str] = {}
         self._digest = ""
         self._noted, self._noted_digest = "", ""
+        self._marks: dict[tuple[int, str], list[Any]] = {}
 
     # --- the record, which is equal in every worker
 
@@ -129,15 +132,22 @@ class Settings:
     # --- the watch
 
     def unsaved(self) -> str | None:
-        """The number that an optimizer of the user's own has changed since `begin`, as an attribute that its
-        state_dict() does not have."""
-        for optimizer, saved in zip(self._watch.optimizers, self._watch.saved, strict=False):
+        """The attribute of an optimizer of the user's own that its state_dict() does not have, and that is not what it
+        was: a number since `begin`, a tensor or a random generator since this was asked last."""
+        for number, (optimizer, saved) in enumerate(zip(self._watch.optimizers, self._watch.saved, strict=False)):
             kind = type(optimizer)
             if kind.__module__.startswith("torch.optim.") or kind.state_dict is not Optimizer.state_dict:
                 continue
             for name, value in vars(optimizer).items():
                 is_number = type(value) in (bool, int, float) and name not in _OF_SCHEDULES
                 if is_number and value != saved.get(name, value):
+                    return name
+                if name in _SAVED or not (marks := [*_marks(value)]):
+                    continue
+                groups = (group["params"] for group in optimizer.param_groups)
+                held = {id(each) for each in chain(*groups, *(one.values() for one in optimizer.state.values()))}
+                marks = [mark for mark in marks if mark[0] not in held]
+                if self._marks.setdefault((number, name), marks) != marks:
                     return name
         return None
 
@@ -154,6 +164,21 @@ class Settings:
                 "`schedule` in the job file or schedule() of the task, and other settings there or in the step() of an "
                 "optimizer of your own, which is where parameters are updated: on servers, if the strategy has them."
             )
+
+
+def _marks(value: Any, depth: int = 2) -> Iterator[tuple[int, Any]]:
+    """By which tensors and random generators in a value are seen to have changed."""
+    if isinstance(value, torch.Tensor):
+        yield id(value), value._version
+    elif isinstance(value, torch.Generator):
+        yield id(value), value.get_state().numpy().tobytes()
+    elif isinstance(value, numpy.random.Generator):
+        yield id(value), repr(value.bit_generator.state)
+    elif isinstance(value, random.Random):
+        yield id(value), value.getstate()
+    elif depth and isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _marks(each, depth - 1)
 
 
 def state_of(scheduler: Any) -> dict[str, Any]:
