@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -367,6 +368,8 @@ def _become(
         else:
             sys.path.insert(0, document["folder"])
         run, sys.argv = functools.partial(runpy.run_module, program, alter_sys=True), rest
+        # A new interpreter would not have imported it yet.
+        warnings.filterwarnings("ignore", "'quorate.* found in sys.modules", RuntimeWarning, "runpy")
     sys.orig_argv = arguments
     needed = SPARES.get(rest[1] if program == COMMAND and rest[1:] else program, 0)
     subprocess._fork_exec = Spares(warm, needed)  # type: ignore[attr-defined]

@@ -51,6 +51,15 @@ def test_the_first_run_is_in_the_working_folder_if_the_job_is_there_or_below_and
     assert runs_of_job(project / "mine") == Path("runs")
 
 
+def test_a_job_may_lie_behind_a_link(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "link").symlink_to(project.parent / "elsewhere")
+    assert runs_of_job(Path("link")) == Path("runs")
+    monkeypatch.chdir(project / "link")
+    assert runs_of_job(project / "link") == Path("runs")
+    made = with_a_run(project.parent)
+    assert runs_of_job(Path()) == made
+
+
 def test_others_folders_are_not_for_ones_runs(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_a_run(project)
     monkeypatch.chdir(project.parent / "elsewhere")

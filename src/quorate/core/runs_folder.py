@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 USUAL_RUNS = Path("runs")
@@ -30,23 +31,25 @@ def runs_folder(given: str | Path | None = None) -> Path:
     if said := given or os.environ.get(RUNS_ENV):
         return Path(said)
     if not _holds_runs(USUAL_RUNS):
-        if (above := _nearest(Path.cwd().parent)) is not None:
+        if (above := _nearest(Path.cwd().parents)) is not None:
             return above
-        folders = (folder for folder in Path().iterdir() if folder.is_dir() and _is_own(folder))
-        below = [runs for folder in folders if _holds_runs(runs := folder / USUAL_RUNS, own=True)]
-        if len(below) == 1:
-            return below[0]
+        with contextlib.suppress(OSError):  # a folder that is in the way
+            folders = (folder for folder in Path().iterdir() if folder.is_dir() and _is_own(folder))
+            below = [runs for folder in folders if _holds_runs(runs := folder / USUAL_RUNS, own=True)]
+            if len(below) == 1:
+                return below[0]
     return USUAL_RUNS
 
 
 def runs_of_job(folder: Path) -> Path:
     """The folder for the runs of a job file in this folder: the nearest one there or above that has runs. The first
     run makes one in the working folder if the job file lies there or below, otherwise beside the job file."""
-    folder, here = folder.resolve(), Path.cwd()
-    if (nearest := _nearest(folder)) is None:
+    here, folder = Path.cwd(), Path(os.path.abspath(folder))  # noqa: PTH100 (without `..`, and by links as they are)
+    real = folder.resolve()
+    around = [folder, *folder.parents, real, *real.parents]
+    if (nearest := _nearest(around)) is None:
         # Others' job files may be used: their folder is not the place for one's runs.
-        is_elsewhere = here not in (folder, *folder.parents)
-        is_beside = is_elsewhere and _is_own(folder) and os.access(folder, os.W_OK)
+        is_beside = here not in around and _is_own(folder) and os.access(folder, os.W_OK)
         nearest = (folder if is_beside else here) / USUAL_RUNS
     return USUAL_RUNS if nearest == here / USUAL_RUNS else nearest
 
@@ -57,8 +60,8 @@ def where_looked(runs: Path) -> str:
     return f"{runs.absolute()} or a folder {USUAL_RUNS} above it" if is_usual else str(runs.absolute())
 
 
-def _nearest(folder: Path) -> Path | None:
-    return next((runs for each in (folder, *folder.parents) if _holds_runs(runs := each / USUAL_RUNS, own=True)), None)
+def _nearest(folders: Iterable[Path]) -> Path | None:
+    return next((runs for each in folders if _holds_runs(runs := each / USUAL_RUNS, own=True)), None)
 
 
 def _is_own(folder: Path) -> bool:
