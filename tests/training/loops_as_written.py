@@ -920,3 +920,37 @@ def dataset_without_a_seed(run: Run) -> None:
     for _ in run.epochs():
         for batch in run.batches(data):
             run.step(loss_of(model, batch))
+
+
+@refused("it fails: UnboundLocalError: cannot access local variable 'result'")
+def result_after_the_batches(run: Run) -> None:
+    """A worker that joins just there, or a job that was stopped there, has seen no batch of the epoch."""
+    model, optimizer = prepared(run)
+    for _ in run.epochs():
+        for batch in run.batches(DATA):
+            result = run.step(loss_of(model, batch))
+        assert result is not None
+        assert result.loss is not None
+        optimizer.param_groups[0]["lr"] *= 0.5 if result.loss > 1 else 1
+
+
+class SlowSGD(torch.optim.SGD):
+    """Keeps slow weights in a list."""
+
+    slow: list[torch.Tensor]
+
+    def step(self, closure: Any = None) -> Any:
+        loss, trained = super().step(closure), self.param_groups[0]["params"]
+        for slow, one in zip(self.slow, trained, strict=True):
+            one.data.copy_(slow.lerp_(one.data, 0.5))
+        return loss
+
+
+@refused("'self.slow' of the optimizer was changed in")
+def slow_weights_in_a_list(run: Run) -> None:
+    model = Net()
+    optimizer = SlowSGD(model.parameters(), lr=0.05)
+    optimizer.slow = [each.detach().clone() for each in model.parameters()]
+    model, _ = run.prepare(model, optimizer)
+    for _ in run.epochs():
+        train(run, model)

@@ -1,5 +1,6 @@
 """What a rehearsal of a joining worker needs, and what it leaves as it was."""
 
+import importlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from quorate.core.errors import LanesDiffer
+from quorate.core.errors import LanesDiffer, UnsupportedModelError
 from quorate.training import own_rehearsal
-from quorate.training.imported_anew import swapped_modules
+from quorate.training.imported_anew import imported_anew, swapped_modules
 from quorate.training.loop import Loop
 from quorate.training.own_audit import numbers_of, same_numbers
 from quorate.training.own_loop import own_loop_of
@@ -90,3 +91,15 @@ def test_a_gradient_that_is_there_one_time_only_is_a_difference() -> None:
     assert not same_numbers(with_scale, without)
     assert not same_numbers(with_scale, with_scale[:1])
     assert same_numbers(with_scale, with_scale)
+
+
+def test_a_module_that_can_be_imported_only_once_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it keeps in globals could not be looked at."""
+    (tmp_path / "made_only_once.py").write_text(
+        "import sys\nassert not hasattr(sys, 'made_only_once'), 'once'\nsys.made_only_once = True\ndef main(run): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("made_only_once")
+    with pytest.raises(UnsupportedModelError, match=r"cannot import made_only_once once more.*once"):
+        imported_anew(module.main, 0)
+    del sys.made_only_once  # type: ignore[attr-defined]
