@@ -53,7 +53,7 @@ def test_a_job_that_is_made_longer_has_the_bits_of_one_of_that_length(main: Main
 def test_what_a_loop_changes_between_steps_changes_its_bits(main: Main, tmp_path: Path) -> None:
     """Otherwise it was put back, and the tests above show nothing."""
     plain = run(own_loop_of(EQUAL[0]), tmp_path / "plain", **KEYS).ended.digest
-    alike = loops.without_epochs, loops.average_in_a_local, loops.totals_for_the_log
+    alike = loops.without_epochs, loops.average_in_a_local, loops.totals_for_the_log, loops.global_count_for_the_log
     is_plain = main in (*alike, loops.dataset_made_anew_for_each_epoch)
     assert (run(own_loop_of(main), tmp_path / "changed", **KEYS).ended.digest == plain) is is_plain
 
