@@ -155,10 +155,11 @@ def test_a_trained_run_writes_without_its_text(workplace: Workplace, capsys: pyt
     text.write_text(TEXT)
     params = {"text": text, **SMALL}
     settings = [word for name, value in params.items() for word in ("--set", f"params.{name}={value}")]
-    done = workplace.run("train", str(EXAMPLES / "shakespeare.yaml"), *settings, "--steps", "5", "--workers", "1")
+    runs = str(workplace.folder / "runs")
+    job = str(EXAMPLES / "shakespeare.yaml")
+    done = workplace.run("train", job, *settings, "--steps", "5", "--workers", "1", "--runs", runs)
     assert done.code == 0, done.stderr
     text.unlink()
-    runs = str(workplace.folder / "runs")
     arguments = ["last", "--runs", runs, "--prompt", "Words, ", "--length", "30", "--seed", "4"]
     assert shakespeare.main(arguments) == 0
     model = quorate.open_run("last", runs).load_model()

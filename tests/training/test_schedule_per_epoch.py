@@ -25,8 +25,7 @@ def test_it_steps_after_the_last_step_of_each_epoch(tmp_path: Path) -> None:
     ran = on_one_and_on_three(Halved, tmp_path, **BY_EPOCH)
     rates = list(ran.fields("step", "learning_rate").values())
     base = rates[0]
-    # A step tells the rate that it has left.
-    assert rates == [base] * 3 + [base / 2] * 4 + [base / 4] * 4 + [base / 8]
+    assert rates == [base] * 4 + [base / 2] * 4 + [base / 4] * 4
     assert "log" not in {event.kind for event in ran.events}
 
 
@@ -77,7 +76,7 @@ def test_an_epoch_whose_last_step_is_left_out_counts(tmp_path: Path) -> None:
     ran = on_one_and_on_three(Poisoned, tmp_path, **keys, schedule={"per": "epoch"})
     rates = ran.fields("step", "learning_rate")
     base = rates[1]
-    assert [rates[5 * epoch] for epoch in (1, 2, 3, 4)] == [pytest.approx(base * 0.9**epoch) for epoch in (1, 2, 3, 4)]
+    assert [rates[5 * epoch + 1] for epoch in (1, 2, 3)] == [pytest.approx(base * 0.9**epoch) for epoch in (1, 2, 3)]
 
 
 def test_the_jobs_own_kinds_count_epochs_too(tmp_path: Path) -> None:

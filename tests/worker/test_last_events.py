@@ -2,11 +2,14 @@
 
 import os
 import signal
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from quorate.storage.run_folder import RunFolder
 from quorate.training.checkpointer import Checkpointer
+from quorate.worker.assignment import Assignment
 from quorate.worker.membership import Membership
 from quorate.worker.process import Worker
 
@@ -30,6 +33,8 @@ class Done(Worker):
         self._membership = cast(Membership, Calls("membership", noted))
         self._checkpointer = cast(Checkpointer, Calls("checkpointer", noted))
         self._close_monitor = lambda: noted.append("monitor.close")
+        self._assignment = cast(Assignment, SimpleNamespace(mode=SimpleNamespace(is_training=False)))
+        self._run = cast(RunFolder, None)
 
     def _live(self) -> int:
         return 0

@@ -44,6 +44,7 @@ class Noted:
         self.is_called: Callable[[], bool] | None = None
         self.connected: list[Any] = []
         self.ending: str | Exception | None = None
+        self.last_step_at = 15.0
         self.reached = Progress(Cursor(9), samples=900)
         self.validation: dict[Source, list[int]] = {}
         monkeypatch.setattr(session, "assemble", self._assemble)
@@ -114,7 +115,11 @@ class Noted:
             return self.ending
 
         return SimpleNamespace(
-            run=run, close=lambda: self.notes.append("loop closed"), progress=self.reached, is_saved=True
+            run=run,
+            close=lambda: self.notes.append("loop closed"),
+            progress=self.reached,
+            is_saved=True,
+            last_step_at=self.last_step_at,
         )
 
 
@@ -194,8 +199,7 @@ class TestResult:
     def test_counts_what_it_has_trained_itself_over_all_its_generations(
         self, noted: Noted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        now = iter((10.0, 15.0))
-        monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+        monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
         links = noted.trainer.connect(generation())
         noted.trainer.train(generation(), links)  # from 400 samples to 900, from second 10 on
         noted.reached, noted.ending = replace(noted.reached, samples=1400), "complete"
@@ -205,7 +209,7 @@ class TestResult:
         assert result["samples_per_second"] == 200.0
 
     def test_of_no_time_at_all(self, noted: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
+        monkeypatch.setattr(time, "perf_counter", lambda: 15.0)
         noted.trainer.train(generation(), noted.trainer.connect(generation()))
         assert noted.trainer.result("complete")[1]["samples_per_second"] == 0.0
 

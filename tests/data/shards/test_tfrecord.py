@@ -192,5 +192,5 @@ def test_without_the_library_to_index_takes_words_and_to_read_takes_nothing(
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     assert all_records(index)[0]["raw"] == b"r"
-    with pytest.raises(RequestError, match=r"quorate\[tfrecord\]"):
+    with pytest.raises(RequestError, match=r"google-crc32c: pip install .*\[tfrecord\]"):
         build_index(str(tmp_path))
