@@ -123,7 +123,7 @@ def test_a_long_stop_costs_nothing(workplace: Workplace) -> None:
     assert not {"lost", "stall"} & {event["kind"] for event in workplace.events()}
 
 
-@pytest.mark.parametrize("keys", ["q\n", "\x04", "CTRL-C"])
+@pytest.mark.parametrize("keys", ["q\n", *(pytest.param(keys, marks=pytest.mark.long) for keys in ("\x04", "CTRL-C"))])
 def test_quitting_ends_in_words_and_the_run_can_be_resumed(workplace: Workplace, keys: str) -> None:
     task_at(workplace, steps=4, checkpoint={"every": 1})
     assert workplace.train().code == 0

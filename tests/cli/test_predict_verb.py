@@ -88,6 +88,7 @@ def test_every_sample_in_order_on_any_number_of_workers(
     assert not list(trained.folder.glob("*.parts"))
 
 
+@pytest.mark.long
 def test_as_parquet(trained: Workplace) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     done = trained.run("predict", "last", "validation", "-o", "out.parquet")

@@ -35,7 +35,7 @@ class Streamed(quorate.Task):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("loaders", [0, 2])
+@pytest.mark.parametrize("loaders", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_killed_and_resumed_in_the_middle_of_an_epoch(workplace: Workplace, loaders: int) -> None:
     workplace.task.write_text(TASK)
     keys: dict[str, Any] = {"loader_workers": loaders, "steps": None, "epochs": 3, "checkpoint": {"every": 1}}

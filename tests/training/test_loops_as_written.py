@@ -12,11 +12,8 @@ from training.recorded import run
 
 OFTEN = {
     loops.rate_halved_at_the_top_of_an_epoch,
-    loops.plateau_by_hand,
     loops.frozen_statistics,
     loops.buffer_filled_by_the_epoch,
-    loops.reference_of_the_initial_weights,
-    loops.layer_and_hook_kept_from_before,
 }
 KEYS: dict[str, Any] = {"lanes": 4, "batch_size": 12, "epochs": 3, "checkpoint": {"every": 2}, "last_batch": "drop"}
 
