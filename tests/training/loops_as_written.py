@@ -954,3 +954,23 @@ def slow_weights_in_a_list(run: Run) -> None:
     model, _ = run.prepare(model, optimizer)
     for _ in run.epochs():
         train(run, model)
+
+
+@refused("'count' of the optimizer was changed in")
+def hook_that_counts(run: Run) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    count = 0
+
+    def clamp(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count % 7 == 0:
+            with torch.no_grad():
+                for each in model.parameters():
+                    each.clamp_(-0.1, 0.1)
+
+    optimizer.register_step_post_hook(clamp)
+    model, _ = run.prepare(model, optimizer)
+    for _ in run.epochs():
+        train(run, model)

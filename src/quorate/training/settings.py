@@ -8,8 +8,12 @@ of them at every step, and vouchers, copies and checkpoints have them, too.
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dis import get_instructions
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter, is_
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy
@@ -135,20 +139,36 @@ class Settings:
         """The attribute of an optimizer of the user's own that its state_dict() does not have, and that is not what it
         was: a number since `begin`, a tensor or a random generator since this was asked last."""
         for number, (optimizer, saved) in enumerate(zip(self._watch.optimizers, self._watch.saved, strict=False)):
+            if name := self._counted(number, optimizer):
+                return name
             kind = type(optimizer)
             if kind.__module__.startswith("torch.optim.") or kind.state_dict is not Optimizer.state_dict:
                 continue
             for name, value in vars(optimizer).items():
                 is_number = type(value) in (bool, int, float) and name not in _OF_SCHEDULES
                 if is_number and value != saved.get(name, value):
-                    return name
+                    return f"self.{name}"
                 if name in _SAVED or not (marks := [*_marks(value)]):
                     continue
                 groups = (group["params"] for group in optimizer.param_groups)
                 held = {id(each) for each in chain(*groups, *(one.values() for one in optimizer.state.values()))}
                 marks = [mark for mark in marks if mark[0] not in held]
                 if self._marks.setdefault((number, name), marks) != marks:
-                    return name
+                    return f"self.{name}"
+        return None
+
+    def _counted(self, number: int, optimizer: Optimizer) -> str | None:
+        """The number outside that a hook of an optimizer's step has changed, which it declares nonlocal."""
+        hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+        for hook in chain(*(each.values() for each in hooks)):
+            if not isinstance(hook, FunctionType):
+                continue
+            cells, written = hook.__closure__ or (), _written(hook.__code__)
+            for name, place in written.items():
+                with suppress(ValueError):  # it has no value yet
+                    marks = [cells[place].cell_contents]
+                    if type(marks[0]) in (bool, int, float) and self._marks.setdefault((number, name), marks) != marks:
+                        return name
         return None
 
     def begin(self) -> None:
@@ -164,6 +184,13 @@ class Settings:
                 "`schedule` in the job file or schedule() of the task, and other settings there or in the step() of an "
                 "optimizer of your own, which is where parameters are updated: on servers, if the strategy has them."
             )
+
+
+@lru_cache
+def _written(code: CodeType) -> dict[str, int]:
+    """The variables outside a function that it sets, with their places among all."""
+    names = {each.argval for each in get_instructions(code) if each.opname == "STORE_DEREF"}
+    return {name: place for place, name in enumerate(code.co_freevars) if name in names}
 
 
 def _marks(value: Any, depth: int = 2) -> Iterator[tuple[int, Any]]:

@@ -145,8 +145,9 @@ class StateWatch:
             raise UnsupportedModelError(f"{_called(change)} was changed in {where}. {_NOT_IN_THE_STATE}")
         if name := self.settings.unsaved():
             raise UnsupportedModelError(
-                f"'self.{name}' of the optimizer was changed in {where}, and its state_dict() does not have it, so a "
-                f"resumed job would begin again with it. Keep it in self.param_groups[0]['{name}'], or in self.state."
+                f"'{name}' of the optimizer was changed in {where}, and its state_dict() does not have it, so a "
+                f"resumed job would begin again with it. Keep it in param_groups[0]['{name.removeprefix('self.')}'] "
+                "of the optimizer, or in its state."
             )
 
     @property
