@@ -128,7 +128,7 @@ def test_the_command_tells_it_in_one_message_and_leaves_nothing(workplace: Workp
     empty = workplace.folder / "empty"
     empty.mkdir()
     job = str(EXAMPLES / "fashion_mnist.yaml")
-    done = workplace.run("train", job, "--workers", "1", "--set", f"params.data={empty}", "--json")
+    done = workplace.run("train", job, "--workers", "1", "--runs", "runs", "--set", f"params.data={empty}", "--json")
     assert done.code == 2
     assert done.document["error"].startswith(f"There is no train-images-idx3-ubyte.gz in {empty} (params.data).\n")
     assert done.document["error"].endswith(fashion.HOW_TO_GET_IT)
