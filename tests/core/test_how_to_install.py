@@ -35,6 +35,10 @@ class Told:
             {"url": "ssh://git@example.org/q", "vcs_info": {"vcs": "git"}, "subdirectory": "src"},
             "pip install 'quorate[ray] @ git+ssh://git@example.org/q#subdirectory=src'",
         ),
+        (
+            {"url": "file:///home/ann/quorate", "vcs_info": {"vcs": "git", "commit_id": "ab"}},
+            "pip install '/home/ann/quorate[ray]'",
+        ),
         (["damaged"], "pip install 'quorate[ray]'"),
     ],
 )

@@ -50,9 +50,10 @@ def test_steps_that_only_one_has_are_not_compared() -> None:
     assert compare(left, timeline(0.5, 0.25)).common_steps == 0
 
 
-def test_of_a_step_only_what_is_compared_is_kept(tmp_path: Path) -> None:
+def test_of_a_step_only_what_is_compared_and_its_speed_is_kept(tmp_path: Path) -> None:
     side = RunSide.read(complete_run(tmp_path))
-    assert fields_of(side.timeline.steps[4]) == {"loss": 1 / 4}
+    kept = fields_of(side.timeline.steps[4])
+    assert (kept.pop("loss"), set(kept) - {"samples", "samples_per_second"}) == (1 / 4, set())
 
 
 def test_the_last_numbers_that_both_have_logged(tmp_path: Path) -> None:

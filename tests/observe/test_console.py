@@ -127,6 +127,13 @@ class TestElsewhere:
         assert "left" not in last
         assert end == words
 
+    def test_a_rate_of_nought_is_shown(self) -> None:
+        stream = io.StringIO()
+        shown = console(stream, Clock())
+        for event in (begin(), step(1, learning_rate=0.0)):
+            shown.handle(event)
+        assert "   lr 0   " in stream.getvalue()
+
     def test_what_the_task_logs_stands_beside_the_loss(self) -> None:
         stream = io.StringIO()
         shown = console(stream, Clock())
@@ -532,6 +539,7 @@ class TestSummary:
         stream = io.StringIO()
         print_summary(RESULT | {"from_step": 1200}, Screen(stream))
         assert "  steps       1,600, the last 400 in 1:42, start-up included" in stream.getvalue().splitlines()
+        assert "  speed       12,346 samples/s since it was resumed" in stream.getvalue().splitlines()
 
     def test_of_an_early_stop_says_so(self) -> None:
         stream = io.StringIO()

@@ -1,5 +1,6 @@
 """Finding the task, and noticing when its code has changed."""
 
+import importlib
 import itertools
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ import pytest
 
 from quorate.core.errors import TaskError, UserCodeError
 from quorate.core.task_source import TaskSource
-from quorate.training.source import changed_file, load_task_type, task_source
+from quorate.training.source import changed_file, imported_versions, load_task_type, task_source
 from quorate.training.task import Task
 
 TASK = """
@@ -260,3 +261,15 @@ def test_a_file_that_is_edited_gone_or_found_elsewhere_has_changed(tmp_path: Pat
     link.unlink()
     link.symlink_to(other)
     assert changed_file(task) is not None
+
+
+def test_the_versions_of_what_a_source_imports_are_known() -> None:
+    files = {
+        "job.py": b"import yaml.nodes, os, own, torch\nfrom . import near\ndef f():\n    import pytest\n",
+        "own.py": b"import near, absent_from_here\n",
+        "broken.py": b"import (",
+    }
+    importlib.import_module("yaml")
+    found = imported_versions(TaskSource("job.py", files))
+    assert found.keys() == {"pytest", "yaml"}
+    assert found["pytest"] == pytest.__version__

@@ -13,6 +13,7 @@ from quorate.cli.layout import NONE
 from quorate.cli.output import print_document
 from quorate.history.difference import Pair, RunPair, RunSide
 from quorate.history.documents import difference_document
+from quorate.history.timeline import RunPace
 from quorate.observe.events import RunBegan
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
@@ -158,10 +159,11 @@ def _result(side: RunSide) -> dict[str, str]:
     shown = {"status": result.get("status", "not ended")}
     if "steps" in result:
         shown["steps"] = f"{result['steps']:,}"
-    if result.get("samples_per_second") is not None:
-        shown["speed"] = f"{count(result['samples_per_second'])} samples/s"
-    if result.get("wall_seconds") is not None:
-        shown["time"] = duration(result["wall_seconds"])
+    # Of all parts of a run, as `show` has them: a result knows of the last one only.
+    if (pace := RunPace.of(side.timeline)) is not None:
+        shown["speed"] = f"{count(pace.samples_per_second)} samples/s"
+    if side.timeline.active_seconds:
+        shown["training"] = duration(side.timeline.active_seconds)
     shown["weights"] = result.get("weights_digest", "")[:DIGEST_SHOWN]
     return {name: text for name, text in shown.items() if text}
 

@@ -26,9 +26,10 @@ def _requirement(said: dict[str, Any], extra: str) -> str:
     if not url:
         return f"'{wanted}'"
     path = unquote(urlsplit(url).path)
-    if url.startswith("file:") and "dir_info" in said:
+    # A clone here, too: pip takes `@ git+file:///path` for a file of that name until version 24.
+    if url.startswith("file:") and ("dir_info" in said or "vcs_info" in said):
         place = shlex.quote(f"{path}[{extra}]")
-        return f"-e {place}" if said["dir_info"].get("editable") else place
+        return f"-e {place}" if said.get("dir_info", {}).get("editable") else place
     if (source := said.get("vcs_info")) is not None:
         revision = source.get("requested_revision")
         url = f"{source.get('vcs', 'git')}+{url}" + (f"@{revision}" if revision else "")

@@ -145,6 +145,7 @@ class ImportedTask:
     def found(self, message: dict[str, Any]) -> Prepared:
         """What the bits depend on here, and what the task names."""
         from quorate.training.device import CPU
+        from quorate.training.source import imported_versions
         from quorate.training.task import callbacks_of
 
         facts = CPU.facts(message["threads"], message["deterministic"])
@@ -153,6 +154,7 @@ class ImportedTask:
             facts |= {"device": message["device"]}
         del facts["precision"]  # the job's own, and with `auto` that of the chip
         source = self.source()
+        facts |= {f"library {name}": version for name, version in imported_versions(source).items()}
         return Prepared(facts | {SOURCE: source.digest}, source, tuple(callbacks_of(self.type)))
 
     def source(self) -> TaskSource:

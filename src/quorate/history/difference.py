@@ -19,6 +19,7 @@ from quorate.storage.run_folder import RunFolder
 log = logging.getLogger(__name__)
 
 SOURCE_SHOWN = 40
+COMPARED = ("losses", "gradient_norms", "log", "lanes", "tensors", "samples", "samples_per_second")
 
 Pair = tuple[Any, Any]
 """What the first run has, and what the second has; None for what one of them has not."""
@@ -62,7 +63,7 @@ class RunSide:
             load_recorded(folder.job_file, {}, []),
             _whole(folder.read_environment),
             _whole(folder.read_result),
-            Timeline.read(folder.events_file, keep=("losses", "gradient_norms", "log", "lanes", "tensors")),
+            Timeline.read(folder.events_file, keep=COMPARED),
             None if kept is None else kept.source,
         )
 

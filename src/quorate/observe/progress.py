@@ -133,8 +133,10 @@ class Progress:
             own = {name: value for name, value in (self.latest.log or {}).items() if type(value) in (int, float)}
             facts += _told(self.latest.by_optimizer("loss") | own)
             facts += _told({f"eval {name}": value for name, value in self.metrics.items()})
-            rates = self.latest.by_optimizer("learning_rate")
-            facts += [f"{name.replace('learning_rate', 'lr', 1)} {rate:.3g}" for name, rate in rates.items() if rate]
+            rates = self.latest.by_optimizer("learning_rate").items()
+            facts += [
+                f"{name.replace('learning_rate', 'lr', 1)} {rate:.3g}" for name, rate in rates if rate is not None
+            ]
             speed = self.latest.samples_per_second
             if seconds and self.latest.samples is not None:
                 speed = self.latest.samples / seconds  # over many steps: that of a single one jumps about

@@ -37,7 +37,8 @@ def summary_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     if result.get("steps") is not None:
         rows.append(("steps", f"{result['steps']:,}{_time_spent(result)}"))
     if result.get("samples_per_second"):
-        rows.append(("speed", f"{count(result['samples_per_second'])} samples/s"))
+        since = " since it was resumed" if result.get("from_step") else ""
+        rows.append(("speed", f"{count(result['samples_per_second'])} samples/s{since}"))
     rows += _computing(result)
     if waiting := result.get("waiting_for_data"):
         rows.append(("waiting", waiting_in_words(waiting["share"], waiting["advice"])))

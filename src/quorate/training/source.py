@@ -1,10 +1,14 @@
 """Finding the task that a job file names, and its source."""
 
+import ast
+import contextlib
 import difflib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -116,6 +120,36 @@ def changed_file(task_type: type[Task]) -> Path | None:
         if path != known.get(name) or _content(path) != read[name]:
             return path
     return None
+
+
+def imported_versions(source: TaskSource) -> dict[str, str]:
+    """The versions of the installed packages that a task's source imports, as far as they are known, by the names of
+    their modules: what `transformers` computes is no code of the task's, and yet the bits depend on it."""
+    own = {name.partition("/")[0].removesuffix(".py") for name in source.files}
+    names = {name for content in source.files.values() for name in _imported(content)}
+    found = {name: _version(name) for name in sorted(names - own - sys.stdlib_module_names - _RECORDED)}
+    return {name: version for name, version in found.items() if version}
+
+
+_RECORDED = {"quorate", "torch", "numpy"}
+
+
+def _imported(content: bytes) -> Iterator[str]:
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse(content)):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0]
+
+
+def _version(module: str) -> str:
+    """By the name of the module, which most packages have, too; whoever has another one may say it when loaded. (Which
+    package a module is of is written nowhere: to look through all of them takes half a second.)"""
+    try:
+        return importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get(module), "__version__", None) or "")
 
 
 def _content(path: Path) -> bytes | None:
