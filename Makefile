@@ -10,7 +10,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test test-services test-ray test-oldest-torch coverage test-long test-faults soak simulate mutants check format proto docs docs-serve setup-all bench bench-setup clean help
+.PHONY: demo setup test test-services test-ray test-oldest-torch coverage test-long test-faults same-bits soak simulate mutants check format proto docs docs-serve setup-all bench bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -44,6 +44,9 @@ test-long: .venv/.stamp-dev   ## run the tests that take minutes
 
 test-faults: .venv/.stamp-dev ## run the fault tests N times in a row on a busy machine
 	$(BIN)/python scripts/fault_rounds.py --rounds $(N)
+
+same-bits: .venv/.stamp-dev   ## train small jobs with the tagged version before-core and with this one, and compare the bits
+	$(BIN)/python scripts/same_bits.py
 
 soak: .venv/.stamp-dev        ## random faults upon several jobs for MINUTES, with the same bits and nothing left behind
 	$(BIN)/python scripts/soak.py --minutes $(MINUTES)
