@@ -106,3 +106,60 @@ def test_an_error_of_torch_in_the_loop_is_shown_and_kills_no_process(workplace: 
     assert done.code == 1
     assert "The size of tensor a (4) must match the size of tensor b (3)" in " ".join(done.error.split())
     assert not [event for event in workplace.events() if event["kind"] == "lost"]
+
+
+LOGGING = """
+import logging
+import sys
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+log = logging.getLogger("mine")
+
+
+def main(run):
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("told: %(message)s"))
+    log.addHandler(handler)
+    log.warning("top")
+    model = nn.Linear(4, 1)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for epoch in run.epochs():
+        log.warning("epoch %d", epoch)
+        data = TensorDataset(torch.ones(16, 4), torch.ones(16))
+        for inputs, targets in run.batches(data):
+            result = run.step((model(inputs).squeeze(1) - targets).square().mean())
+            if result is not None and run.is_main and result.step == 3:
+                raise ValueError("mine")
+"""
+
+
+def test_what_the_leading_worker_raises_alone_ends_the_job_and_rehearsals_log_nothing(workplace: Workplace) -> None:
+    (workplace.folder / "script.py").write_text(LOGGING)
+    workplace.write_job(task="script.py:main", batch_size=8, lanes=2, workers=2, audit={"every": 1})
+    done = workplace.train()
+    assert (done.code, done.error) == (1, "worker 0, step 3: ValueError: mine (in main())")
+    assert 'raise ValueError("mine")' in done.traceback
+    assert not [event for event in workplace.events() if event["kind"] == "lost"]
+    records = [json.loads(line) for line in (workplace.last / "logs" / "worker-0.jsonl").read_text().splitlines()]
+    printed = [each["message"] for each in records if each.get("source") == "stdout"]
+    assert printed == ["told: top", "told: epoch 0", "told: epoch 1"]
+    assert [each["message"] for each in records if each.get("logger") == "mine"] == ["top", "epoch 0", "epoch 1"]
+
+
+def test_an_error_of_launch_that_nobody_catches_is_shown_without_frames_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import quorate
+
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    with pytest.raises(quorate.TaskError) as raised:
+        quorate.launch(3)  # type: ignore[arg-type]
+    sys.excepthook(raised.type, raised.value, raised.tb)
+    shown = capsys.readouterr().err
+    assert "quorate.launch(3)" in shown
+    assert "3 is not a class" in shown
+    assert "src/quorate" not in shown
+    sys.excepthook(ValueError, ValueError("another"), None)
+    assert capsys.readouterr().err == "ValueError: another\n"

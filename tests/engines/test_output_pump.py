@@ -177,7 +177,8 @@ def test_printed_lines_have_their_lane_and_states_of_a_bar_say_that_they_were_wr
         "place.lane = lambda: 2\n"
         f"print('two\\n\\nlines', {key!r})\n"
         "for state in ('0%', '50%', '100%\\n'): print('\\r ' + state, end='', file=sys.stderr)\n"
-        "warnings.warn('mind')\n"
+        "print('\\r 7%', end='', file=sys.stderr, flush=True); warnings.warn('mind')\n"
+        "print('\\r 8%', file=sys.stderr)\n"
         "own = logging.getLogger('own'); own.addHandler(logging.StreamHandler()); own.warning('once')\n"
     )
     process, pipes = start(pump, code)
@@ -194,7 +195,7 @@ def test_printed_lines_have_their_lane_and_states_of_a_bar_say_that_they_were_wr
     states = [
         (each["message"], each["lane"], each.get("overwritten")) for each in records(run) if "%" in each["message"]
     ]
-    assert states == [(" 0%", 2, True), (" 50%", 2, True), (" 100%", 2, None)]
+    assert states == [(" 0%", 2, True), (" 50%", 2, True), (" 100%", 2, None), (" 7%", 2, True), (" 8%", 2, None)]
     warning, printed, logged = (each for each in records(run) if "mind" in each["message"] or each["message"] == "once")
     assert (warning["level"], warning["logger"], warning["lane"]) == ("warning", "py.warnings", 2)
     assert (logged["printed"], printed["source"]) == (True, "stderr")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Unpack
 
 from quorate.api import session
@@ -20,7 +21,7 @@ from quorate.api.warm import runner_here
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import JobFailed
 from quorate.core.runs_folder import runs_folder
-from quorate.core.user_code import given
+from quorate.core.user_code import given, user_traceback
 from quorate.observe.console import Console, QuietConsole
 from quorate.observe.live import Prints
 from quorate.observe.notebook import Display, NotebookConsole, notebook_display
@@ -45,6 +46,7 @@ def train(job: Job, progress: bool = True, *, callbacks: Sequence[Callback] = ()
     `debug`: one worker, in the calling process, so that `breakpoint()`, pdb and debuggers work in the task. The bits
     are the same if the process was started with PYTHONHASHSEED=0 and one thread for BLAS; a notice tells if not.
     """
+    _show_users_frames_alone()
     _refuse_what_is_no_job(job)
     if debug:
         from quorate.api.debug import start_here
@@ -73,9 +75,24 @@ def launch(  # type: ignore[misc]  # in Python, `callbacks` may be objects, too
     The keys are those of `Job`; the other arguments of `main` are set by `params`. Returns and raises like `train`;
     `debug` is as there.
     """
+    _show_users_frames_alone()
     named = [each for each in callbacks if isinstance(each, str)]
     made = [each for each in callbacks if not isinstance(each, str)]
     return train(Job(task=main, callbacks=named, **keys), progress, callbacks=made, debug=debug)
+
+
+def _show_users_frames_alone() -> None:
+    """Of our errors, where nobody catches them: Python would end with frames of ours, which say nothing to a caller."""
+    if sys.excepthook is not sys.__excepthook__:  # there is somebody who shows errors in another way
+        return
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, QuorateError) and sys.stderr is not None:
+            print(user_traceback(error), file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = show
 
 
 def _refuse_what_is_no_job(job: object) -> None:
@@ -111,6 +128,7 @@ def resume(
     `trust_source`: run the task's source that is stored with a copy of a run, even if no key authenticates it.
     `trust_job`: use what the job that is stored with a copy names: callbacks, commands, addresses and destinations.
     """
+    _show_users_frames_alone()
     layer = overrides_from("quorate.resume", overrides, task)
     resume_run = partial(session.resume, runs_folder(runs), str(run), os.environ, layer, runner=runner_here())
     resume_run = partial(resume_run, branch=branch, trust_source=trust_source, trust_job=trust_job)

@@ -58,8 +58,8 @@ class Pace:
 
 DATA, COMPUTE, EXCHANGE, APPLY = "data", "compute", "exchange", "apply"
 """The phases of a step."""
-EVALUATION, CHECKPOINT = "evaluation", "checkpoint"
-"""What may follow a step."""
+EVALUATION, CHECKPOINT, TURN = "evaluation", "checkpoint", "turn"
+"""What may follow a step; the last is the user's code between two steps, in a training loop of one's own."""
 JOIN, COPY, REGROUP = "join", "copy", "regroup"
 """Between two generations."""
 WAITING = "wait"

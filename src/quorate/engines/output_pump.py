@@ -205,6 +205,7 @@ class _Speaking:
         slot = fields.get("worker")
         self._status_file = None if slot is None else status_file(run, slot)
         self._generation: str | None = None
+        self._is_bar = False
 
     def write(self, lines: Sequence[str], source: str) -> None:
         if not lines:
@@ -212,12 +213,20 @@ class _Speaking:
         # There may be hundreds of thousands a second, which differ in their message alone.
         head = f'{{"time": {time.time():.6f}, "level": "info", "message": '
         tail = encoded(self._fields | self._moving() | {"source": source})[1:]
-        self._log.append(*filter(None, (self._logged(line) or _printed(line, head, tail) for line in lines)))
+        parts = lines if source == STDOUT else [part for line in lines for part in self._parts(line)]
+        self._log.append(*filter(None, (self._logged(part) or _printed(part, head, tail) for part in parts)))
 
     def note(self, message: str) -> None:
         """Log something about what it prints."""
         moment = round(time.time(), 6)
         self._log.append(encoded({"time": moment, "level": "warning", "message": message, **self._fields}))
+
+    def _parts(self, line: str) -> tuple[str, ...]:
+        """A record goes to the end of a line that is still open, as that of a progress bar is, which goes on below."""
+        begun, mark, record = line.partition(RECORD)
+        parts = (begun + "\r" * self._is_bar, mark + record) if begun and mark else (line,)
+        self._is_bar = line.endswith("\r")
+        return parts
 
     def _logged(self, line: str) -> str | None:
         """The record that a line is, if it was logged and not printed."""

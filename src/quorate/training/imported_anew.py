@@ -1,12 +1,15 @@
 """A function of the user's as a process has it that has just begun: of modules that are imported once more."""
 
 import importlib.util
+import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from operator import attrgetter
 from pathlib import Path
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -70,6 +73,31 @@ def swapped_modules(
         for name in [name for name in list(sys.modules) if name in modules or name in without]:
             del sys.modules[name]
         sys.modules.update({name: each for name, each in before.items() if name in modules or name in without})
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """What this thread prints and logs meanwhile is not heard, and handlers of logs are as before in the end."""
+    here, give, before = get_ident(), logging.Logger.callHandlers, _handlers()
+
+    def give_of_others(self: logging.Logger, record: logging.LogRecord) -> None:
+        if record.thread != here:
+            give(self, record)
+
+    logging.Logger.callHandlers = give_of_others  # type: ignore[method-assign]
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.Logger.callHandlers = give  # type: ignore[method-assign]
+        for logger, handlers in _handlers().items():
+            if handlers != before.get(logger, []):
+                logger.handlers = before.get(logger, [])
+
+
+def _handlers() -> dict[logging.Logger, list[logging.Handler]]:
+    loggers = (logging.root, *list(logging.root.manager.loggerDict.values()))
+    return {each: list(each.handlers) for each in loggers if isinstance(each, logging.Logger)}
 
 
 def _set_environment(variables: Mapping[str, str]) -> None:

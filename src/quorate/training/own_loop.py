@@ -31,6 +31,7 @@ from quorate.core.errors import (
     WorkerUnfit,
 )
 from quorate.core.user_code import RAISED, blame_user_code
+from quorate.core.worker_status import TURN
 from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators, seed_generators
 from quorate.observe.events import StepCompleted
@@ -38,7 +39,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.strategy import fixes_bits
 from quorate.training.evaluation import Evaluated
 from quorate.training.hints import hint_for
-from quorate.training.imported_anew import imported_anew, swapped_modules
+from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
 from quorate.training.loop import Loop
 from quorate.training.own_audit import AUDITED, Audit, marked_locals
 from quorate.training.own_rehearsal import LARGEST, NoRoom, Rehearsal, is_rehearsed
@@ -115,7 +116,7 @@ class OwnLoop(Task):
         up."""
         turns, spec = self._turns, self._turns.spec
         modules, code = imported_anew(type(self)._main, 0 if spec is None else spec.seed)
-        with swapped_modules(modules, environment=self.environment):
+        with unheard(), swapped_modules(modules, environment=self.environment):
             scout = self.another(code)
             seed_generators(self._streams[0])
             scout._reach_prepare()
@@ -513,6 +514,8 @@ class TurnsLoop(Loop):
 
     def _complete(self, *args: Any, **named: Any) -> StepCompleted:
         told = super()._complete(*args, **named)
+        # What one worker raises now, as under run.is_main, is its user's, and no sign of a replica that differs.
+        self.activity.phase = TURN
         self.progress = self.main.after_step(self.progress, told)
         return told
 
@@ -522,6 +525,7 @@ class TurnsLoop(Loop):
 
     def _evaluate_if_due(self) -> None:
         super()._evaluate_if_due()
+        self.activity.phase = TURN
         self.progress = self.main.after_evaluation(self.progress)
 
 

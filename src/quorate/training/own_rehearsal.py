@@ -1,10 +1,9 @@
 """A worker that would join now, played beforehand: what it makes of a batch shows what `main` keeps to itself."""
 
 import copy
-import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators
 from quorate.training.device import same_bits
 from quorate.training.hints import out_of_memory
-from quorate.training.imported_anew import imported_anew, swapped_modules
+from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
 from quorate.training.own_audit import numbers_of, same_numbers
 from quorate.training.own_run import Run
 from quorate.training.progress import Progress
@@ -139,7 +138,7 @@ class Rehearsal:
         """Without a trace: what it draws and prints has been drawn and printed."""
         devices = [] if self._state.device.is_host else [self._state.parameters[0][1].device]
         try:
-            with preserved_generators(), torch.random.fork_rng(devices), _unheard():
+            with preserved_generators(), torch.random.fork_rng(devices), unheard():
                 yield
         except Exception as error:
             if out_of_memory(error) is not None:
@@ -199,9 +198,3 @@ def _differ(one: Any, other: Any, depth: int = 0) -> bool:
         return False
     keys, others = ({key for key in each if isinstance(key, str | int)} for each in (one, other))
     return keys != others or any(_differ(one[key], other[key], depth + 1) for key in sorted(keys, key=str)[:_MOST])
-
-
-@contextmanager
-def _unheard() -> Iterator[None]:
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        yield
