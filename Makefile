@@ -57,11 +57,12 @@ simulate: .venv/.stamp-dev    ## simulate SEEDS jobs under faults, and check wha
 mutants: .venv/.stamp-dev     ## make every small mistake in the decisions, and see that tests or simulation show it
 	PYTHONPATH=tests $(BIN)/python -m simulation.mutation --jobs $(JOBS) --json mutants.json
 
-check: .venv/.stamp-dev       ## linters, types, layers
+check: .venv/.stamp-dev       ## linters, types, layers, and that the house has not grown
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house.py --check
 
 format: .venv/.stamp-dev      ## put the code into shape
 	$(BIN)/ruff check --fix .
