@@ -105,6 +105,13 @@ def test_a_step_that_takes_long_is_reported_once_with_what_everybody_does(phase:
     assert isinstance(watch.state, Training)
 
 
+def test_who_is_alone_waits_for_nobody() -> None:
+    watch = Watch(workers=1)
+    watch.pass_seconds(100, WorkerStatus(0, "join"))
+    (warning,) = watch.warnings()
+    assert "; worker 0 is held up in its code (preparing its sums)." in warning
+
+
 def test_each_step_is_reported_for_itself() -> None:
     watch = Watch()
     watch.pass_seconds(40, WAITS, WorkerStatus(17, "compute"))

@@ -59,7 +59,11 @@ MISTAKES = {
     ),
     "text in place of a number": (
         GOOD + "lanes: '8'\n",
-        ['lanes: the text "8" is not a whole number of at least 1 (job.yaml line 4). Write 8 without quotes.'],
+        ['lanes: the text "8" is not a whole number from 1 to 4096 (job.yaml line 4). Write 8 without quotes.'],
+    ),
+    "more lanes than can be": (
+        GOOD + "lanes: 20000\n",
+        ["lanes: 20000 is not a whole number from 1 to 4096 (job.yaml line 4)."],
     ),
     "a number out of range": (
         GOOD + "threads: 0\n",
@@ -68,7 +72,7 @@ MISTAKES = {
     "an exponent in place of a whole number": (
         GOOD + "lanes: 1e1\n",
         [
-            "lanes: 10.0 is not a whole number of at least 1 (job.yaml line 4). "
+            "lanes: 10.0 is not a whole number from 1 to 4096 (job.yaml line 4). "
             "A number with a dot or an exponent is not read as a whole one: write 10."
         ],
     ),
@@ -91,7 +95,7 @@ MISTAKES = {
         GOOD + "seed: true\nlanes: {a: 1}\nparams: [1]\n",
         [
             "params: the list [1] is not a mapping of the task's own parameters (job.yaml line 6).",
-            "lanes: the mapping {'a': 1} is not a whole number of at least 1 (job.yaml line 5).",
+            "lanes: the mapping {'a': 1} is not a whole number from 1 to 4096 (job.yaml line 5).",
             "seed: the boolean true is not a whole number of at least 0 and below 2**63 (job.yaml line 4).",
         ],
     ),

@@ -193,6 +193,27 @@ def test_why_a_job_has_ended_is_told_too_where_its_coordinator_is_dead(tmp_path:
     assert [event.kind for event in told] == ["failure"] == kinds(tmp_path)
 
 
+class MovingHook(Hook):
+    """Renames the folder of the run."""
+
+    def __init__(self, signals: Signals, folder: Path) -> None:
+        super().__init__(signals)
+        self._folder = folder
+
+    def on_round(self, controls: Controls, now: float) -> None:
+        if not self.seen:
+            self.seen.append(controls)
+            self._folder.rename(self._folder.with_name("moved"))
+
+
+def test_a_run_that_is_renamed_ends_and_is_not_made_again(tmp_path: Path) -> None:
+    folder, signals = tmp_path / "run", Signals()
+    folder.mkdir()
+    with pytest.raises(JobFailed, match=f"the folder {folder} was renamed or removed") as failed:
+        supervised(folder, Engine(), signals, MovingHook(signals, folder)).run()
+    assert (failed.value.exit_code, folder.exists()) == (1, False)
+
+
 class RelentlessHook(Hook):
     """Kills one coordinator after the other; the first has written down a step that it told nobody of."""
 

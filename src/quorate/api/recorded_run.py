@@ -18,7 +18,7 @@ from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
 from quorate.checkpoint.selection import changes_since, saved_job, search_own, select, warned_of, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
-from quorate.core.failure import CHECKPOINT_LOST, Failure, Remains
+from quorate.core.failure import CHECKPOINT_LOST, FOLDER_LOST, Failure, Remains
 from quorate.core.runs_folder import runs_folder
 from quorate.history.run_record import RunRecord
 from quorate.observe.events import CheckpointSaved
@@ -320,6 +320,8 @@ def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) ->
 def _without_checkpoint(spec: JobSpec, failure: Failure | None, again: str) -> str:
     if failure is not None and failure.kind == CHECKPOINT_LOST:
         return f"put a checkpoint back into the run and resume it, or {again}"
+    if failure is not None and failure.kind == FOLDER_LOST:
+        return f"where it was renamed, give it its name again and resume it, or {again}"
     if failure is None or not failure.step:
         return f"{again}; nothing was trained yet, so there is nothing to resume"
     rules = spec.checkpoint

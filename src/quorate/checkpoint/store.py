@@ -271,7 +271,7 @@ class CheckpointFolder:
         path = self.folder / (name or _new_name(cursor))
         if not name:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                self.folder.mkdir(exist_ok=True)  # not its parents: a run that was renamed is not begun again
                 path.mkdir()
             except OSError as error:
                 raise _explained(error, self.folder, cursor, needed) from error

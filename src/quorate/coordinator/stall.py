@@ -45,6 +45,8 @@ _DOING = {
     APPLY: "applying the update",
     CHECKPOINT: "saving",
     COPY: "preparing the copy of its state",
+    EXCHANGE: "summing its gradients",
+    JOIN: "preparing its sums",
     REGROUP: "leaving its generation",
     WAITING: "entering its generation",
 }
@@ -169,14 +171,15 @@ def autopsy_of_hangs(members: Members, failure: Failure) -> Failure | None:
 def _sentence(culprit: Enrolled, seconds: float, at_work: Sequence[Enrolled], holding_up: Sequence[Enrolled]) -> str:
     what = _WHAT.get(culprit.status.phase, "step {}").format(culprit.status.step or 0)
     doing = ", ".join(f"{name_enrolled(known)} is in {_phase(known.status)}" for known in at_work)
-    return f"{what} has made no progress for {seconds:.1f} s: {doing}; {_why(holding_up)}."
+    return f"{what} has made no progress for {seconds:.1f} s: {doing}; {_why(holding_up, at_work)}."
 
 
 def _phase(status: WorkerStatus) -> str:
     return f"{status.phase} and waits for {status.waits_for}" if status.waits_for else status.phase
 
 
-def _why(holding_up: Sequence[Enrolled]) -> str:
+def _why(holding_up: Sequence[Enrolled], at_work: Sequence[Enrolled]) -> str:
+    holding_up = holding_up or (at_work if len(at_work) == 1 else ())  # who is alone has nobody to wait for
     if not holding_up:
         return "all wait for each other, so the links between them are stuck"
     others = holding_up[1:]

@@ -31,6 +31,8 @@ STOPPED = {130: "interrupted", 143: "terminated"}
 
 CHECKPOINT_LOST = "CheckpointLost"
 """The kind of failure of a job of which nobody holds the state, and whose checkpoints are gone."""
+FOLDER_LOST = "FolderLost"
+"""The kind of failure of a job whose run was renamed or removed while it trained."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,15 @@ def steps_in(spec: JobSpec, samples: int) -> int:
     return whole + (1 if rest and spec.last_batch == "keep" else 0)
 
 
+def refuse_short(spec: JobSpec, samples: int, what: str = "The training set") -> None:
+    """Refuse an epoch of so many samples where they do not make a single step."""
+    if steps_in(spec, samples) == 0:
+        raise TaskError(
+            f"{what} has {samples} samples, less than one batch (batch_size: {spec.batch_size}), and `last_batch: "
+            f"drop` leaves out what does not fill a batch. Use a batch_size of at most {samples}, or `last_batch: keep`."
+        )
+
+
 class Sampler(Protocol):
     """The order of a job's training samples, cut into epochs, steps, lanes and micro-batches.
 
@@ -96,12 +105,7 @@ class Sampler(Protocol):
 
     def check_trainable(self, what: str) -> None:
         """Refuse an epoch without a single step."""
-        if self.steps_per_epoch == 0:
-            raise TaskError(
-                f"{what} has {self.epoch_length} samples, less than one batch (batch_size: {self.spec.batch_size}), "
-                f"and `last_batch: drop` leaves out what does not fill a batch. Use a batch_size of at most "
-                f"{self.epoch_length}, or `last_batch: keep`."
-            )
+        refuse_short(self.spec, self.epoch_length, what)
 
 
 class Source(Enum):

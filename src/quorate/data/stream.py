@@ -168,7 +168,8 @@ class _Reader:
         content = io.BytesIO()
         try:
             torch.save(self._source.state_dict(), content)
-            folder.mkdir(parents=True, exist_ok=True)
+            for each in (folder.parents[1], folder.parent, folder):  # not the run, which may have been renamed
+                each.mkdir(exist_ok=True)
             write_atomically(folder / f"{self._next}.pt", content.getvalue())
         except OSError as error:  # without it more is read again, that is all
             log.info("no bookmark of shard %d at %d: %s", self._shard, self._next, error)

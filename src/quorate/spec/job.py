@@ -279,7 +279,8 @@ class JobSpec(Section):
     """The task's class, or a function with a training loop of its own. A file is relative to the job file."""
     params: Annotated[dict[str, Any], Mark.MEANING, Allowed("a mapping of the task's own parameters")] = {}
     """The task's own parameters: its class attributes with a type, or the arguments of the function."""
-    lanes: Annotated[Count, Mark.MEANING] = 8
+    # The order of their sums is laid out lane by lane: it takes a time that grows with their square.
+    lanes: Annotated[int, Mark.MEANING, Field(ge=1, le=4096), Allowed("a whole number from 1 to 4096")] = 8
     """Slices of every batch. Each lane has its own gradient, and a worker computes one or more lanes."""
     threads: Annotated[Count, Mark.MEANING] = 1
     """Threads per lane."""

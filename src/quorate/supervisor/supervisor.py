@@ -19,7 +19,7 @@ from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.news import Outcome
 from quorate.coordinator.places import places_of
 from quorate.core.errors import LinkError, QuorateError, RequestError
-from quorate.core.failure import CHECKPOINT_LOST, Failure, JobFailed
+from quorate.core.failure import CHECKPOINT_LOST, FOLDER_LOST, Failure, JobFailed
 from quorate.core.masking import forget_secrets, known_secrets, register_secrets
 from quorate.core.timing import Timing
 from quorate.engines.engine import Engine, Preparation, Prepared
@@ -146,6 +146,8 @@ class Supervisor:
         # What the events say of a stop, or of an end, that was asked for from elsewhere.
         self._stop_told: str | None = None
         self._failure_told: Failure | None = None
+        self._landmark = launch.run.job_file if launch.run.job_file.exists() else launch.run.path
+        self._missed, self._look_at = 0, 0.0
         numbers = numbers_of_use(launch.spec.lanes, launch.first_workers, launch.workers)
         self._growth = None if launch.grow is None else Growth(launch.grow, numbers)
         self._spares = launch.spec.spares if launch.mode.is_training else 0
@@ -297,6 +299,7 @@ class Supervisor:
                 self._grow(client)
             self._handle(Round(doing="" if self._has_formed else workers.doing))
             self._end_if_ordered()
+            self._end_without_folder()
             asked = asked or (coordinator.listens and self._ask_to_stop(client))
             # Told of the stop after every generation before it: without one nothing is trained that were to be saved.
             if self._stop_told and not self._has_formed:
@@ -374,6 +377,23 @@ class Supervisor:
         if self._signals.at_once:
             message = "stopped at once, by the second signal; the checkpoints so far are kept."
             raise JobFailed(self._signals.failure(message))
+
+    def _end_without_folder(self) -> None:
+        """Train no further where nothing can be saved: the run was renamed or removed."""
+        if (now := time.monotonic()) < self._look_at:
+            return
+        self._look_at = now + 1.0
+        try:
+            self._landmark.stat()
+            self._missed = 0
+        except FileNotFoundError:
+            self._missed += 1  # a network file system may miss it once
+        except OSError as error:
+            log.info("%s: %s", self._landmark, error.strerror)
+        if self._missed > 1:
+            folder = self._launch.run.path
+            message = f"the folder {folder} was renamed or removed while the run was in it, so the job ends."
+            raise JobFailed(Failure(FOLDER_LOST, message, step=self._step or None))
 
     def _lost(self, what: str, follower: EventFollower) -> Failure:
         """Why a job ends that has lost, again and again, a process which is no worker."""

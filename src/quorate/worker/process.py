@@ -48,7 +48,7 @@ from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
 from quorate.data.fingerprint import fingerprint_in_child
-from quorate.data.sampler import Source
+from quorate.data.sampler import Source, refuse_short
 from quorate.data.stream import Stream
 from quorate.observe.events import LogMessage
 from quorate.reduce.connect import Listeners
@@ -362,6 +362,8 @@ class Worker:
         training = samples.datasets[Source.TRAINING]
         if isinstance(training, Stream) and self._assignment.mode.is_training:
             training.bookmarks = self._run.path / "streams"
+        if self._assignment.mode.is_training and type(task).order is Task.order:
+            refuse_short(spec, len(training))  # before anything that takes long
         if self._assignment.mode.evaluates_only:
             check_evaluable(samples)
         if self._assignment.mode.predict_to and type(task).predict is Task.predict:
