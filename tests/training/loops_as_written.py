@@ -567,6 +567,23 @@ def config_for_all_to_see(run: Run) -> None:
         Config.smoothing *= 0.5
 
 
+@refused("keeps tensors that change in training in averaged, where no checkpoint has them")
+def evaluated_with_an_average_in_a_local(run: Run) -> None:
+    model, _ = prepared(run)
+    averaged = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def measure(batch: Any) -> dict[str, torch.Tensor]:
+        return {"loss": F.mse_loss(torch.func.functional_call(model, averaged, batch[0]), batch[1])}
+
+    def average(_: Any) -> None:
+        for name, parameter in model.named_parameters():
+            averaged[name].lerp_(parameter.detach(), 0.1)
+
+    run.evaluate(DATA, measure)
+    for _ in run.epochs():
+        train(run, model, average)
+
+
 @refused("has changed weights after the last step")
 def best_weights_loaded_at_the_end(run: Run) -> None:
     model, _ = prepared(run)

@@ -26,6 +26,8 @@ def as_named(main: Main, is_often: bool) -> Any:
 def test_a_loop_has_the_same_bits_on_any_number_of_workers_and_after_a_resume(main: Main, tmp_path: Path) -> None:
     task = own_loop_of(main)
     whole = run(task, tmp_path / "one", 1, **KEYS)
+    told = [message for message in whole.fields("log", "message").values() if "where no checkpoint has them" in message]
+    assert len(told) == (main is loops.average_in_a_local), told
     assert run(task, tmp_path / "four", 4, **KEYS).ended.digest == whole.ended.digest
     # Within an epoch, and at its end: 4 steps.
     for stop_at, workers in ((6, 3), (8, 2)):

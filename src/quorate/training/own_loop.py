@@ -34,7 +34,7 @@ from quorate.core.user_code import RAISED, blame_user_code
 from quorate.core.worker_status import TURN
 from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators, seed_generators
-from quorate.observe.events import StepCompleted
+from quorate.observe.events import LogMessage, StepCompleted
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import fixes_bits
 from quorate.training.evaluation import Evaluated
@@ -59,7 +59,7 @@ class OwnLoop(Task):
 
     # Not among its attributes, which are held to what they were: these change all the time.
     __slots__ = (
-        *("_audits", "_greenlet", "_has_room", "_last_lane", "_rehearsal", "environment"),
+        *("_audits", "_greenlet", "_has_room", "_last_lane", "_lost", "_rehearsal", "environment"),
         *("_sampler", "_seed", "_state", "_streams", "_tries", "_turns"),
     )
     _main: ClassVar[Callable[..., Any]]
@@ -71,6 +71,7 @@ class OwnLoop(Task):
         self._state: OwnState | None = None
         self._tries, self._audits, self._has_room = 0, False, True
         self._rehearsal: Rehearsal | None = None
+        self._lost: set[str] = set()  # variables of which a rehearsal has found that nobody saves them
         self.environment = dict(os.environ)  # before `main` changes it
         # Of the job: whoever makes a task has seeded the generators for it.
         self._seed = torch.default_generator.initial_seed()
@@ -312,6 +313,24 @@ class OwnLoop(Task):
         if turns.state:
             turns.agreed = turns.kept_state()
 
+    def warning(self) -> str | None:
+        """What to say of variables that hold tensors of which no checkpoint knows, once of each. One that measure()
+        reads is refused: metrics decide which checkpoint is the best, and when training ends."""
+        new = sorted((self._rehearsal.lost if self._rehearsal is not None else set()) - self._lost)
+        self._lost.update(new)
+        if not new:
+            return None
+        said = (
+            f"{self._name}() keeps tensors that change in training in {', '.join(new)}, where no checkpoint has them: "
+            "a worker that joins, or a job that is resumed, begins again with what they were at the top"
+        )
+        advice = "Keep them in buffers of the model; the key `average` keeps an exponential average of the weights."
+        measure = inspect.unwrap(self._turns.measure) if self._turns.measure is not None else None
+        code = getattr(measure, "__code__", None)
+        if code is not None and (read := [name for name in new if name in (*code.co_freevars, *code.co_names)]):
+            raise UnsupportedModelError(f"{said}, and run.evaluate() measures with {', '.join(read)}. {advice}")
+        return f"{said}. What is computed or written with them is another one then. {advice}"
+
     def end_lane(self, lane: int) -> None:
         """The gradient of a lane is complete: `main` goes on to the next batch. After the last lane it waits for the
         result of the step."""
@@ -499,6 +518,8 @@ class TurnsLoop(Loop):
 
     def _try_step(self) -> StepRequest | None:
         self.main.begin_step(self.progress, self.replica)
+        if message := self.main.warning():
+            self.publish(LogMessage(step=self.progress.cursor.step, level="warning", message=message))
         try:
             return super()._try_step()
         except ReplicasDiffer as error:

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,7 @@ class Rehearsal:
         self._first, self._state, self._step = main, replica, progress.cursor.step
         self._sampler = sampler
         self._differ: list[str] = []
+        self.lost: set[str] = set()
         self._modules: dict[str, ModuleType] = {}
         with self._tried():
             code = type(main)._main
@@ -69,10 +70,15 @@ class Rehearsal:
                 self.main.enter(progress, sampler, range(1, 2), self._watch)
             if _order(self._replica) != _order(self._state):
                 raise UnsupportedModelError("gives its parameters to the optimizer in another order, as out of a set")
-            self._differ = differing(main.frame, self.main.frame)
+            pairs = list(variables(main.frame, self.main.frame))
             if again is not code:
                 shared, others = code.__globals__, again.__globals__
-                self._differ += [n for n in shared if n[:2] != "__" and _differ(shared[n], others.get(n, shared[n]))]
+                pairs += [(n, shared[n], others.get(n, shared[n])) for n in shared if n[:2] != "__"]
+            differing = [pair for pair in pairs if _differ(*pair[1:])]
+            self._differ = sorted({name for name, _, _ in differing})
+            models = replica.model, self._replica.model
+            own = {id(each) for model in models for each in (*model.modules(), *model.parameters(), *model.buffers())}
+            self.lost = {name for name, one, other in differing if _lives_on(one, other, own)}
 
     def take_state(self) -> None:
         """Have what the first one has now."""
@@ -169,16 +175,36 @@ def _order(replica: Replica) -> list[list[str]]:
     return [[names[id(each)] for each in group["params"]] for group in groups]
 
 
-def differing(one: FrameType | None, other: FrameType | None) -> list[str]:
-    """The variables that two runs of the same code have with other values."""
-    names: dict[str, None] = {}
+def variables(one: FrameType | None, other: FrameType | None) -> Iterator[tuple[str, Any, Any]]:
+    """Those that two runs of the same code have, with both values."""
     while one is not None and other is not None:
         if not one.f_globals.get("__name__", "").startswith("quorate."):
             values = other.f_locals
-            pairs = ((name, value, values[name]) for name, value in one.f_locals.items() if name in values)
-            names |= {name: None for name, value, found in pairs if _differ(value, found)}
+            yield from ((name, value, values[name]) for name, value in one.f_locals.items() if name in values)
         one, other = one.f_back, other.f_back
-    return sorted(names)
+
+
+def _lives_on(one: Any, other: Any, own: Set[int]) -> bool:
+    """Whether a variable that differs has tensors which are carried from step to step, as an average of weights is: a
+    batch has another shape than what its variable was first, and one number, such as a sum of losses, is for looking
+    at."""
+    now, first = _shapes(one, own), _shapes(other, own)
+    if isinstance(one, torch.Tensor):
+        return now == first and one.numel() > 1
+    return bool(now) and (now == first or not first)
+
+
+def _shapes(value: Any, own: Set[int], depth: int = 0) -> list[torch.Size]:
+    """Of the tensors in it that are not of the model."""
+    if id(value) in own:
+        return []
+    if isinstance(value, torch.Tensor):
+        return [value.shape]
+    if isinstance(value, torch.nn.Module):
+        value = value.state_dict()
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    values = values or [each for name, each in getattr(value, "__dict__", {}).items() if name[:1] != "_"]
+    return [shape for each in list(values)[:_MOST] if depth < _DEEPEST for shape in _shapes(each, own, depth + 1)]
 
 
 def _differ(one: Any, other: Any, depth: int = 0) -> bool:
