@@ -59,7 +59,8 @@ def sgd(built: nn.Module) -> Optimizer:
 def optimizers(
     build: Build = sgd, schedule: Any = lambda optimizer: None, spec: ScheduleSpec | None = None
 ) -> Optimizers:
-    return Optimizers(Made(build, schedule), model(), spec)
+    job = gang.job(Regression, lanes=1, batch_size=10, steps=6).model_copy(update={"schedule": spec})
+    return Optimizers(Made(build, schedule), model(), job)
 
 
 def run(given: Optimizers, steps: int) -> list[float]:

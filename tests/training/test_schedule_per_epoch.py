@@ -8,7 +8,9 @@ import torch
 
 import gang
 from bits import bit_tasks
+from quorate.core.errors import TaskError
 from quorate.training.own_loop import own_loop_of
+from quorate.training.task import configure
 from training import own_loops as loops
 from training.recorded import on_one_and_on_three, run
 from training.test_skipping import POISONED, Poisoned, batches
@@ -19,6 +21,30 @@ BY_EPOCH: dict[str, Any] = {"schedule": {"per": "epoch"}, "epochs": 3}
 class Halved(bit_tasks.Momentum):
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+
+class ToTheEnd(bit_tasks.Momentum):
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        total, epoch = self.total_steps, self.steps_per_epoch
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total if step >= epoch else 1.0)
+
+
+def test_a_schedule_may_ask_for_the_length_of_the_job(tmp_path: Path) -> None:
+    by_epochs = on_one_and_on_three(ToTheEnd, tmp_path / "epochs", epochs=3)
+    rates = list(by_epochs.fields("step", "learning_rate").values())
+    assert rates == [rates[0]] * 4 + [rates[0] * (1 - step / 12) for step in range(4, 12)]
+    by_steps = run(ToTheEnd, tmp_path / "steps", steps=12)
+    assert by_steps.ended.digest == by_epochs.ended.digest
+
+
+def test_elsewhere_the_length_is_refused_and_a_parameter_of_that_name_is_one() -> None:
+    with pytest.raises(TaskError, match=r"self.total_steps is known in schedule\(\) only"):
+        _ = ToTheEnd().total_steps
+
+    class Own(ToTheEnd):
+        total_steps: int
+
+    assert configure(Own, {"total_steps": 7}, "job.yaml", 0).total_steps == 7
 
 
 def test_it_steps_after_the_last_step_of_each_epoch(tmp_path: Path) -> None:

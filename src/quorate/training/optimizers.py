@@ -17,8 +17,9 @@ from quorate.checkpoint.pieces import Piece
 from quorate.core.errors import RunError, TaskError
 from quorate.core.user_code import RAISED, blame_user_code, building_code, given, likely_slip, user_code
 from quorate.data.sampler import Sampler
-from quorate.spec.job import ScheduleSpec
+from quorate.spec.job import JobSpec
 from quorate.training.device import CPU, Device
+from quorate.training.job_length import knowing_length
 from quorate.training.rate_schedule import RateRange, factor_at
 from quorate.training.settings import Settings, state_of
 from quorate.training.sharded_tensors import is_spread, spread_like
@@ -30,9 +31,9 @@ _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adag
 
 
 class Optimizers:
-    """Everything that turns a summed gradient into an update, and its state."""
+    """Everything that turns a summed gradient into an update, and its state; without a job no schedules."""
 
-    def __init__(self, task: Task, model: torch.nn.Module, schedule: ScheduleSpec | None, device: Device = CPU) -> None:
+    def __init__(self, task: Task, model: torch.nn.Module, spec: JobSpec | None, device: Device = CPU) -> None:
         with building_code("optimizer()"):
             made = task.optimizer(model)
         self.by_name: dict[str, Optimizer] = dict(made) if isinstance(made, Mapping) else {SOLE: made}
@@ -40,9 +41,9 @@ class Optimizers:
         self._check(names)
         for optimizer in self.by_name.values():
             device.tune(optimizer)
-        self._schedule = schedule
+        self._schedule = None if spec is None else spec.schedule
         self._base_rates = {name: [group["lr"] for group in o.param_groups] for name, o in self.by_name.items()}
-        self._schedulers = self._build_schedulers(task)
+        self._schedulers = {} if spec is None else self._build_schedulers(task, spec)
         kinds = [type(optimizer).__module__ for optimizer in self.by_name.values()]
         self._kinds_are_torchs = all(kind.startswith("torch.optim.") for kind in kinds)
         by_optimizer = [(o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks) for o in self.by_name.values()]
@@ -288,13 +289,13 @@ class Optimizers:
             rate = _resumed_rate(saved["lr"], before["lr"], after["lr"], is_scheduled)
             group.update(_resumed(saved, before, after) | {"lr": after["lr"] if is_freed else rate})
 
-    def _build_schedulers(self, task: Task) -> dict[str, LRScheduler]:
+    def _build_schedulers(self, task: Task, spec: JobSpec) -> dict[str, LRScheduler]:
         schedulers = {}
         if isinstance(self._schedule, RateRange):
             self._schedule.check(rate for rates in self._base_rates.values() for rate in rates)
             return {}
         for name, optimizer in self.by_name.items():
-            with building_code("schedule()"):
+            with building_code("schedule()"), knowing_length(task, spec):
                 scheduler = task.schedule(optimizer)
             if scheduler is not None:
                 schedulers[name] = _checked_scheduler(scheduler)

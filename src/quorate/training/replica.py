@@ -51,7 +51,7 @@ class Replica:
             self.model = device.place(model)
         self.buffers = Buffers(self.model, task.buffer_rules, device)
         seed_generators(derive_seed(spec.seed, "optimizer"))
-        self.optimizers = Optimizers(task, self.model, spec.schedule, device)
+        self.optimizers = Optimizers(task, self.model, spec, device)
         self.parameters = tuple(self.model.named_parameters())
         self.average = None if spec.average is None else Average(self.parameters, spec.average.decay)
         self.trainable = tuple((name, p) for name, p in self.parameters if p.requires_grad)

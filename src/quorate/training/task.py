@@ -22,6 +22,24 @@ from quorate.training.device import is_scalar
 
 LOG = "_log"
 """Where a task keeps the numbers that it logs."""
+LENGTH = "_length"
+"""Where a task has the length of its job while it is asked for a schedule."""
+
+
+class _OfJob:
+    """A number of the job. No property: a task may have a parameter of this name, which goes over it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, task: Any, kind: type | None = None) -> Any:
+        length = None if task is None else vars(task).get(LENGTH)
+        if task is not None and length is None:
+            raise TaskError(
+                f"self.{self._name} is known in schedule() only; keep it there: length = self.{self._name}. Elsewhere, "
+                "make it a parameter of the task, which `params` of the job sets."
+            )
+        return self if length is None else getattr(length, self._name)
 
 
 class Task:
@@ -56,6 +74,9 @@ class Task:
     callbacks: ClassVar[Sequence[str]] = ()
     """Callbacks of every job of this task, written as in the job file: ``callbacks = ["tell.py:Tell"]``, with a file
     next to that of the task. They are named because they run in the launcher."""
+
+    total_steps = _OfJob()
+    steps_per_epoch = _OfJob()
 
     def model(self) -> torch.nn.Module:
         """Return the model. Random weights come from torch's global generator, which is seeded."""
@@ -92,7 +113,8 @@ class Task:
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002
         """Return a torch learning-rate scheduler. It steps after every update, or after every epoch with
-        `schedule: {per: epoch}` in the job; ReduceLROnPlateau steps after each evaluation."""
+        `schedule: {per: epoch}` in the job; ReduceLROnPlateau steps after each evaluation. Here, `self.total_steps` and
+        `self.steps_per_epoch` are the length of the job; where it is given in epochs, datasets() is called for them."""
         return None
 
     def collate(self, samples: Sequence[Any]) -> Any:
@@ -221,7 +243,7 @@ def parameters_of(task_type: type[Task]) -> dict[str, Any]:
         ) from None
     ignored = {name for base in Task.__mro__ for name in inspect.get_annotations(base)}
     return {
-        name: (hint, copy.deepcopy(getattr(task_type, name, ...)))
+        name: (hint, ... if isinstance(default := getattr(task_type, name, ...), _OfJob) else copy.deepcopy(default))
         for name, hint in hints.items()
         if name not in ignored and ClassVar not in (hint, get_origin(hint)) and not name.startswith("_")
     }

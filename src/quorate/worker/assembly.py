@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import Dataset as TorchDataset
 
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
@@ -39,6 +38,7 @@ from quorate.training.captured_program import LaneGraphs
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluator
 from quorate.training.gradient_check import GradientCheck
+from quorate.training.job_length import sets_of
 from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
@@ -174,9 +174,7 @@ def build_samples(task: Task, spec: JobSpec, data: str = "") -> Samples:
             f"train_metrics_every: {spec.train_metrics_every} asks for metrics of training batches, and the task has "
             "no metrics() of its own: it has only the loss, which every step reports. Write metrics(), or leave it out."
         )
-    # random_split gives a list; a list of anything but datasets is a dataset itself.
-    of_sets = isinstance(given, list) and bool(given) and all(isinstance(d, TorchDataset) for d in given)
-    pair = tuple(given) if isinstance(given, tuple) or of_sets else (given,)
+    pair = sets_of(given)
     if len(pair) not in (1, 2, 3):
         raise TaskError(
             f"datasets() returned {len(pair)} values; return the training set, (training set, validation set), or "
