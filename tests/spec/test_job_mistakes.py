@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quorate.core.errors import JobFileError, Problem
+from quorate.spec.keys import CALLED_ELSEWHERE
 from quorate.spec.load import load_job, resolve_mapping
 from quorate.spec.override import Override, parse_set
 from quorate.spec.problems import describe_errors
@@ -264,6 +265,18 @@ def test_all_mistakes_of_all_layers_are_told_at_once(folder: Path) -> None:
 
 def test_a_rule_is_not_judged_by_a_key_that_is_wrong_itself(folder: Path) -> None:
     assert len(mistakes(folder, GOOD + "lanes: -1\nworkers: 4\n")) == 1
+
+
+@pytest.mark.parametrize("name", CALLED_ELSEWHERE)
+def test_what_other_libraries_call_otherwise_is_told_by_its_name_here(folder: Path, name: str) -> None:
+    (words,) = mistakes(folder, f"task: digits.py:Digits\nbatch_size: 8\nepochs: 1\n{name}: 1\n")
+    assert f"Did you mean {CALLED_ELSEWHERE[name]}?" in words
+
+
+def test_a_job_in_the_words_of_another_library_lacks_nothing_else(folder: Path) -> None:
+    told = mistakes(folder, "task: digits.py:Digits\nper_device_train_batch_size: 8\nmax_epochs: 3\nlr: 0.1\n")
+    assert [each.partition(":")[0] for each in told] == ["per_device_train_batch_size", "max_epochs", "lr"]
+    assert "counts the samples of all devices" in told[0] and "write it under params" in told[2]
 
 
 def test_a_parameter_at_the_top_is_sent_to_params(folder: Path) -> None:

@@ -15,6 +15,7 @@ from quorate.core.errors import UserCodeError
 from quorate.core.user_code import blame_user_code
 from quorate.spec.job import JobSpec
 from quorate.training.hints import Share, hint_for
+from quorate.training.task import Task
 from quorate.training.tensor_parallel import imagined_mesh
 
 
@@ -48,6 +49,23 @@ DOUBLES = torch.from_numpy(numpy.ones((2, 1, 3, 3)))
     ],
 )
 def test_a_mistake_that_torch_tells_in_its_own_terms_gets_a_hint(mistake: Callable[[], object], words: str) -> None:
+    assert words in hint_for(raised_by(mistake))
+
+
+def calls_backward() -> None:
+    loss = torch.ones(())
+    loss.backward()
+
+
+def calls_log() -> None:
+    Task().log("accuracy", 0.5, prog_bar=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [(calls_backward, "Leave loss.backward() out"), (calls_log, "Leave prog_bar out: self.log(name, value)")],
+)
+def test_what_other_libraries_want_and_quorate_does_itself(mistake: Callable[[], object], words: str) -> None:
     assert words in hint_for(raised_by(mistake))
 
 

@@ -85,7 +85,7 @@ def ask_to_end(run: RunFolder, now: bool = False) -> bool:
     try:
         with _coordinator_of(run, _STOP_CALL) as client:
             if now:
-                message = "stopped at once, by quorate stop --now; the checkpoints so far are kept."
+                message = "stopped at once, by quorate stop --now; any checkpoint so far is kept."
                 client.report_failure(Failure("Interrupted", message, exit_code=130))
             else:
                 client.stop("interrupted")
@@ -135,7 +135,7 @@ def _does_not_end(run: RunFolder, launcher: Holder, now: bool, patience: float) 
     number = f" {launcher.pid}" if launcher.pid is not None else ""
     more = (
         f"Its launcher (process{number}) hangs, or was stopped: `kill -CONT{number}` lets it continue, "
-        f"`kill -KILL{number}` ends it with every process of the job; the checkpoints so far are kept."
+        f"`kill -KILL{number}` ends it with every process of the job; any checkpoint so far is kept."
         if now
         else "It still completes a step, or saves: `quorate show` says which. Wait longer with --timeout, "
         f"or end it without a save: quorate stop {run.name} --now"

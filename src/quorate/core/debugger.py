@@ -47,5 +47,5 @@ def _refuse(*_: object, **__: object) -> NoReturn:
 def quit_in(error: BaseException, where: str) -> DebuggerQuit | None:
     """What to raise where a person has left the debugger (`q`, Ctrl-D) in the user's code; None for anything else."""
     if _is_attached and isinstance(error, bdb.BdbQuit):
-        return DebuggerQuit(f"the debugger was quit in {where}, and the job with it; the checkpoints so far are kept.")
+        return DebuggerQuit(f"the debugger was quit in {where}, and the job with it; any checkpoint so far is kept.")
     return None

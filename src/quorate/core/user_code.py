@@ -123,6 +123,11 @@ def user_traceback(error: BaseException) -> str:
     return "".join(told.format()).rstrip()
 
 
+def users_lines(error: BaseException) -> list[str]:
+    """The lines of the user's code through which an exception has come."""
+    return [frame.line or "" for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+
+
 def _users_frames(frames: traceback.StackSummary, raised: BaseException) -> traceback.StackSummary:
     kept = [frame for frame in frames[:-1] if _is_users(frame.filename)]
     # A syntax error stands below the frames of the import, which say nothing: its own text names file and line.

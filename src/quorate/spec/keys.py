@@ -93,9 +93,31 @@ def nearest_file(name: str, names: list[str]) -> list[str]:
     return [by_stem[stem] for stem in nearest(name.rpartition(".")[0], list(by_stem))]
 
 
+CALLED_ELSEWHERE = {
+    **dict.fromkeys(("max_epochs", "num_epochs", "num_train_epochs"), "epochs"),
+    **dict.fromkeys(("max_steps", "max_train_steps", "num_training_steps"), "steps"),
+    **dict.fromkeys(("per_device_train_batch_size", "train_batch_size"), "batch_size"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "accumulate"),
+    **dict.fromkeys(("gradient_clip_val", "max_grad_norm"), "clip_norm"),
+    **dict.fromkeys(("save_steps", "save_every", "every_n_train_steps"), "checkpoint.every"),
+    **dict.fromkeys(("save_total_limit", "save_top_k"), "checkpoint.keep"),
+    **dict.fromkeys(("eval_steps", "val_check_interval"), "evaluate.every"),
+    **dict.fromkeys(("devices", "num_processes", "nproc_per_node"), "workers"),
+    **dict.fromkeys(("fp16", "bf16", "mixed_precision"), "precision"),
+    **dict.fromkeys(("num_workers", "dataloader_num_workers"), "loader_workers"),
+    "accelerator": "device",
+    "warmup_steps": "schedule.warmup",
+    "lr_scheduler_type": "schedule.kind",
+}
+"""By the names of Hugging Face's and Lightning's arguments, what they are called in a job file."""
+
+
 def suggestions(path: str, keys: dict[str, Key]) -> list[str]:
-    """The paths that were probably meant by an unknown one: the same key in another place, or the nearest word."""
+    """The paths that were probably meant by an unknown one: what another library calls so, the same key in another
+    place, or the nearest word."""
     parent, _, name = path.rpartition(".")
+    if not parent and CALLED_ELSEWHERE.get(name) in keys:
+        return [CALLED_ELSEWHERE[name]]
     elsewhere = [known for known in keys if known.rpartition(".")[2] == name]
     if elsewhere:
         return elsewhere

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from quorate.core.errors import Problem
-from quorate.spec.keys import Key, beside_names, keys_of, nearest, one_of, suggestions
+from quorate.spec.keys import CALLED_ELSEWHERE, Key, beside_names, keys_of, nearest, one_of, suggestions
 from quorate.spec.migration import NAMES
 from quorate.spec.override import ENVIRONMENT, PREFIX, variable_name
 
@@ -142,6 +142,8 @@ def _unknown_key(path: str, keys: dict[str, Key], origin: str) -> Problem:
     if meant and origin.startswith(f"{ENVIRONMENT}{PREFIX}"):
         meant = [variable_name(key) for key in meant]
     hint = f"Did you mean {one_of(meant)}?" if meant else f"The keys here: {', '.join(beside_names(parent, keys))}."
+    if meant == ["batch_size"] and path in CALLED_ELSEWHERE:
+        hint += " That counts the samples of all devices and accumulated passes together."
     if path in NAMES:
         hint = f"It is called {NAMES[path]} since version 2 of the job file."
     elif not parent and not meant:

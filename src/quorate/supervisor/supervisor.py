@@ -375,7 +375,7 @@ class Supervisor:
         if self._signals.reason is not None and not self._launch.mode.is_training:
             raise JobFailed(self._signals.failure(f"{self._signals.reason}; the run is as it was."))
         if self._signals.at_once:
-            message = "stopped at once, by the second signal; the checkpoints so far are kept."
+            message = "stopped at once, by the second signal; any checkpoint so far is kept."
             raise JobFailed(self._signals.failure(message))
 
     def _end_without_folder(self) -> None:

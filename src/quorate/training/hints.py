@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from quorate.core.machine import is_shortage
+from quorate.core.user_code import users_lines
 from quorate.spec.job import JobSpec
 
 
@@ -23,6 +24,8 @@ class Share(NamedTuple):
 
 def hint_for(error: BaseException, share: Share | None = None) -> str:
     """A hint that is surely right for this exception, or nothing."""
+    if isinstance(error, RuntimeError) and "loss.backward(" in "".join(users_lines(error)):
+        return "Leave loss.backward() out: Quorate calls it, of what loss() returns or run.step() is given."
     for pattern, say in _HINTS:
         found = re.search(pattern, str(error), re.IGNORECASE)
         if found is not None:
@@ -168,6 +171,14 @@ _HINTS: tuple[tuple[str, str | Say], ...] = (
     ),
     (
         r"backward through the graph a second time",
-        "Compute what the loss depends on again in each call of loss(), or .detach() what is kept.",
+        "Compute what the loss depends on again in each call of loss(), or .detach() what is kept. Leave "
+        "out loss.backward(): Quorate calls it.",
+    ),
+    (
+        r"\.log\(\) got an unexpected keyword argument '(\w+)'",
+        lambda found, _: (
+            f"Leave {found[1]} out: self.log(name, value) is all there is. The progress line and trackers "
+            "show, of each step, the mean over the samples of its batch."
+        ),
     ),
 )
