@@ -43,6 +43,10 @@ def refuse_as_engine() -> Outcome:
     raise RunError("the engine's refusal")
 
 
+def fail() -> Outcome:
+    return Outcome(Failure("JobError", "worker 0 was lost"), {})
+
+
 def resume(workplace: Workplace, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[], Outcome], steps: int) -> None:
     """Resume the finished run with an engine that trains so many steps and then refuses."""
     run = RunFolder(workplace.last)
@@ -77,6 +81,11 @@ def test_a_refusal_leaves_a_run_as_it_was_until_a_step_was_trained(
     before = job.read_text(), used_workplace.result()
     with pytest.raises(RequestError, match="refusal"):
         resume(used_workplace, monkeypatch, refuse, steps=0)
+    assert (job.read_text(), used_workplace.result()) == before
+
+    with pytest.raises(JobFailed, match="worker 0 was lost") as lost:
+        resume(used_workplace, monkeypatch, fail, steps=0)
+    assert lost.value.remains is not None and "is complete, as it was" in lost.value.remains.advice
     assert (job.read_text(), used_workplace.result()) == before
 
     with pytest.raises(JobFailed, match="refusal") as failed:

@@ -68,7 +68,7 @@ def test_a_recovery_is_told_to_people_and_to_programs(workplace: Workplace, undi
     assert done.code == 0, done.stderr
     sentence = rf"^worker 1 \(pid {pid} on host \S+\) was killed by SIGKILL at step [45] while in \w+$"
     assert re.search(sentence, done.stderr, re.MULTILINE), done.stderr
-    assert re.search(r"^  recovered +once, \S+ s in all$", done.stdout, re.MULTILINE)
+    assert re.search(r"^  recovered +once; training stood still for \S+ s$", done.stdout, re.MULTILINE)
     result = workplace.result()
     assert result["weights_digest"] == undisturbed
     validate("train", result)

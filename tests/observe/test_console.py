@@ -516,7 +516,7 @@ class TestSummary:
             "  loss        0.2456",
             "  steps       1,600 in 1:42, start-up included",
             "  speed       12,346 samples/s",
-            "  recovered   twice, 0.31 s in all",
+            "  recovered   twice; training stood still for 0.31 s",
             f"  weights     {'3f' * 32}",
             "  folder      runs/fashion-mnist-0001",
         ]

@@ -54,7 +54,7 @@ def test_a_mistake_that_torch_tells_in_its_own_terms_gets_a_hint(mistake: Callab
 
 def calls_backward() -> None:
     loss = torch.ones(())
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def calls_log() -> None:

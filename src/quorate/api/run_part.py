@@ -110,7 +110,7 @@ class Part:
         self._signals = Signals()
         self._observers = Observers(self.run, self._spec, self._say, lambda: bool(self._signals.received))
         self._display = Guarded(WithPrints(self.watch(RunStart(self.run, self._spec, self._workers)), self.run))
-        self._has_trained = self._has_finished = self._has_ended = False
+        self.has_trained = self._has_finished = self._has_ended = False
         self._recoveries = RecoveryLog()
         self._waiting = DataWaitLog()
 
@@ -146,7 +146,7 @@ class Part:
                 self._tell_end(RunFailed.of(Failure.of(error)))
                 raise
             finally:
-                copied = copies.conclude(signals) if self._has_trained else copies.abandon()
+                copied = copies.conclude(signals) if self.has_trained else copies.abandon()
         finally:
             try:
                 self._observers.close()
@@ -165,7 +165,7 @@ class Part:
         if isinstance(event, Round):
             self._display.handle(event)
             return
-        self._has_trained = self._has_trained or isinstance(event, StepCompleted)
+        self.has_trained = self.has_trained or isinstance(event, StepCompleted)
         self._has_finished = self._has_finished or isinstance(event, RunFinished)
         self._has_ended = self._has_ended or isinstance(event, RunFinished | RunFailed)
         self._recoveries.handle(event)
@@ -196,7 +196,7 @@ class Part:
         try:
             return self.runner(launch, show, self._accept, signals)
         except QuorateError as error:
-            if isinstance(error, RequestError) and not self._has_trained:
+            if isinstance(error, RequestError) and not self.has_trained:
                 raise
             return Outcome(Failure.of(error), {})
         finally:
@@ -236,7 +236,7 @@ class Part:
         if wait.is_worth_telling:
             advice = self._waiting.advice(self._spec, usable_cores())
             fields["waiting_for_data"] = {"share": round(wait.share, 4), "seconds": wait.waited_s, "advice": advice}
-        if self._has_trained and not self._has_finished:
+        if self.has_trained and not self._has_finished:
             log.warning("the last events could not be written: %s ends too early", short_path(run.events_file))
         self._write_result(fields)
         return fields
@@ -247,7 +247,7 @@ class Part:
         Even where the request was to blame, a run that has trained tells of it and is kept.
         """
         failure = failure.masked()
-        if self._has_trained and failure.exit_code == RequestError.exit_code:
+        if self.has_trained and failure.exit_code == RequestError.exit_code:
             failure = failure.at(exit_code=JobError.exit_code)
         if failure.is_refusal:
             return failure.error()

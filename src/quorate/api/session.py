@@ -8,7 +8,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.news import Outcome
 from quorate.core.debugger import is_attached
 from quorate.core.errors import CheckpointError, JobError, RequestError, RunError
-from quorate.core.failure import Failure
+from quorate.core.failure import Failure, JobFailed
 from quorate.core.masking import mask_all, secrets_in
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
@@ -154,8 +154,10 @@ def resume(
             forget_submission(run)
 
         # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
-        with listening_to_signals() as signals, _restored_if_refused(run):
-            return Part(run, resolved, adopt, checkpoint, runner, place, watch, until).train(signals)
+        with listening_to_signals() as signals:
+            part = Part(run, resolved, adopt, checkpoint, runner, place, watch, until)
+            with _restored_if_refused(run, part):
+                return part.train(signals)
 
 
 def resumable(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> CheckpointInfo:
@@ -189,12 +191,14 @@ def resume_in(
             _adopt(run, asked, checkpoint, place, now)
             forget_asked(run)
 
-        with listening_to_signals() as signals, _restored_if_refused(run):
-            try:
-                result = Part(run, here, adopt, checkpoint, runner, place, watch).train(signals)
-            except JobError:
-                forget_asked(run)
-                raise
+        with listening_to_signals() as signals:
+            part = Part(run, here, adopt, checkpoint, runner, place, watch)
+            with _restored_if_refused(run, part):
+                try:
+                    result = part.train(signals)
+                except JobError:
+                    forget_asked(run)
+                    raise
             forget_asked(run)
             return result
 
@@ -256,6 +260,7 @@ def _train_in_new_run(
         with run.lock():
             try:
                 run.write_job(text, is_private=is_private(resolved.spec))
+                notices = (*notices, *_place_told(run))
                 beginning = _Beginning(run, resolved, resolved.spec.task, runner, place, watch, until, notices)
                 return beginning.train(signals, checkpoint)
             except RequestError:
@@ -263,6 +268,13 @@ def _train_in_new_run(
                 if not CheckpointFolder(run.checkpoints).list() and not has_trained_parts(run):
                     shutil.rmtree(run.path, ignore_errors=True)
                 raise
+
+
+def _place_told(run: RunFolder) -> Iterator[str]:
+    """Where the run lies, unless that is where a person looks first."""
+    runs = run.path.parent
+    if runs.parent in Path.cwd().parents:
+        yield f"{run.name} lies in {runs}: the nearest folder above that has runs"
 
 
 @dataclass(frozen=True)
@@ -347,18 +359,25 @@ def _refuse_without_certificates(spec: JobSpec) -> None:
 
 
 @contextlib.contextmanager
-def _restored_if_refused(run: RunFolder) -> Iterator[None]:
-    """A refusal leaves the run as it was. It comes before the first step: what comes later is a failure."""
+def _restored_if_refused(run: RunFolder, part: Part) -> Iterator[None]:
+    """A refusal leaves the run as it was. It comes before the first step: what comes later is a failure. A run that was
+    complete is so still until there is a step more."""
     job, result = run.job_file.read_text() if run.job_file.exists() else None, run.whole_result()
     try:
         yield
-    except RequestError:
+    except (RequestError, JobFailed) as error:
+        failed = error if isinstance(error, JobFailed) else None
+        if failed is not None and (part.has_trained or (result or {}).get("status") != "complete"):
+            raise
         if job is None:
             run.job_file.unlink(missing_ok=True)
         else:
             run.write_job(job, is_private=not run.job_file.stat().st_mode & 0o077)
         if result is not None:
             run.write_result(result)
+        if failed is not None and failed.remains is not None:
+            advice = f"run {run.name} is complete, as it was; once this is mended, give the same command again"
+            raise JobFailed(failed.failure, replace(failed.remains, resume=None, advice=advice)) from None
         raise
 
 

@@ -28,14 +28,15 @@ from quorate.observe.notebook import Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
 from quorate.observe.sinks import Sink
+from quorate.observe.summary import print_summary
 from quorate.supervisor.signals import Signals, collecting_signals
 
 
 def train(job: Job, progress: bool = True, *, callbacks: Sequence[Callback] = (), debug: bool = False) -> Result:
     """Train a job and return its result. Raises `JobFailed` if the job fails, and `RequestError` for a mistake.
 
-    Progress is shown on standard error or, in a notebook, under the cell; `progress=False` shows nothing. `callbacks`
-    are called after steps, evaluations and checkpoints.
+    Progress and a summary are shown on standard error or, in a notebook, under the cell; not with `progress=False`.
+    `callbacks` are called after steps, evaluations and checkpoints.
 
     The first Ctrl-C (in a notebook: interrupting the kernel) completes the running step and saves a checkpoint, the
     second ends the job at once; either raises KeyboardInterrupt when all workers have ended. SIGTERM does the same and
@@ -147,6 +148,8 @@ def shown(
         raise error.with_traceback(None) from None  # the message says it; our own frames say nothing to the caller
     if isinstance(watch, NotebookDisplay):
         watch.conclude(result)
+    elif progress and (screen := _stderr()) is not None:
+        print_summary(result.fields, screen)
     where = "before its first step"
     if result.steps:
         where = f'at step {result.steps}; quorate.resume("{result.run}") resumes it'

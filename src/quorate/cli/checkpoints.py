@@ -147,7 +147,8 @@ def export(
         "bytes": done.bytes,
     }
     weights = {None: "", True: ", averaged weights", False: ", trained weights"}[done.averaged]
-    sentence = f"{done.file}: {done.tensors} tensors of step {done.step:,}{weights}, {size(done.bytes)}."
+    what = f"{done.tensors} tensors of step {done.step:,}{weights}, {size(done.bytes)}"
+    sentence = f"{done.file}: {what}, as {'safetensors' if done.format is Format.SAFETENSORS else 'a torch file'}."
     print_answer(as_json, fields, sentence)
 
 

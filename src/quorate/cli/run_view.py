@@ -29,6 +29,8 @@ from quorate.observe.events import (
     GradientsCompressed,
     MemoryRanOut,
     Resized,
+    RunFailed,
+    RunFinished,
     RunStopped,
     StalenessObserved,
     WorkerLost,
@@ -218,7 +220,11 @@ def _speed(detail: RunDetail) -> Iterator[tuple[str, str]]:
     if told := detail.timeline.of_kind(GradientsCompressed):
         yield "gradients", _compressed(told[-1])
     if audits := detail.record.audits:
-        yield "audits", f"{audits.get('lanes')} lanes, all workers right until step {audits.get('clean_until')}"
+        lanes, step = plural(audits.get("lanes", 0), "lane"), audits.get("clean_until")
+        yield "audits", f"{lanes} computed twice; no worker was wrong until step {step}"
+    last = next((e for e in reversed(detail.timeline.others) if isinstance(e, RunFailed | RunFinished)), None)
+    if detail.record.status is Status.COMPLETE and isinstance(last, RunFailed):
+        yield "later", f"a resume that was to train further has failed: {last.failure.message}"
     if detail.record.computed_by:
         yield "computed by", detail.record.computed_by
     if detail.record.device_memory:

@@ -137,7 +137,10 @@ class RunRecord:
             created=run.created,
             ended=None if status is Status.RUNNING else moment(told.ended),
             steps=_whole(result.get("steps")) or told.position,
-            total_steps=told.total_steps or _whole(job.get("steps")),
+            # By its result where that is complete: what has told another number was to train further, and never began.
+            total_steps=_whole(result.get("steps") if result.get("ending") == "complete" else None)
+            or told.total_steps
+            or _whole(job.get("steps")),
             ending=str(result.get("ending", "")),
             best=_best(run, result, told, Watched.by(job)),
             metrics=said if isinstance(said := result.get("final_metrics"), dict) and said else told.metrics,

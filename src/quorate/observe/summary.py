@@ -86,7 +86,7 @@ def recovered(total: Recovered) -> str:
     """How often, how long training stood still for it, and what had to be trained again."""
     times = {1: "once", 2: "twice"}.get(total.times, f"{total.times:,} times")
     again = f", {plural(total.steps, 'step')} trained again" if total.steps else ""
-    return f"{times}, {duration(total.seconds)} in all{again}"
+    return f"{times}; training stood still for {duration(total.seconds)}{again}"
 
 
 def _time_spent(result: dict[str, Any]) -> str:
