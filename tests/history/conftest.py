@@ -1,0 +1,1 @@
+from command import workplace  # noqa: F401 (a fixture)
