@@ -155,7 +155,7 @@ def _sections(annotation: Any) -> list[type[BaseModel]]:
     return [section for part in get_args(annotation) for section in _sections(part)]
 
 
-def _described(model: type) -> dict[str, str]:
+def _described(model: type[BaseModel]) -> dict[str, str]:
     """The docstring under each field."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(definition, ast.ClassDef)
@@ -167,7 +167,8 @@ def _described(model: type) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
             assert isinstance(text.value, ast.Constant)
             texts[field.target.id] = " ".join(str(text.value.value).split())
-    return texts
+    # What an option has added says it by itself.
+    return texts | {name: field.description for name, field in model.model_fields.items() if field.description}
 
 
 def _taken(allowed: str) -> str:

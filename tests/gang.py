@@ -30,7 +30,6 @@ from quorate.observe.events import StepCompleted
 from quorate.reduce import process_group
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import mesh_of, server_count
 from quorate.training.activity import Activity
 from quorate.training.device import CPU, digests
 from quorate.training.progress import Progress
@@ -100,7 +99,7 @@ def train(
     several. What is collected is what workers have.
     """
     pids, conversations = [], []
-    for position in range(workers + server_count(spec.strategy)):
+    for position in range(workers + spec.strategy.server_count):
         ours, theirs = socket.socketpair()
         pid = os.fork()
         if pid == 0:
@@ -156,7 +155,7 @@ def _child(
         measure_no_more()
     try:
         listeners = Listeners.bind("127.0.0.1", shares_memory=spec.links == "auto")
-        mesh = mesh_of(spec.strategy, workers)
+        mesh = spec.strategy.mesh(workers)
         hosting = (
             host_lanes(spec.lanes, workers)
             if mesh is None
@@ -193,7 +192,7 @@ def _learn_generation(parent: socket.socket, listeners: Listeners, hosting: Sequ
 
 
 def _sharding(spec: JobSpec, samples: Samples, worker: int, workers: int) -> Any:
-    mesh = mesh_of(spec.strategy, workers)
+    mesh = spec.strategy.mesh(workers)
     if mesh is None:
         return None
     from quorate.reduce.gang_world import GangWorld
@@ -222,7 +221,7 @@ def _work(
     CPU.pin(spec.threads, spec.deterministic)
     configured = configure(task, spec.params, "test", spec.seed, spec)
     checkpoints = CheckpointFolder(folder / "checkpoints")
-    role, is_sharded = Role.of(worker), mesh_of(spec.strategy, len(generation.workers)) is not None
+    role, is_sharded = Role.of(worker), spec.strategy.mesh(len(generation.workers)) is not None
     cut = _sharding(spec, build_samples(configured, spec), worker, len(generation.workers)) if is_sharded else None
     replica = Replica(configured, spec, CPU, cut)
     samples = build_samples(configured, spec)

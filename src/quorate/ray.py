@@ -25,9 +25,8 @@ from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.core.machine import usable_cores
 from quorate.engines.engine import Prepared
+from quorate.engines.ray.option import RaySpec
 from quorate.observe.event import Event
-from quorate.spec.engine import RaySpec, resources_each
-from quorate.spec.strategy import is_gang
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch, Supervisor
 
@@ -44,7 +43,7 @@ def trainer(job: Job, progress: bool = True) -> Any:
     spec = job.spec
     if not isinstance(spec.engine, RaySpec):
         job = job.replace(engine="ray")
-    if not is_gang(spec.strategy):
+    if not spec.strategy.is_gang:
         raise RequestError(
             f"quorate.ray.trainer is for strategy: ddp and fsdp, and this job has strategy: {spec.strategy.kind}. "
             'Train it with quorate.train(job.replace(engine="ray")).'
@@ -73,7 +72,7 @@ def _trainer_class() -> Any:
             assert isinstance(spec.engine, RaySpec)
             scaling = scaling_of(
                 spec.worker_count(usable_cores()) + spec.spares,
-                resources_each(spec.engine, spec.device, spec.threads),
+                spec.engine.resources_each(spec.device, spec.threads),
                 spec.engine.placement,
             )
             super().__init__(hold_place, torch_config=NoProcessGroup(), scaling_config=scaling, run_config=run_config())

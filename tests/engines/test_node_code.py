@@ -11,7 +11,7 @@ from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.engines.engine import Preparation
 from quorate.engines.node_code import NodeCode, code_of, moved, with_remedy, without_installed
-from quorate.spec.engine import RuntimeEnvSpec
+from quorate.engines.ray.option import RuntimeEnvSpec
 from quorate.spec.load import resolve_mapping
 from quorate.storage.project_files import files_of
 

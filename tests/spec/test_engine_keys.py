@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import JobFileError
+from quorate.engines.ray.option import RaySpec
 from quorate.spec.device import idle_gpus, kind_of, workers_here
-from quorate.spec.engine import LocalSpec, RaySpec, resources_each
+from quorate.spec.engine import LocalSpec
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark, keys_of
 from quorate.spec.load import resolve_mapping
@@ -155,7 +156,7 @@ def test_what_a_worker_gets_is_a_matter_of_the_job_and_not_of_this_machine(
     monkeypatch.setattr("quorate.spec.device.torch_has_cuda", lambda: True)
     spec = job(engine={"kind": "ray", "per_worker": per_worker}, **keys)
     assert isinstance(spec.engine, RaySpec)
-    assert resources_each(spec.engine, spec.device, spec.threads) == expected
+    assert spec.engine.resources_each(spec.device, spec.threads) == expected
     assert kind_of(spec) == kind
     assert idle_gpus(spec, 1) is None
     assert workers_here(spec, cores=2) == spec.lanes  # and not as many as there are cores or GPUs here

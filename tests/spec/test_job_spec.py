@@ -6,12 +6,13 @@ from pydantic import ValidationError
 from quorate.core.errors import JobFileError
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark
+from quorate.spec.rules import checked_job
 
 MINIMAL: dict[str, Any] = {"task": "package.module:Task", "batch_size": 64, "epochs": 1}
 
 
 def job(**changed: Any) -> JobSpec:
-    return JobSpec.model_validate({**MINIMAL, **changed})
+    return checked_job({**MINIMAL, **changed})
 
 
 def test_every_key_is_marked() -> None:

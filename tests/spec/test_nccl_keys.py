@@ -8,8 +8,15 @@ from quorate.core.errors import JobFileError
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark
 from quorate.spec.load import resolve_mapping
-from quorate.spec.nccl import KEYS, REPEATABLE, VARIABLES, NcclSpec, nccl_variables, set_variables
 from quorate.spec.resolved import refused_on_resume
+from quorate.strategies.gangs.nccl_settings import (
+    KEYS,
+    REPEATABLE,
+    VARIABLES,
+    NcclSpec,
+    nccl_variables,
+    set_variables,
+)
 
 JOB: dict[str, Any] = {"task": "a.py:A", "batch_size": 8, "steps": 1}
 
@@ -50,7 +57,7 @@ def test_only_what_changes_the_order_of_additions_is_meaning() -> None:
     meaning = {key for key in NcclSpec.model_fields if mark_of(f"nccl.{key}") is Mark.MEANING}
     assert meaning == {"algorithm", "protocol"}
     before, after = (
-        JobSpec(**JOB, nccl=NcclSpec(interface=interface, algorithm=algorithm))
+        JobSpec.model_validate(JOB | {"nccl": {"interface": interface, "algorithm": algorithm}})
         for interface, algorithm in (("eth0", "Ring"), ("ib0", "Tree"))
     )
     assert [change.key for change in refused_on_resume(before, after)] == ["nccl.algorithm"]

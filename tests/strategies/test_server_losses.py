@@ -30,8 +30,8 @@ from quorate.reduce.encoded_exchange import EncodedExchange
 from quorate.reduce.memory import GradientMemory, dtype_of
 from quorate.reduce.reduction import add_up_block
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import lane_compression
-from quorate.strategies.compression import method_of
+from quorate.strategies.compression.methods import method_of
+from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.parameter_server import ServersConnection, ServersFactory
 from quorate.training.activity import Activity
 from quorate.training.device import CPU

@@ -18,7 +18,6 @@ from quorate.training.task import configure
             {"strategy": "ddp", "nccl": {"debug": "INFO"}},
             "nccl (debug) does nothing here: this job computes on the host",
         ),
-        ({"nccl": {"debug": "INFO"}}, "nccl (debug) does nothing here: only ddp and fsdp use NCCL"),
         ({"strategy": "ddp"}, ""),
     ],
 )

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import Bert
 from gpt2 import Gpt2
-from quorate.spec.strategy import FsdpSpec
+from quorate.strategies.gangs.option import FsdpSpec
 from quorate.training.activation_checkpointing import checkpoint_activations
 from quorate.training.linear_flow import trace_flow
 from quorate.training.shard_units import units_of

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from gpt2 import Gpt2
 from quorate.core.errors import TaskError
-from quorate.spec.strategy import FsdpSpec
+from quorate.strategies.gangs.option import FsdpSpec
 from quorate.training.linear_flow import trace_flow
 from quorate.training.shard_units import units_of
 from quorate.training.tensor_parallel import parallelize

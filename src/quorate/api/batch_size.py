@@ -15,7 +15,7 @@ from quorate.observe.event import Event
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.strategy import server_count
+from quorate.spec.rules import checked_job
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
@@ -48,7 +48,7 @@ def with_batch_found(resolved: ResolvedJob, place: TaskLocation, run: Run, signa
         raise JobFailed(signals.failure(f"{signals.reason}; no run was begun."))
     samples = int(outcome.result["final_metrics"][MICRO_BATCH])
     number = samples * each
-    found = JobSpec.model_validate(spec.model_dump() | {"batch_size": number})
+    found = checked_job(spec.model_dump() | {"batch_size": number})
     parts = f" in {spec.accumulate} micro-batches" if spec.accumulate > 1 else ""
     told = f"batch_size: auto is {number:,}: {samples:,} samples at a time, in each of {spec.lanes} lanes{parts}"
     return replace(resolved, spec=found, origins=resolved.origins | {"batch_size": ORIGIN}), told
@@ -59,4 +59,4 @@ def _sharing(spec: JobSpec) -> int:
     workers = workers_here(spec, usable_cores())
     if kind_of(spec) == "cpu":
         return workers
-    return -(-(workers + server_count(spec.strategy)) // max(1, len(gpus_here())))
+    return -(-(workers + spec.strategy.server_count) // max(1, len(gpus_here())))

@@ -25,7 +25,6 @@ from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob, changes
-from quorate.spec.strategy import fixes_bits, is_synchronous, server_count
 from quorate.storage.run_folder import RunFolder
 
 
@@ -69,7 +68,7 @@ class FaultRequest:
         """
         workers = workers_here(spec, usable_cores())
         if self.mean is None:
-            check_script(self.written, workers, steps, spec.lanes, server_count(spec.strategy))
+            check_script(self.written, workers, steps, spec.lanes, spec.strategy.server_count)
             return self.written
         can_cut = can_make_networks()
         if steps is None:
@@ -84,7 +83,7 @@ class FaultRequest:
             can_cut=can_cut,
             saves_every=None if every == "epoch" else every,  # how many steps an epoch has is not known yet
             has_loaders=spec.loader_workers > 0,
-            servers=server_count(spec.strategy),
+            servers=spec.strategy.server_count,
         )
         if not faults:
             raise RequestError(
@@ -153,8 +152,8 @@ def try_under(request: FaultRequest, resolved: ResolvedJob, against: str | None,
     fired = tuple(firings(RunFolder(disturbed.folder).logs))
     spec = resolved.spec
     # A gang that waits for whoever takes the place of a lost worker adds in the same order again.
-    is_as_many = is_synchronous(spec.strategy) and spec.workers == spec.min_workers
-    promises_bits = fixes_bits(spec.strategy) or is_as_many
+    is_as_many = spec.strategy.is_synchronous and spec.workers == spec.min_workers
+    promises_bits = spec.strategy.fixes_bits or is_as_many
     return Trial(undisturbed, disturbed, failure, faults, fired, facts, promises_bits)
 
 

@@ -27,7 +27,7 @@ from quorate.api.stored_run import store_of
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.engines.node_code import NodeCode, below
-from quorate.spec.engine import RaySpec
+from quorate.engines.ray.option import RaySpec
 from quorate.spec.job import TaskReference
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override, is_asked

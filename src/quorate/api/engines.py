@@ -14,9 +14,8 @@ from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import Engine
 from quorate.engines.local import LocalEngine
 from quorate.engines.node_code import NodeCode, code_of, without_installed
-from quorate.spec.engine import RaySpec, resources_each
+from quorate.engines.ray.option import RaySpec
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import is_gang, server_count
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
@@ -31,11 +30,11 @@ def engine_of(
     if not isinstance(spec.engine, RaySpec):
         return LocalEngine(launch.run, launch.preparation)
     refuse_missing_engine(spec)
-    demand = resources_each(spec.engine, spec.device, spec.threads)
-    places = launch.first_workers + (spec.spares + server_count(spec.strategy) if launch.mode.is_training else 0)
+    demand = spec.engine.resources_each(spec.device, spec.threads)
+    places = launch.first_workers + (spec.spares + spec.strategy.server_count if launch.mode.is_training else 0)
     keep_in_store(launch.run, spec)
     storage = None if spec.engine.storage is None or launch.run.stored else Path(spec.engine.storage)
-    settings = ClusterSettings(demand, spec.engine.placement, places, storage, is_gang=is_gang(spec.strategy))
+    settings = ClusterSettings(demand, spec.engine.placement, places, storage, is_gang=spec.strategy.is_gang)
     sent = code or node_code(spec, launch.preparation.task, launch.run.path.parent, launch.job_source)
     if settings.is_gang:
         cluster: Cluster = _gang_cluster(launch.run, spec.engine.address, settings, sent, fit)

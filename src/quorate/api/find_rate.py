@@ -22,8 +22,10 @@ from quorate.core.machine import usable_cores
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.spec.device import workers_here
-from quorate.spec.job import AUTO_BATCH, JobSpec
+from quorate.spec.job import JobSpec
 from quorate.spec.resolved import ResolvedJob
+from quorate.spec.rules import checked_job
+from quorate.spec.section import AUTO_BATCH
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch
@@ -220,4 +222,4 @@ def _tested(spec: JobSpec, param: str, steps: int) -> JobSpec:
         "notify": None,
         "port": 0,
     }
-    return JobSpec.model_validate(spec.model_dump() | changed)
+    return checked_job(spec.model_dump() | changed)

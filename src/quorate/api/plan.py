@@ -18,9 +18,11 @@ from quorate.lanes.hosting import host_lanes
 from quorate.lanes.traffic import Traffic, ring_traffic, server_traffic
 from quorate.observe.quantities import plural, size
 from quorate.spec.device import kind_of, workers_here
-from quorate.spec.job import AUTO_BATCH, JobSpec
+from quorate.spec.job import JobSpec
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.strategy import DdpSpec, ServersSpec, mesh_of, server_count
+from quorate.spec.section import AUTO_BATCH
+from quorate.strategies.gangs.option import DdpSpec
+from quorate.strategies.servers.option import ServersSpec
 from quorate.training.footprint import Footprint, ModuleSize, footprint
 from quorate.training.own_loop import OwnLoop
 from quorate.training.task import Task, configure
@@ -139,7 +141,7 @@ class _Planning:
         if self.precision == "auto":
             self.precision = "bf16" if device == "cuda" else "fp32"
         self.workers = workers_here(spec, usable_cores())
-        shape = mesh_of(spec.strategy, self.workers)
+        shape = spec.strategy.mesh(self.workers)
         # A model that is gathered on the way is not compiled.
         self.compiled = device == "cuda" and spec.compile is not False and shape is None
         if shape is None:
@@ -237,7 +239,7 @@ class _Planning:
             yield Part("optimizer", found.optimizer)
         if spec.average is not None:
             yield Part("averages", found.weights)
-        if spec.strategy.compress is not None and spec.strategy.compress.feedback:
+        if spec.strategy.keeps_residuals:
             kept = 1 if isinstance(spec.strategy, DdpSpec) else hosted
             yield Part("feedback", kept * found.gradients, "what compression has left out so far")
         if found.weight_copies:
@@ -268,7 +270,7 @@ class _Planning:
             yield from self._sharded.notes
         if self.spec.batch_size == AUTO_BATCH:
             yield f"batch_size: auto is found when a job begins; this is for {FIRST_GUESS} samples at a time"
-        if self.spec.strategy.compress is not None:
+        if self.spec.strategy.treatments:
             yield "communication is given without strategy.compress, which makes it less"
 
     def _advice(self, plan: Plan, found: Footprint, again: Footprint | None) -> Iterator[str]:
@@ -362,4 +364,4 @@ def _target(spec: JobSpec, device: str, memory: int | None, workers: int) -> Tar
     there = memory_of(gpus[0]) if gpus else None
     if there is None:
         raise RequestError("how much memory a GPU has is not known here: give it with --memory, such as --memory 80GB.")
-    return Target(there, -(-(workers + server_count(spec.strategy)) // len(gpus)), "the GPU here")
+    return Target(there, -(-(workers + spec.strategy.server_count) // len(gpus)), "the GPU here")

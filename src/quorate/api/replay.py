@@ -15,7 +15,6 @@ from quorate.core.errors import CheckpointError, RunError
 from quorate.engines.engine import Prepared
 from quorate.observe.events import RunBegan, StepCompleted
 from quorate.observe.jsonl import EventTail
-from quorate.spec.strategy import fixes_bits, is_synchronous
 from quorate.storage.run_folder import RunFolder
 from quorate.training.run_mode import RunMode
 
@@ -73,14 +72,14 @@ def replay(
 
 def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
     resolved = recorded_job(run)
-    if not is_synchronous(resolved.spec.strategy):
+    if not resolved.spec.strategy.is_synchronous:
         mode = resolved.spec.model_dump()["strategy"]["mode"]
         raise RunError(
             f"run {run.name} cannot be replayed: with strategy.mode: {mode} its weights depend on who was when at "
             "work, and that does not come again. Only synchronous runs are replayed; `quorate show RUN --ledger` says "
             "what is promised of the others."
         )
-    if not fixes_bits(resolved.spec.strategy):
+    if not resolved.spec.strategy.fixes_bits:
         raise RunError(
             f"run {run.name} cannot be replayed: with strategy: {resolved.spec.strategy.kind} its last bits depend on "
             "how many workers there were at each step."

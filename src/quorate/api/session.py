@@ -48,12 +48,12 @@ from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.engines.node_code import NodeCode
 from quorate.observe.event import Event
-from quorate.spec.engine import LocalSpec, RaySpec
-from quorate.spec.job import AUTO_BATCH, JobSpec
+from quorate.spec.job import JobSpec
 from quorate.spec.lineage import with_branch
 from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.secrets import job_secrets
+from quorate.spec.section import AUTO_BATCH
 from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.submission import forget_asked, forget_submission
@@ -254,7 +254,7 @@ def _train_in_new_run(
     with listening_to_signals() as signals:
         # In a storage that others have, too, its name is not that of another run.
         engine, url = resolved.spec.engine, store_of(resolved.spec)
-        storage = Path(engine.storage) if isinstance(engine, RaySpec) and engine.storage else None
+        storage = Path(engine.shared_storage) if engine.shared_storage else None
         beside = storage if url is None else ObjectStore(url)
         run = RunFolder.create(folder.absolute(), resolved.spec.name, beside=beside)
         with run.lock():
@@ -354,7 +354,7 @@ def _refuse_without_key(spec: JobSpec) -> None:
 
 def _refuse_without_certificates(spec: JobSpec) -> None:
     """Before there is a run: what makes certificates may not be installed."""
-    if spec.encrypt is True or (spec.encrypt == "auto" and not isinstance(spec.engine, LocalSpec)):
+    if spec.encrypt is True or (spec.encrypt == "auto" and spec.engine.is_cluster):
         refuse_without_library()
 
 

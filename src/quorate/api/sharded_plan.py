@@ -14,7 +14,7 @@ from quorate.data.streams import preserved_generators
 from quorate.lanes.traffic import Traffic, mesh_traffic, tensor_traffic
 from quorate.observe.quantities import plural, size
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import FsdpSpec
+from quorate.strategies.gangs.option import FsdpSpec
 from quorate.training.footprint import Footprint, make_fake, shapes_of
 from quorate.training.replica import build_model
 from quorate.training.shard_units import units_of

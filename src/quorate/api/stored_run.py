@@ -16,9 +16,7 @@ from quorate.checkpoint.place import ObjectPlace
 from quorate.checkpoint.transfer import Source, claim, copy_checkpoints
 from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError, RunError
-from quorate.spec.engine import RaySpec
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import is_gang
 from quorate.storage.objects import ObjectStore, StoreError, refuse_unknown_store
 from quorate.storage.run_folder import RunFolder
 
@@ -33,7 +31,7 @@ AT_MOST = 2**20
 
 def store_of(spec: JobSpec) -> str | None:
     """The object store that a job names as the storage of its hosts."""
-    storage = spec.engine.storage if isinstance(spec.engine, RaySpec) else None
+    storage = spec.engine.shared_storage
     return storage if storage is not None and is_url(storage) else None
 
 
@@ -42,7 +40,7 @@ def refuse_unusable_store(spec: JobSpec) -> None:
     if (url := store_of(spec)) is None:
         return
     refuse_unknown_store(url)
-    if is_gang(spec.strategy):
+    if spec.strategy.is_gang:
         raise RequestError(
             "engine.storage: Ray Train, which starts the workers of ddp and fsdp, needs a folder that all hosts have "
             "mounted. Copies go to a store with checkpoint.to."

@@ -12,7 +12,6 @@ from quorate.engines.engine import Prepared
 from quorate.engines.local import LocalEngine
 from quorate.engines.warm_interpreters import WarmInterpreters
 from quorate.observe.event import Event
-from quorate.spec.engine import LocalSpec
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch, Supervisor
 
@@ -41,7 +40,7 @@ class WarmRunner:
         accept: Callable[[Prepared], None],
         signals: Signals,
     ) -> Outcome:
-        if not isinstance(launch.spec.engine, LocalSpec):
+        if launch.spec.engine.is_cluster:
             return run_on_engine(launch, show, accept, signals)
         engine = LocalEngine(launch.run, launch.preparation, interpreters=self._interpreters)
         return Supervisor(engine, launch, show, accept, signals).run()

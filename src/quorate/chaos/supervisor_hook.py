@@ -19,7 +19,6 @@ from quorate.core.networks import LOOPBACK, Network
 from quorate.engines.engine import Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
-from quorate.spec.strategy import server_count
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Controls, Launch, Supervisor
 from quorate.worker.assignment import Assignment
@@ -38,7 +37,7 @@ def run_under(faults: Sequence[Fault]) -> Callable[..., Outcome]:
         with contextlib.ExitStack() as stack:
             namespaces = None
             added = [fault.whom for fault in faults if fault.act is Act.ADD]
-            servers = server_count(launch.spec.strategy)
+            servers = launch.spec.strategy.server_count
             workers = launch.workers + launch.spec.spares + added.count(None)
             if any(fault.act is Act.CUT for fault in faults):
                 # Whoever is cut off lives in a network of its own, and so does everybody who may come to be there.

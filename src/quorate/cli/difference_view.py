@@ -18,7 +18,6 @@ from quorate.observe.events import RunBegan
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
 from quorate.spec.override import Absent
-from quorate.spec.strategy import fixes_bits, is_synchronous
 from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
 
@@ -105,12 +104,12 @@ def _why_weights_differ(pair: RunPair) -> str:
 def _gangs(pair: RunPair) -> list[str]:
     """The strategies of theirs that promise no bits."""
     strategies = (side.job.spec.strategy for side in (pair.left, pair.right))
-    return sorted({strategy.kind for strategy in strategies if not fixes_bits(strategy)})
+    return sorted({strategy.kind for strategy in strategies if not strategy.fixes_bits})
 
 
 def _modes_without_bits(pair: RunPair) -> list[str]:
     strategies = [side.job.spec.strategy for side in (pair.left, pair.right)]
-    return sorted({str(each.model_dump()["mode"]) for each in strategies if not is_synchronous(each)})
+    return sorted({str(each.model_dump()["mode"]) for each in strategies if not each.is_synchronous})
 
 
 def _parting(pair: RunPair) -> Text:

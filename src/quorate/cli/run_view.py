@@ -40,11 +40,9 @@ from quorate.observe.recoveries import brief
 from quorate.observe.staleness import Staleness
 from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
-from quorate.spec.engine import RaySpec
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.strategy import is_gang
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
@@ -204,9 +202,9 @@ def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str]]:
 
 def encryption_in_words(spec: JobSpec) -> str:
     """What of a job's traffic is encrypted; nothing where none is."""
-    if spec.encrypt is False or (spec.encrypt == "auto" and not isinstance(spec.engine, RaySpec)):
+    if spec.encrypt is False or (spec.encrypt == "auto" and not spec.engine.is_cluster):
         return ""
-    if is_gang(spec.strategy):
+    if spec.strategy.is_gang:
         return "encrypted with the coordinator; between workers as Gloo or NCCL do it, in the clear"
     return "encrypted" if spec.encrypt is True else "encrypted between hosts, in shared memory on each"
 

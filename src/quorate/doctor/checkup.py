@@ -30,7 +30,7 @@ from quorate.doctor.nccl import Network, check_nccl, settings_of
 from quorate.doctor.node_probe import NodeProbe
 from quorate.doctor.probes import probe_kernel, probe_torch
 from quorate.doctor.report import Finding, Level
-from quorate.spec.engine import RaySpec
+from quorate.engines.ray.option import RaySpec
 from quorate.spec.load import resolve_mapping
 from quorate.storage.run_folder import Door, RunFolder
 

@@ -9,8 +9,9 @@ from quorate.core.errors import QuorateError
 from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
 from quorate.observe.quantities import plural, some_of
+from quorate.reduce.nccl import nccl_of
 from quorate.spec.load import load_recorded, resolve_mapping
-from quorate.spec.nccl import KEYS, NcclSpec
+from quorate.strategies.gangs.nccl_settings import KEYS, NcclSpec
 
 _ANY_JOB = {"task": "task.py:Task", "batch_size": 2**40, "steps": 1}
 _UNUSED = "^lo,docker"
@@ -40,8 +41,8 @@ def settings_of(environment: Mapping[str, str], recorded: Path | None) -> NcclSp
     # What cannot be read is told by the checks of the run and of the variables.
     with suppress(QuorateError):
         if recorded is not None:
-            return load_recorded(recorded, {}, []).spec.nccl
-        return resolve_mapping(_ANY_JOB, "the environment", environment, []).spec.nccl
+            return nccl_of(load_recorded(recorded, {}, []).spec)
+        return nccl_of(resolve_mapping(_ANY_JOB, "the environment", environment, []).spec)
     return NcclSpec()
 
 

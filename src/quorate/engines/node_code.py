@@ -19,7 +19,7 @@ from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.core.user_code import is_installed
 from quorate.engines.engine import Preparation
-from quorate.spec.engine import RuntimeEnvSpec
+from quorate.engines.ray.option import RuntimeEnvSpec
 from quorate.spec.job import TaskReference
 from quorate.storage.project_files import import_root, is_own, locate
 

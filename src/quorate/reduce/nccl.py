@@ -6,7 +6,8 @@ import threading
 from typing import Any
 
 from quorate.spec.job import JobSpec
-from quorate.spec.nccl import nccl_variables, set_variables
+from quorate.spec.options import added
+from quorate.strategies.gangs.nccl_settings import NcclSpec, nccl_variables, set_variables
 
 log = logging.getLogger(__name__)
 
@@ -14,9 +15,19 @@ ABORT_PATIENCE = 2.0
 """Seconds that the end of a group is waited for. Mostly it takes milliseconds."""
 
 
-def prepare_nccl(spec: JobSpec) -> None:
+def nccl_of(spec: JobSpec) -> NcclSpec:
+    """What a job says to NCCL."""
+    return added(spec, "nccl", NcclSpec)
+
+
+def prepare_nccl(spec: JobSpec, *, on_host: bool) -> None:
     """Set its variables in this process, which reads them when its first group is made."""
-    for told in set_variables(nccl_variables(spec.nccl, deterministic=spec.deterministic), os.environ):
+    nccl = nccl_of(spec)
+    if on_host:
+        if given := sorted(key for key, value in nccl if value != NcclSpec.model_fields[key].default):
+            log.warning("nccl (%s) does nothing here: this job computes on the host", ", ".join(given))
+        return
+    for told in set_variables(nccl_variables(nccl, deterministic=spec.deterministic), os.environ):
         log.warning("%s", told)
 
 

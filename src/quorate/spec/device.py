@@ -2,9 +2,7 @@
 
 from quorate.core.generation import FIRST_SERVER
 from quorate.core.gpus import gpus_here, torch_has_cuda
-from quorate.spec.engine import RaySpec, gpus_each
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import cpu_only, server_count
 
 
 def kind_of(spec: JobSpec) -> str:
@@ -14,9 +12,9 @@ def kind_of(spec: JobSpec) -> str:
     """
     if spec.device != "auto":
         return spec.device
-    if isinstance(spec.engine, RaySpec):
-        return "cuda" if gpus_each(spec.engine, spec.device) else "cpu"
-    return "cuda" if cpu_only(spec.strategy) is None and gpus_here() and torch_has_cuda() else "cpu"
+    if spec.engine.is_cluster:
+        return "cuda" if spec.engine.gpus_each(spec.device) else "cpu"
+    return "cuda" if spec.strategy.cpu_only is None and gpus_here() and torch_has_cuda() else "cpu"
 
 
 def workers_here(spec: JobSpec, cores: int) -> int:
@@ -24,7 +22,7 @@ def workers_here(spec: JobSpec, cores: int) -> int:
 
     Several workers of one GPU take turns there, and exchange what one would simply add up.
     """
-    if spec.workers != "auto" or isinstance(spec.engine, RaySpec) or kind_of(spec) == "cpu":
+    if spec.workers != "auto" or spec.engine.is_cluster or kind_of(spec) == "cpu":
         return spec.worker_count(cores)
     return max(spec.min_workers, min(spec.lanes, len(gpus_here()) or 1))
 
@@ -37,13 +35,13 @@ def gpu_of(member: int, gpus: int) -> int:
 
 def idle_gpus(spec: JobSpec, workers: int) -> str | None:
     """What to say of GPUs that nobody will compute on; None where all are used, or none was to be."""
-    if isinstance(spec.engine, RaySpec):
+    if spec.engine.is_cluster:
         return None
     there = len(gpus_here())
-    key = cpu_only(spec.strategy) if spec.device == "auto" else None
+    key = spec.strategy.cpu_only if spec.device == "auto" else None
     if key is not None and there and torch_has_cuda():
         return f"{there} GPU{'s stay' if there > 1 else ' stays'} idle: {key} computes on the CPU in this version."
-    servers = server_count(spec.strategy)
+    servers = spec.strategy.server_count
     idle = there - workers - servers
     if kind_of(spec) == "cpu" or idle <= 0:
         return None

@@ -13,20 +13,30 @@ from pydantic import (
     PlainSerializer,
     SerializerFunctionWrapHandler,
     model_serializer,
-    model_validator,
 )
 
-from quorate.core.errors import JobFileError
-from quorate.spec.engine import EngineSpec, LocalSpec, RaySpec
+from quorate.spec.engine import LocalSpec
 from quorate.spec.keys import Allowed, Mark, keys_of
+from quorate.spec.kinds import EngineSection, StrategySection
 from quorate.spec.migration import VERSION
-from quorate.spec.nccl import NcclSpec
+from quorate.spec.options import open_to_options
 from quorate.spec.override import PREFIX
-from quorate.spec.rules import AUTO, LOSS_SCALE, OWN_PLACE, broken_rules
-from quorate.spec.section import Count, CountOrZero, OptionalCount, OptionalPositive, Positive, Section, spelled_out
-from quorate.spec.strategy import RingSpec, StrategySpec
+from quorate.spec.section import (
+    AUTO,
+    AUTO_BATCH,
+    Count,
+    CountOrZero,
+    OptionalCount,
+    OptionalPositive,
+    Positive,
+    Section,
+    spelled_out,
+)
+from quorate.spec.strategy import RingSpec
 from quorate.spec.tracking import NotifySpec, TrackSpec
 
+OWN_PLACE = "checkpoints"
+"""How `checkpoint.to` names the folder of that name in the run folder."""
 USUAL_MINUTES = 10
 """Between two saves of a job that does not say when to save."""
 MetricName = Annotated[str, Field(min_length=1), Allowed("the name of a metric")]
@@ -61,10 +71,6 @@ def _checked_variable(name: str | None) -> str | None:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError("A name has letters, digits and underscores, and does not start with a digit.")
     return name
-
-
-AUTO_BATCH = 2**62
-"""Stands for `batch_size: auto` until a number is found, before the run has its folder: nothing is trained with it."""
 
 
 def _batch_number(value: Any) -> Any:
@@ -153,9 +159,9 @@ class LossScaleSpec(Section):
 
     initial: Annotated[
         int, Field(ge=1, le=2**40), AfterValidator(_power_of_two), Allowed("a power of two, such as 65536")
-    ] = LOSS_SCALE["initial"]
+    ] = 2**16
     """The first loss scale."""
-    growth_interval: Count = LOSS_SCALE["growth_interval"]
+    growth_interval: Count = 2000
     """Steps in a row without overflow after which the loss scale doubles."""
 
 
@@ -256,6 +262,7 @@ CHANGEABLE = tuple(key for key in LineageSpec.model_fields if key != "until")
 """The keys that may change while a model is trained: it stays of the same shape, and its data in the same order."""
 
 
+@open_to_options("job", strategy=(RingSpec,), engine=(LocalSpec,))
 class JobSpec(Section):
     """A whole job. Each key is marked by whether it affects results (the bits)."""
 
@@ -349,12 +356,7 @@ class JobSpec(Section):
     """Use only deterministic kernels, which give the same bits each time."""
     bucket_mb: Annotated[Positive, Mark.MEANING] = 25.0
     """Gradients are exchanged in buckets of this size, in MiB."""
-    strategy: Annotated[
-        StrategySpec,
-        Mark.MEANING,
-        BeforeValidator(spelled_out),
-        Allowed("ring, ddp, fsdp, parameter-server, or a mapping with kind"),
-    ] = RingSpec()
+    strategy: Annotated[StrategySection, Mark.MEANING, BeforeValidator(spelled_out)] = RingSpec()
     """How the gradients of the lanes become an update."""
 
     workers: Annotated[
@@ -369,9 +371,7 @@ class JobSpec(Section):
     """With fewer workers than this, training waits until lost ones are replaced."""
     spares: Annotated[CountOrZero, Mark.MANNER] = 0
     """Workers in reserve, whose model is built already, so that they replace a lost one at once."""
-    engine: Annotated[
-        EngineSpec, Mark.MANNER, BeforeValidator(spelled_out), Allowed("local, ray, or a mapping with kind")
-    ] = LocalSpec()
+    engine: Annotated[EngineSection, Mark.MANNER, BeforeValidator(spelled_out)] = LocalSpec()
     """Where processes run. A kind alone is enough: `engine: ray`."""
     failure_timeout: Annotated[float, Mark.MANNER, Field(gt=0), Allowed("a number of seconds above 0")] = 5.0
     """Seconds without a heartbeat after which a worker counts as lost."""
@@ -408,8 +408,6 @@ class JobSpec(Section):
     """On a GPU, record a lane's kernels in a CUDA graph and replay them. Code that cannot be recorded runs as usual."""
     overlap: Annotated[bool, Mark.MANNER] = True
     """Send gradients while the backward pass still runs (`ring` over the network, and `ddp`)."""
-    nccl: Annotated[NcclSpec, Mark.MANNER] = NcclSpec()
-    """Settings of NCCL, by which `ddp` and `fsdp` exchange tensors between GPUs."""
     check_gradients: Annotated[CheckGradientsSpec | None, Mark.MANNER] = None
     """Every N steps, workers compare their gradients before the optimizer uses them (`ring` and `ddp`). If they differ,
     a message names the tensor and the workers."""
@@ -436,19 +434,12 @@ class JobSpec(Section):
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Mark.MANNER] = "info"
     """The lowest level that is logged."""
 
-    @model_validator(mode="after")
-    def _keeps_the_rules(self) -> "JobSpec":
-        problems = broken_rules(dict(self) | {"batch_size": _batch_in_words(self.batch_size)})
-        if problems:
-            raise JobFileError("the job", problems)
-        return self
-
     def worker_count(self, cores: int) -> int:
         """How many workers to start on a machine with so many cores; on a cluster as many as can be of use: those for
         whom there is no room yet are waited for while the others train."""
         if self.workers != "auto":
             return self.workers
-        if isinstance(self.engine, RaySpec):
+        if self.engine.is_cluster:
             return max(self.min_workers, self.lanes)
         return max(self.min_workers, min(self.lanes, cores // self.threads))
 

@@ -16,10 +16,12 @@ from quorate.core.runs_folder import USUAL_RUNS, runs_of_job
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.keys import keys_of, nearest_file
 from quorate.spec.migration import OldNames, migrate, present_name, renamed
+from quorate.spec.options import Said, options
 from quorate.spec.override import DEFAULT, ENVIRONMENT, Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, misspelt, plain_problems
 from quorate.spec.resolved import ResolvedJob, job_gone
 from quorate.spec.rules import broken_rules
+from quorate.spec.section import AUTO
 from quorate.spec.yaml_document import Document, read_yaml
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,8 @@ def resolve_layers(
         log.warning("%s", advice)
     layers = _migrated(layers).under(from_environment).under(overrides)
     layers, task_problems = _with_task_placed(layers, job_folder)
-    layers = _with_code_placed(_with_key_placed(layers, job_folder or Path.cwd()), job_folder or Path.cwd())
+    for path in ("checkpoint.encrypt.key_file", *(path for option in options() for path in option.paths)):
+        layers = _with_path_placed(layers, path, job_folder or Path.cwd())
     layers = _with_callbacks_placed(layers, job_folder or Path.cwd())
     spec, mistakes = _checked(layers)
     found = [*problems, *unreadable, *mistakes, *task_problems]
@@ -126,28 +129,33 @@ def _layer_of(problem: Problem, overrides: Sequence[Override]) -> str | None:
 
 def _checked(layers: Layers) -> tuple[JobSpec | None, list[Problem]]:
     odd = list(plain_problems(layers.values, "", layers.origin))
+    problems = []
     try:
-        return JobSpec.model_validate(layers.values), odd
-    except JobFileError:
-        return None, [*_broken_rules(layers, []), *odd]
+        spec = JobSpec.model_validate(layers.values)
     except ValidationError as error:
         problems = describe_errors(error, JobSpec, origin=layers.origin)
         told = {problem.path for problem in problems}
         odd = [problem for problem in odd if problem.path not in told]
-        return None, [*problems, *_broken_rules(layers, problems), *odd]
-
-
-def _broken_rules(layers: Layers, problems: Sequence[Problem]) -> list[Problem]:
-    """A rule is judged although other keys are wrong, if its own are right: one reading tells everything."""
+    # A rule is judged although other keys are wrong, if its own are right: one reading tells everything.
     paths = [problem.path for problem in problems]
     doubtful = {path.partition(".")[0] for path in (*paths, *misspelt(paths, keys_of(JobSpec)))}
-    defaults = {name: field.default for name, field in JobSpec.model_fields.items()}
+    problems += broken_rules(_without(layers.values, doubtful) if problems else spec, doubtful, _said(layers))
+    return None if problems else spec, [*problems, *odd]
 
-    def told(key: str) -> str:
+
+def _without(values: Mapping[str, Any], doubtful: set[str]) -> JobSpec:
+    """The job as if nothing had been said of the keys that are in doubt."""
+    needed = {"task": "any.py:Any", "batch_size": AUTO}
+    sound = {key: value for key, value in values.items() if key in JobSpec.model_fields and key not in doubtful}
+    return JobSpec.model_validate(needed | sound)
+
+
+def _said(layers: Layers) -> Said:
+    def said(key: str) -> str:
         origin = layers.origin(key)
         return " (the default)" if origin == DEFAULT else f" ({origin})"
 
-    return broken_rules({**defaults, **layers.values}, doubtful, told)
+    return said
 
 
 def _with_task_placed(layers: Layers, job_folder: Path | None) -> tuple[Layers, list[Problem]]:
@@ -185,29 +193,22 @@ def with_runs_placed(layers: Layers, file: Path) -> Layers:
     return layers if runs == USUAL_RUNS else replace(layers, values={**layers.values, "runs": str(runs)})
 
 
-def _with_key_placed(layers: Layers, folder: Path) -> Layers:
-    """The file of the checkpoints' key made absolute: a run that is resumed elsewhere must find it too."""
-    try:
-        section = layers.values["checkpoint"]
-        file = Path(section["encrypt"]["key_file"]).expanduser()
-    except (KeyError, TypeError, RuntimeError):
-        return layers  # without it, or malformed, which is told with the other keys
-    encrypt = {**section["encrypt"], "key_file": str(folder.absolute() / file)}
-    return replace(layers, values={**layers.values, "checkpoint": {**section, "encrypt": encrypt}})
+def _with_path_placed(layers: Layers, key: str, folder: Path) -> Layers:
+    """A file or folder, or a list of them, made absolute: a run that is resumed elsewhere must find them too."""
 
+    def placed(values: Mapping[str, Any], names: Sequence[str]) -> Any:
+        first, *rest = names
+        if rest:
+            return {**values, first: placed(values[first], rest)}
+        given = values[first]
+        if isinstance(given, list):
+            return {**values, first: [str(folder.absolute() / Path(path).expanduser()) for path in given]}
+        return {**values, first: str(folder.absolute() / Path(given).expanduser())} if given else values
 
-def _with_code_placed(layers: Layers, folder: Path) -> Layers:
-    """The folders of code that nodes are given made absolute."""
     try:
-        engine = layers.values["engine"]
-        given = dict(engine["runtime_env"])
-        if given.get("working_dir"):
-            given["working_dir"] = str(folder.absolute() / Path(given["working_dir"]).expanduser())
-        if isinstance(given.get("py_modules"), list):
-            given["py_modules"] = [str(folder.absolute() / Path(path).expanduser()) for path in given["py_modules"]]
+        return replace(layers, values=placed(layers.values, key.split(".")))
     except (KeyError, TypeError, ValueError, RuntimeError):
-        return layers  # without them, or malformed, which is told with the other keys
-    return replace(layers, values={**layers.values, "engine": {**engine, "runtime_env": given}})
+        return layers  # without it, or malformed, which is told with the other keys
 
 
 def read_job_file(path: Path, *, recorded: bool = False) -> Document:

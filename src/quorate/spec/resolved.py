@@ -14,7 +14,7 @@ from quorate.core.regular_file import read_regular
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark
 from quorate.spec.override import Absent
-from quorate.spec.strategy import AnyStrategy, is_synchronous, rounding, syncs_batch_norm
+from quorate.spec.strategy import goes_on
 from quorate.spec.yaml_document import write_value
 
 # Several times as fast as the loader of job files. What `dump_job` has written, every YAML reader reads alike.
@@ -112,7 +112,7 @@ def changes(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
 
 def refused_on_resume(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
     """The changes that would make a resumed run produce something else."""
-    is_same, is_together = goes_on(before.strategy, after.strategy), syncs_batch_norm(after.strategy)
+    is_same, is_together = goes_on(before.strategy, after.strategy), after.strategy.couples_passes
     return tuple(
         change
         for change in changes(before, after)
@@ -120,19 +120,6 @@ def refused_on_resume(before: JobSpec, after: JobSpec) -> tuple[Change, ...]:
         if change.mark is Mark.MEANING or (is_together and change.key == "workers")
         if not (_extends(change) or (is_same and change.key.startswith("strategy.")))
     )
-
-
-def goes_on(before: AnyStrategy, after: AnyStrategy) -> bool:
-    """Whether it is another strategy that goes on with the same computation: who sums what lanes have is only manner.
-
-    To the same bits, except with a gang, which adds in the order of its workers.
-    """
-    if not is_synchronous(before) or not is_synchronous(after) or before.compress != after.compress:
-        return False
-    if syncs_batch_norm(before) != syncs_batch_norm(after) or rounding(before) != rounding(after):
-        return False
-    # Servers that feed back what they have not told answer with less than the ring has.
-    return before.compress is None or not before.compress.feedback or before.kind == after.kind
 
 
 def _extends(change: Change) -> bool:

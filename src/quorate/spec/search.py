@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from quorate.spec.engine import PerWorkerSpec, checked_address, checked_folder
+from quorate.engines.ray.option import PerWorkerSpec, checked_address, checked_folder
 from quorate.spec.job import MetricName, version_check
 from quorate.spec.keys import Allowed
 from quorate.spec.section import Count, OptionalCount, OptionalPositive, Section, spelled_out

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from quorate.core.errors import JobFileError, Problem
-from quorate.spec.job import AUTO_BATCH
 from quorate.spec.load import (
     load_job,
     load_recorded,
@@ -25,6 +24,7 @@ from quorate.spec.problems import describe_errors, in_brackets, plain_problems
 from quorate.spec.resolved import ResolvedJob, dump_lines
 from quorate.spec.search import SearchSpec
 from quorate.spec.search_rules import broken_search_rules, space_problems
+from quorate.spec.section import AUTO_BATCH
 from quorate.spec.space import DimensionSpec, dimension_problems
 
 log = logging.getLogger(__name__)

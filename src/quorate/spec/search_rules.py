@@ -9,10 +9,10 @@ from quorate.core.errors import JobFileError, Problem
 from quorate.spec.job import CHANGEABLE, JobSpec, mark_of
 from quorate.spec.keys import Mark
 from quorate.spec.load import resolve_layers
+from quorate.spec.options import Said as Told
 from quorate.spec.override import Layers, Override
 from quorate.spec.problems import Origin, in_brackets
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.rules import Told
 from quorate.spec.search import AshaSpec, GridSpec, OptunaSpec, PbtSpec, RandomSpec, SearchSpec
 from quorate.spec.space import DimensionSpec, Space, grid_size
 

@@ -13,6 +13,10 @@ Positive = Annotated[float, Field(gt=0), Allowed("a number above 0")]
 Fraction = Annotated[float, Field(gt=0, le=1), Allowed("a fraction above 0 and at most 1")]
 OptionalPositive = Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null")]
 
+AUTO = "auto"
+AUTO_BATCH = 2**62
+"""Stands for `batch_size: auto` until a number is found, before the run has its folder: nothing is trained with it."""
+
 
 def spelled_out(section: Any) -> Any:
     """A section that has kinds, and is given by its kind alone."""

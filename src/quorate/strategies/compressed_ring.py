@@ -17,9 +17,10 @@ from quorate.reduce.connect import Endpoint, connect
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import CompressSpec
 from quorate.strategies.agreement import StepAgreement
-from quorate.strategies.compression import check_compressible, method_of, residuals_of
+from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
+from quorate.strategies.compression.option import CompressSpec, lane_compression
+from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import GATHER_INDEX, RingConnection, agreement_of
 from quorate.training.activity import Activity
 from quorate.training.flat_gradients import FlatGradients
@@ -37,6 +38,13 @@ GRADIENTS_INDEX = 5
 """Tells the lanes' encoded gradients from what else is gathered in a step."""
 
 _LANE = struct.Struct("<IQ")
+
+
+def compressed_ring_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "CompressedRingFactory":
+    """What makes the ring of each generation, with compressed gradients."""
+    compress = lane_compression(spec.strategy)
+    assert compress is not None
+    return CompressedRingFactory(spec, replica, compress, held.lane_memory)
 
 
 class CompressedRingFactory:

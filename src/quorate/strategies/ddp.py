@@ -15,13 +15,15 @@ from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.reduce.connect import Endpoint
 from quorate.reduce.ddp_reducer import BucketSums, DdpReducer, RoundedSums, WholeSums
 from quorate.reduce.hierarchy import summing_group
+from quorate.reduce.nccl import nccl_of, prepare_nccl
 from quorate.reduce.power_sgd import PowerSgd, PowerSgdSums
 from quorate.reduce.process_group import GroupLinks, ProcessGroup
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import DdpCompressSpec, DdpSpec
 from quorate.strategies.agreement import StepAgreement
-from quorate.strategies.compression import check_compressible
+from quorate.strategies.compression.methods import check_compressible
+from quorate.strategies.gangs.option import DdpCompressSpec, DdpSpec
+from quorate.strategies.kinds import Holdings
 from quorate.strategies.lagging import Lag
 from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
 from quorate.training.activity import Activity
@@ -57,6 +59,14 @@ class LowRank:
         """The step is applied: what it has left is what was held back."""
         if self.power_sgd.commit():
             self.residuals.commit(step)
+
+
+def ddp_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "DdpFactory":
+    """What makes the gang of each generation."""
+    prepare_nccl(spec, on_host=replica.device.is_host)
+    strategy = spec.strategy
+    assert isinstance(strategy, DdpSpec)
+    return DdpFactory(spec, replica, strategy.compress, held.lane_memory, sync_batch_norm=strategy.sync_batch_norm)
 
 
 class DdpFactory:
@@ -125,7 +135,7 @@ class DdpFactory:
                 reducer = DdpReducer(parameters, self._plan, spec.bucket_mb, group, sums)
                 if self.norms is not None and in_turns:
                     # Of its own: which buckets are full when a batch norm's turn comes may differ between workers.
-                    groups.append(ProcessGroup(endpoint, links, parameters[0].device, timeout=spec.nccl.timeout))
+                    groups.append(ProcessGroup(endpoint, links, parameters[0].device, timeout=nccl_of(spec).timeout))
                     self.norms.join(groups[-1], endpoint.position, workers)
             except BaseException:
                 links.close()  # first: a group may be asking who is gone
@@ -136,7 +146,7 @@ class DdpFactory:
         return DdpConnection(self, endpoint, GroupLinks(links, *groups), gradients, groups, low_rank)
 
     def _group(self, endpoint: Endpoint, links: Reduction, device: torch.device) -> ProcessGroup:
-        strategy, timeout = self.spec.strategy, self.spec.nccl.timeout
+        strategy, timeout = self.spec.strategy, nccl_of(self.spec).timeout
         hierarchical = isinstance(strategy, DdpSpec) and strategy.hierarchical
         return summing_group(endpoint, links, device, timeout, hierarchical=hierarchical)
 

@@ -15,10 +15,12 @@ from quorate.core.errors import StateLost, TaskError
 from quorate.core.generation import Member
 from quorate.core.worker_status import OTHERS
 from quorate.reduce.connect import Endpoint
+from quorate.reduce.nccl import nccl_of, prepare_nccl
 from quorate.reduce.process_group import GroupLinks, ProcessGroup
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
 from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
@@ -38,6 +40,12 @@ UNITS_INDEX = 12
 """Tells which units run from what else is gathered."""
 
 log = logging.getLogger(__name__)
+
+
+def fsdp_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "FsdpFactory":
+    """What makes the gang of each generation, of which each worker holds a part of the state."""
+    prepare_nccl(spec, on_host=replica.device.is_host)
+    return FsdpFactory(spec, replica, held.folder)
 
 
 class FsdpFactory:
@@ -64,7 +72,7 @@ class FsdpFactory:
         world = self._world
         links = plain_links(endpoint, self._replica.device)
         try:
-            groups = world.connect(endpoint, links, self._spec.nccl.timeout)
+            groups = world.connect(endpoint, links, nccl_of(self._spec).timeout)
         except BaseException:
             links.close()
             raise

@@ -1,7 +1,6 @@
-"""The strategies that there are, by `strategy.kind` of the job file."""
+"""What a worker needs of a strategy, and how the one of its job is found."""
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,15 +8,9 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Role
 from quorate.observe.events import BlocksPlaced, LinksMeasured
 from quorate.reduce.connect import Endpoint
-from quorate.reduce.nccl import prepare_nccl
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
-from quorate.spec.nccl import NcclSpec
-from quorate.spec.strategy import DdpSpec, is_gang, lane_compression
-from quorate.strategies.compressed_ring import CompressedRingFactory
-from quorate.strategies.ddp import DdpFactory
-from quorate.strategies.parameter_server import ServersFactory
-from quorate.strategies.ring import RingFactory
+from quorate.spec.options import named_object
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
 from quorate.training.progress import Progress
@@ -25,8 +18,6 @@ from quorate.training.replica import Replica
 from quorate.training.state_layout import StateLayout
 from quorate.training.strategy import Strategy
 from quorate.training.update import Update
-
-log = logging.getLogger(__name__)
 
 
 class Connection(Protocol):
@@ -90,49 +81,7 @@ class Holdings:
     folder: CheckpointFolder | None = None
 
 
-Make = Callable[[JobSpec, Replica, Holdings], StrategyFactory]
-
-
-def ring_factory(spec: JobSpec, replica: Replica, held: Holdings) -> StrategyFactory:
-    """The ring, or the one whose gradients are compressed."""
-    compress = lane_compression(spec.strategy)
-    if compress is None:
-        return RingFactory(spec, replica, held.role)
-    return CompressedRingFactory(spec, replica, compress, held.lane_memory)
-
-
-def servers_factory(spec: JobSpec, replica: Replica, held: Holdings) -> StrategyFactory:
-    """Servers hold the parameters."""
-    return ServersFactory(spec, replica, held.role, held.lane_memory)
-
-
-def ddp_factory(spec: JobSpec, replica: Replica, held: Holdings) -> StrategyFactory:
-    """A gang that sums by torch.distributed."""
-    strategy = spec.strategy
-    assert isinstance(strategy, DdpSpec)
-    return DdpFactory(spec, replica, strategy.compress, held.lane_memory, sync_batch_norm=strategy.sync_batch_norm)
-
-
-def fsdp_factory(spec: JobSpec, replica: Replica, held: Holdings) -> StrategyFactory:
-    """A gang of which each holds a part."""
-    from quorate.strategies.fsdp import FsdpFactory
-
-    return FsdpFactory(spec, replica, held.folder)
-
-
-FACTORIES: Mapping[str, Make] = {
-    "ring": ring_factory,
-    "ddp": ddp_factory,
-    "fsdp": fsdp_factory,
-    "parameter-server": servers_factory,
-}
-
-
 def strategy_factory(spec: JobSpec, replica: Replica, held: Holdings | None = None) -> StrategyFactory:
     """The one that a job asks for."""
-    if is_gang(spec.strategy) and not replica.device.is_host:
-        prepare_nccl(spec)
-    elif given := sorted(key for key, value in spec.nccl if value != NcclSpec.model_fields[key].default):
-        why = "this job computes on the host" if is_gang(spec.strategy) else "only ddp and fsdp use NCCL"
-        log.warning("nccl (%s) does nothing here: %s", ", ".join(given), why)
-    return FACTORIES[spec.strategy.kind](spec, replica, held or Holdings())
+    make: Callable[[JobSpec, Replica, Holdings], StrategyFactory] = named_object(spec.strategy.made_by)
+    return make(spec, replica, held or Holdings())

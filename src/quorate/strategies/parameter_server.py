@@ -28,14 +28,16 @@ from quorate.servers.placement import Holders, place
 from quorate.servers.share import Share
 from quorate.servers.unit_record import UnitRecord
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import ServersSpec, is_synchronous, lane_compression
 from quorate.strategies.agreement import StepAgreement
-from quorate.strategies.compression import check_compressible, method_of, residuals_of
+from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
+from quorate.strategies.compression.option import lane_compression
+from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import measured
 from quorate.strategies.server_align import Aligner, Pending, blocks_placed, tell_placement
 from quorate.strategies.server_compress import Answers, LaneEncoder
 from quorate.strategies.server_step import ServerStep, StepParts, WorkerStep
 from quorate.strategies.server_update import HeldGradients, check_optimizers
+from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.units.unit_connection import UnitConnection, connect_units
 from quorate.training.activity import Activity
 from quorate.training.divergence import ReplicaDigests
@@ -50,6 +52,11 @@ from quorate.training.update import Update
 log = logging.getLogger(__name__)
 
 
+def servers_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "ServersFactory":
+    """What connects workers and servers in each generation."""
+    return ServersFactory(spec, replica, held.role, held.lane_memory)
+
+
 class ServersFactory:
     """Connects the members of each generation: in shared memory on one host; elsewhere each worker to each server.
 
@@ -62,7 +69,7 @@ class ServersFactory:
         self.by_rows = parameters_by_rows(replica.model, replica.trainable)
         check_row_optimizers(replica.optimizers.by_name, replica.trainable, self.by_rows)
         replica.optimizers.unfuse({replica.trainable[block][1] for block in self.by_rows})
-        if not is_synchronous(spec.strategy):
+        if not spec.strategy.is_synchronous:
             refuse_rows(replica.model, replica.trainable, f"mode: {spec.strategy.mode}")
         self._spec = spec
         self._replica = replica
@@ -74,7 +81,7 @@ class ServersFactory:
         if compress is not None:
             check_compressible([replica.trainable[block] for block in sorted(self._dense)])
         by_deltas = self._dense if compress is not None and compress.feedback else frozenset[int]()
-        is_dealt = not is_synchronous(spec.strategy)
+        is_dealt = not spec.strategy.is_synchronous
         self.share = Share(
             replica,
             role,
@@ -91,7 +98,7 @@ class ServersFactory:
     def connect(self, endpoint: Endpoint) -> "ServersConnection | UnitConnection":
         generation, replica, worker = endpoint.generation, self._replica, endpoint.credentials.worker
         placement = self._place(endpoint)
-        if not is_synchronous(self._spec.strategy):
+        if not self._spec.strategy.is_synchronous:
             return connect_units(self._spec, self, endpoint, placement)
         plan, compress = self._plan, lane_compression(self._spec.strategy)
         positions = [[generation.position(server) for server in holders] for holders in placement]

@@ -17,6 +17,7 @@ from quorate.reduce.device_reduction import DeviceReduction
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.kinds import Holdings
 from quorate.strategies.lagging import Lag
 from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
@@ -37,6 +38,11 @@ GATHER_INDEX = 2
 """Tells what the loop gathers from what the step itself does."""
 
 _DENORMAL = 1e-310
+
+
+def ring_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "RingFactory":
+    """What makes the ring of each generation."""
+    return RingFactory(spec, replica, held.role)
 
 
 class RingFactory:

@@ -35,9 +35,8 @@ from quorate.observe.events import (
 from quorate.observe.jsonl import EventTail, JsonlSink
 from quorate.observe.live import Round
 from quorate.spec.device import kind_of
-from quorate.spec.engine import GrowSpec
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import mesh_of, server_count, syncs_batch_norm
+from quorate.spec.kinds import GrowSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.coordinator_process import CoordinatorProcess
 from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
@@ -152,7 +151,7 @@ class Supervisor:
         self._growth = None if launch.grow is None else Growth(launch.grow, numbers)
         self._spares = launch.spec.spares if launch.mode.is_training else 0
         # What is evaluated or replayed comes to the same without them.
-        self._servers = server_count(launch.spec.strategy) if launch.mode.is_training else 0
+        self._servers = launch.spec.strategy.server_count if launch.mode.is_training else 0
 
     def run(self) -> Outcome:
         """Run the job to its end."""
@@ -431,7 +430,7 @@ class Supervisor:
         spec = self._launch.spec
         identity = self._identity_of(COORDINATOR)
         # Who only evaluates has the whole model, and lanes of their own.
-        mesh = mesh_of(spec.strategy, self._launch.workers) if self._launch.mode.is_training else None
+        mesh = spec.strategy.mesh(self._launch.workers) if self._launch.mode.is_training else None
         return {
             "run": str(self._launch.run.path),
             "lanes": spec.lanes,
@@ -444,7 +443,7 @@ class Supervisor:
             "step_timeout": spec.step_timeout,
             "balance": spec.balance,
             "mesh": None if mesh is None else astuple(mesh),
-            "is_fixed": syncs_batch_norm(spec.strategy),
+            "is_fixed": spec.strategy.couples_passes,
             "token": self._token,
             "launch": self._launch_id,
             "port": spec.port,

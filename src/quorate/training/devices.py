@@ -8,7 +8,6 @@ from quorate.core.errors import OutOfMemory, RunError
 from quorate.core.gpus import VISIBLE, gpus_here, use_gpu, users_of
 from quorate.spec.device import gpu_of, kind_of
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import FsdpSpec
 from quorate.training.device import CPU, CpuDevice, Device
 
 
@@ -25,7 +24,7 @@ def device_for(spec: JobSpec, member: int, compile_cache: Path | None = None) ->
     from quorate.training.compiler import can_compile
     from quorate.training.cuda_device import CudaDevice
 
-    is_sharded = isinstance(spec.strategy, FsdpSpec)  # gathers its weights on the way, which is not compiled
+    is_sharded = spec.strategy.mesh(1) is not None  # gathers its weights on the way, which is not compiled
     compiles = not is_sharded and (can_compile() if spec.compile == "auto" else spec.compile)
     captures = spec.capture and not is_sharded
     device = CudaDevice(spec.precision, compiles=compiles, captures=captures, cache=compile_cache)

@@ -20,7 +20,6 @@ from quorate.data.sampler import (
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, LogMessage, RunBegan, StepCompleted, TrainingBlocks
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import is_synchronous
 from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit
 from quorate.training.audited_lanes import AuditedLanes
@@ -397,7 +396,7 @@ class Loop:
             dataset_samples=self.sampler.samples,
             lanes=self.spec.lanes,
             data=TrainingBlocks.of(self.sampler.describe()),
-            by_units=not is_synchronous(self.spec.strategy),
+            by_units=not self.spec.strategy.is_synchronous,
         )
         self.publish(event)
         if not self.progress.cursor.step:

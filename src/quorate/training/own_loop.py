@@ -36,7 +36,6 @@ from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators, seed_generators
 from quorate.observe.events import LogMessage, StepCompleted
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import fixes_bits
 from quorate.training.evaluation import Evaluated
 from quorate.training.hints import hint_for
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
@@ -232,7 +231,7 @@ class OwnLoop(Task):
                 "to measure one, or leave it out."
             )
         refused = {
-            f"strategy: {spec.strategy.kind}": not fixes_bits(spec.strategy),
+            f"strategy: {spec.strategy.kind}": not spec.strategy.fixes_bits,
             "on_bad_sample: skip": spec.on_bad_sample == "skip",
             "on_out_of_memory: shrink": spec.on_out_of_memory == "shrink",
             "compile: true": spec.compile is True,

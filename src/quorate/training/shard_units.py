@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from quorate.core.errors import TaskError
-from quorate.spec.strategy import FsdpSpec
+from quorate.strategies.gangs.option import FsdpSpec
 from quorate.training.activation_checkpointing import find_repeated, matching_modules
 
 KEY = "strategy.units"

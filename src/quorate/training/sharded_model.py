@@ -14,7 +14,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from quorate.core.errors import TaskError
 from quorate.reduce.gang_world import TENSOR, GangWorld
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import FsdpSpec
+from quorate.strategies.gangs.option import FsdpSpec
 from quorate.training.activation_checkpointing import checkpoint_activations
 from quorate.training.deferred_init import CannotDefer, deferred
 from quorate.training.shard_units import batch_norms, check_units, units_of

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from quorate.core.errors import TaskError
-from quorate.spec.strategy import FsdpSpec
+from quorate.strategies.gangs.option import FsdpSpec
 from quorate.training.activation_checkpointing import shown_modules
 from quorate.training.linear_flow import (
     LinearFlow,

@@ -13,7 +13,7 @@ from typing import Any
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.machine import usable_cores
 from quorate.engines.node_code import NodeCode, code_of
-from quorate.spec.engine import RAY_CLIENT, RuntimeEnvSpec
+from quorate.engines.ray.option import RAY_CLIENT, RuntimeEnvSpec
 from quorate.spec.search import HyperbandSpec, PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.search_folder import SearchFolder

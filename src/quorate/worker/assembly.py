@@ -28,7 +28,7 @@ from quorate.data.stream import Stream, StreamSampler
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import FsdpSpec, RingSpec, fixes_bits, is_synchronous, syncs_batch_norm
+from quorate.spec.strategy import RingSpec
 from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, strategy_factory
 from quorate.strategies.units.unit_loop import UnitLoop
 from quorate.strategies.units.unit_strategy import UnitStrategy
@@ -106,7 +106,7 @@ class SessionParts:
     def graphs(self) -> LaneGraphs | None:
         """A lane's work as its device has captured it: another generation replays what this one has recorded."""
         capture = self.replica.device.capture
-        waits = syncs_batch_norm(self.spec.strategy)  # for other workers, within a pass
+        waits = self.spec.strategy.couples_passes  # for other workers, within a pass
         return (
             None
             if capture is None or waits or isinstance(self.task, OwnLoop)
@@ -118,7 +118,7 @@ class SessionParts:
         """Not in gangs, whose bits are not fixed by lanes, nor with streams: another worker would have to read that of
         the lane from its beginning."""
         is_asked = bool(self.spec.audit.every) and self.mode.is_training
-        return is_asked and fixes_bits(self.spec.strategy) and not self.samples.is_stream
+        return is_asked and self.spec.strategy.fixes_bits and not self.samples.is_stream
 
     @cached_property
     def audits(self) -> AuditRecord:
@@ -225,7 +225,7 @@ def evaluation_plan(spec: JobSpec, samples: Samples, done: frozenset[int] = froz
     """By default an evaluation batch is as large as what one lane reads of a training batch."""
     size = spec.evaluate.batch_size or -(-spec.batch_size // spec.lanes)
     validation = samples.datasets.get(Source.VALIDATION, ())
-    in_step = isinstance(spec.strategy, FsdpSpec)
+    in_step = spec.strategy.mesh(1) is not None
     return EvaluationPlan(len(validation), size, spec.lanes, spec.evaluate.every, in_step, done)
 
 
@@ -271,7 +271,7 @@ def assemble(
     spoken_for = generation.members[generation.position(worker)].lanes
     leads = strategy.leads if isinstance(strategy, UnitStrategy) else 0 in spoken_for
     ended = None if own_loop is None else own_loop.end_lane
-    on_lane = hooks.on_lane if fixes_bits(spec.strategy) else None
+    on_lane = hooks.on_lane if spec.strategy.fixes_bits else None
     feed = _feed_of(parts, strategy.hosted, evaluation, progress, hooks, mode, audit)
     averaged = mode.evaluates_averages(spec.average)
     return kind(
@@ -355,7 +355,7 @@ def _feed_of(
         # That read at all: the batches of a very small set leave some without a sample.
         lanes=max(1, sum(lane < sampler.batch_samples(1) for lane in hosted)),
         check=hooks.check_lease,
-        is_planned=is_synchronous(spec.strategy) and not mode.batch_for,
+        is_planned=spec.strategy.is_synchronous and not mode.batch_for,
         room=parts.replica.device.room,
     )
 

@@ -53,7 +53,6 @@ from quorate.data.stream import Stream
 from quorate.observe.events import LogMessage
 from quorate.reduce.connect import Listeners
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import mesh_of
 from quorate.storage.run_folder import RunFolder
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
@@ -403,7 +402,7 @@ class Worker:
     def _sharding(self, task: Task, device: Device) -> "Sharding | None":
         """How the model is spread over the workers; None where each of them has all of it."""
         spec, slot = self._spec, self._assignment.slot
-        shape = mesh_of(spec.strategy, self._assignment.workers)
+        shape = spec.strategy.mesh(self._assignment.workers)
         if shape is None or not self._assignment.mode.is_training:
             return None
         from quorate.reduce.gang_world import GangWorld

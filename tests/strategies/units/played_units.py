@@ -18,7 +18,7 @@ from quorate.servers.applied import Unit, applied_everywhere
 from quorate.servers.placement import place
 from quorate.servers.unit_record import UnitRecord
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import ServersSpec
+from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.units.channel import Blocks, Head, UnitChannel
 from quorate.strategies.units.held_blocks import HeldBlocks
 from quorate.strategies.units.hub import Hub

@@ -11,9 +11,9 @@ from quorate.reduce.linked_reduction import LinkedReduction
 from quorate.servers.placement import Holders
 from quorate.servers.share import Share
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import ServersSpec
 from quorate.strategies.ring import measured
 from quorate.strategies.server_align import blocks_placed, tell_placement
+from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.units.channel import UnitChannel
 from quorate.strategies.units.unit_align import Standing, UnitAligner
 from quorate.strategies.units.unit_plan import UnitPlan

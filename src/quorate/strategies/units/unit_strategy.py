@@ -8,8 +8,8 @@ from quorate.core.worker_status import OTHERS
 from quorate.reduce.reduction import Reduction
 from quorate.servers.applied import Unit
 from quorate.servers.share import Share
-from quorate.spec.strategy import ServersSpec
 from quorate.strategies.ring import GATHER_INDEX
+from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.units.channel import UnitChannel
 from quorate.strategies.units.held_blocks import HeldBlocks
 from quorate.strategies.units.hub import Hub

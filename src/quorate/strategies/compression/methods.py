@@ -10,7 +10,7 @@ from quorate.reduce.compressor import Method
 from quorate.reduce.quantize import EightBits
 from quorate.reduce.sparsify import RandomK, TopK
 from quorate.spec.job import JobSpec
-from quorate.spec.strategy import CompressSpec, lane_compression
+from quorate.strategies.compression.option import CompressSpec, lane_compression
 from quorate.training.replica import Replica
 from quorate.training.residuals import Residuals, check_momentum
 

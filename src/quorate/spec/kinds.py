@@ -1,0 +1,131 @@
+"""What the core asks of a strategy and of an engine, whichever option they come from."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from quorate.core.mesh import MeshShape
+from quorate.spec.section import Count, Fraction, Section
+
+ANY = object()
+"""In a refusal: every value but the default."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A value of a key that a strategy does not go with, why, and what to do instead."""
+
+    key: str
+    value: Any
+    why: str
+    hint: str
+
+
+class Treatment(Section):
+    """What is done to gradients before they are summed: the section of a key that an option adds to a strategy."""
+
+    factories: ClassVar[Mapping[str, str]] = {}
+    """By kind of strategy what makes it with this treatment, where that is another than without."""
+    cpu_only: ClassVar[bool] = False
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether what is not sent is added to the next gradient."""
+        return False
+
+
+class StrategySection(Section):
+    """A strategy in a job file, and what others have to know of it: each kind says where it differs from the ring."""
+
+    kind: str
+
+    factory: ClassVar[str] = ""
+    """`module:function` of what makes it in a worker: called with the job, the replica and what the process holds
+    besides."""
+    is_gang: ClassVar[bool] = False
+    """Whether its workers exchange tensors by torch.distributed, and a loss ends the generation for all."""
+
+    @property
+    def treatments(self) -> dict[str, Treatment]:
+        """What is done to gradients before they are summed, by key."""
+        given = {key: getattr(self, key) for key in type(self).model_fields}
+        return {key: value for key, value in given.items() if isinstance(value, Treatment)}
+
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        """What is computed besides plain sums. Strategies in which it is equal go on with each other's state."""
+        return dict(self.treatments)
+
+    @property
+    def made_by(self) -> str:
+        """Its factory, or that of one of its treatments."""
+        return next(filter(None, (each.factories.get(self.kind) for each in self.treatments.values())), self.factory)
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether what is not sent is added to the next gradient."""
+        return any(each.keeps_residuals for each in self.treatments.values())
+
+    @property
+    def cpu_only(self) -> str | None:
+        """The key for whose sake only CPUs are used; None if a GPU will do."""
+        return next((f"strategy.{key}" for key, each in self.treatments.items() if each.cpu_only), None)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether all lanes of a step are one update."""
+        return True
+
+    @property
+    def fixes_bits(self) -> bool:
+        """Whether its bits depend on lanes alone, and not on the number of workers either."""
+        return self.is_synchronous and not self.is_gang
+
+    @property
+    def couples_passes(self) -> bool:
+        """Whether workers wait for each other within a pass through the model."""
+        return False
+
+    @property
+    def server_count(self) -> int:
+        """How many processes a job has that hold parameters."""
+        return 0
+
+    def mesh(self, workers: int) -> MeshShape | None:
+        """How so many workers stand to each other if each holds a part of the state; None where each holds all of it,
+        or servers do."""
+        return None
+
+    def refusals(self) -> Iterator[Refusal]:
+        """The values of other keys that it does not go with."""
+        yield from ()
+
+
+class GrowSpec(Section):
+    """A job starts with `min_workers` and gets more as long as each worker still has this fraction of the throughput
+    that a worker had with fewer. Each number of workers is measured for some steps."""
+
+    efficiency: Fraction = 0.6
+    """The least throughput of a worker, as a fraction of what a worker had with fewer of them."""
+    steps: Count = 20
+    """Steps for which each number of workers is measured."""
+
+
+class EngineSection(Section):
+    """An engine in a job file, and what others have to know of it."""
+
+    kind: str
+    grow: GrowSpec | None = None
+    """Start with `min_workers` and add workers as long as they are efficient; null: start all at once."""
+
+    is_cluster: ClassVar[bool] = False
+    """Whether workers may run on other machines than this one."""
+
+    @property
+    def shared_storage(self) -> str | None:
+        """The folder or object store that all hosts reach, for the runs."""
+        return None
+
+    def gpus_each(self, device: str) -> float:
+        """How much of a GPU a cluster gives each worker of a job with this `device`."""
+        return 0.0

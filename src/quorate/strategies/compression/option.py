@@ -1,0 +1,50 @@
+"""What compressed gradients add to a job file: the key `compress` of the ring and of parameter servers."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from quorate.spec.keys import Allowed
+from quorate.spec.kinds import StrategySection, Treatment
+from quorate.spec.options import Option
+from quorate.spec.section import Fraction
+
+
+class CompressSpec(Treatment):
+    """What is sent of a gradient: its largest elements, some drawn at random, or all in 8 bits. One of the three."""
+
+    top_k: Annotated[Fraction | None, Allowed("a fraction above 0 and at most 1, or null")] = None
+    """Send only this fraction of the elements: the largest."""
+    random_k: Annotated[Fraction | None, Allowed("a fraction above 0 and at most 1, or null")] = None
+    """Send only this fraction of the elements, drawn at random."""
+    bits: Annotated[Literal[8] | None, Allowed("8, or null")] = None
+    """Send all elements in 8 bits."""
+    feedback: bool = True
+    """Add what was not sent to the next gradient (error feedback)."""
+    momentum: Annotated[
+        float | None, Field(gt=0, lt=1), Allowed("a number above 0 and below 1 (it replaces the optimizer's), or null")
+    ] = None
+    """Momentum that is applied before compression."""
+
+    @property
+    def keeps_residuals(self) -> bool:
+        return self.feedback
+
+    cpu_only: ClassVar[bool] = True
+    factories: ClassVar[Mapping[str, str]] = {"ring": "quorate.strategies.compressed_ring:compressed_ring_factory"}
+
+
+_COMPRESS = Annotated[
+    CompressSpec | None,
+    Field(description="Compress the gradients of the lanes. Set one of `top_k`, `random_k` and `bits`."),
+]
+OPTION = Option(
+    keys={kind: {"compress": (_COMPRESS, None)} for kind in ("strategy.ring", "strategy.parameter-server")},
+    rules="quorate.strategies.compression.rules",
+)
+
+
+def lane_compression(strategy: StrategySection) -> CompressSpec | None:
+    """How each lane's gradient is compressed; None where it travels whole, or only as the sum of some."""
+    return next((each for each in strategy.treatments.values() if isinstance(each, CompressSpec)), None)

@@ -1,0 +1,1 @@
+"""Gangs: workers that exchange tensors by torch.distributed, as DDP and FSDP2 do."""

@@ -1,0 +1,151 @@
+"""What gangs add to a job file: the strategies `ddp` and `fsdp`, and what is said to NCCL."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from quorate.core.mesh import MeshShape
+from quorate.spec.keys import Allowed, Mark
+from quorate.spec.kinds import ANY, Refusal, StrategySection, Treatment
+from quorate.spec.options import Option
+from quorate.spec.section import AUTO_BATCH, Count, CountOrZero, OptionalCount
+from quorate.strategies.gangs.nccl_settings import NcclSpec
+
+
+class DdpCompressSpec(Treatment):
+    """What is sent of a bucket: all in 16 bits, or after step `start` matrices of a low rank (PowerSGD). One of the
+    two."""
+
+    dtype: Annotated[Literal["fp16", "bf16"] | None, Allowed("fp16, bf16, or null")] = None
+    """Send and sum gradients in this type."""
+    rank: OptionalCount = None
+    """Compress with PowerSGD of this rank."""
+    start: CountOrZero = 1000
+    """With `rank`: steps without compression, before PowerSGD begins."""
+
+    @property
+    def keeps_residuals(self) -> bool:
+        return self.rank is not None
+
+
+class DdpSpec(StrategySection):
+    """Gradients are summed by the reducer of PyTorch's DDP, over Gloo or NCCL: fast, but the last bits depend on the
+    number of workers."""
+
+    kind: Literal["ddp"]
+    hierarchical: bool = False
+    """Sum within each host first, then between the first workers of the hosts."""
+    compress: DdpCompressSpec | None = None
+    """Compress gradients. Set `dtype` or `rank`."""
+    sync_batch_norm: bool = False
+    """Batch norm uses the statistics of the micro-batches that all workers compute at the same time."""
+
+    factory: ClassVar[str] = "quorate.strategies.ddp:ddp_factory"
+    is_gang: ClassVar[bool] = True
+
+    @property
+    def couples_passes(self) -> bool:
+        return self.sync_batch_norm
+
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        return super().arithmetic | ({"sync_batch_norm": True} if self.sync_batch_norm else {})
+
+    def refusals(self) -> Iterator[Refusal]:
+        yield _CLEAR
+        yield _ALONE
+        if self.compress is not None and self.compress.rank is not None:
+            why = "with compress.rank a gradient is added to the next one, whose loss may be scaled by another number"
+            instead = "Use compress: {dtype: fp16} or leave compress out, or use precision: bf16 or fp32."
+            yield Refusal("precision", "fp16", why, instead)
+
+
+class FsdpSpec(StrategySection):
+    """Every worker holds a part of the parameters, gradients and optimizer state: FSDP2 and tensor parallelism.
+
+    There are `replicate` × `shard` × `tensor` workers. `units` and `plan` name modules by patterns.
+    """
+
+    kind: Literal["fsdp"]
+    shard: Annotated[
+        Count | None, Mark.MANNER, Allowed("a whole number of at least 1, or null: as many as there are workers")
+    ] = None
+    """Workers among which the state is split."""
+    replicate: Annotated[Count, Mark.MANNER] = 1
+    """Copies of the sharded model."""
+    tensor: Annotated[Count, Mark.MANNER] = 1
+    """Workers that compute the same samples, each with a part of the matrices."""
+    units: Annotated[
+        Literal["auto"] | list[str], Mark.MANNER, Allowed('auto, or a list of patterns such as ["blocks.*"]')
+    ] = "auto"
+    """The modules whose weights are gathered at a time."""
+    plan: Annotated[
+        Literal["auto"] | dict[str, Literal["column", "row", "replicate"]],
+        Mark.MANNER,
+        Allowed("auto, or a mapping from patterns of module names to column, row or replicate"),
+    ] = "auto"
+    """How modules are split for tensor parallelism."""
+    gather: Annotated[Literal["fp32", "bf16"] | None, Allowed("fp32, bf16, or null: as they are")] = None
+    """The type in which weights are gathered."""
+    reduce: Annotated[Literal["fp32", "bf16"] | None, Allowed("fp32, bf16, or null: as they are")] = None
+    """The type in which gradients are summed."""
+    reshard: Annotated[bool, Mark.MANNER] = True
+    """Free gathered weights after the forward pass; false: keep them until the backward pass."""
+    offload: Annotated[bool, Mark.MANNER] = False
+    """Keep the shards in the memory of the host."""
+
+    factory: ClassVar[str] = "quorate.strategies.fsdp:fsdp_factory"
+    is_gang: ClassVar[bool] = True
+
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        return {key: value for key, value in (("gather", self.gather), ("reduce", self.reduce)) if value is not None}
+
+    def mesh(self, workers: int) -> MeshShape:
+        return MeshShape(self.replicate, self.shard or max(1, workers // (self.replicate * self.tensor)), self.tensor)
+
+    def refusals(self) -> Iterator[Refusal]:
+        yield _CLEAR
+        yield _ALONE
+        instead = "Use strategy: ring or ddp, or precision: bf16 or fp32."
+        yield Refusal(
+            "precision", "fp16", "no worker holds the sum of all gradients, by which its scale grows", instead
+        )
+        instead = "Leave it out, or use strategy: ring or ddp."
+        yield Refusal("check_gradients", ANY, "no worker holds the sum of all gradients", instead)
+        instead = "Leave spares out: another process takes the place of one that is lost."
+        yield Refusal("spares", ANY, "each worker has a part of its own", instead)
+        in_step = "its workers compute in step, with as many lanes each"
+        yield Refusal("balance", "speed", in_step, "Leave balance out.")
+        few = "the last batch of an epoch may leave lanes without a sample"
+        yield Refusal("last_batch", "keep", few, "Use last_batch: drop.")
+        yield Refusal("on_bad_sample", "skip", "a lane may be left without a sample", "Use on_bad_sample: fail.")
+        gathered = "a model that is gathered on the way is not compiled in this version"
+        yield Refusal("compile", True, gathered, "Use compile: auto.")
+        one = "the largest batch is looked for on one device"
+        yield Refusal("batch_size", AUTO_BATCH, one, "Use a number: `quorate plan` says what fits.")
+
+
+_CLEAR = Refusal(
+    "encrypt",
+    True,
+    "its tensors travel by Gloo or NCCL, which do not encrypt",
+    "Use strategy: ring, or write encrypt: auto and see to the network between the hosts yourself.",
+)
+_ALONE = Refusal(
+    "on_out_of_memory",
+    "shrink",
+    "its workers do not do a step again together",
+    "Use on_out_of_memory: fail with a larger accumulate, or strategy: ring.",
+)
+_NCCL = Annotated[
+    NcclSpec,
+    Mark.MANNER,
+    Field(description="Settings of NCCL, by which `ddp` and `fsdp` exchange tensors between GPUs. Others do without."),
+]
+OPTION = Option(
+    kinds={"strategy": (DdpSpec, FsdpSpec)},
+    keys={"job": {"nccl": (_NCCL, NcclSpec())}},
+    rules="quorate.strategies.gangs.rules",
+)

@@ -1,0 +1,1 @@
+"""Parameter servers: processes that hold the parameters and update them."""

@@ -1,0 +1,62 @@
+"""What parameter servers add to a job file."""
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from quorate.spec.keys import Allowed, Mark
+from quorate.spec.kinds import ANY, Refusal, StrategySection
+from quorate.spec.options import Option, open_to_options
+from quorate.spec.section import Count, CountOrZero
+
+
+@open_to_options("strategy.parameter-server")
+class ServersSpec(StrategySection):
+    """Servers hold the parameters and update them: workers push gradients and pull the new values.
+
+    `servers` and `replicas` do not affect the result of a synchronous job.
+    """
+
+    kind: Literal["parameter-server"]
+    mode: Literal["synchronous", "bounded", "asynchronous"] = "synchronous"
+    """When workers wait for each other: in each step, when one is `staleness` steps ahead (`bounded`), or never."""
+    servers: Annotated[Count, Mark.MANNER] = 1
+    """How many servers there are."""
+    replicas: Annotated[Count, Mark.MANNER] = 2
+    """How many servers hold each parameter."""
+    staleness: Annotated[CountOrZero | None, Allowed("a whole number of at least 0, or null")] = None
+    """With `mode: bounded`, how many steps ahead of the oldest unapplied one work may start."""
+    damping: bool = False
+    """Lower the learning rate of late gradients."""
+
+    factory: ClassVar[str] = "quorate.strategies.parameter_server:servers_factory"
+
+    @property
+    def is_synchronous(self) -> bool:
+        return self.mode == "synchronous"
+
+    @property
+    def cpu_only(self) -> str | None:
+        return super().cpu_only or (None if self.is_synchronous else f"strategy.mode: {self.mode}")
+
+    @property
+    def server_count(self) -> int:
+        return self.servers
+
+    def refusals(self) -> Iterator[Refusal]:
+        instead = "Use precision: bf16 or fp32, or strategy: ring or ddp."
+        yield Refusal(
+            "precision", "fp16", "no worker holds the sum of all gradients, by which its scale grows", instead
+        )
+        instead = "Use on_out_of_memory: fail with a larger accumulate, or strategy: ring."
+        yield Refusal("on_out_of_memory", "shrink", "its workers do not do a step again together", instead)
+        instead = "Leave it out, or use strategy: ring or ddp."
+        yield Refusal("check_gradients", ANY, "no worker holds the sum of all gradients", instead)
+        if self.is_synchronous:
+            return
+        instead = "Leave balance out: a slow worker gets less to do by itself."
+        yield Refusal("balance", "speed", f"in mode: {self.mode} lanes are not shared out", instead)
+        instead = "Leave average out, or use strategy.mode: synchronous."
+        yield Refusal("average", ANY, f"in mode: {self.mode} the weights after a step are nowhere all at once", instead)
+
+
+OPTION = Option(kinds={"strategy": (ServersSpec,)}, rules="quorate.strategies.servers.rules")
