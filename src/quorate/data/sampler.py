@@ -36,7 +36,8 @@ def refuse_short(spec: JobSpec, samples: int, what: str = "The training set") ->
     if steps_in(spec, samples) == 0:
         raise TaskError(
             f"{what} has {samples} samples, less than one batch (batch_size: {spec.batch_size}), and `last_batch: "
-            f"drop` leaves out what does not fill a batch. Use a batch_size of at most {samples}, or `last_batch: keep`."
+            f"drop` leaves out what does not fill a batch. Use a batch_size of at most {samples}, or `last_batch: "
+            "keep`."
         )
 
 

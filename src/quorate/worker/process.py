@@ -49,6 +49,7 @@ from quorate.core.user_code import announcing, describe
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.data.sampler import Source, refuse_short
+from quorate.data.samples import Samples
 from quorate.data.stream import Stream
 from quorate.observe.events import LogMessage
 from quorate.reduce.connect import Listeners
@@ -357,19 +358,7 @@ class Worker:
         if self._assignment.workers == 1 and replica.sharding is None:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
             check_repeatable(self._configure(), spec, replica)
-        samples = build_samples(task, spec, self._assignment.mode.data)
-        training = samples.datasets[Source.TRAINING]
-        if isinstance(training, Stream) and self._assignment.mode.is_training:
-            training.bookmarks = self._run.path / "streams"
-        if self._assignment.mode.is_training and type(task).order is Task.order:
-            refuse_short(spec, len(training))  # before anything that takes long
-        if self._assignment.mode.evaluates_only:
-            check_evaluable(samples)
-        if self._assignment.mode.predict_to and type(task).predict is Task.predict:
-            raise TaskError(
-                f"{type(task).__name__} has no predict(self, model, batch), which gives what is written of a batch: "
-                "a tensor with a row for each sample, or a dict of them by name."
-            )
+        samples = self._samples(task)
         self._page.write_setup("fingerprint")
         environment = device.facts(spec.threads, spec.deterministic) | {
             "canary": canary(device),
@@ -398,6 +387,24 @@ class Worker:
                 device.free_unused()  # a server computes nothing else by the model
             environment |= device.facts(spec.threads, spec.deterministic)
         return parts, self._restore(parts)
+
+    def _samples(self, task: Task) -> Samples:
+        """What the job reads. Raises TaskError where it does not suffice for what the job is to do."""
+        mode = self._assignment.mode
+        samples = build_samples(task, self._spec, mode.data)
+        training = samples.datasets[Source.TRAINING]
+        if isinstance(training, Stream) and mode.is_training:
+            training.bookmarks = self._run.path / "streams"
+        if mode.is_training and type(task).order is Task.order:
+            refuse_short(self._spec, len(training))  # before anything that takes long
+        if mode.evaluates_only:
+            check_evaluable(samples)
+        if mode.predict_to and type(task).predict is Task.predict:
+            raise TaskError(
+                f"{type(task).__name__} has no predict(self, model, batch), which gives what is written of a batch: "
+                "a tensor with a row for each sample, or a dict of them by name."
+            )
+        return samples
 
     def _sharding(self, task: Task, device: Device) -> "Sharding | None":
         """How the model is spread over the workers; None where each of them has all of it."""
