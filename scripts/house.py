@@ -4,6 +4,7 @@
 
     python scripts/house.py            # show the figures
     python scripts/house.py --check    # fail where one is above house.toml and its headroom
+    python scripts/house.py --imports  # the modules of ours that a worker of a plain ring job has
     python scripts/house.py --write    # lower house.toml to what is so now
 
 A landing may lower the figures. One that has to raise them says so by changing house.toml itself. Figures of single
@@ -68,7 +69,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="fail where a figure is above house.toml")
     parser.add_argument("--write", action="store_true", help="lower house.toml to these figures")
+    parser.add_argument("--imports", action="store_true", help="show what a worker of a plain ring job imports")
     options = parser.parse_args()
+    if options.imports:
+        print("\n".join(sorted(_module_name(file) for file in ring_worker())))
+        return 0
     files = _files_of_rooms()
     figures = checked(files)
     if not options.check and not options.write:
@@ -169,6 +174,11 @@ def ring_worker() -> list[Path]:
         job = quorate.Job(task=f"{task}:Seen", batch_size=8, lanes=2, workers=1, steps=2, runs=f"{folder}/runs")
         quorate.train(job, progress=False)
         return [Path(each) for each in json.loads(task.with_name("seen.json").read_text())]
+
+
+def _module_name(file: Path) -> str:
+    parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 import warm
+from options import options_of
 
 # Before torch is imported anywhere: tests fork workers, and a fork after an operation on two threads hangs.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -44,6 +45,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="as root, fail where network namespaces cannot be made, instead of skipping (so too with CI set)",
     )
+    parser.addoption("--core", action="store_true", help="leave out the tests of options: see tests/options.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is about an option, before `-m` looks at marks; with --core leave it out."""
+    core, others = [], []
+    for item in items:
+        options = options_of(item.nodeid.removeprefix("tests/"))
+        for option in options:
+            item.add_marker(pytest.mark.option(option))
+        (others if options else core).append(item)
+    if config.getoption("--core") and others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = core
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,176 @@
+"""Which tests are about an option, so that the core can be tested without it; and which options are rooms already.
+
+A test is of an option if its path, or its path with its name, fits one of the option's patterns. `pytest --core` leaves
+these out: what is left has to pass without the option's folder.
+"""
+
+from fnmatch import fnmatch
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "servers": (
+        "servers/*",
+        "bits/test_server_*",
+        "chaos/test_server_faults.py",
+        "coordinator/test_server_members.py",
+        "faults/test_served_faults.py",
+        "faults/test_server_compressed_faults.py",
+        "faults/test_unit_modes.py",
+        "observe/test_staleness.py",
+        "simulation/test_simulated_servers.py",
+        "strategies/test_server_*",
+        "strategies/units/*",
+        "history/test_written_before.py::*servers*",
+    ),
+    "gangs": (
+        "api/test_mesh.py",
+        "api/test_sharded_plan.py",
+        "bits/test_ddp_*",
+        "bits/test_fsdp_*",
+        "bits/test_gang_device_bits.py",
+        "bits/test_sync_batch_norm.py",
+        "coordinator/test_mesh_members.py",
+        "faults/test_ddp_*",
+        "faults/test_fsdp_*",
+        "history/test_written_before.py::*fsdp*",
+        "reduce/test_backend_errors.py",
+        "reduce/test_process_group.py",
+        "simulation/test_simulated_meshes.py",
+        "training/test_deferred_init.py",
+        "training/test_sharded_layout.py",
+        "training/test_tensor_*",
+        "training/test_unit_order.py",
+    ),
+    "compression": (
+        "bits/test_compressed_bits.py",
+        "bits/test_ddp_compressed_bits.py",
+        "bits/test_server_compressed_bits.py",
+        "faults/test_*compressed_faults.py",
+        "reduce/test_compressor.py",
+        "reduce/test_power_sgd.py",
+        "strategies/test_encoded_traffic.py",
+        "training/test_residuals.py",
+    ),
+    "shards": (
+        "cli/test_data_verb.py",
+        "cli/test_resuming_other_data.py",
+        "data/shards/*",
+        "data/test_block_sampler.py",
+        "data/test_corrupt_training.py",
+        "data/test_sharding.py",
+        "examples/test_shard_examples.py",
+        "faults/test_changing_shards.py",
+        "faults/test_streamed_*",
+        "history/test_bad_places.py",
+        "history/test_streaming.py",
+        "lanes/test_block_pieces.py",
+        "training/test_cache_notes.py",
+        "training/test_streamed_loop.py",
+    ),
+    "stores": (
+        "api/test_changed_copies.py",
+        "api/test_copies_told.py",
+        "checkpoint/test_copier.py",
+        "checkpoint/test_copying.py",
+        "checkpoint/test_fetching.py",
+        "checkpoint/test_object_attempt.py",
+        "checkpoint/test_place.py",
+        "cli/test_remote_copies.py",
+        "engines/test_shared_storage.py",
+        "history/test_written_before.py::*stored*",
+        "storage/test_objects.py",
+    ),
+    "encryption": (
+        "checkpoint/test_cipher.py",
+        "checkpoint/test_key.py",
+        "checkpoint/test_rekeying.py",
+        "cli/test_encrypted_job.py",
+        "coordinator/test_encrypted_coordinator.py",
+        "faults/test_encrypted_faults.py",
+        "history/test_written_before.py::*encrypted*",
+        "wire/test_certificates.py",
+        "wire/test_tls_*",
+    ),
+    "cuda": (
+        "bits/test_captured_bits.py",
+        "core/test_gpu*",
+        "reduce/test_cuda_driver.py",
+        "reduce/test_device_*",
+        "spec/test_gpu_workers.py",
+        "spec/test_nccl_keys.py",
+        "training/test_attention.py",
+        "training/test_captured_program.py",
+        "training/test_cuda_*",
+        "training/test_full_gpu.py",
+    ),
+    "ray": (
+        "api/test_ray_jobs.py",
+        "api/test_resume_in.py",
+        "benchmarking/test_ray_bench.py",
+        "engines/test_cluster_engine.py",
+        "engines/test_draining_nodes.py",
+        "engines/test_host_agent.py",
+        "engines/test_node_*",
+        "services/test_calls_to_ray.py",
+        "services/test_ray_*",
+    ),
+    "trackers": (
+        "api/test_models.py",
+        "api/test_tracker_loading.py",
+        "cli/test_imports_of_training.py",
+        "cli/test_system_told.py",
+        "cli/test_track_verb.py",
+        "services/test_mlflow_tracking.py",
+        "services/test_model_registry.py",
+        "services/test_otlp.py",
+        "services/test_prometheus.py",
+        "services/test_trackers.py",
+        "spec/test_tracking_keys.py",
+        "tracking/*",
+        "worker/test_task_mlflow.py",
+    ),
+    "tune": (
+        "cli/test_search_verbs.py",
+        "cli/test_tune_verb.py",
+        "docs/test_tune_page.py",
+        "history/test_search_*",
+        "services/test_ray_tune.py",
+        "services/test_search_report.py",
+        "services/test_tune_choosing.py",
+        "spec/test_load_search.py",
+        "spec/test_odd_searches.py",
+        "spec/test_search_mistakes.py",
+        "spec/test_space.py",
+        "tune/*",
+    ),
+    "chaos": (
+        "api/test_fault_request.py",
+        "chaos/*",
+        "cli/test_chaos_verb.py",
+    ),
+    "doctor": (
+        "cli/test_doctor_verb.py",
+        "doctor/*",
+        "services/test_ray_doctor.py",
+    ),
+}
+
+ROOMS: dict[str, tuple[str, ...]] = {
+    "cuda": ("quorate.reduce.cuda_", "quorate.training.cuda_"),
+    "ray": ("quorate.ray", "quorate.engines.ray_"),
+    "trackers": ("quorate.tracking",),
+    "tune": ("quorate.tune",),
+    "chaos": ("quorate.chaos",),
+    "doctor": ("quorate.doctor",),
+}
+"""How the names of an option's modules begin, of which a worker of a plain ring job imports none. Whoever gives an
+option a room of its own adds it here."""
+
+
+def options_of(test: str) -> list[str]:
+    """The options that a test is about, by its id: its path below `tests/`, `::` and its name."""
+    path = test.partition("::")[0]
+    return [
+        option
+        for option, patterns in OPTIONS.items()
+        if any(fnmatch(test if "::" in pattern else path, pattern) for pattern in patterns)
+    ]
