@@ -51,7 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is about an option, before `-m` looks at marks; with --core leave it out."""
-    core, others = [], []
+    core: list[pytest.Item] = []
+    others: list[pytest.Item] = []
     for item in items:
         options = options_of(item.nodeid.removeprefix("tests/"))
         for option in options:
