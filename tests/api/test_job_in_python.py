@@ -28,7 +28,7 @@ def test_keys_are_checked_as_in_a_job_file() -> None:
 
 
 def test_editors_and_type_checkers_know_the_keys_of_the_job_file() -> None:
-    assert list(JobKeys.__annotations__) == [key for key in JobSpec.model_fields if key != "task"]
+    assert set(JobKeys.__annotations__) == set(JobSpec.model_fields) - {"task"}
 
 
 def test_a_job_tells_its_task_and_what_is_not_at_its_default(job: Job) -> None:

@@ -64,4 +64,4 @@ def test_a_strategy_without_a_fixed_order_of_lanes_records_none(workplace: Workp
     workplace.write_job(record="lanes", strategy="ddp")
     done = workplace.train()
     assert done.code == 2
-    assert "tells runs apart by their lanes, whose order of summation is not fixed" in done.error
+    assert "compares runs by their lanes, whose order of summation is not fixed" in done.error
