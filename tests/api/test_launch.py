@@ -69,7 +69,7 @@ class Trainer:
     ("main", "answer"),
     [
         ("lambda run: None", "a lambda has no name"),
-        ("3", "3 is not a class"),
+        ("None", "takes the function itself and was given None"),
         ("Trainer().fit", "a method or an object, is nothing that workers could find"),
         ("Trainer.fit", "a method or an object"),
         ("functools.partial(Trainer.fit, None)", "at the top of a module, which calls it; `params` sets"),

@@ -31,5 +31,8 @@ CASES = (
     Case("Another ending of the job file", command="quorate train job.yml"),
     Case("A number of GPUs", command="quorate train job.yaml --gpus 2"),
     Case("Prints of nobody", command="quorate train job.yaml --print firts"),
+    Case(
+        "A search in place of a job", command="quorate train job.yaml", text="job: other.yaml\nspace: {seed: [1, 2]}\n"
+    ),
     Case("A job file in place of a run", command="quorate resume job.yaml"),
 )

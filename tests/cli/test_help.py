@@ -4,6 +4,7 @@ import shlex
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,3 +128,11 @@ def test_a_file_to_write_is_o_in_the_help_and_its_former_name_is_understood(type
     text = help_of(*path, last)
     assert "-o, --output" in text.replace("--output, -o", "-o, --output")
     assert not re.search(r"--plot|--chrome|--sheet|OUT\b|\[\]", text)
+
+
+def test_files_of_a_project_take_the_place_of_no_module_of_python(tmp_path: Path) -> None:
+    for name in ("random", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('in the place of that of Python')")
+    command = [sys.executable, "-m", "quorate", "runs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert "There are no runs" in done.stdout, done.stderr

@@ -26,6 +26,7 @@ from quorate.core.errors import RunError, TaskError, UserCodeError
 from quorate.data.lane_sampler import LaneSampler
 from quorate.spec.job import ScheduleSpec
 from quorate.training.optimizers import SOLE, Optimizers
+from quorate.training.replica import Replica
 from quorate.training.task import Task
 
 Build = Callable[[nn.Module], Any]
@@ -218,6 +219,18 @@ def test_frozen_parameters_are_no_inputs_of_a_backward_pass() -> None:
         return {"one": SGD(built["a"].parameters(), lr=0.1)}
 
     assert [tuple(p.shape) for p in optimizers(partly).parameters("one")] == [(2, 2)]
+
+
+def test_parameters_that_no_optimizer_has_are_named() -> None:
+    class Part(Regression):
+        def optimizer(self, model: nn.Module) -> Any:
+            return sgd(next(model.children()))
+
+    job = gang.job(Regression, lanes=1, batch_size=10, steps=6)
+    names = [name for name, _ in Replica(Regression(), job).trainable]
+    notice = Replica(Part(), job).notice_of_left_out() or ""
+    assert f"stay as they are: {', '.join(names[2:])}." in notice
+    assert Replica(Regression(), job).notice_of_left_out() is None
 
 
 def test_scheduling_twice_is_refused() -> None:

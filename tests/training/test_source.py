@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +116,39 @@ def test_a_task_without_a_method_is_told_all_that_it_lacks(tmp_path: Path) -> No
     assert first.endswith(".py: class Half has no model() or loss(). A task needs")
     assert [line.split("(")[0] for line in lines] == ["    def model", "    def loss"]
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("def loss(model, batch): ...", "loss(model, batch) of class Mine does not take what it is given"),
+        ("def loss(model, batch): ...", "Write `def loss(self, model, batch):`."),
+        ("async def loss(self, model, batch): ...", "loss() of class Mine is `async def`, and nobody awaits it"),
+        (
+            "def __init__(self, width): ...",
+            "__init__() of class Mine takes width, and a task is made without arguments",
+        ),
+        ("def __init__(self, width=3): ...", ""),
+        ("@staticmethod\n    def loss(model, batch): ...", ""),
+        ("def loss(self, model, batch, weight=1.0): ...", ""),
+        ("def loss(self, *given): ...", ""),
+    ],
+)
+def test_a_method_that_could_not_be_called_is_refused(body: str, told: str, tmp_path: Path) -> None:
+    file = write(tmp_path)
+    file.write_text(f"{file.read_text()}\nclass Mine(Digits):\n    {body}\n")
+    if not told:
+        load_task_type(f"{file}:Mine", 0)
+        return
+    with pytest.raises(TaskError, match=re.escape(told)):
+        load_task_type(f"{file}:Mine", 0)
+
+
+def test_a_loop_that_would_have_to_be_awaited_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "awaited.py"
+    file.write_text("async def main(run): ...")
+    with pytest.raises(TaskError, match="is `async def`"):
+        load_task_type(f"{file}:main", 0)
 
 
 def test_a_file_or_module_that_is_not_there(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from quorate.core.errors import JobFileError, UserCodeError
-from quorate.training.task import Task, configure, parameters_of
+from quorate.training.task import Task, configure, notice_of_misspelt, parameters_of
 
 
 class Base(Task):
@@ -42,6 +42,28 @@ def test_defaults_stand_where_nothing_is_given() -> None:
     task = configure(Model, {}, "job.yaml", 0)
     assert isinstance(task, Model)
     assert (task.learning_rate, task.layers, task.sizes, task.folder) == (0.1, 2, (3, 4), Path("data"))
+
+
+class Misspelt(Base):
+    scheduler = None
+
+    def metric(self) -> None: ...
+
+    def helper(self) -> None: ...
+
+
+class Spelt(Misspelt):
+    order_by: str = ""
+
+    def metrics(self, *_: Any) -> Any: ...
+
+    def schedule(self, *_: Any) -> Any: ...
+
+
+def test_names_that_are_almost_a_tasks_are_told_unless_it_has_that_one() -> None:
+    notice = notice_of_misspelt(Misspelt) or ""
+    assert notice.endswith(": metric (did you mean metrics?), scheduler (did you mean schedule?)")
+    assert notice_of_misspelt(Spelt) is None
 
 
 def test_only_annotated_public_attributes_are_parameters() -> None:

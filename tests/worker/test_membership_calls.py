@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from made_events import make_event
-from quorate.core.errors import DivergedError, FrameError, LeaseExpired, LinkError
+from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.timing import Timing
@@ -673,6 +673,14 @@ class TestFollowing:
         assert current(joined) == GenerationId(1, 2)
         assert runtime.waits == [TIMING.heartbeat_every] * 2
         assert "a directive of the coordinator could not be followed" in caplog.text
+
+    def test_gives_up_where_no_thread_can_be_started_to_listen(
+        self, joined: Membership, link: Scripted, runtime: VirtualTime
+    ) -> None:
+        link.streams = [[RuntimeError("can't start new thread")], [the_end()]]
+        runtime.spawned["membership-follow"]()
+        with pytest.raises(JobError, match=r"no thread could be started.* \(ulimit -v\)"):
+            joined._check_coordinator_returns()
 
     def test_the_end_takes_the_lease_at_once_and_a_generation_does_not(
         self, joined: Membership, link: Scripted, runtime: VirtualTime

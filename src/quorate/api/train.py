@@ -18,7 +18,7 @@ from quorate.api.recorded_run import short_path
 from quorate.api.result import Result
 from quorate.api.run_part import NoDisplay, RunStart, Watch
 from quorate.api.warm import runner_here
-from quorate.core.errors import QuorateError, RequestError
+from quorate.core.errors import QuorateError, RequestError, TaskError
 from quorate.core.failure import JobFailed
 from quorate.core.runs_folder import runs_folder
 from quorate.core.user_code import given, user_traceback
@@ -77,6 +77,12 @@ def launch(  # type: ignore[misc]  # in Python, `callbacks` may be objects, too
     `debug` is as there.
     """
     _show_users_frames_alone()
+    called: Any = main
+    if not callable(called) and not isinstance(called, str):
+        raise TaskError(
+            f"quorate.launch takes the function itself and was given {given(main)}. Write quorate.launch(main, ...), "
+            "without calling it: every worker calls it with a `run` of its own."
+        )
     named = [each for each in callbacks if isinstance(each, str)]
     made = [each for each in callbacks if not isinstance(each, str)]
     return train(Job(task=main, callbacks=named, **keys), progress, callbacks=made, debug=debug)

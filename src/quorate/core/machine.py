@@ -53,6 +53,16 @@ def is_shortage(error: BaseException) -> bool:
     return is_torchs or isinstance(error, MemoryError)
 
 
+def why_no_thread(error: BaseException) -> str:
+    """What to say where no thread could be started; nothing of other errors."""
+    if not isinstance(error, RuntimeError) or "can't start new thread" not in str(error):
+        return ""
+    return (
+        "no thread could be started: this machine or container limits memory (ulimit -v) or the number of processes "
+        "(ulimit -u) to less than the job needs. Raise the limit, or use fewer workers."
+    )
+
+
 def fresh_memory(size: int, *, is_inherited: bool = True) -> memoryview:
     """Memory that nobody else has, not filled with anything yet: to zero it first would cost as much as to fill it.
 

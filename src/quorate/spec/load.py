@@ -34,6 +34,8 @@ Taken = Callable[[dict[str, Any]], dict[str, Any]]
 def load_job(path: Path, environment: Mapping[str, str], overrides: Sequence[Override]) -> ResolvedJob:
     """The job of a file, with the environment over it and the overrides over that."""
     document = read_job_file(path)
+    if "task" not in document.value and {"job", "space"} & document.value.keys():
+        raise RequestError(f"{path} is a search, not a job. To run it: quorate tune {path}")
     origins = {key: f"{path.name} line {place.line}" for key, place in document.places.items()}
     layers = with_runs_placed(Layers({"name": name_from(path, "job"), **document.value}, origins), path)
     return resolve_layers(layers, str(path), environment, overrides, document.problems, job_folder=path.parent)

@@ -51,6 +51,7 @@ from quorate.training.strategy import (
     Strategy,
     advanced,
 )
+from quorate.training.task import notice_of_misspelt
 from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
@@ -401,8 +402,9 @@ class Loop:
         self.publish(event)
         if not self.progress.cursor.step:
             pace = notice_of_pace(self.spec.schedule, self.replica.optimizers.schedulers, self.sampler)
-            if pace is not None:
-                self.publish(LogMessage(step=0, level="warning", message=pace))
+            misspelt = notice_of_misspelt(type(self.watch.task))
+            for notice in filter(None, (pace, misspelt, self.replica.notice_of_left_out())):
+                self.publish(LogMessage(step=0, level="warning", message=notice))
 
     def _publish_evaluation(self, evaluated: Evaluated, before: Progress) -> None:
         # An evaluation leaves out the same ones as the last.

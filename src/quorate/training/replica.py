@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # it takes a second to import, and few jobs have one
 
 AVERAGED = " (averaged)"
 """What follows the name of a parameter whose average it is; no attribute has such a name."""
+_SHOWN = 5
 _VERSION, _IS_TRAINED = attrgetter("_version"), attrgetter("requires_grad")
 
 
@@ -87,6 +88,18 @@ class Replica:
             "activations computed again": bool(spec.memory.checkpoint_activations),
         }
         return ", ".join(word for word, holds in words.items() if holds)
+
+    def notice_of_left_out(self) -> str | None:
+        """What to say of parameters that have gradients, and that no optimizer updates."""
+        updated = self.optimizers.places()
+        names = [name for name, parameter in self.trainable if parameter not in updated]
+        if not names:
+            return None
+        shown = ", ".join(names[:_SHOWN]) + (f" … ({len(names)} in all)" if len(names) > _SHOWN else "")
+        return (
+            f"optimizer() leaves out parameters that require gradients, so they stay as they are: {shown}. Give it all "
+            "of model.parameters(), or freeze these by requires_grad_(False) in model()."
+        )
 
     def begin_lane(self) -> None:
         """Make the model what it was before any lane of the step: what one lane leaves must not reach the next."""

@@ -6,9 +6,10 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -45,6 +46,7 @@ def load_task_type(reference: str, seed: int, builtins: dict[str, Any] | None = 
     if not isinstance(found, type) or not issubclass(found, Task) or found is Task:
         raise TaskError(f"task: {_not_a_task(module, place, name)}")
     _refuse_unfinished(found, place)
+    _refuse_misshapen(found, place)
     return found
 
 
@@ -93,6 +95,39 @@ def _refuse_unfinished(task_type: type[Task], place: str) -> None:
     names = one_of([f"{method}()" for method in missing])
     lines = "".join(f"\n    {METHODS[method]}" for method in missing)
     raise TaskError(f"{place}: class {task_type.__name__} has no {names}. A task needs{lines}")
+
+
+def _refuse_misshapen(task_type: type[Task], place: str) -> None:
+    """What could not be called as it will be: an exception there would speak of our call."""
+    name = task_type.__name__
+    for method in (method for method in dir(Task) if not method.startswith("_")):
+        own, usual = (inspect.getattr_static(each, method) for each in (task_type, Task))
+        if own is usual or not isinstance(own, FunctionType):
+            continue
+        if inspect.iscoroutinefunction(own):
+            raise TaskError(f"{place}: {method}() of class {name} is `async def`, and nobody awaits it. Write `def`.")
+        wanted = list(inspect.signature(usual).parameters)
+        if not _takes(own, wanted):
+            has = ", ".join(inspect.signature(own, follow_wrapped=False).parameters)
+            raise TaskError(
+                f"{place}: {method}({has}) of class {name} does not take what it is given. Write "
+                f"`def {method}({', '.join(wanted)}):`."
+            )
+    own = inspect.getattr_static(task_type, "__init__")
+    if isinstance(own, FunctionType) and not _takes(own, ["self"]):
+        has = ", ".join(list(inspect.signature(own, follow_wrapped=False).parameters)[1:])
+        raise TaskError(
+            f"{place}: __init__() of class {name} takes {has}, and a task is made without arguments. What the job's "
+            "`params` set stands in the class, with its type, such as `width: int = 32`: leave __init__() out."
+        )
+
+
+def _takes(method: FunctionType, arguments: Sequence[str]) -> bool:
+    try:
+        inspect.signature(method, follow_wrapped=False).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 _sources: dict[type[Task], TaskSource] = {}

@@ -57,7 +57,7 @@ class StateWatch:
     """
 
     def __init__(self, task: Task, replica: Replica) -> None:
-        self._task, self.replica = task, replica
+        self.task, self.replica = task, replica
         self._kept = KeptValues(replica.model, [task, *replica.optimizers.schedulers], replica.device)
         own_modules = [(path or "model", module) for path, module in replica.model.named_modules()]
         self._kept.look_at(self._around(own_modules))
@@ -199,10 +199,10 @@ class StateWatch:
         return names + self._kept.put_back_scratch() if self._keeps else names
 
     def _around(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, object]]:
-        yield from ((f"self.{name}", value) for name, value in vars(self._task).items() if name != LOG)
+        yield from ((f"self.{name}", value) for name, value in vars(self.task).items() if name != LOG)
         for path, module in modules:
             yield from ((f"{path}.{name}", value) for name, value in own_attributes(module))
-        owners = [self._task, *(module for _, module in modules)]
+        owners = [self.task, *(module for _, module in modules)]
         for kind in dict.fromkeys(chain.from_iterable(type(owner).__mro__ for owner in owners)):
             if is_users_own(kind):  # a list in the body of a class is shared by all that have none of their own
                 yield from ((f"{kind.__name__}.{name}", v) for name, v in vars(kind).items() if name[:2] != "__")

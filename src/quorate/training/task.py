@@ -1,6 +1,7 @@
 """What a user writes: model, data, loss, optimizer, evaluation; and how the job file's `params` become part of it."""
 
 import copy
+import difflib
 import inspect
 import json
 import warnings
@@ -186,6 +187,19 @@ def configure(
     if spec is not None:
         task._begin_job(spec)
     return task
+
+
+def notice_of_misspelt(task_type: type[Task]) -> str | None:
+    """What to say of names of a class that nobody calls, and that are almost those of a task's own methods."""
+    known, own = set(dir(Task)), set(dir(task_type))
+    free = [name for name in known if not name.startswith("_") and getattr(task_type, name) is getattr(Task, name)]
+    pairs = []
+    for name in sorted(own - known - parameters_of(task_type).keys()):
+        near = [] if name.startswith("_") else difflib.get_close_matches(name, free, n=1, cutoff=0.75)
+        pairs += [f"{name} (did you mean {meant}?)" for meant in near]
+    if not pairs:
+        return None
+    return f"{task_type.__name__} has what no task has, and nobody uses it but the class itself: {', '.join(pairs)}"
 
 
 def callbacks_of(task_type: type[Task]) -> list[str]:

@@ -12,6 +12,7 @@ from quorate.core.clocks import ClockOffset, RemoteClock
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation
+from quorate.core.machine import why_no_thread
 from quorate.core.runtime import SYSTEM, Latch, Runtime, Thread
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Pace, WorkerStatus
@@ -78,6 +79,7 @@ class Membership:
         self.view = MembershipView(runtime)
         self._registration: pb.RegisterRequest | None = None
         self._is_leaving = False
+        self._deaf = ""
         self._threads: list[Thread] = []
 
     # --- joining
@@ -296,11 +298,13 @@ class Membership:
         return True
 
     def _check_coordinator_returns(self) -> None:
-        """Give up on a coordinator that has been away for too long.
+        """Give up on a coordinator that has been away for too long, or that cannot be heard here.
 
         Whoever waits does nothing that needs a lease, and gives it the time in which it may be started again: what this
         worker has trained since the newest checkpoint would end with it.
         """
+        if self._deaf:
+            raise JobError(self._deaf)
         if self._lease.hope(self._patience) <= 0:
             raise LeaseExpired(self._lease.explain_giving_up(self._link.address, self._patience))
 
@@ -396,8 +400,9 @@ class Membership:
                     if directive.HasField("end"):
                         self._lease.end()
                     self.view.handle(directive)
-            except Exception:
+            except Exception as error:
                 # Whoever hears nothing any more, and sends heartbeats all the same, would be waited for for ever.
                 log.exception("a directive of the coordinator could not be followed")
+                self._deaf = why_no_thread(error)
             if not self.view.ended:
                 self._closing.wait(self._timing.heartbeat_every)

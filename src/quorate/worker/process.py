@@ -26,6 +26,7 @@ from quorate.core.errors import (
     CheckpointError,
     DivergedError,
     GpuLost,
+    JobError,
     LanesDiffer,
     LinkError,
     OutOfMemory,
@@ -41,7 +42,7 @@ from quorate.core.generation import Role, name_of
 from quorate.core.gpu_faults import cuda_error_of, describe_fault
 from quorate.core.gpus import use_gpu
 from quorate.core.log_records import Place, current_place, log_by_stderr
-from quorate.core.machine import is_shortage
+from quorate.core.machine import is_shortage, why_no_thread
 from quorate.core.masking import register_secrets, secrets_in
 from quorate.core.processes import show_as
 from quorate.core.timing import Timing
@@ -191,6 +192,8 @@ class Worker:
             unfit: QuorateError | None = self._gpu_lost(error)
             if is_shortage(error):
                 unfit = OutOfMemory(f"there is not enough memory for it ({describe(error)}).")
+            elif why := why_no_thread(error):
+                unfit = JobError(why)
             if unfit is not None:
                 return self._report_error(unfit)
             return self._report(
