@@ -403,7 +403,7 @@ def test_where_nobody_can_go_on_without_it_the_job_is_given_up(step_timeout: flo
     assert (state.failure.kind, state.failure.worker) == ("WorkerLost", 1)
     assert "is not known to have ended" in state.failure.message
     assert "step_timeout (" in state.failure.message
-    assert "`quorate resume` continues" in state.failure.message
+    assert state.failure.message.endswith("so the job is stopped.")
 
 
 # --- an older process of the same place

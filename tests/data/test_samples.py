@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from quorate.core.errors import TaskError
 from quorate.data.collate import collate
-from quorate.data.datasets import check_dataset
+from quorate.data.datasets import check_dataset, refuse_unpaired
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples
 from quorate.data.streams import seed_generators
@@ -68,6 +68,27 @@ def test_seed_epoch_index_and_set_each_give_another_stream(generator: int) -> No
         fetch((3,), source=Source.VALIDATION),
     ]
     assert len({draws[0][generator] for draws in streams}) == 5
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        ({"train": [1], "val": [2]}, "a dict with 'train', 'val'. Return the datasets in it"),
+        ((torch.ones(8, 3), torch.ones(8)), "TensorDataset"),
+        ((numpy.ones((8, 3)), numpy.ones(8)), "TensorDataset"),
+        (((torch.ones(8, 3), torch.ones(8)), (torch.ones(4, 3), torch.ones(4))), "TensorDataset"),
+        ((torch.ones(8, 3), torch.ones(4, 3)), ""),
+        ((torch.ones(8, 3), torch.ones(8, 3)), ""),
+        ({0: torch.ones(3), 1: torch.ones(3)}, ""),
+        ([(torch.ones(3), torch.ones(1))] * 2, ""),
+    ],
+)
+def test_what_would_pass_for_datasets_is_refused(sets: Any, told: str) -> None:
+    if not told:
+        refuse_unpaired(sets)
+        return
+    with pytest.raises(TaskError, match=told):
+        refuse_unpaired(sets)
 
 
 def test_what_was_drawn_before_does_not_matter() -> None:

@@ -72,6 +72,12 @@ def test_early_stop_stops_at_the_same_step_everywhere(tmp_path: Path) -> None:
     assert ran.saved_steps[-1] == 4
 
 
+def test_a_watched_metric_that_is_no_number_is_told_once(tmp_path: Path) -> None:
+    ran = run(tasks.NoNumber, tmp_path, early_stop={"metric": "loss", "patience": 3}, evaluate={"every": 1}, steps=2)
+    told = "loss is NaN, which is never the best: early_stop waits as if it had not improved"
+    assert [list(each or ()) for each in ran.fields("evaluation", "warnings").values()] == [[told], []]
+
+
 @pytest.mark.parametrize("stop_at", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_patience_goes_on_after_a_resume(stop_at: int, tmp_path: Path) -> None:
     keys: dict[str, Any] = {"evaluate": {"every": 1}, "early_stop": {"metric": "loss", "patience": 2}}

@@ -109,8 +109,7 @@ def autopsy_of_divergences(failure: Failure, times: int) -> Failure:
     message = (
         f"{failure.message} That was the {times}th time in a row without any progress, so the job is given up. Either"
         " the processor or the memory of a machine is faulty, or something in the task's optimizer depends on the"
-        " worker: the time, a generator of its own, a file that changes. `quorate resume` continues from the newest"
-        " checkpoint."
+        " worker: the time, a generator of its own, a file that changes."
     )
     return failure.at(message=message)
 

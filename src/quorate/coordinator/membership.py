@@ -262,8 +262,7 @@ def _find_unended(state: Forming | Training, now: float) -> Decision | None:
         if isinstance(state, Forming) and now - max(killed.since, state.since) >= limit:
             why = (
                 f"{message} The next generation has waited for longer than step_timeout"
-                f" ({limit_words(settings.step_timeout, limit)}), so the job is stopped; `quorate resume` continues"
-                " from the newest checkpoint once the cause is fixed."
+                f" ({limit_words(settings.step_timeout, limit)}), so the job is stopped."
             )
             return end(Failure(WORKER_LOST, why, worker=worker))
         if now >= killed.tell_at:

@@ -162,8 +162,7 @@ def autopsy_of_hangs(members: Members, failure: Failure) -> Failure | None:
     if members.hangs is None or members.hangs.times < MOST_HANGS:
         return None
     message = (
-        f"{failure.message} Workers have now hung there {members.hangs.times} times in a row, so the job is stopped; "
-        "`quorate resume` continues from the newest checkpoint once the cause is fixed."
+        f"{failure.message} Workers have now hung there {members.hangs.times} times in a row, so the job is stopped."
     )
     return failure.at(message=message)
 

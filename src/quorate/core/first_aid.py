@@ -1,6 +1,7 @@
 """What to do about exceptions that beginners meet, in whatever part of their code: surely right, or nothing."""
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,8 +22,11 @@ def first_aid(error: BaseException) -> str:
 def _no_file(name: str) -> str:
     if Path(name).is_absolute():
         return "Fix the path, or make it one of the job's `params`."
+    # A run that is resumed elsewhere: it was begun in the folder of the task most often, or in the one above.
+    near = (folder for entry in sys.path for folder in (Path(entry), Path(entry).parent))
+    there = next((f", and there is one in {folder.absolute()}" for folder in near if (folder / name).exists()), "")
     return (
-        f"A relative path counts from where the command is given, here {Path.cwd()}. Make it "
+        f"A relative path counts from where the command is given, here {Path.cwd()}{there}. Make it "
         f'Path(__file__).parent / "{name}" to find it beside the task.'
     )
 

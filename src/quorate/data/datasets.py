@@ -1,6 +1,6 @@
 """What a task may give as a dataset: anything that can be read by index. Tensors in memory are read by column."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.indices import Indices
 from quorate.data.stream import Stream
 
+_ARRAYS = (torch.Tensor, numpy.ndarray)
 _NEEDED = {"__len__": "len()", "__getitem__": "[]"}
 _BY_INDEX = (
     " Samples are read by index, so that any number of workers reads each exactly once: give anything with len() and "
@@ -57,6 +58,27 @@ def check_dataset(dataset: Any, which: str, giver: str = "datasets()") -> Datase
     if length == 0:
         raise TaskError(f"The {which} set that {giver} returned is empty: its len() is 0.")
     return dataset  # type: ignore[no-any-return]
+
+
+def refuse_unpaired(given: Any) -> None:
+    """Refuse what datasets() has returned where that would pass for datasets and is none: sets by name, which are read
+    by index here, and inputs beside their targets."""
+    if isinstance(given, Mapping) and given and all(isinstance(key, str) for key in given):
+        names = ", ".join(map(repr, given))
+        raise TaskError(
+            f"datasets() returned a {type(given).__name__} with {names}. Return the datasets in it: (training set, "
+            "validation set)."
+        )
+    sets = given if isinstance(given, tuple) else (given,)
+    for pair in (sets, *sets):
+        if not isinstance(pair, tuple) or len(pair) != 2 or not all(isinstance(each, _ARRAYS) for each in pair):
+            continue
+        is_alike = (pair[0].dtype, pair[0].shape[1:]) == (pair[1].dtype, pair[1].shape[1:])
+        if pair is not sets or (not is_alike and pair[0].shape[:1] == pair[1].shape[:1]):
+            raise TaskError(
+                "datasets() returned inputs and targets, and not datasets, of which each sample has both. Write "
+                "torch.utils.data.TensorDataset(torch.as_tensor(inputs), torch.as_tensor(targets))."
+            )
 
 
 Room = Callable[[Sequence[int], torch.dtype], torch.Tensor]

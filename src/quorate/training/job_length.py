@@ -9,6 +9,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
+from quorate.data.datasets import refuse_unpaired
 from quorate.data.sampler import steps_in
 from quorate.data.streams import preserved_generators, seed_generators
 from quorate.spec.job import JobSpec
@@ -50,5 +51,6 @@ class _Length:
 def sets_of(given: Any) -> tuple[Any, ...]:
     """What datasets() has returned, the training set first. random_split gives a list; a list of anything but datasets
     is a dataset itself."""
+    refuse_unpaired(given)
     of_sets = isinstance(given, list) and bool(given) and all(isinstance(d, TorchDataset) for d in given)
     return tuple(given) if isinstance(given, tuple) or of_sets else (given,)

@@ -1,6 +1,7 @@
 """The loop: step, evaluate, save, until the job is done or asked to stop."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -406,6 +407,18 @@ class Loop:
             for notice in filter(None, (pace, misspelt, self.replica.notice_of_left_out())):
                 self.publish(LogMessage(step=0, level="warning", message=notice))
 
+    def _of_no_number(self, before: Progress) -> list[str]:
+        """What to say of a metric that something waits for, in the first evaluation in which it is NaN."""
+        early_stop, metrics = self.spec.early_stop, self.progress.metrics
+        watched = {self.spec.evaluate.metric or "loss"} | ({early_stop.metric} if early_stop else set())
+        nan = [name for name in sorted(watched & metrics.keys()) if math.isnan(metrics[name])]
+        return [
+            f"{name} is NaN, which is never the best"
+            + (": early_stop waits as if it had not improved" if early_stop and early_stop.metric == name else "")
+            for name in nan
+            if not math.isnan(before.metrics.get(name, 0.0))
+        ]
+
     def _publish_evaluation(self, evaluated: Evaluated, before: Progress) -> None:
         # An evaluation leaves out the same ones as the last.
         listed = ranges_of(evaluated.bad)[:MOST_RANGES] if evaluated.bad != self._bad_listed else ()
@@ -416,7 +429,7 @@ class Loop:
             best=self.progress.best is not before.best,
             bad_samples=len(evaluated.bad),
             bad=listed,
-            warnings=self._warnings(Source.VALIDATION, evaluated),
+            warnings=(*self._warnings(Source.VALIDATION, evaluated), *self._of_no_number(before)),
         )
         self._bad_listed = evaluated.bad
         self.publish(event)

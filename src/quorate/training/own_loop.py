@@ -581,8 +581,6 @@ def _refuse_empty_lanes(sampler: Sampler) -> None:
 def own_loop_of(main: Callable[..., Any]) -> type[OwnLoop]:
     """The task that a function with a loop of its own makes; what it takes besides `run` are the job's params."""
     name = getattr(main, "__name__", "main")
-    if inspect.iscoroutinefunction(main):
-        raise TaskError(f"task: {name}() is `async def`, and nobody awaits it. Write `def {name}(run):`.")
     parameters = list(inspect.signature(main).parameters.values())
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     if not parameters or any(each.kind not in named for each in parameters[1:]):

@@ -42,6 +42,8 @@ def load_task_type(reference: str, seed: int, builtins: dict[str, Any] | None = 
     module = _import_file(Path(place), builtins) if place.endswith(".py") else _import_module(place)
     found = getattr(module, name, None)
     if isinstance(found, FunctionType):
+        if inspect.iscoroutinefunction(found):
+            raise TaskError(f"task: {name}() is `async def`, and nobody awaits it. Write `def {name}(run):`.")
         return own_loop_of(found)
     if not isinstance(found, type) or not issubclass(found, Task) or found is Task:
         raise TaskError(f"task: {_not_a_task(module, place, name)}")
