@@ -7,7 +7,7 @@ from torch import nn, optim
 from torch.utils.data import TensorDataset
 
 from benchmarks.synthetic_shards import BATCH, FEATURES, SIDE, decoded
-from quorate.data.shards.dataset import Shards
+from quorate.shards.dataset import Shards
 from quorate.training.task import Task
 
 WIDTH = 256

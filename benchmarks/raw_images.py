@@ -15,8 +15,8 @@ import torch
 
 import quorate
 from benchmarks.models import MODELS
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 
 sys.path.append(str(MODELS))
 

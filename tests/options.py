@@ -155,6 +155,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 ROOMS: dict[str, tuple[str, ...]] = {
+    "shards": ("quorate.shards",),
     "cuda": ("quorate.reduce.cuda_", "quorate.training.cuda_"),
     "ray": ("quorate.ray", "quorate.engines.ray_"),
     "trackers": ("quorate.tracking",),

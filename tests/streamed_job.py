@@ -18,8 +18,8 @@ from pyarrow import parquet
 from command import PATIENCE, Done, Workplace
 from quorate.chaos.fault import firings
 from quorate.chaos.script import parse_fault
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 from quorate.storage.run_folder import RunFolder
 from schemas import validate
 

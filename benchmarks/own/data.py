@@ -16,10 +16,10 @@ from benchmarks.synthetic_shards import BATCH, provide
 from benchmarks.told import answer, read_order, reading
 from quorate.api.job import Job
 from quorate.api.train import train
-from quorate.data.shards.index import NAME, load_index
 from quorate.observe.events import GenerationFormed, StepCompleted
 from quorate.observe.jsonl import EventTail
 from quorate.observe.waiting import DataWaitLog
+from quorate.shards.index import NAME, load_index
 
 TASK = "benchmarks.feed_task:FeedTask"
 LANES = 8

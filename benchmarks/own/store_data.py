@@ -19,7 +19,7 @@ from benchmarks.own.data import LANES, feed_job, indexed
 from benchmarks.step_events import StepTimes, read_steps, step_times
 from benchmarks.told import answer, read_order, reading
 from quorate.api.train import train
-from quorate.data.shards.index import load_index
+from quorate.shards.index import load_index
 
 BATCHES = {"parquet": 1024, "tar": 64}
 """Samples of a batch: with 20 ms of computing, a training reads about as much in a second as a GPU's would."""

@@ -30,7 +30,7 @@ _HOMES = {
     "RunError": "quorate.core.errors",
     "Search": "quorate.tune.search",
     "SearchResult": "quorate.tune.result",
-    "Shards": "quorate.data.shards.dataset",
+    "Shards": "quorate.shards.dataset",
     "Stream": "quorate.data.stream",
     "Task": "quorate.training.task",
     "TaskError": "quorate.core.errors",

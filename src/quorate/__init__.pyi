@@ -15,8 +15,8 @@ from quorate.core.errors import RequestError as RequestError
 from quorate.core.errors import RunError as RunError
 from quorate.core.errors import TaskError as TaskError
 from quorate.core.failure import JobFailed as JobFailed
-from quorate.data.shards.dataset import Shards as Shards
 from quorate.data.stream import Stream as Stream
+from quorate.shards.dataset import Shards as Shards
 from quorate.training.attention import attention as attention
 from quorate.training.task import Task as Task
 from quorate.tune.result import SearchResult as SearchResult

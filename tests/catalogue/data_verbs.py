@@ -6,8 +6,8 @@ from pathlib import Path
 
 from catalogue.case import Case, Prepare
 from command import Workplace
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 
 WORDS = {"a.txt": b"one\ntwo\n", "b.txt": b"three\n"}
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from command import Workplace
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 from schemas import validate
 
 TASK = """

@@ -17,8 +17,8 @@ from quorate.api.preview import write_contact_sheet
 from quorate.cli.app import app
 from quorate.cli.data_view import counting
 from quorate.core.errors import RequestError
-from quorate.data.shards.index import NAME, encode, load_index
 from quorate.history.streaming import shown_place
+from quorate.shards.index import NAME, encode, load_index
 from quorate.storage.objects import ObjectStore
 from schemas import validate
 

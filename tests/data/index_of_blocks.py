@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy
 
-from quorate.data.shards.index import DIGEST, NAME, ShardIndex, save_index
+from quorate.shards.index import DIGEST, NAME, ShardIndex, save_index
 
 
 def write_index(folder: Path, shards: list[list[int]]) -> ShardIndex:

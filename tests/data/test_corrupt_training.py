@@ -12,7 +12,7 @@ import pytest
 from command import Workplace
 from data.shards.corruption import Harm, blocks_of, corrupt
 from quorate.data.indices import numbers_in
-from quorate.data.shards.index import load_index
+from quorate.shards.index import load_index
 from schemas import validate
 from streamed_job import ENDINGS, SIZES, SOURCE, assert_whole, keys_of, write_set
 from streamed_task import Streamed

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from quorate.core.errors import HelperLost, JobError, TaskError
-from quorate.data.bad_sample import BadSample
+from quorate.data.bad_sample import BadSample, Unreachable
 from quorate.data.collate import collate
 from quorate.data.fingerprint import Fingerprint, fingerprint, fingerprint_in_child
 from quorate.data.sampler import Source
 from quorate.data.samples import Samples
-from quorate.data.shards.fetching import Unreachable
 
 
 @dataclass

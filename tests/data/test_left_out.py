@@ -10,14 +10,14 @@ from torch.utils.data import TensorDataset
 
 from quorate.core.errors import JobError
 from quorate.data.bad_sample import MOST_TOLD, BadSample, LeftOut, without_numbers
+from quorate.data.block_set import LIMIT
 from quorate.data.collate import collate
 from quorate.data.datasets import Columns
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
-from quorate.data.shards.blocks import LIMIT
-from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.dataset import Shards
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 
 
 class Torn:

@@ -12,8 +12,8 @@ from torch.utils.data import IterableDataset
 import gang
 import quorate
 from bits import bit_tasks as tasks
+from quorate.data.bad_sample import Unreachable
 from quorate.data.datasets import check_dataset
-from quorate.data.shards.fetching import Unreachable
 from quorate.data.stream import Stream, StreamSampler
 from quorate.spec.job import JobSpec
 from quorate.worker.assembly import build_samples, sampler_of

@@ -12,8 +12,8 @@ import numpy
 import pytest
 
 from command import Done, Running, Workplace
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 from streamed_job import (
     ENDINGS,
     EPOCHS,

@@ -10,8 +10,8 @@ import pytest
 
 from command import Workplace, await_condition
 from object_store import BUCKET, SECRET_KEY, SeaweedStore, s3, seaweed
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 from quorate.storage.objects import ObjectStore
 from streamed_job import EPOCHS, SOURCE, STEPS_AN_EPOCH, assert_whole, keys_of, write_data
 
@@ -29,7 +29,7 @@ AWAY = 10.0
 # By the environment, for the test in which nothing helps: it need not wait for as long as people do.
 GIVE_UP = """
 
-from quorate.data.shards import fetching
+from quorate.shards import fetching
 
 if "GIVE_UP" in os.environ:
     assert "GIVE_UP" in vars(fetching)

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from quorate.data.shards.indexing import build_index
 from quorate.history.streaming import bad_places
+from quorate.shards.indexing import build_index
 
 
 def test_a_range_is_cut_where_files_end(tmp_path: Path) -> None:

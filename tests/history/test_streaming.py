@@ -18,9 +18,9 @@ from quorate.cli.samples_view import print_data
 from quorate.core.errors import RunError
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.ledger import Tally
-from quorate.data.shards.index import NAME
 from quorate.history.ledger import EpochStatus, read_ledger
 from quorate.history.streaming import read_data_progress
+from quorate.shards.index import NAME
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from schemas import validate

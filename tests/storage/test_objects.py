@@ -13,9 +13,9 @@ from object_store import BUCKET, SECRET_KEY, SeaweedStore
 from quorate.core.addresses import has_secret, shown
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
-from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.errors import DamagedBlock
-from quorate.data.shards.indexing import build_index
+from quorate.shards.blocks import ShardBlocks
+from quorate.shards.errors import DamagedBlock
+from quorate.shards.indexing import build_index
 from quorate.storage import objects
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, refuse_unknown_store
 from quorate.storage.run_folder import RunFolder

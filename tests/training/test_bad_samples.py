@@ -13,12 +13,12 @@ from bits.bit_tasks import BatchNormAndDropout, Points, Regression
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.data.bad_sample import BadSample
 from quorate.data.indices import numbers_in
-from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
 from quorate.history.account import Account
 from quorate.history.ledger import Ledger, judge
 from quorate.observe.event import Event
+from quorate.shards.dataset import Shards
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 from quorate.training.loop import MOST_RANGES
 from quorate.worker.assembly import sampler_of
 from training.recorded import Run, on_one_and_on_three, run

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bits.bit_tasks import Points, Regression
-from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.dataset import Shards
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 from training.recorded import Run, run
 
 FOLDERS: dict[str, Path] = {}

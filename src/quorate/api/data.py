@@ -8,9 +8,9 @@ import numpy
 
 from quorate.core.addresses import is_url, normalised, shown
 from quorate.core.errors import RequestError
-from quorate.data.shards.files import shard_place
-from quorate.data.shards.index import NAME, ShardIndex, load_index, save_index
-from quorate.data.shards.indexing import Flaw, Progress, build_index, verify_shards
+from quorate.shards.files import shard_place
+from quorate.shards.index import NAME, ShardIndex, load_index, save_index
+from quorate.shards.indexing import Flaw, Progress, build_index, verify_shards
 from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_unknown_store
 
 LARGE_BLOCK = 128_000_000

@@ -16,9 +16,9 @@ from quorate.api.preview import Previewed, short_fields
 from quorate.api.tracker import Tracked
 from quorate.chaos.fault import PHASES, Firing
 from quorate.core.generation import Phase
-from quorate.data.shards.index import ShardIndex
 from quorate.history.ledger import Ledger
 from quorate.history.streaming import shown_place
+from quorate.shards.index import ShardIndex
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.tracking_notes import place as mlflow_place
 

@@ -13,12 +13,13 @@ import numpy
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
-from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.errors import ShardError
-from quorate.data.shards.fetching import StoreAway, Unreachable
-from quorate.data.shards.formats.format import Records
-from quorate.data.shards.index import ShardIndex, load_index
+from quorate.data.bad_sample import Unreachable
 from quorate.observe.quantities import size
+from quorate.shards.blocks import ShardBlocks
+from quorate.shards.errors import ShardError
+from quorate.shards.fetching import StoreAway
+from quorate.shards.formats.format import Records
+from quorate.shards.index import ShardIndex, load_index
 from quorate.storage.atomic import write_atomically
 
 LONGEST = 60

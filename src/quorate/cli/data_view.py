@@ -23,10 +23,10 @@ from quorate.api.preview import (
 from quorate.cli.layout import NONE, Page, headed_table
 from quorate.cli.output import print_document
 from quorate.core.errors import RequestError
-from quorate.data.shards.index import ShardIndex
 from quorate.history.streaming import shown_place
 from quorate.observe.quantities import duration, plural, size
 from quorate.observe.screen import Screen
+from quorate.shards.index import ShardIndex
 
 MOST_FLAWS = 50
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quorate.core.errors import QuorateError
+from quorate.core.errors import JobError, QuorateError
 
 _KINDS = (
     MemoryError, torch.OutOfMemoryError, ImportError, TimeoutError, ConnectionError, urllib.error.URLError,
@@ -49,6 +49,10 @@ class BadSample(Exception):  # noqa: N818 (it is about the sample)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.message, self.traceback)
+
+
+class Unreachable(JobError):  # noqa: N818 (a happening, not a mistake)
+    """Data that cannot be read now, which says nothing about what they are: never a reason to skip a sample."""
 
 
 def without_numbers(text: str) -> str:

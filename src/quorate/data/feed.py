@@ -15,12 +15,12 @@ import torch
 from quorate.core.errors import HelperLost, JobError
 from quorate.core.failure import name_samples
 from quorate.data.batch_nest import mapped
+from quorate.data.block_set import BlockSet
 from quorate.data.datasets import Columns, Room
 from quorate.data.loader import Asked, Loader
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks, batch_of
-from quorate.data.shards.dataset import Shards
-from quorate.data.shards.threads import CHECK_EVERY, HelperThreads, interruptible
+from quorate.data.threads import CHECK_EVERY, HelperThreads, interruptible
 
 MOST_REQUESTS = 256
 MOST_SAMPLES = 1 << 17
@@ -156,12 +156,12 @@ class Feed:
             if blocks is not None:
                 self._samples.prefetch(blocks)
             columns = self._samples.columns.get(request.source)
-            is_made_ahead = columns is not None if self._room else isinstance(columns, Shards)
+            is_made_ahead = columns is not None if self._room else isinstance(columns, BlockSet)
             make = partial(self._made, request, columns)
             self._planned.append((request, self._batch_thread.submit(make) if is_made_ahead else None))
         return self._planned.popleft()
 
-    def _made(self, request: Request, columns: Columns | Shards | None) -> Batch | FetchFailure:
+    def _made(self, request: Request, columns: Columns | BlockSet | None) -> Batch | FetchFailure:
         """By a thread: a batch of columns, in the memory that it is sent from if it is sent anywhere."""
         if self._room is None:
             return self._samples[request]
@@ -205,7 +205,7 @@ class BlockPrefetch:
     the same time. `behind` requests that were given may not have been read yet: their blocks count still.
     """
 
-    def __init__(self, plan: Iterator[Request], shards: Mapping[Source, Shards], behind: int = 0) -> None:
+    def __init__(self, plan: Iterator[Request], shards: Mapping[Source, BlockSet], behind: int = 0) -> None:
         self._plan = plan
         self._shards = shards
         self._most_behind = behind
@@ -275,7 +275,7 @@ class BlockPrefetch:
 
     def _count_bytes(self, place: Place, sign: int) -> None:
         shards = self._shards[place[0]]
-        self._bytes[id(shards)] += sign * shards.index.block_bytes(place[1])
+        self._bytes[id(shards)] += sign * shards.block_bytes(place[1])
 
     def _blocks(self) -> UpcomingBlocks:
         found: dict[Source, dict[int, None]] = {source: {} for source in self._shards}

@@ -154,9 +154,7 @@ def _in_words(samples: Samples, source: Source) -> str:
         return f"{source.value} set: {dataset.in_words}"
     told = [f"{source.value} set: {len(dataset):,} samples"]
     if shards is not None:
-        told[0] += f" in {len(shards.index.shards):,} {shards.index.kind} files"
-        columns = shards.fingerprint.partition(" ")[2]
-        told += [] if columns == "*" else [f"columns {columns}"]
+        told[0] += f" {shards.in_words}"
     if source is Source.TRAINING and isinstance(dataset, Blocked):
         told.append(f"window {dataset.window}")
     return ", ".join(told)

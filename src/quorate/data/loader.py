@@ -24,7 +24,7 @@ from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
 from quorate.data.sampler import Request
 from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks
 from quorate.data.segments import MappedSegments, Segments
-from quorate.data.shards.threads import CHECK_EVERY
+from quorate.data.threads import CHECK_EVERY
 
 _GRACE = 1.0
 _KEPT = 256 * 2**20

@@ -4,44 +4,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from shlex import quote
 from typing import Any, Literal
 
 import numpy
 
-from quorate.core.addresses import shown_place
 from quorate.core.debugger import quit_in
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, UserCodeError
 from quorate.core.first_aid import first_aid
 from quorate.core.user_code import RAISED, describe, is_ctrl_c, user_traceback, with_hint
-from quorate.data.bad_sample import BadSample, LeftOut
+from quorate.data.bad_sample import BadSample, LeftOut, Unreachable
+from quorate.data.block_set import COLLATE, LIMIT, SKIP, BlockSet
 from quorate.data.collate import ScarceRoom, UnlikeSamples, collate, fresh_copy
 from quorate.data.datasets import Columns, Dataset, columns_of
 from quorate.data.indices import Indices, indices_of
 from quorate.data.sampler import Request, Source
-from quorate.data.shards.blocks import LIMIT
-from quorate.data.shards.dataset import COLUMNAR, Shards
-from quorate.data.shards.errors import DamagedBlock
-from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.index import NAME
 from quorate.data.stream import Stream
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
-_SKIP = "`on_bad_sample: skip` leaves such samples out."
-_DECODE = f"Fix decode() or the record; {_SKIP}"
-_COLUMNS = (
-    "`quorate data verify PATH` says whether the files are as they were indexed; with decode= the records are read one "
-    "by one."
-)
-_COLLATE = "or write collate(self, samples), which may pad or convert them."
-_ALIKE = f"Make all samples alike in the dataset, {_COLLATE}"
-_ALIKE_SHARDS = f"Make all samples alike in decode= of quorate.Shards, {_COLLATE}"
-_ALIKE_COLUMNS = (
-    "columns= of quorate.Shards chooses the columns that are read; decode= makes samples of the records that are alike "
-    "and hold nothing but numbers, tensors and texts."
-)
+_ALIKE = f"Make all samples alike in the dataset, {COLLATE}"
 
 
 @dataclass(frozen=True)
@@ -158,9 +139,9 @@ class Samples:
         return self._read(request, room, seeded=True)
 
     @cached_property
-    def shards(self) -> dict[Source, Shards]:
+    def shards(self) -> dict[Source, BlockSet]:
         """The sets that are read block by block."""
-        return {source: dataset for source, dataset in self.datasets.items() if isinstance(dataset, Shards)}
+        return {source: dataset for source, dataset in self.datasets.items() if isinstance(dataset, BlockSet)}
 
     @cached_property
     def is_stream(self) -> bool:
@@ -168,12 +149,12 @@ class Samples:
         return isinstance(self.datasets.get(Source.TRAINING), Stream)
 
     @cached_property
-    def columns(self) -> dict[Source, Columns | Shards]:
+    def columns(self) -> dict[Source, Columns | BlockSet]:
         """The sets for which neither reading nor collating runs code of the task."""
         if self.collate is not collate:
             return {}
         found = {
-            source: dataset if isinstance(dataset, Shards) and dataset.is_columns else columns_of(dataset)
+            source: dataset if isinstance(dataset, BlockSet) and dataset.is_columns else columns_of(dataset)
             for source, dataset in self.datasets.items()
         }
         return {source: columns for source, columns in found.items() if columns is not None}
@@ -199,7 +180,7 @@ class Samples:
             found.setdefault(id(dataset), []).append(source)
         return list(found.values())
 
-    def _read_columns(self, request: Request, columns: Columns | Shards) -> Batch | FetchFailure:
+    def _read_columns(self, request: Request, columns: Columns | BlockSet) -> Batch | FetchFailure:
         left_out = LeftOut()
         try:
             with suppress(BadSample):
@@ -222,7 +203,7 @@ class Samples:
         except MemoryError:  # of the machine, not of the data
             raise
         except Exception as error:
-            hint = _COLUMNS if isinstance(columns, Shards) else ""
+            hint = columns.unreadable_hint if isinstance(columns, BlockSet) else ""
             return FetchFailure(request, None, describe(error), "", hint, "access")
 
     def _read(self, request: Request, room: ScarceRoom | None, seeded: bool) -> Batch | FetchFailure:
@@ -261,46 +242,22 @@ class Samples:
     # --- what is wrong
 
     def _bad(self, request: Request, index: int, error: BadSample) -> FetchFailure:
-        shards, hint = self.shards.get(request.source), _SKIP
-        if error.traceback:
-            hint = _DECODE
-        elif shards is not None:
-            place = shown_place(shards.index.place)
-            is_beside = shards.index_path in (f"{place}/{NAME}", str(Path(place, NAME)))
-            output = "" if is_beside else f" --output {quote(shards.index_path)}"
-            # A record of a block that is not damaged was listed as it is: nothing has become of it since.
-            is_damaged = isinstance(error.__context__, DamagedBlock)
-            what = "Restore the file, or list what it holds now"
-            what = what if is_damaged else "Repair the record, list the files as they are then"
-            hint = f"{what} (`quorate data index {quote(place)}{output} --force`) and train again; {_SKIP}"
+        shards = self.shards.get(request.source)
+        hint = SKIP if shards is None else shards.hint_of(error)
         return FetchFailure(request, index, error.message, error.traceback, hint, "sample")
 
     def _others(self, source: Source, index: int, error: BadSample) -> str:
-        """What else is bad where a whole block is."""
         shards = self.shards.get(source)
-        if shards is None or not isinstance(error.__context__, DamagedBlock):
-            return ""
-        others = int(shards.blocks[shards.blocks_of([index])[0]]) - 1
-        records = "record" if others == 1 else "records"
-        return f"; and with it the {others:,} other {records} of this block" if others else ""
+        return "" if shards is None else shards.others_of(index, error)
 
     def _unlike(self, request: Request, error: UnlikeSamples, left_out: LeftOut) -> FetchFailure:
         """All is said: no line of the task would explain it better."""
         shards, message, hint = self.shards.get(request.source), str(error), _ALIKE
         if shards is not None:
-            is_columnar = shards.index.kind in COLUMNAR and not shards.has_decode
-            hint = _ALIKE_COLUMNS if is_columnar else _ALIKE_SHARDS
+            hint = shards.alike_hint
         if not self.copies:  # a collate() of one's own may have passed others on than it was given
-            collated = left_out.others(request.indices)
-            which = " and ".join(_placed(collated[position], shards) for position in error.positions)
+            collated, names = left_out.others(request.indices), str if shards is None else shards.name_of
+            which = " and ".join(names(collated[position]) for position in error.positions)
             plural = "s" if len(error.positions) > 1 else ""
             message = f"sample{plural} {which} of the {request.source.value} set {error.how}"
         return FetchFailure(request, None, message, "", hint)
-
-
-def _placed(index: int, shards: Shards | None) -> str:
-    if shards is None:
-        return str(index)
-    number = shards.blocks_of([index])[0]
-    block = shards.index.block(number)
-    return f"{index} (record {block.row + index - int(shards.index.first[number])} of {block.file})"

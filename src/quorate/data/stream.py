@@ -15,9 +15,9 @@ import torch
 from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
 from quorate.core.user_code import given
+from quorate.data.bad_sample import Unreachable
 from quorate.data.indices import Indices
 from quorate.data.sampler import Sampler
-from quorate.data.shards.fetching import Unreachable
 from quorate.data.streams import seed_generators
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec

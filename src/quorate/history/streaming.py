@@ -13,10 +13,10 @@ from quorate.core.errors import QuorateError, RunError
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.indices import Ranges
 from quorate.data.sharding import LaneReading, Sharding, sharding_at
-from quorate.data.shards.index import ShardIndex, load_index
 from quorate.history.event_index import glance
 from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, TrainingBlocks
+from quorate.shards.index import ShardIndex, load_index
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 

@@ -11,7 +11,7 @@ import h5py
 import numpy
 import pytest
 
-from quorate.data.shards.index import ShardIndex
+from quorate.shards.index import ShardIndex
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Harm:
 @contextmanager
 def blocks_of(size: int) -> Iterator[None]:
     """Index in blocks of so many bytes, so that small files have several."""
-    from quorate.data.shards.formats import format as ranges
-    from quorate.data.shards.formats import hdf5, lines, tar, tfrecord
+    from quorate.shards.formats import format as ranges
+    from quorate.shards.formats import hdf5, lines, tar, tfrecord
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (hdf5, lines, ranges, tar, tfrecord):

@@ -15,8 +15,8 @@ import pytest
 from pyarrow import parquet
 from tfrecord.writer import TFRecordWriter
 
-from quorate.data.shards.formats import format as ranges
-from quorate.data.shards.formats import hdf5, lines, tar, tfrecord
+from quorate.shards.formats import format as ranges
+from quorate.shards.formats import hdf5, lines, tar, tfrecord
 
 KINDS = {"tar": "tar", "jsonl": "jsonl", "text": "txt", "parquet": "parquet", "hdf5": "h5", "tfrecord": "tfrecord"}
 SMALL_BLOCK = 2000

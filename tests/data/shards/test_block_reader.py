@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from command import await_condition
-from quorate.data.shards.blocks import LIMIT, BlockReader, KeptBlocks
-from quorate.data.shards.errors import DamagedBlock, ShardError
-from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.threads import interruptible
+from quorate.data.bad_sample import Unreachable
+from quorate.data.block_set import LIMIT
+from quorate.data.threads import interruptible
+from quorate.shards.blocks import BlockReader, KeptBlocks
+from quorate.shards.errors import DamagedBlock, ShardError
 
 SIZE = 100
 

@@ -22,9 +22,9 @@ from quorate.data.collate import collate
 from quorate.data.feed import Feed
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, Samples
-from quorate.data.shards.dataset import Shards
-from quorate.data.shards.index import NAME, ShardIndex, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.dataset import Shards
+from quorate.shards.index import NAME, ShardIndex, save_index
+from quorate.shards.indexing import build_index
 
 SIZES = (30, 12, 12, 25)
 LANES, TOGETHER = 3, 4

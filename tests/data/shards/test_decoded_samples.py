@@ -19,13 +19,13 @@ from quorate.data.collate import collate
 from quorate.data.fingerprint import fingerprint
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples
-from quorate.data.shards.dataset import Shards
-from quorate.data.shards.decoded_cache import DecodedCache
-from quorate.data.shards.disk_cache import DiskCache
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
-from quorate.data.shards.sample_file import SampleFile, Spool
-from quorate.data.shards.threads import Interrupted
+from quorate.data.threads import Interrupted
+from quorate.shards.dataset import Shards
+from quorate.shards.decoded_cache import DecodedCache
+from quorate.shards.disk_cache import DiskCache
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
+from quorate.shards.sample_file import SampleFile, Spool
 
 __all__ = ["small_blocks"]
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from command import await_condition
-from quorate.data.shards import fetching
-from quorate.data.shards.fetching import TRIES, Fetcher, StoreAway, Unreachable
-from quorate.data.shards.threads import interruptible
+from quorate.data.bad_sample import Unreachable
+from quorate.data.threads import interruptible
+from quorate.shards import fetching
+from quorate.shards.fetching import TRIES, Fetcher, StoreAway
 from quorate.storage.objects import ObjectMissing, StoreError
 
 

@@ -22,13 +22,13 @@ from pyarrow import parquet
 
 from data.shards.shard_files import SMALL_BLOCK, add_member, small_blocks, write_shards
 from quorate.core.errors import RequestError
-from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.files import shard_place
-from quorate.data.shards.formats.format import Block
-from quorate.data.shards.formats.kinds import format_of
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.indexing import build_index
+from quorate.data.bad_sample import Unreachable
+from quorate.shards.errors import BadRecord
+from quorate.shards.files import shard_place
+from quorate.shards.formats.format import Block
+from quorate.shards.formats.kinds import format_of
+from quorate.shards.index import ShardIndex
+from quorate.shards.indexing import build_index
 
 __all__ = ["small_blocks"]
 

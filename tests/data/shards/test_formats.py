@@ -13,13 +13,13 @@ from pyarrow import parquet
 
 from data.shards.shard_files import KINDS, SMALL_BLOCK, add_member, assert_same, small_blocks, write_shards
 from quorate.core.errors import RequestError
-from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.errors import BadRecord, DamagedBlock
-from quorate.data.shards.files import shard_place
-from quorate.data.shards.formats.format import Block, ColumnRecords, Records, ShardFile
-from quorate.data.shards.formats.kinds import format_of, is_compressed_shard, kind_of
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.indexing import build_index
+from quorate.shards.blocks import ShardBlocks
+from quorate.shards.errors import BadRecord, DamagedBlock
+from quorate.shards.files import shard_place
+from quorate.shards.formats.format import Block, ColumnRecords, Records, ShardFile
+from quorate.shards.formats.kinds import format_of, is_compressed_shard, kind_of
+from quorate.shards.index import ShardIndex
+from quorate.shards.indexing import build_index
 
 __all__ = ["small_blocks"]
 
@@ -232,7 +232,7 @@ def test_a_tar_record_never_spans_two_blocks(tmp_path: Path) -> None:
 def test_files_of_a_record_that_do_not_follow_each_other_are_refused(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quorate.data.shards.formats.tar._KEYS", 3)
+    monkeypatch.setattr("quorate.shards.formats.tar._KEYS", 3)
     members = [(f"{key}.{field}", b"1") for field in ("bin", "cls") for key in range(count)]
     place = count * 1024
     with pytest.raises(RequestError, match=rf"a.tar, byte {place}: the record 0 was there before.*--sort=name"):
@@ -441,7 +441,7 @@ def test_footers_are_read_once_and_kept_below_a_limit(tmp_path: Path, monkeypatc
     for number in range(index.blocks):
         open_block(number)
     assert asked == [0, 1, 2]
-    monkeypatch.setattr("quorate.data.shards.formats.parquet.FOOTERS", 1)
+    monkeypatch.setattr("quorate.shards.formats.parquet.FOOTERS", 1)
     format = format_of("parquet")
     asked.clear()
     for number in (0, 1, index.blocks - 1, 0):

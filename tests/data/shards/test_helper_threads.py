@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from command import await_condition
-from quorate.data.shards.threads import Closed, HelperThreads
+from quorate.data.threads import Closed, HelperThreads
 
 
 class HeldUp:

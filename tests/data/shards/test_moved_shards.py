@@ -9,7 +9,7 @@ import pytest
 from data.shards.shard_files import write_shards
 from quorate.api.data import index_data
 from quorate.core.errors import RequestError
-from quorate.data.shards.index import NAME, load_index
+from quorate.shards.index import NAME, load_index
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ import torch
 
 from data.shards.shard_files import small_blocks, write_shards
 from quorate.core.errors import RequestError
-from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.dataset import Shards
-from quorate.data.shards.disk_cache import DiskCache
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.blocks import ShardBlocks
+from quorate.shards.dataset import Shards
+from quorate.shards.disk_cache import DiskCache
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 from quorate.storage import atomic
 
 __all__ = ["small_blocks"]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from data.shards.shard_files import KINDS, Written, assert_same, small_blocks, write_shards
-from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.errors import ShardError
-from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.formats.kinds import format_of
-from quorate.data.shards.index import ShardIndex, decode, encode
-from quorate.data.shards.indexing import Flaw, build_index, verify_shards
+from quorate.data.bad_sample import Unreachable
+from quorate.shards.blocks import ShardBlocks
+from quorate.shards.errors import ShardError
+from quorate.shards.formats.kinds import format_of
+from quorate.shards.index import ShardIndex, decode, encode
+from quorate.shards.indexing import Flaw, build_index, verify_shards
 
 __all__ = ["small_blocks"]
 

@@ -15,17 +15,17 @@ import torch
 
 from data.shards.shard_files import small_blocks, write_shards
 from quorate.core.errors import GenerationOver, JobError, UserCodeError
+from quorate.data.bad_sample import Unreachable
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.collate import collate
 from quorate.data.feed import MOST_REQUESTS, BlockPrefetch, Feed
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, Samples
-from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.dataset import Shards
-from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
-from quorate.data.shards.threads import CHECK_EVERY, check_interrupted
+from quorate.data.threads import CHECK_EVERY, check_interrupted
+from quorate.shards.blocks import ShardBlocks
+from quorate.shards.dataset import Shards
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 from quorate.spec.job import JobSpec
 
 __all__ = ["small_blocks"]
@@ -163,7 +163,8 @@ def test_blocks_are_read_ahead_in_the_worker_and_no_more_after_the_feed_is_close
     requests = plan(48)
     with feeding(folder, 0, requests, decode=len) as feed:
         feed.next(requests[0])
-        shards = feed._samples.shards[Source.TRAINING]
+        shards = feed._samples.datasets[Source.TRAINING]
+        assert isinstance(shards, Shards)
         assert shards._reader.here().threads
         feed.close()
         assert not shards._reader.here()._wanted

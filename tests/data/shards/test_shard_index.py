@@ -16,10 +16,11 @@ from data.shards.shard_files import KINDS, add_member, small_blocks, write_shard
 from quorate.api.data import index_data
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
-from quorate.data.shards import fetching, indexing
-from quorate.data.shards.fetching import StoreAway, Unreachable
-from quorate.data.shards.index import NAME, ShardIndex, encode, load_index, save_index
-from quorate.data.shards.indexing import Flaw, build_index, verify_shards
+from quorate.data.bad_sample import Unreachable
+from quorate.shards import fetching, indexing
+from quorate.shards.fetching import StoreAway
+from quorate.shards.index import NAME, ShardIndex, encode, load_index, save_index
+from quorate.shards.indexing import Flaw, build_index, verify_shards
 from quorate.storage.objects import ObjectStore, StoreError
 
 __all__ = ["small_blocks"]
@@ -129,7 +130,7 @@ class TestBuilding:
 
     def test_also_in_another_process(self, tmp_path: Path) -> None:
         write_shards("tar", tmp_path, (9, 4))
-        code = f"from quorate.data.shards.indexing import build_index; print(build_index({str(tmp_path)!r}).digest)"
+        code = f"from quorate.shards.indexing import build_index; print(build_index({str(tmp_path)!r}).digest)"
         environment = os.environ | {"PYTHONHASHSEED": "7"}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)

@@ -17,16 +17,15 @@ import torch
 
 from data.shards.shard_files import KINDS, Written, small_blocks, write_shards
 from quorate.core.errors import RequestError, TaskError
-from quorate.data.bad_sample import BadSample
+from quorate.data.bad_sample import BadSample, Unreachable
 from quorate.data.collate import UnlikeSamples, collate
 from quorate.data.datasets import check_dataset
 from quorate.data.fingerprint import fingerprint
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples
-from quorate.data.shards.dataset import MOST_SAMPLES, Shards, _index_path, merged
-from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.dataset import MOST_SAMPLES, Shards, _index_path, merged
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 
 __all__ = ["small_blocks"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from data.shards.shard_files import small_blocks, write_shards
-from quorate.data.shards import files
-from quorate.data.shards.blocks import ShardBlocks
-from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.index import ShardIndex
-from quorate.data.shards.indexing import build_index
+from quorate.data.bad_sample import Unreachable
+from quorate.shards import files
+from quorate.shards.blocks import ShardBlocks
+from quorate.shards.index import ShardIndex
+from quorate.shards.indexing import build_index
 from quorate.storage.objects import ObjectMissing
 
 __all__ = ["small_blocks"]

@@ -18,12 +18,12 @@ from bits.bit_tasks import Regression
 from data.shards.shard_files import assert_same, small_blocks, write_shards, write_tfrecord
 from data.shards.test_formats import all_records
 from quorate.core.errors import RequestError
-from quorate.data.shards.dataset import Shards
-from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.kinds import is_compressed_shard, kind_of
-from quorate.data.shards.formats.tfrecord import parse_example
-from quorate.data.shards.index import NAME, save_index
-from quorate.data.shards.indexing import build_index
+from quorate.shards.dataset import Shards
+from quorate.shards.errors import BadRecord
+from quorate.shards.formats.kinds import is_compressed_shard, kind_of
+from quorate.shards.formats.tfrecord import parse_example
+from quorate.shards.index import NAME, save_index
+from quorate.shards.indexing import build_index
 
 __all__ = ["small_blocks"]
 

@@ -14,8 +14,8 @@ import numpy
 
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
-from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
+from quorate.shards.errors import BadRecord
+from quorate.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
 
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")

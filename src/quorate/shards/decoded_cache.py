@@ -11,8 +11,8 @@ from typing import Any
 import xxhash
 
 from quorate.data.indices import Indices
-from quorate.data.shards.disk_cache import DiskCache
-from quorate.data.shards.sample_file import NotEncodable, SampleFile, Spool, decode, encode
+from quorate.shards.disk_cache import DiskCache
+from quorate.shards.sample_file import NotEncodable, SampleFile, Spool, decode, encode
 
 log = logging.getLogger(__name__)
 

@@ -3,12 +3,12 @@
 import re
 
 from quorate.core.errors import RequestError
-from quorate.data.shards.formats.format import Format
-from quorate.data.shards.formats.hdf5 import Hdf5
-from quorate.data.shards.formats.lines import JsonLines, TextLines
-from quorate.data.shards.formats.parquet import Parquet
-from quorate.data.shards.formats.tar import Tar
-from quorate.data.shards.formats.tfrecord import TfRecord
+from quorate.shards.formats.format import Format
+from quorate.shards.formats.hdf5 import Hdf5
+from quorate.shards.formats.lines import JsonLines, TextLines
+from quorate.shards.formats.parquet import Parquet
+from quorate.shards.formats.tar import Tar
+from quorate.shards.formats.tfrecord import TfRecord
 
 _FORMATS: dict[str, type[Format]] = {each.kind: each for each in (Tar, Parquet, JsonLines, TextLines, Hdf5, TfRecord)}
 ENDINGS = {ending: kind for kind, each in _FORMATS.items() for ending in each.endings}

@@ -13,7 +13,7 @@ import xxhash
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
 from quorate.core.regular_file import read_regular
-from quorate.data.shards.formats.format import Block
+from quorate.shards.formats.format import Block
 from quorate.storage.atomic import write_atomically
 from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_secret
 

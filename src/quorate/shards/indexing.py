@@ -15,12 +15,13 @@ import xxhash
 
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
-from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.fetching import Fetcher, StoreAway, Unreachable
-from quorate.data.shards.files import shard_place
-from quorate.data.shards.formats.format import BLOCK, Format, ShardFile
-from quorate.data.shards.formats.kinds import ENDINGS, format_of, is_compressed_shard, kind_of
-from quorate.data.shards.index import ARRAYS, DIGEST, NAME, ShardIndex
+from quorate.data.bad_sample import Unreachable
+from quorate.shards.errors import BadRecord
+from quorate.shards.fetching import Fetcher, StoreAway
+from quorate.shards.files import shard_place
+from quorate.shards.formats.format import BLOCK, Format, ShardFile
+from quorate.shards.formats.kinds import ENDINGS, format_of, is_compressed_shard, kind_of
+from quorate.shards.index import ARRAYS, DIGEST, NAME, ShardIndex
 
 LOCAL_THREADS = 2 * (os.cpu_count() or 1)
 REMOTE_THREADS = 16

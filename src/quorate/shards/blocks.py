@@ -19,20 +19,19 @@ from typing import Any
 import xxhash
 
 from quorate.core.addresses import is_url, shown
-from quorate.data.shards.disk_cache import DiskCache
-from quorate.data.shards.errors import DamagedBlock, ShardError
-from quorate.data.shards.fetching import Fetcher
-from quorate.data.shards.files import shard_place
-from quorate.data.shards.formats.format import Records, ShardFile
-from quorate.data.shards.formats.kinds import format_of
-from quorate.data.shards.index import Array, ShardIndex
-from quorate.data.shards.threads import CHECK_EVERY, check_interrupted, start_helper
+from quorate.data.block_set import LIMIT
+from quorate.data.threads import CHECK_EVERY, check_interrupted, start_helper
+from quorate.shards.disk_cache import DiskCache
+from quorate.shards.errors import DamagedBlock, ShardError
+from quorate.shards.fetching import Fetcher
+from quorate.shards.files import shard_place
+from quorate.shards.formats.format import Records, ShardFile
+from quorate.shards.formats.kinds import format_of
+from quorate.shards.index import Array, ShardIndex
 from quorate.storage.objects import StoreError
 
 log = logging.getLogger(__name__)
 
-LIMIT = 160_000_000
-"""Bytes of blocks that a process keeps, unless what it reads at the same time is more."""
 _LOCAL_THREADS, _REMOTE_THREADS = 2, 8
 _JOIN = 5.0
 

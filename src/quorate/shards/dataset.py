@@ -10,23 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy
 import torch
 
-from quorate.core.addresses import is_url, shown
+from quorate.core.addresses import is_url, shown, shown_place
 from quorate.core.errors import RequestError, TaskError
 from quorate.core.user_code import PACKAGE, describe, given, user_traceback
 from quorate.data.bad_sample import BadSample, is_machine_error
+from quorate.data.block_set import COLLATE, LIMIT, SKIP, BlockSet
 from quorate.data.collate import UnlikeSamples, collate
 from quorate.data.indices import Indices, indices_of
-from quorate.data.shards.blocks import LIMIT, BlockReader, ShardBlocks
-from quorate.data.shards.decoded_cache import DecodedCache
-from quorate.data.shards.disk_cache import DiskCache
-from quorate.data.shards.errors import DamagedBlock, ShardError
-from quorate.data.shards.formats.format import ColumnRecords
-from quorate.data.shards.index import NAME, ShardIndex, load_index
+from quorate.shards.blocks import BlockReader, ShardBlocks
+from quorate.shards.decoded_cache import DecodedCache
+from quorate.shards.disk_cache import DiskCache
+from quorate.shards.errors import DamagedBlock, ShardError
+from quorate.shards.formats.format import ColumnRecords
+from quorate.shards.index import NAME, ShardIndex, load_index
 
 MOST_SAMPLES, MOST_BYTES = 8192, 12_000_000
 """What a lane shuffles at a time by default: so many samples, or fewer if they are large."""
@@ -36,7 +38,7 @@ _GB = 1_000_000_000
 _CACHE_GB = 10
 
 
-class Shards:
+class Shards(BlockSet):
     """A dataset of records in files (shards), which `quorate data index PATH` has indexed.
 
     ::
@@ -208,6 +210,57 @@ class Shards:
         self._reader.close()
         if self.decoded is not None:
             self.decoded.close()
+
+    def block_bytes(self, block: int) -> int:
+        return self.index.block_bytes(block)
+
+    # --- what is wrong, in words
+
+    @property
+    def in_words(self) -> str:
+        columns = self.fingerprint.partition(" ")[2]
+        files = f"in {len(self.index.shards):,} {self.index.kind} files"
+        return files if columns == "*" else f"{files}, columns {columns}"
+
+    def name_of(self, index: int) -> str:
+        number = self.blocks_of([index])[0]
+        block = self.index.block(number)
+        return f"{index} (record {block.row + index - int(self.index.first[number])} of {block.file})"
+
+    def hint_of(self, error: BadSample) -> str:
+        if error.traceback:
+            return f"Fix decode() or the record; {SKIP}"
+        place = shown_place(self.index.place)
+        is_beside = self.index_path in (f"{place}/{NAME}", str(Path(place, NAME)))
+        output = "" if is_beside else f" --output {quote(self.index_path)}"
+        # A record of a block that is not damaged was listed as it is: nothing has become of it since.
+        is_damaged = isinstance(error.__context__, DamagedBlock)
+        what = "Restore the file, or list what it holds now"
+        what = what if is_damaged else "Repair the record, list the files as they are then"
+        return f"{what} (`quorate data index {quote(place)}{output} --force`) and train again; {SKIP}"
+
+    def others_of(self, index: int, error: BadSample) -> str:
+        if not isinstance(error.__context__, DamagedBlock):
+            return ""
+        others = int(self.blocks[self.blocks_of([index])[0]]) - 1
+        records = "record" if others == 1 else "records"
+        return f"; and with it the {others:,} other {records} of this block" if others else ""
+
+    @property
+    def unreadable_hint(self) -> str:
+        return (
+            "`quorate data verify PATH` says whether the files are as they were indexed; with decode= the records are "
+            "read one by one."
+        )
+
+    @property
+    def alike_hint(self) -> str:
+        if self.index.kind in COLUMNAR and not self.has_decode:
+            return (
+                "columns= of quorate.Shards chooses the columns that are read; decode= makes samples of the records "
+                "that are alike and hold nothing but numbers, tensors and texts."
+            )
+        return f"Make all samples alike in decode= of quorate.Shards, {COLLATE}"
 
     # --- building
 

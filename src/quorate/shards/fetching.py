@@ -12,9 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from time import monotonic
 
-from quorate.core.errors import JobError
 from quorate.core.user_code import describe
-from quorate.data.shards.threads import CHECK_EVERY, Closed, HelperThreads, check_interrupted
+from quorate.data.bad_sample import Unreachable
+from quorate.data.threads import CHECK_EVERY, Closed, HelperThreads, check_interrupted
 from quorate.storage.objects import SLOWEST, ObjectMissing, StoreError
 
 log = logging.getLogger(__name__)
@@ -40,10 +40,6 @@ _USUAL, _KNOWN = 64, 8
 _SHARE, _FREE = 0.1, 2
 _DOUBLINGS = 16
 _QUIET = 5.0
-
-
-class Unreachable(JobError):  # noqa: N818 (a happening, not a mistake)
-    """Data that cannot be read now, which says nothing about what they are: never a reason to skip a sample."""
 
 
 class StoreAway(Unreachable):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
+from quorate.shards.errors import BadRecord
+from quorate.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
 
 UNIT = 512
 KEY = "__key__"

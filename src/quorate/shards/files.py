@@ -15,7 +15,7 @@ from typing import Protocol
 from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError
 from quorate.core.regular_file import open_regular
-from quorate.data.shards.formats.format import ShardFile
+from quorate.shards.formats.format import ShardFile
 from quorate.storage.objects import ObjectStore
 
 

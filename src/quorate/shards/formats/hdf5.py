@@ -14,9 +14,9 @@ import numpy
 
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
-from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.fetching import Unreachable
-from quorate.data.shards.formats.format import BLOCK, Block, ByteFile, Content, Format, ShardFile
+from quorate.data.bad_sample import Unreachable
+from quorate.shards.errors import BadRecord
+from quorate.shards.formats.format import BLOCK, Block, ByteFile, Content, Format, ShardFile
 
 _PLAIN = "biufcS"
 _MOST = 1_000_000_000

@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 import orjson
 
-from quorate.data.shards.errors import BadRecord
-from quorate.data.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
+from quorate.shards.errors import BadRecord
+from quorate.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
 
 _MARK = b"\xef\xbb\xbf"
 _LINE = 50

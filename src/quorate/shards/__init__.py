@@ -1,0 +1,1 @@
+"""Datasets of files that need not fit into memory: indexed, verified, read block after block, cached."""
