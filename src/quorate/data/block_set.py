@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from quorate.data.bad_sample import BadSample
 from quorate.data.indices import Indices
@@ -16,23 +16,11 @@ SKIP = "`on_bad_sample: skip` leaves such samples out."
 COLLATE = "or write collate(self, samples), which may pad or convert them."
 
 
-class SampleCache(Protocol):
-    """Samples that were made once and are kept, unless random numbers were drawn for them."""
-
-    def keeping(self) -> AbstractContextManager[Any]:
-        """Meanwhile what is made is set aside; `settle` says whether it may be kept."""
-        ...
-
-    def settle(self, drew: bool) -> None:
-        """Whether random numbers were drawn since."""
-        ...
-
-
 class BlockSet(ABC):
     """Its samples are the records of block 0, then those of block 1, and so on. Whole blocks are read ahead by threads.
 
-    `limit` is how many bytes of blocks a process may keep, `blocks` how many records each has, `fingerprint` a digest
-    of every byte, and `decoded` the cache of the samples that `decode` has made under `cache_key`.
+    `limit` is how many bytes of blocks a process may keep, `blocks` how many records each has, and `fingerprint` a
+    digest of every byte. Samples that `decode` has made may be cached under `cache_key`.
     """
 
     limit: int
@@ -40,7 +28,6 @@ class BlockSet(ABC):
     fingerprint: str
     has_decode: bool
     cache_key: str | None
-    decoded: SampleCache | None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -78,6 +65,20 @@ class BlockSet(ABC):
     @abstractmethod
     def prefetch(self, blocks: Sequence[int]) -> None:
         """Read these ahead, in this order."""
+
+    # --- a cache of its samples
+
+    @abstractmethod
+    def keeping(self) -> AbstractContextManager[Any]:
+        """Around the reading of a batch: what is made in it may be cached, if `settle` says so."""
+
+    @abstractmethod
+    def settle(self, drew: bool) -> None:
+        """Cache what was made, unless random numbers were drawn for it."""
+
+    @abstractmethod
+    def uncached(self) -> AbstractContextManager[Any]:
+        """Meanwhile nothing is taken from the cache, which may be of an earlier `decode`."""
 
     # --- what is wrong, in words
 

@@ -124,15 +124,9 @@ def fingerprint(samples: Samples) -> Fingerprint:
 
 
 def _read_anew(samples: Samples, request: Request) -> Batch | FetchFailure:
-    """Not from a cache of decoded samples, which may be of an earlier decode."""
     shards = samples.shards.get(request.source)
-    if shards is None:
+    with contextlib.nullcontext() if shards is None else shards.uncached():
         return samples[request]
-    cache, shards.decoded = shards.decoded, None
-    try:
-        return samples[request]
-    finally:
-        shards.decoded = cache
 
 
 def _why_not_the_same(samples: Samples, request: Request) -> str:

@@ -123,19 +123,18 @@ class Samples:
         if request.source in self.columns:
             return self._read_columns(request, self.columns[request.source])
         shards = self.shards.get(request.source)
-        cache = None if shards is None else shards.decoded
         if request.source not in self.drawing:
             # What depends on a draw is another sample in the next epoch, so only the rest may be cached.
-            with nullcontext() if cache is None else cache.keeping():
+            with nullcontext() if shards is None else shards.keeping():
                 rest_generators()
                 answer = self._read(request, room, seeded=False)
                 if not have_drawn():
-                    if cache is not None:
-                        cache.settle(drew=False)
+                    if shards is not None:
+                        shards.settle(drew=False)
                     return answer
             self.drawing.add(request.source)
-        if cache is not None:
-            cache.settle(drew=True)
+        if shards is not None:
+            shards.settle(drew=True)
         return self._read(request, room, seeded=True)
 
     @cached_property

@@ -6,8 +6,8 @@ import sys
 from bdb import BdbQuit
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, cached_property
 from pathlib import Path
 from shlex import quote
@@ -210,6 +210,21 @@ class Shards(BlockSet):
         self._reader.close()
         if self.decoded is not None:
             self.decoded.close()
+
+    def keeping(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.decoded is None else self.decoded.keeping()
+
+    def settle(self, drew: bool) -> None:
+        if self.decoded is not None:
+            self.decoded.settle(drew)
+
+    @contextmanager
+    def uncached(self) -> Iterator[None]:
+        cache, self.decoded = self.decoded, None
+        try:
+            yield
+        finally:
+            self.decoded = cache
 
     def block_bytes(self, block: int) -> int:
         return self.index.block_bytes(block)
