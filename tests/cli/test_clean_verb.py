@@ -83,6 +83,10 @@ def test_what_goes_and_what_stays_is_shown_first(runs: Path, capsys: pytest.Capt
     assert "tiny-0003 stays: it is running" in shown
     assert "1 run, " in shown
     assert "Nothing was removed: add --yes" in shown
+    quorate("--older-than", "15d", "--dry-run")
+    assert capsys.readouterr().out.endswith(" to be freed.\n")
+    with pytest.raises(RequestError, match="--yes removes, and --dry-run does not"):
+        quorate("--older-than", "15d", "--dry-run", "--yes")
     assert len(names(runs)) == 4
 
 

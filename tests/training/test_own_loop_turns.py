@@ -300,9 +300,19 @@ def steps_before_a_batch(run: Run) -> None:
     run.step(torch.zeros(()))
 
 
+def trains_by_itself(run: Run) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.prepare(model, optimizer)
+    while True:
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize(
     ("main", "answer"),
     [
+        (trains_by_itself, "trains_by_itself() calls optimizer.step() before it has read a batch of run.batches()"),
         (without_prepare, "run.batches() was called before run.prepare(model, optimizer)"),
         (returns_at_once, "returns_at_once() returned without run.prepare(model, optimizer)"),
         (step_without_prepare, "run.step() was called before run.prepare"),
@@ -321,6 +331,25 @@ def test_a_mistake_before_the_first_batch_is_refused(main: Main, answer: str) ->
     with pytest.raises(QuorateError, match=re.escape(answer)) as refused:
         Worker(main)
     assert refused.value.exit_code == 2
+
+
+def test_who_asks_too_early_whether_it_is_the_leading_worker_is_told() -> None:
+    seen: list[bool] = []
+
+    def main(run: Run) -> None:
+        seen.append(run.is_main)
+        prepared(run)
+        for _ in run.epochs():
+            seen.append(run.is_main)
+            for _ in run.batches(DATA):
+                run.step(torch.zeros(()))
+
+    with pytest.warns(UserWarning, match="run.is_main is False in every worker before the first") as told:
+        worker = Worker(main)
+    assert {each.filename for each in told} == {__file__}
+    seen.clear()
+    worker.stand()
+    assert seen == [True]
 
 
 @pytest.mark.parametrize(

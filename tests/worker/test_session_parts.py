@@ -1,11 +1,19 @@
+import re
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 import command_task
 import gang
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.core.errors import TaskError
+from quorate.training.own_loop import own_loop_of
 from quorate.training.replica import Replica
+from quorate.training.run_mode import RunMode
 from quorate.training.task import configure
-from quorate.worker.assembly import SessionParts, build_samples
+from quorate.worker.assembly import SessionParts, build_samples, check_evaluable
+from training import own_loops
 
 
 def test_the_order_of_samples_is_made_once_for_all_generations(tmp_path: Any) -> None:
@@ -21,3 +29,18 @@ def test_the_order_of_samples_is_made_once_for_all_generations(tmp_path: Any) ->
     parts = SessionParts(spec, task, Replica(task, spec), samples, {}, CheckpointFolder(tmp_path))
     assert parts.sampler is parts.sampler
     assert asked == [0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (RunMode(evaluates_only=True), "call run.evaluate(dataset, measure) before the loop"),
+        (RunMode(predict_to="rows"), "only a quorate.Task has predict()"),
+    ],
+)
+def test_a_loop_that_cannot_evaluate_or_predict_says_what_to_do_instead(mode: RunMode, words: str) -> None:
+    task = own_loop_of(own_loops.clipped)()
+    nothing: Any = SimpleNamespace(datasets={})
+    with pytest.raises(TaskError, match=re.escape(words)) as refused:
+        check_evaluable(task, nothing, mode)
+    assert "quorate.open_run(run).load_model() gives the model" in str(refused.value)

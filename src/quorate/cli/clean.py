@@ -30,6 +30,7 @@ def clean(
         list[str] | None, typer.Option(metavar="STATUS", help="Only runs with this status. Repeatable.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove them without asking.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and remove nothing.")] = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
@@ -55,7 +56,9 @@ def clean(
     plan = api.plan(runs, query, now, _seconds(older_than), keep, only_checkpoints=checkpoints)
     if not as_json:
         _show(plan, now)
-    is_wanted = bool(plan.found) and (yes or (not as_json and _is_confirmed()))
+    if yes and dry_run:
+        raise RequestError("--yes removes, and --dry-run does not: give one of them.")
+    is_wanted = bool(plan.found) and not dry_run and (yes or (not as_json and _is_confirmed()))
     gone, kept = list(plan.found), list(plan.kept)
     for found in plan.found if is_wanted else ():
         try:

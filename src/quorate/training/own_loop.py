@@ -19,6 +19,7 @@ from typing import Any, ClassVar, get_type_hints
 import torch
 import xxhash
 from greenlet import getcurrent, greenlet
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from quorate.core.errors import (
     JobError,
@@ -41,8 +42,8 @@ from quorate.training.hints import hint_for
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
 from quorate.training.loop import Loop
 from quorate.training.own_audit import AUDITED, Audit, marked_locals
-from quorate.training.own_rehearsal import LARGEST, NoRoom, Rehearsal, is_rehearsed
-from quorate.training.own_run import AT_BATCH, AT_STEP, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
+from quorate.training.own_rehearsal import LARGEST, NoRoom, Rehearsal, is_rehearsed, warning_of
+from quorate.training.own_run import AT_BATCH, AT_STEP, HOW_TO_END, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
 from quorate.training.own_state import Kept, OwnState
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, changed_outside
@@ -313,22 +314,10 @@ class OwnLoop(Task):
             turns.agreed = turns.kept_state()
 
     def warning(self) -> str | None:
-        """What to say of variables that hold tensors of which no checkpoint knows, once of each. One that measure()
-        reads is refused: metrics decide which checkpoint is the best, and when training ends."""
+        """What to say of variables that hold tensors of which no checkpoint knows, once of each."""
         new = sorted((self._rehearsal.lost if self._rehearsal is not None else set()) - self._lost)
         self._lost.update(new)
-        if not new:
-            return None
-        said = (
-            f"{self._name}() keeps tensors that change in training in {', '.join(new)}, where no checkpoint has them: "
-            "a worker that joins, or a job that is resumed, begins again with what they were at the top"
-        )
-        advice = "Keep them in buffers of the model; the key `average` keeps an exponential average of the weights."
-        measure = inspect.unwrap(self._turns.measure) if self._turns.measure is not None else None
-        code = getattr(measure, "__code__", None)
-        if code is not None and (read := [name for name in new if name in (*code.co_freevars, *code.co_names)]):
-            raise UnsupportedModelError(f"{said}, and run.evaluate() measures with {', '.join(read)}. {advice}")
-        return f"{said}. What is computed or written with them is another one then. {advice}"
+        return warning_of(self._name, new, self._turns.measure) if new else None
 
     def end_lane(self, lane: int) -> None:
         """The gradient of a lane is complete: `main` goes on to the next batch. After the last lane it waits for the
@@ -469,13 +458,38 @@ class OwnLoop(Task):
         main = self._greenlet
         assert main is not None
         try:
-            main.switch(value) if start is None else start()
+            with self._no_loop_beside():
+                main.switch(value) if start is None else start()
         except RAISED as error:
             code = JobError.exit_code if self._turns.is_entered else RequestError.exit_code
             blame_user_code(error, f"{self._name}()", hint_for, code)
             raise
         if not main:
             self._turns.place = Place.RETURNED
+
+    @contextmanager
+    def _no_loop_beside(self) -> Iterator[None]:
+        """Before its first batch `main` steps no optimizer: one that does trains by itself, perhaps for hours."""
+        turns = self._turns
+        if turns.is_entered or turns.prepared is None:
+            yield
+            return
+        optimizers = turns.prepared[1]
+        own = {id(each) for each in (optimizers.values() if isinstance(optimizers, Mapping) else [optimizers])}
+
+        def refuse(optimizer: Any, *_: Any) -> None:
+            if id(optimizer) in own:
+                raise TaskError(
+                    f"{self._name}() calls optimizer.step() before it has read a batch of run.batches(), as a loop "
+                    "over a DataLoader does. Write `for batch in run.batches(dataset):` in its place, and "
+                    "run.step(loss) for loss.backward(), optimizer.step() and zero_grad()."
+                )
+
+        hook = register_optimizer_step_pre_hook(refuse)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _begin_stream(self, when: str, number: int = 0) -> None:
         """What `main` draws outside lanes depends on when that is, and on nobody's number of lanes."""
@@ -496,8 +510,7 @@ class OwnLoop(Task):
         total = self._sampler.total_steps
         return JobError(
             f"{self._name}() returned before the job was done, which has {total:,} steps: every worker must come to "
-            "the same steps. Read run.batches() to its end, without `break` or `return` in the loop; `steps`, `epochs` "
-            "and `early_stop` of the job say when it ends."
+            f"the same steps. Read run.batches() to its end, without `break` or `return` in the loop. {HOW_TO_END}"
         )
 
 

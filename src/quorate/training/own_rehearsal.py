@@ -1,6 +1,7 @@
 """A worker that would join now, played beforehand: what it makes of a batch shows what `main` keeps to itself."""
 
 import copy
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -173,6 +174,20 @@ def _order(replica: Replica) -> list[list[str]]:
     names = {id(each): name for name, each in replica.parameters}
     groups = (group for each in replica.optimizers.by_name.values() for group in each.param_groups)
     return [[names[id(each)] for each in group["params"]] for group in groups]
+
+
+def warning_of(name: str, lost: Sequence[str], measure: Any) -> str:
+    """What to say of variables with tensors of which no checkpoint knows. Refuses those that `measure` reads: metrics
+    decide which checkpoint is the best, and when training ends."""
+    said = (
+        f"{name}() keeps tensors that change in training in {', '.join(lost)}, where no checkpoint has them: a worker "
+        "that joins, or a job that is resumed, begins again with what they were at the top"
+    )
+    advice = "Keep them in buffers of the model; the key `average` keeps an exponential average of the weights."
+    code = getattr(inspect.unwrap(measure), "__code__", None) if measure is not None else None
+    if code is not None and (read := [each for each in lost if each in (*code.co_freevars, *code.co_names)]):
+        raise UnsupportedModelError(f"{said}, and run.evaluate() measures with {', '.join(read)}. {advice}")
+    return f"{said}. What is computed or written with them is another one then. {advice}"
 
 
 def variables(one: FrameType | None, other: FrameType | None) -> Iterator[tuple[str, Any, Any]]:

@@ -1,6 +1,7 @@
 """What a training loop of one's own gets, `main(run)`: the side of `main`. That of Quorate's loop is `own_loop`."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -18,6 +19,10 @@ from quorate.spec.job import JobSpec
 
 NOT_GIVEN = object()
 STOP = object()
+HOW_TO_END = (
+    "`steps` and `epochs` of the job say when it ends, and `early_stop`, with which it ends once a metric of "
+    "run.evaluate() gets no better: quorate.launch(main, early_stop={'patience': 5}, ...)."
+)
 _STATE = (
     "What run.state holds is saved with checkpoints: numbers, texts, lists, and dicts whose keys are texts. Write "
     "float(x) for a number of NumPy, and list(x) for a tuple."
@@ -196,7 +201,7 @@ class Batches:
         if turns.in_pass:
             raise TaskError(
                 "The loop over run.batches() was left before its end, by `break` or by another loop inside it: every "
-                "worker must come to the same steps. `steps`, `epochs` and `early_stop` of the job say when it ends."
+                f"worker must come to the same steps. {HOW_TO_END}"
             )
         if turns.is_entered:
             turns.take_up_state()
@@ -268,7 +273,14 @@ class Run:
 
     @property
     def is_main(self) -> bool:
-        """Whether this worker is the one that hosts lane 0, once training has begun: print and write files there."""
+        """Whether this worker is the one that hosts lane 0, once training has begun: print and write files there.
+        Before that, at the top of `main`, it is False in every worker, with a warning."""
+        if not self._turns.is_entered:
+            warnings.warn(
+                "run.is_main is False in every worker before the first epoch or batch: who hosts lane 0 is not known "
+                "yet. Print and open files inside the loop.",
+                stacklevel=2,
+            )
         return self._turns.leads
 
     def prepare(self, model: torch.nn.Module, optimizer: Any, scheduler: Any = None) -> tuple[Any, ...]:
@@ -324,7 +336,7 @@ class Run:
             if not turns.is_read:
                 raise TaskError(
                     f"Epoch {epoch} was left before its batches were read, by `break` or without a loop over "
-                    "run.batches(): every worker must come to the same steps."
+                    f"run.batches(): every worker must come to the same steps. {HOW_TO_END}"
                 )
             epoch += 1
         turns.epoch = None

@@ -212,12 +212,24 @@ def few_samples(samples: Samples) -> Any:
     return batch_of(samples[request]).content
 
 
-def check_evaluable(samples: Samples) -> None:
-    """Refuse to evaluate without anything to evaluate on."""
-    if not len(samples.datasets.get(Source.VALIDATION, ())):
+def check_evaluable(task: Task, samples: Samples, mode: RunMode) -> None:
+    """Refuse an evaluation without anything to evaluate on, and predictions of a task without predict()."""
+    is_loop, name = isinstance(task, OwnLoop), type(task).__name__
+    instead = "In a script, quorate.open_run(run).load_model() gives the model of a run."
+    if mode.evaluates_only and not len(samples.datasets.get(Source.VALIDATION, ())):
+        if is_loop:
+            say = "call run.evaluate(dataset, measure) before the loop"
+            raise TaskError(f"{name}() does not say how to evaluate: {say}. {instead}")
         raise TaskError(
             "datasets() gives no validation set, so there is nothing to evaluate on. "
             "Return (training set, validation set)."
+        )
+    if mode.predict_to and type(task).predict is Task.predict:
+        if is_loop:
+            raise TaskError(f"{name}() is a loop of its own, and only a quorate.Task has predict(). {instead}")
+        raise TaskError(
+            f"{name} has no predict(self, model, batch), which gives what is written of a batch: "
+            "a tensor with a row for each sample, or a dict of them by name."
         )
 
 

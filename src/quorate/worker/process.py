@@ -34,7 +34,6 @@ from quorate.core.errors import (
     ReplicasDiffer,
     ResidualsLost,
     RunError,
-    TaskError,
     WorkerUnfit,
 )
 from quorate.core.failure import Failure
@@ -62,6 +61,7 @@ from quorate.training.compile_trial import first_micro_batch, why_not_compiled
 from quorate.training.device import Device, canary, digests
 from quorate.training.devices import device_for
 from quorate.training.evaluation import sanity_check_evaluation
+from quorate.training.imported_anew import swapped_modules, unheard
 from quorate.training.own_loop import OwnLoop, with_ground_for_loops
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, check_repeatable
@@ -360,7 +360,8 @@ class Worker:
         replica = Replica(task, spec, device, self._sharding(task, device))
         if self._assignment.workers == 1 and replica.sharding is None:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
-            check_repeatable(self._configure(), spec, replica)
+            with swapped_modules({}), unheard():
+                check_repeatable(self._configure(), spec, replica)
         samples = self._samples(task)
         self._page.write_setup("fingerprint")
         environment = device.facts(spec.threads, spec.deterministic) | {
@@ -400,13 +401,7 @@ class Worker:
             training.bookmarks = self._run.path / "streams"
         if mode.is_training and type(task).order is Task.order:
             refuse_short(self._spec, len(training))  # before anything that takes long
-        if mode.evaluates_only:
-            check_evaluable(samples)
-        if mode.predict_to and type(task).predict is Task.predict:
-            raise TaskError(
-                f"{type(task).__name__} has no predict(self, model, batch), which gives what is written of a batch: "
-                "a tensor with a row for each sample, or a dict of them by name."
-            )
+        check_evaluable(task, samples, mode)
         return samples
 
     def _sharding(self, task: Task, device: Device) -> "Sharding | None":
