@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, get_type_hints
@@ -23,24 +22,18 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from quorate.core.errors import (
     JobError,
-    LanesDiffer,
-    ReplicasDiffer,
     RequestError,
-    SettingsDiffer,
     TaskError,
     UnsupportedModelError,
     WorkerUnfit,
 )
 from quorate.core.user_code import RAISED, blame_user_code
-from quorate.core.worker_status import TURN
 from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators, seed_generators
-from quorate.observe.events import LogMessage, StepCompleted
+from quorate.observe.events import StepCompleted
 from quorate.spec.job import JobSpec
-from quorate.training.evaluation import Evaluated
 from quorate.training.hints import hint_for
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
-from quorate.training.loop import Loop
 from quorate.training.own_audit import AUDITED, Audit, marked_locals
 from quorate.training.own_rehearsal import LARGEST, NoRoom, Rehearsal, is_rehearsed, warning_of
 from quorate.training.own_run import AT_BATCH, AT_STEP, HOW_TO_END, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
@@ -48,7 +41,6 @@ from quorate.training.own_state import Kept, OwnState
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, changed_outside
 from quorate.training.state_watch import StateWatch
-from quorate.training.strategy import StepRequest
 from quorate.training.task import LOG, Task, take_log
 
 log = logging.getLogger(__name__)
@@ -512,54 +504,6 @@ class OwnLoop(Task):
             f"{self._name}() returned before the job was done, which has {total:,} steps: every worker must come to "
             f"the same steps. Read run.batches() to its end, without `break` or `return` in the loop. {HOW_TO_END}"
         )
-
-
-@dataclass
-class TurnsLoop(Loop):
-    """The loop where it takes turns with `main`, which gets the result of a step before anything follows from it."""
-
-    main: OwnLoop = field(kw_only=True)
-    may_lag: bool = False
-
-    def _train(self) -> str | None:
-        self.progress = self.main.enter(self.progress, self.sampler, self.strategy.hosted, self.watch)
-        ending = super()._train()
-        if ending in ("complete", "early stop") and self.mode.replayed_step is None:
-            self.main.finish()
-        return ending
-
-    def _try_step(self) -> StepRequest | None:
-        self.main.begin_step(self.progress, self.replica)
-        if message := self.main.warning():
-            self.publish(LogMessage(step=self.progress.cursor.step, level="warning", message=message))
-        try:
-            return super()._try_step()
-        except ReplicasDiffer as error:
-            buffers = (name for name, _ in self.replica.buffers.committed())
-            is_of_buffers = any(f"'{name}'" in error.message for name in buffers)
-            if isinstance(error, LanesDiffer) or not (isinstance(error, SettingsDiffer) or is_of_buffers):
-                raise
-            raise UnsupportedModelError(
-                f"{error} So {type(self.main).__name__}() does not do the same in every worker between two steps. Keep "
-                "what it depends on in run.state, use result.loss rather than the loss of a batch, and set nothing "
-                "under run.is_main."
-            ) from None
-
-    def _complete(self, *args: Any, **named: Any) -> StepCompleted:
-        told = super()._complete(*args, **named)
-        # What one worker raises now, as under run.is_main, is its user's, and no sign of a replica that differs.
-        self.activity.phase = TURN
-        self.progress = self.main.after_step(self.progress, told)
-        return told
-
-    def _evaluate(self, step: int) -> Evaluated:
-        with self.main.evaluating():
-            return super()._evaluate(step)
-
-    def _evaluate_if_due(self) -> None:
-        super()._evaluate_if_due()
-        self.activity.phase = TURN
-        self.progress = self.main.after_evaluation(self.progress)
 
 
 _ground: greenlet | None = None

@@ -42,7 +42,7 @@ from quorate.training.job_length import sets_of
 from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
-from quorate.training.own_loop import OwnLoop, TurnsLoop
+from quorate.training.own_loop import OwnLoop
 from quorate.training.prediction import Predictor, predicted_in
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
@@ -54,6 +54,7 @@ from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task
 from quorate.training.tracer import Tracer
+from quorate.training.turns_loop import TurnsLoop
 from quorate.training.update import Update
 
 TRAINING = RunMode()
