@@ -142,6 +142,7 @@ def test_quitting_ends_in_words_and_the_run_can_be_resumed(workplace: Workplace,
         assert terminal.ended() == 130, terminal.text
     told = " ".join(terminal.text.split())
     assert "Traceback" not in told
+    assert told.count("the debugger was quit") <= 1
     if keys != "CTRL-C":
         # Where that is depends on when the first checkpoint is there.
         where = re.search(r"the debugger was quit in (\w+\(\)), and the job with it; any checkpoint so far is", told)

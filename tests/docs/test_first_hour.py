@@ -34,15 +34,15 @@ def assert_trained(clone: Path, printed: str) -> None:
     assert told[0].startswith(str(clone))  # the clone's own code has done it
     assert told[1] == "complete"
     assert told[2]["accuracy"] > 0.9
-    assert "mine-0001 in runs/mine-0001: 4 lanes on 3 workers" in printed
+    assert "tumours-0001 in runs/tumours-0001: 4 lanes on 3 workers" in printed
     shown = f"accuracy +{re.escape(measure(told[2]['accuracy']))}"
     assert len(re.findall(shown, printed)) >= 3  # by train, eval and show
-    assert "load_breast_cancer" in (clone / "mine" / "task.py").read_text()
+    assert "load_breast_cancer" in (clone / "tumours" / "task.py").read_text()
 
 
 def test_the_readme_tells_what_to_type_and_which_file_to_write() -> None:
     kinds = [block.file for block in blocks_of(README)]
-    assert kinds == [None, "mine/task.py", None]
+    assert kinds == [None, "tumours/task.py", None]
 
 
 def test_a_reused_environment_leaves_make_nothing_to_do(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import fcntl
 import json
@@ -26,6 +27,7 @@ from quorate.storage import run_folder
 from quorate.storage.atomic import temporary_of, write_atomically
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
+from small_disk import small_disk
 
 
 def aged(run: RunFolder, seconds: int) -> RunFolder:
@@ -472,6 +474,19 @@ class TestFiles:
         run.write_environment({"torch": "2"})
         assert run.read_result() == {"steps": 3, "final_metrics": {"loss": 0.1}}
         assert run.read_environment() == {"torch": "2"}
+
+    def test_a_result_has_its_room_on_a_disk_that_is_full_by_then(self, tmp_path: Path) -> None:
+        with small_disk(tmp_path / "disk", "256k") as disk:
+            run = RunFolder.create(disk, "mnist")
+            with run.reserving():
+                with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+                    while True:
+                        filler.write(bytes(4096))
+                with pytest.raises(JobError, match="No space left"):
+                    run.write_environment({"torch": "2"})
+                run.write_result({"status": "failed"})
+            assert run.read_result() == {"status": "failed"}
+            assert {"result.json", "created"} >= {file.name for file in run.path.iterdir() if file.is_file()} - {"lock"}
 
     @pytest.mark.parametrize("content", [b"{", b"[]", b"", b"\xff\xfe{", b"[" * 100_000])
     def test_an_edited_result_is_told(self, tmp_path: Path, content: bytes) -> None:

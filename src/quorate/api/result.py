@@ -20,8 +20,8 @@ from quorate.api.run_history import History, history_of
 from quorate.api.tasks import find_task, refuse_others_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, own_among, why_foreign
-from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import JobError, QuorateError, RunError
+from quorate.checkpoint.store import CheckpointFolder, Loaded
+from quorate.core.errors import CheckpointError, JobError, QuorateError, RunError
 from quorate.core.failure import Failure
 from quorate.core.runs_folder import runs_folder
 from quorate.observe.notebook import html_table
@@ -220,7 +220,7 @@ def model_of(
     if averaged:
         refuse_without_average(run.name, spec)
     refuse_lost_checkpoints(run, spec, "load")
-    folder, info = chosen_checkpoint(run, spec, checkpoint, spec.checkpoint)
+    info, saved = _read(run, spec, checkpoint)
     with preserved_generators(), contextlib.ExitStack() as stack:
         if isinstance(task, Code):
             task_type = task if isinstance(task, type) else own_loop_of(task)
@@ -231,13 +231,25 @@ def model_of(
             task_type = stack.enter_context(place.loaded(spec.seed))
         built_by = configure(task_type, spec.params, str(run.job_file), spec.seed, spec)
         replica = Replica(built_by, spec)
-        replica.load(folder.load(info).state["replica"])
+        replica.load(saved.state["replica"])
         if replica.average is None or spec.average is None:
             return LoadedModel(info, replica.model, None, built_by, spec)
         takes_over = spec.average.evaluate if averaged is None else averaged
         if takes_over:
             replica.average.take_over()
         return LoadedModel(info, replica.model, takes_over, built_by, spec)
+
+
+def _read(run: RunFolder, spec: JobSpec, checkpoint: str | int) -> tuple[CheckpointInfo, Loaded]:
+    """The checkpoint that is meant, and what it holds. A job that trains may remove it meanwhile: then it is the one
+    that is meant by now."""
+    while True:
+        folder, info = chosen_checkpoint(run, spec, checkpoint, spec.checkpoint)
+        try:
+            return info, folder.load(info)
+        except CheckpointError:
+            if any(one.path == info.path for one in folder.list()):
+                raise
 
 
 def _so_far(run: RunFolder) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class Part:
         self.run.logs.mkdir(exist_ok=True)  # logs may be removed to save space, and the run resumed after that
         log_file = LogFile(self.run.logs / "launcher.jsonl", {"process": place.process})
         logged = also_logging(RecordHandler(place, log_file.append), self._spec.log_level)
-        with contextlib.closing(log_file), logged, mirrored(self.run, self._spec):
+        with contextlib.closing(log_file), logged, mirrored(self.run, self._spec), self.run.reserving():
             return self._train(signals)
 
     def _train(self, signals: Signals) -> Result:

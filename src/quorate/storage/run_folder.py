@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.addresses import split_address
-from quorate.core.errors import DamagedFileError, RunError
+from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.core.regular_file import read_regular
 from quorate.core.runs_folder import is_run, is_search, where_looked
-from quorate.storage.atomic import explaining, write_atomically
+from quorate.storage.atomic import discard, explaining, write_atomically
 from quorate.storage.incarnations import Incarnations
 from quorate.storage.lock import FolderLock, Holder
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError
@@ -31,6 +31,7 @@ LAST = "last"
 SHOWN = 8
 _CREATED = "created"
 _OWNERS = stat.S_IRWXU
+_RESERVED = 32 << 10
 STORED = "storage.json"
 """Says in which object store a run has what several hosts need."""
 
@@ -54,6 +55,7 @@ class RunFolder:
         self.job_file = path / "job.yaml"
         self.events_file = path / "events.jsonl"
         self.result_file = path / "result.json"
+        self._reserve = path / ".reserve"
         self.environment_file = path / "environment.json"
         self.fetched_file = path / "fetched.json"
         self.micro_batches_file = path / "micro_batches.json"
@@ -232,7 +234,25 @@ class RunFolder:
         # Only now: every command imports this module, and few write a result.
         from quorate.core.masking import mask_all
 
-        self._write(self.result_file, mask_all(result))
+        masked = mask_all(result)
+        try:
+            self._write(self.result_file, masked)
+        except JobError:
+            if not self._reserve.exists():
+                raise
+            discard(self._reserve)
+            self._write(self.result_file, masked)
+
+    @contextlib.contextmanager
+    def reserving(self) -> Iterator[None]:
+        """In this block there is room for a result, also on a disk that is full by then: how the job has ended must not
+        be what a full disk hides."""
+        with contextlib.suppress(OSError), self._reserve.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _RESERVED)
+        try:
+            yield
+        finally:
+            discard(self._reserve)
 
     def read_result(self) -> dict[str, Any] | None:
         """How the run ended, if it did. What was not finite is None."""

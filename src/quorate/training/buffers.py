@@ -10,14 +10,34 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from quorate.core.errors import TaskError, UnsupportedModelError
+from quorate.observe.quantities import plural
+from quorate.spec.job import JobSpec
 from quorate.training.device import CPU, Device
 from quorate.training.flat_buffers import LANE_0, MEAN, FlatBuffers, Taken, can_lie_flat, padding
 
 # The count differs between lanes where a small last batch gives them different numbers of micro-batches.
 NORM_RULES = {"running_mean": MEAN, "running_var": MEAN, "num_batches_tracked": LANE_0}
+FEW_SAMPLES = 4
+"""Of fewer the statistics of a batch norm are mostly chance."""
+
+
+def notice_of_few_samples(model: torch.nn.Module, spec: JobSpec) -> str | None:
+    """What to say of a batch norm that normalizes by very few samples: a lane computes its own alone."""
+    samples = spec.batch_size // (spec.lanes * spec.accumulate)
+    if samples >= FEW_SAMPLES or getattr(spec.strategy, "sync_batch_norm", False):
+        return None
+    name = next((name for name, module in model.named_modules() if isinstance(module, _BatchNorm)), None)
+    if name is None:
+        return None
+    accumulate = f" / accumulate {spec.accumulate}" if spec.accumulate > 1 else ""
+    return (
+        f"batch norm ({name or 'the model'}) sees {plural(samples, 'sample')} at a time (batch_size {spec.batch_size} "
+        f"/ lanes {spec.lanes}{accumulate}), and normalizes poorly by so few. Use fewer lanes, a larger batch_size, or "
+        "another norm, such as GroupNorm."
+    )
 
 
 @dataclass

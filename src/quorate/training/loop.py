@@ -25,6 +25,7 @@ from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit
 from quorate.training.audited_lanes import AuditedLanes
 from quorate.training.batch_search import BatchSearch
+from quorate.training.buffers import notice_of_few_samples
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.hosted_lanes import HostedLanes
@@ -404,7 +405,8 @@ class Loop:
         if not self.progress.cursor.step:
             pace = notice_of_pace(self.spec.schedule, self.replica.optimizers.schedulers, self.sampler)
             misspelt = notice_of_misspelt(type(self.watch.task))
-            for notice in filter(None, (pace, misspelt, self.replica.notice_of_left_out())):
+            few = notice_of_few_samples(self.replica.model, self.spec)
+            for notice in filter(None, (pace, misspelt, self.replica.notice_of_left_out(), few)):
                 self.publish(LogMessage(step=0, level="warning", message=notice))
 
     def _of_no_number(self, before: Progress) -> list[str]:

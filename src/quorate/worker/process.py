@@ -184,7 +184,8 @@ class Worker:
                 log.info("the job has ended: %s", error)
                 self._membership.flush_last()
                 return ENDED_WITH_THE_JOB
-            log.error("%s", error)
+            # In the process of the command that says it itself.
+            log.log(logging.INFO if is_attached() else logging.ERROR, "%s", error)
             return self._report_error(self._gpu_lost(error) or error)
         except Exception as error:
             # Not the user's doing: the whole traceback is for us.
