@@ -21,7 +21,7 @@ NOT_GIVEN = object()
 STOP = object()
 HOW_TO_END = (
     "`steps` and `epochs` of the job say when it ends, and `early_stop`, with which it ends once a metric of "
-    "run.evaluate() gets no better: quorate.launch(main, early_stop={'patience': 5}, ...)."
+    "run.evaluate() gets no better: quorate.launch(main, early_stop={'metric': 'loss', 'patience': 5}, ...)."
 )
 _STATE = (
     "What run.state holds is saved with checkpoints: numbers, texts, lists, and dicts whose keys are texts. Write "
