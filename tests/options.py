@@ -156,6 +156,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "shards": ("quorate.shards",),
+    "encryption": ("quorate.encryption.cipher", "quorate.encryption.key"),
     "cuda": ("quorate.reduce.cuda_", "quorate.training.cuda_"),
     "ray": ("quorate.ray", "quorate.engines.ray_"),
     "trackers": ("quorate.tracking",),

@@ -24,7 +24,6 @@ from quorate.api.recorded_run import recorded_environment, recorded_job
 from quorate.api.result import open_run
 from quorate.api.run_part import NoDisplay
 from quorate.api.tasks import TaskLocation, find_task, keep_task
-from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.place import FolderPlace
@@ -33,6 +32,7 @@ from quorate.checkpoint.transfer import copy_checkpoints
 from quorate.cli.app import app
 from quorate.core.errors import DamagedFileError, QuorateError, RequestError, RunError
 from quorate.core.task_source import TaskSource
+from quorate.encryption.key import read_key
 from quorate.history.run_record import RunRecord, Status
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import keys_of

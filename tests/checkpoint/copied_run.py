@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from checkpoint.whole_save import save_whole
-from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.place import FolderPlace
 from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.transfer import Source, copy_checkpoints
 from quorate.core.generation import Phase
+from quorate.encryption.key import read_key
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
 from quorate.spec.resolved import dump_job

@@ -8,11 +8,11 @@ import pytest
 
 from quorate.checkpoint import part_file
 from quorate.checkpoint import store as store_module
-from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder, FolderAttempt
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
+from quorate.encryption.cipher import Cipher
 
 
 @pytest.fixture

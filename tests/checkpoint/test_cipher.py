@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.checkpoint.cipher import CHUNK, HEADER, TAG, Cipher
 from quorate.core.errors import CheckpointError
 from quorate.core.installation import install_of
+from quorate.encryption.cipher import CHUNK, HEADER, TAG, Cipher
 
 KEY = bytes(range(32))
 CIPHER = Cipher(KEY)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.key import cipher_of, read_key
 from quorate.checkpoint.manifest import Manifest
 from quorate.core.errors import CheckpointError, UntrustedError
-from quorate.spec.job import EncryptSpec
+from quorate.encryption.cipher import Cipher
+from quorate.encryption.key import cipher_of, read_key
+from quorate.encryption.option import EncryptSpec
 
 KEY = bytes(range(200, 232))
 CIPHER = Cipher(KEY)

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError
 from quorate.core.generation import Cursor, Phase
+from quorate.encryption.cipher import Cipher
 
 MANIFEST = Manifest(
     step=200,

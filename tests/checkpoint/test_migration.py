@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from quorate.checkpoint.key import cipher_of
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import FORMAT, Manifest
 from quorate.checkpoint.part_file import read_part, verify_part
@@ -17,6 +16,7 @@ from quorate.checkpoint.tree import decode
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, NewerFormatError
 from quorate.core.generation import Cursor, Phase
+from quorate.encryption.key import cipher_of
 
 FORMATS = Path(__file__).parent / "formats"
 NAME = "step-00000006-evaluated"

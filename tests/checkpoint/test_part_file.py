@@ -10,10 +10,10 @@ import pytest
 import xxhash
 
 from checkpoint.disk import NEEDING_SPACE, Disk, full, killed
-from quorate.checkpoint.cipher import CHUNK, Cipher
 from quorate.checkpoint.manifest import Part
 from quorate.checkpoint.part_file import PIECE, parts_in, read_part, verify_part, write_part
 from quorate.core.errors import CheckpointError
+from quorate.encryption.cipher import CHUNK, Cipher
 from quorate.storage.atomic import write_fully
 
 CIPHER = Cipher(bytes(range(32)))

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from checkpoint.whole_save import save_whole
-from quorate.checkpoint import key as key_module
-from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.key import read_key, rekey, sweep_leftovers
 from quorate.checkpoint.listing import CheckpointInfo, Unusable, read_manifest
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.part_file import write_part
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, UntrustedError
+from quorate.encryption import key as key_module
+from quorate.encryption.cipher import Cipher
+from quorate.encryption.key import read_key, rekey, sweep_leftovers
 
 STATE: dict[str, Any] = {"a": torch.arange(40.0), "b": torch.ones(3, dtype=torch.int64), "text": "kept"}
 

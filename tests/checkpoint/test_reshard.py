@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from checkpoint.memory_store import MemoryStore
 from checkpoint.random_cuts import cut, numbered, piece
 from quorate.checkpoint.boxes import Box
-from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.pieces import Piece
@@ -23,6 +22,7 @@ from quorate.checkpoint.store import CheckpointFolder, CheckpointStore
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import Encoded, decode, encode, join_skeletons
 from quorate.core.errors import CheckpointError
+from quorate.encryption.cipher import Cipher
 from quorate.training.device import same_bits
 
 SHAPES = st.lists(st.integers(0, 6), min_size=1, max_size=3).map(tuple)

@@ -10,13 +10,13 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.part_file import read_part, verify_part, write_part
 from quorate.checkpoint.tensor_file import TensorFile, tensors_in
 from quorate.checkpoint.tree import decode, encode
 from quorate.core.errors import CheckpointError
+from quorate.encryption.cipher import Cipher
 
 STATE = {"weight": torch.arange(24.0).reshape(4, 6), "flags": torch.tensor([True, False]), "step": 3}
 CIPHER = Cipher(bytes(range(32)))

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import JobFileError, RequestError
+from quorate.encryption.option import EncryptSpec
 from quorate.spec.load import load_job, load_recorded, resolve_mapping
 from quorate.spec.override import Override, parse_set
 from quorate.spec.resolved import ResolvedJob
@@ -72,7 +73,7 @@ def test_the_key_of_a_later_layer_replaces_that_of_the_file(job_file: Path) -> N
     job_file.write_text(JOB.replace("{every: 200}", "{encrypt: {key_file: /key}}"))
 
     def key(*sets: str, **variables: str) -> dict[str, str | None]:
-        encrypt = load(job_file, *sets, **variables).spec.checkpoint.encrypt
+        encrypt = load(job_file, *sets, **variables).spec.checkpoint.sealing
         assert encrypt is not None
         return dict(encrypt)
 
@@ -203,8 +204,8 @@ def test_a_recorded_job_may_outlive_its_task(tmp_path: Path) -> None:
 
 def test_the_file_of_a_key_is_relative_to_the_job_file(job_file: Path) -> None:
     resolved = load(job_file, "checkpoint.encrypt.key_file=keys/mine")
-    assert resolved.spec.checkpoint.encrypt is not None
-    assert resolved.spec.checkpoint.encrypt.key_file == str(job_file.parent.absolute() / "keys/mine")
+    assert isinstance(resolved.spec.checkpoint.sealing, EncryptSpec)
+    assert resolved.spec.checkpoint.sealing.key_file == str(job_file.parent.absolute() / "keys/mine")
     assert resolved.origins["checkpoint.encrypt.key_file"] == "--set checkpoint.encrypt.key_file"
     assert resolved.spec.checkpoint.every == 200
 

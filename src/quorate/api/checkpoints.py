@@ -14,8 +14,6 @@ from typing import Any
 
 from quorate.api.copies import refuse_own_folder
 from quorate.api.result import LoadedModel, model_of
-from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.key import KeyPlace, cipher_of, read_key, rekey, sweep_leftovers
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, cursor_of, survey
 from quorate.checkpoint.place import place_for
 from quorate.checkpoint.selection import BEST, LAST, best_among, own_among, select, why_foreign
@@ -25,6 +23,8 @@ from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError, UntrustedError
 from quorate.core.generation import Cursor
 from quorate.core.user_code import given
+from quorate.encryption.cipher import Cipher
+from quorate.encryption.key import KeyPlace, cipher_of, read_key, rekey, sweep_leftovers
 from quorate.history.run_record import RunRecord
 from quorate.spec.job import JobSpec
 from quorate.spec.load import load_recorded
@@ -176,7 +176,7 @@ def rekey_run(
     override = Override("checkpoint.encrypt", value, "quorate checkpoints rekey")
     with run.lock():
         resolved = load_recorded(run.job_file, {}, [override])
-        recorded = load_recorded(run.job_file, {}, []).spec.checkpoint.encrypt
+        recorded = load_recorded(run.job_file, {}, []).spec.checkpoint.sealing
         found = survey(run.checkpoints)
         infos = [each for each in found if isinstance(each, CheckpointInfo)]
         damaged = [each for each in found if isinstance(each, Skipped)]

@@ -123,7 +123,7 @@ def refuse_others_run(
         return
     if _names_key([*environment_overrides(environment)[0], *overrides]):
         asked = load_recorded(run.job_file, environment, overrides, _without_key)
-        if asked.spec.checkpoint.encrypt is not None:
+        if asked.spec.checkpoint.sealing is not None:
             _take_sealed(run, asked, environment, overrides)
             return
     if not trust_job:
@@ -280,7 +280,7 @@ def _make(target: RunFolder, place: Place, origin: Origin, words: _Words) -> Non
         if search.newest is None:
             why = f": {search.skipped[0].reason}" if search.skipped else ""
             raise RunError(f"there is no valid checkpoint at {place}{why}")
-        if resolved.spec.checkpoint.encrypt is not None:
+        if resolved.spec.checkpoint.sealing is not None:
             recorded = _authenticated(run, search.newest, words, recorded)
         run.write_job(dump_job(recorded), is_private=True)  # there may be a secret in it
         run.write_fetched(str(place), recorded.spec.task)
@@ -300,8 +300,8 @@ def _update(run: RunFolder, place: Place, origin: Origin, jobs: Jobs) -> None:
         )
     with run.lock():
         recorded, resolved = jobs(run)
-        fetched, encrypt = run.read_fetched(), resolved.spec.checkpoint.encrypt
-        if encrypt is not None and fetched is not None and fetched["task"] and recorded.spec.checkpoint.encrypt is None:
+        fetched, encrypt = run.read_fetched(), resolved.spec.checkpoint.sealing
+        if encrypt is not None and fetched is not None and fetched["task"] and recorded.spec.checkpoint.sealing is None:
             raise RunError(
                 f"run {run.name} was fetched from {fetched['from']} without a key, so the job in {run.path} may be "
                 "anybody's, and is not used with one. Remove the run's folder and resume from there again."
@@ -365,7 +365,7 @@ def _folder(run: RunFolder, place: Place, job: ResolvedJob) -> CheckpointFolder:
     """The checkpoints of a run with the key of its job. None where the copies have one: whoever can edit the job there
     could otherwise switch off what tells his checkpoints from good ones."""
     rules = job.spec.checkpoint
-    if rules.encrypt is None and (name := encrypted_at(place)) is not None:
+    if rules.sealing is None and (name := encrypted_at(place)) is not None:
         raise RunError(why_not_plain(f"{place}/{name}", run.name))
     try:
         return CheckpointFolder.of_job(run.checkpoints, rules)

@@ -108,7 +108,7 @@ def build_artifact(run: RunFolder, which: str, task: str | None, folder: Path) -
     register_secrets(job_secrets(loaded.spec))
     (folder / JOB).write_text(mask(dump_job(recorded_job(run))))
     environment, spec = manifest.environment, loaded.spec
-    if spec.checkpoint.source and spec.checkpoint.encrypt is None:
+    if spec.checkpoint.source and spec.checkpoint.sealing is None:
         _copy_source(run, folder / SOURCE_FOLDER)
     lineage = Lineage(
         run=run.name,

@@ -318,7 +318,7 @@ def register_model(
 def log_model(run: RunFolder, uri: str, ended_with: str, mlflow_run: Any = None) -> Logged | None:
     """Log the model that a run has ended with, for the tracker; None where that is for a person to do: in MLflow the
     weights of a job with encrypted checkpoints would lie in plain."""
-    if recorded_job(run).spec.checkpoint.encrypt is not None:
+    if recorded_job(run).spec.checkpoint.sealing is not None:
         log.warning(
             "the model of run %s is not logged, since its checkpoints are encrypted; `quorate models register` does so",
             run.name,

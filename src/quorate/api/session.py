@@ -36,7 +36,6 @@ from quorate.api.result import Result
 from quorate.api.run_part import Part, Runner, Watch
 from quorate.api.stored_run import store_of
 from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
-from quorate.checkpoint.key import read_key
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.news import Outcome
@@ -50,6 +49,7 @@ from quorate.engines.node_code import NodeCode
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.spec.lineage import with_branch
+from quorate.spec.options import named_object
 from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.secrets import job_secrets
@@ -344,10 +344,10 @@ def _refuse_what_is_missing(spec: JobSpec) -> None:
 
 def _refuse_without_key(spec: JobSpec) -> None:
     """Before anything is started: the first save would be too late."""
-    if spec.checkpoint.encrypt is None:
+    if spec.checkpoint.sealing is None:
         return
     try:
-        read_key(spec.checkpoint.encrypt)
+        named_object(spec.checkpoint.sealing.opened_by)(spec.checkpoint.sealing)
     except CheckpointError as error:
         raise RunError(f"checkpoint.encrypt: {error}") from None
 

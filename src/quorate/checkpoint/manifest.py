@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from quorate.checkpoint.cipher import Cipher
+from quorate.checkpoint.seal import Seal
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, NewerFormatError, UntrustedError
 from quorate.core.generation import Cursor, Phase
@@ -114,23 +114,23 @@ class Manifest:
         except (TypeError, KeyError, ValueError):
             raise CheckpointError(f"the manifest is of another kind: it has {', '.join(content)}") from None
 
-    def sealed(self, cipher: Cipher) -> "Manifest":
+    def sealed(self, cipher: Seal) -> "Manifest":
         """The same with its skeleton encrypted; called last, since it is bound to the parts."""
         sealed = b"".join(cipher.seal([json.dumps(self.skeleton).encode()], self._bound()))
         return replace(self, skeleton=base64.b64encode(sealed).decode(), encryption=cipher.label).tagged(cipher)
 
-    def tagged(self, cipher: Cipher) -> "Manifest":
+    def tagged(self, cipher: Seal) -> "Manifest":
         """The same with what shows that somebody with the key has written it, to the last letter."""
         return replace(self, tag=cipher.tag(self._vouched_for()))
 
-    def check_tag(self, cipher: Cipher) -> None:
+    def check_tag(self, cipher: Seal) -> None:
         """Raise where it was not written by somebody with the key: its digest anybody can make."""
         if not hmac.compare_digest(self.tag.encode(), cipher.tag(self._vouched_for()).encode()):
             raise UntrustedError(
                 f"the manifest of step {self.step} is not authentic: it was changed by somebody without the key"
             )
 
-    def opened(self, cipher: Cipher | None) -> "Manifest":
+    def opened(self, cipher: Seal | None) -> "Manifest":
         """The same with its skeleton in plain; the cipher is the one that `key.cipher_of` finds."""
         if self.encryption is None:
             return self

@@ -7,11 +7,11 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.listing import WRITING, checkpoint_name, cursor_of
 from quorate.checkpoint.manifest import MANIFEST, Part
 from quorate.checkpoint.object_folder import ObjectFolder, explaining
 from quorate.checkpoint.part_file import part_named, write_part
+from quorate.checkpoint.seal import Seal
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
 from quorate.storage.atomic import Buffer, discard
@@ -33,7 +33,7 @@ class ObjectAttempt:
     cursor: Cursor
     objects: ObjectFolder
     digest: str
-    cipher: Cipher | None
+    cipher: Seal | None
     # What trouble with this disk means.
     explain: Callable[[OSError], CheckpointError]
     _seen: dict[str, Stored] = field(default_factory=dict)

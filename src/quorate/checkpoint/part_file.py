@@ -12,9 +12,9 @@ from typing import Protocol
 
 import xxhash
 
-from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import PART_NAME, Part
 from quorate.checkpoint.object_folder import fetch_missing
+from quorate.checkpoint.seal import Seal
 from quorate.core.errors import CheckpointError
 from quorate.core.machine import fresh_memory
 from quorate.core.regular_file import open_regular
@@ -45,7 +45,7 @@ DIGESTS = tuple(_MAKERS)
 _DIGEST_OF_LENGTH = {32: XXH3, 64: SHA}
 
 
-def write_part(folder: Path, stem: str, chunks: Iterable[Buffer], *, digest: str, cipher: Cipher | None = None) -> Part:
+def write_part(folder: Path, stem: str, chunks: Iterable[Buffer], *, digest: str, cipher: Seal | None = None) -> Part:
     """Write a part, through to the disk and read back; only then does it get its name. On failure nothing is left."""
     # What is read back is compared by the quick digest, whichever is asked for.
     digesters = {name: _MAKERS[name]() for name in (digest, XXH3)}
@@ -60,7 +60,7 @@ def write_part(folder: Path, stem: str, chunks: Iterable[Buffer], *, digest: str
     return Part(name, size, f"{digest}:{digesters[digest].hexdigest()}")
 
 
-def read_part(folder: Path, part: Part, cipher: Cipher | None = None) -> memoryview:
+def read_part(folder: Path, part: Part, cipher: Seal | None = None) -> memoryview:
     """The content of a part in memory of its own, verified, and decrypted where there is a cipher. It is read once."""
     try:
         with reading(folder, part) as fill:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from quorate.checkpoint.boxes import Box, Boxes, check_cover
-from quorate.checkpoint.cipher import Cipher
 from quorate.checkpoint.manifest import Part
 from quorate.checkpoint.part_file import read_part, reading, verify_part
 from quorate.checkpoint.pieces import PIECE_NAME, Form, Piece, fill, form_of, pieces_of, stored_piece
+from quorate.checkpoint.seal import Seal
 from quorate.checkpoint.tensor_file import tensors_from, tensors_in
 from quorate.checkpoint.tree import Encoded, Place, decode, dotted
 from quorate.core.errors import CheckpointError
@@ -34,7 +34,7 @@ def collected(skeleton: Any, tensors: Iterable[tuple[str, torch.Tensor]], boxes:
     return Encoded(collection.skeleton, collection.tensors)
 
 
-def read_tensors(folder: Path, part: Part, cipher: Cipher | None) -> Iterator[tuple[str, torch.Tensor]]:
+def read_tensors(folder: Path, part: Part, cipher: Seal | None) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a part, one after another, each in memory of its own. Only after the last is the part verified:
     raises `CheckpointError` then where it is not what the manifest says."""
     if cipher is not None:

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from quorate.checkpoint.boxes import Boxes
-from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.key import cipher_of, read_key
 from quorate.checkpoint.listing import (
     REMOVING,
     WRITING,
@@ -37,10 +35,12 @@ from quorate.checkpoint.object_attempt import ObjectAttempt
 from quorate.checkpoint.object_folder import ObjectFolder, objects_of
 from quorate.checkpoint.part_file import DIGESTS, SEALED, parts_in, verify_part, write_part
 from quorate.checkpoint.retention import Retention, surplus
+from quorate.checkpoint.seal import Seal
 from quorate.core.errors import AttemptGone, CheckpointError, UntrustedError
 from quorate.core.generation import Cursor, GenerationId
 from quorate.core.regular_file import read_regular
 from quorate.spec.job import CheckpointSpec
+from quorate.spec.options import named_object
 from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder, write_atomically, write_new_file
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class FolderAttempt:
     cursor: Cursor
     needed: int
     digest: str
-    cipher: Cipher | None
+    cipher: Seal | None
 
     @property
     def name(self) -> str:
@@ -236,7 +236,7 @@ class CheckpointFolder:
     but where there is a cipher, nothing is taken for a checkpoint that was not written with its key.
     """
 
-    def __init__(self, folder: Path, *, digest: str = DIGESTS[0], cipher: Cipher | None = None) -> None:
+    def __init__(self, folder: Path, *, digest: str = DIGESTS[0], cipher: Seal | None = None) -> None:
         self.folder = folder
         self.digest = digest
         self.cipher = cipher
@@ -246,8 +246,8 @@ class CheckpointFolder:
     def of_job(cls, folder: Path, rules: CheckpointSpec) -> "CheckpointFolder":
         """As a job says it. Raises `CheckpointError` where its key cannot be read; or it has none, and a checkpoint is
         encrypted: one who could edit the job and add a plain checkpoint would otherwise have it used."""
-        if rules.encrypt is not None:
-            return cls(folder, digest=rules.digest, cipher=read_key(rules.encrypt))
+        if rules.sealing is not None:
+            return cls(folder, digest=rules.digest, cipher=named_object(rules.sealing.opened_by)(rules.sealing))
         if (sealed := _encrypted_in(folder)) is not None:
             raise CheckpointError(why_not_plain(str(sealed), folder.parent.name))
         return cls(folder, digest=rules.digest)
@@ -461,6 +461,14 @@ class CheckpointFolder:
         doomed = self.folder / f"{REMOVING}{path.name}-{secrets.token_hex(4)}"
         move_into_place(path, doomed)
         discard(doomed)
+
+
+def cipher_of(manifest: Manifest, given: Seal | None) -> Seal | None:
+    """What opens a checkpoint; None where it is plain, and no key is asked for."""
+    if manifest.encryption is None and given is None:
+        return None
+    found: Seal | None = named_object("quorate.encryption.key:cipher_of")(manifest, given)
+    return found
 
 
 def _new_name(cursor: Cursor) -> str:

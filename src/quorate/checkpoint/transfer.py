@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from quorate.checkpoint.cipher import Cipher
-from quorate.checkpoint.key import cipher_of
 from quorate.checkpoint.listing import (
     CheckpointInfo,
     ForeignError,
@@ -26,8 +24,9 @@ from quorate.checkpoint.manifest import MANIFEST
 from quorate.checkpoint.part_file import SEALED, verify_part
 from quorate.checkpoint.place import FolderPlace, Place, files_of, last_change
 from quorate.checkpoint.retention import Retention, Watched
+from quorate.checkpoint.seal import Seal
 from quorate.checkpoint.selection import Foreign
-from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.store import CheckpointFolder, cipher_of
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, QuorateError, UntrustedError
 from quorate.core.generation import Cursor
 from quorate.core.regular_file import read_regular
@@ -64,7 +63,7 @@ class Source:
             run,
             Retention(rules.keep, rules.keep_every),
             Watched.by(spec.model_dump(include={"evaluate"})),
-            with_source=rules.source and rules.encrypt is None,
+            with_source=rules.source and rules.sealing is None,
         )
 
     @property
@@ -216,7 +215,7 @@ def fetch_newest(
     folder: Path,
     newer_than: Cursor | None = None,
     *,
-    cipher: Cipher | None = None,
+    cipher: Seal | None = None,
     foreign: Foreign = lambda _: "",
 ) -> Search:
     """Bring the newest whole checkpoint into a folder, verified; and those newer ones that cannot be used.
@@ -245,7 +244,7 @@ def fetch_newest(
 
 
 def fetch_checkpoint(
-    place: Place, name: str, folder: Path, cipher: Cipher | None = None, foreign: Foreign = lambda _: ""
+    place: Place, name: str, folder: Path, cipher: Seal | None = None, foreign: Foreign = lambda _: ""
 ) -> CheckpointInfo:
     """Bring one checkpoint into a folder; it appears there when all of it was verified, with a cipher under its key.
 

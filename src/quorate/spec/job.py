@@ -1,6 +1,5 @@
 """The keys of a job file: what each takes, its default, and whether it changes the bits."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +16,9 @@ from pydantic import (
 
 from quorate.spec.engine import LocalSpec
 from quorate.spec.keys import Allowed, Mark, keys_of
-from quorate.spec.kinds import EngineSection, StrategySection
+from quorate.spec.kinds import EngineSection, Sealing, StrategySection
 from quorate.spec.migration import VERSION
 from quorate.spec.options import open_to_options
-from quorate.spec.override import PREFIX
 from quorate.spec.section import (
     AUTO,
     AUTO_BATCH,
@@ -59,18 +57,6 @@ def version_check(present: int) -> Callable[[Any], Any]:
         return value
 
     return checked
-
-
-def _checked_variable(name: str | None) -> str | None:
-    if name is None:
-        return None
-    if re.fullmatch(r"[0-9A-Fa-f]{64}", name):
-        raise ValueError("This looks like the key itself. Put it into a variable, and name the variable here.")
-    if name.startswith(PREFIX):
-        raise ValueError(f"Variables that begin with {PREFIX} set keys of the job: choose another name.")
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("A name has letters, digits and underscores, and does not start with a digit.")
-    return name
 
 
 def _batch_number(value: Any) -> Any:
@@ -165,21 +151,7 @@ class LossScaleSpec(Section):
     """Steps in a row without overflow after which the loss scale doubles."""
 
 
-class EncryptSpec(Section):
-    """Where the key of encrypted checkpoints is: in a file or in an environment variable."""
-
-    key_file: Annotated[str | None, Field(min_length=1), Allowed("the path of a file that holds the key, or null")] = (
-        None
-    )
-    """The file that holds the key."""
-    key_env: Annotated[
-        str | None,
-        AfterValidator(_checked_variable),
-        Allowed("the name of an environment variable that holds the key, or null"),
-    ] = None
-    """The environment variable that holds the key."""
-
-
+@open_to_options("checkpoint")
 class CheckpointSpec(Section):
     """When to save, which checkpoints to keep, where copies go, and how they are written.
 
@@ -213,9 +185,12 @@ class CheckpointSpec(Section):
     waits."""
     digest: Literal["xxh3-128", "sha-256"] = "xxh3-128"
     """The digest by which checkpoints are verified."""
-    encrypt: EncryptSpec | None = None
-    """Encrypt checkpoints. Then only checkpoints that were written with that key are used; `quorate checkpoints rekey`
-    rewrites others with it."""
+
+    @property
+    def sealing(self) -> Sealing | None:
+        """How checkpoints are encrypted; None if they are not."""
+        given = (getattr(self, key) for key in type(self).model_fields)
+        return next((each for each in given if isinstance(each, Sealing)), None)
 
     @property
     def minutes_between(self) -> float | None:

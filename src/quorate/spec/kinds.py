@@ -34,6 +34,17 @@ class Treatment(Section):
         return False
 
 
+class Sealing(Section):
+    """How checkpoints are encrypted: the section of a key that an option adds to `checkpoint`."""
+
+    opened_by: ClassVar[str] = ""
+    """`module:function` that makes a `Seal` of this section."""
+
+    def secrets(self) -> Iterator[str]:
+        """What must never be shown."""
+        yield from ()
+
+
 class StrategySection(Section):
     """A strategy in a job file, and what others have to know of it: each kind says where it differs from the ring."""
 

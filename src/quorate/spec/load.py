@@ -93,7 +93,7 @@ def resolve_layers(
         log.warning("%s", advice)
     layers = _migrated(layers).under(from_environment).under(overrides)
     layers, task_problems = _with_task_placed(layers, job_folder)
-    for path in ("checkpoint.encrypt.key_file", *(path for option in options() for path in option.paths)):
+    for path in [path for option in options() for path in option.paths]:
         layers = _with_path_placed(layers, path, job_folder or Path.cwd())
     layers = _with_callbacks_placed(layers, job_folder or Path.cwd())
     spec, mistakes = _checked(layers)

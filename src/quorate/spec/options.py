@@ -23,6 +23,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "quorate.strategies.servers": ("strategy",),
     "quorate.strategies.compression": ("strategy.ring", "strategy.parameter-server"),
     "quorate.engines.ray": ("engine",),
+    "quorate.encryption": ("checkpoint",),
 }
 """The room of each option, and the sections of the job file that it adds to: `job` is the file itself, and
 `strategy.ring` the section of that kind."""

@@ -207,21 +207,6 @@ def _places_take_copies(job: JobSpec, said: Said) -> Iterator[Problem]:
         yield Problem(key, f"{_shown(twice[0])}{there} stands there twice", "Name every place once.")
 
 
-def _one_key(job: JobSpec, said: Said) -> Iterator[Problem]:
-    encrypt = job.checkpoint.encrypt
-    if encrypt is not None and (encrypt.key_file is None) == (encrypt.key_env is None):
-        text = (
-            "neither key_file nor key_env is given"
-            if encrypt.key_file is None
-            else "both key_file and key_env are given"
-        )
-        yield Problem(
-            "checkpoint.encrypt",
-            f"{text}{said('checkpoint.encrypt')}",
-            "Give exactly one: key_file: /path/of/key (a file), or key_env: MY_KEY (an environment variable).",
-        )
-
-
 def _shown(place: str) -> str:
     # What a person has typed in the wrong place must not stand in a log.
     return f'"{shown_place(place)}"'
@@ -241,5 +226,4 @@ _RULES: Rules = {
     _lanes_are_recorded: frozenset({"record", "strategy"}),
     _growth_has_room: frozenset({"engine", "strategy", "workers", "min_workers"}),
     _places_take_copies: frozenset({"checkpoint"}),
-    _one_key: frozenset({"checkpoint"}),
 }

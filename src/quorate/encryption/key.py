@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quorate.checkpoint.cipher import ALGORITHM, KEY_SIZE, Cipher
 from quorate.checkpoint.listing import REMOVING, WRITING, CheckpointInfo, read_manifest
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.part_file import read_part, write_part
 from quorate.core.errors import CheckpointError, UntrustedError
-from quorate.spec.job import EncryptSpec
+from quorate.encryption.cipher import ALGORITHM, KEY_SIZE, Cipher
+from quorate.spec.kinds import Sealing
 from quorate.storage.atomic import discard, sync_folder, write_atomically
 
 _REMEDY = (
@@ -25,7 +25,7 @@ KeyPlace = Mapping[str, Any] | None
 """Where a key lies, as `checkpoint.encrypt` of a job says it; None where nothing is encrypted."""
 
 
-def read_key(source: Mapping[str, Any] | EncryptSpec) -> Cipher:
+def read_key(source: Mapping[str, Any] | Sealing) -> Cipher:
     """The cipher of a key in a file or an environment variable."""
     keys = source if isinstance(source, Mapping) else source.model_dump()
     file, variable = keys.get("key_file"), keys.get("key_env")

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from quorate.checkpoint.seal import Seal
 from quorate.core.digests import Buffer
 from quorate.core.errors import CheckpointError
 from quorate.core.installation import install_of
@@ -29,7 +30,7 @@ _PURPOSE = b"quorate sealed content"
 _TAG_PURPOSE = b"quorate manifest tag"
 
 
-class Cipher:
+class Cipher(Seal):
     """Seals and opens contents with one key, which it never shows."""
 
     def __init__(self, key: bytes) -> None:

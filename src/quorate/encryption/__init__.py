@@ -1,0 +1,1 @@
+"""Encrypted checkpoints: the cipher, and the key that it is made from."""
