@@ -45,10 +45,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "bits/test_ddp_compressed_bits.py",
         "bits/test_server_compressed_bits.py",
         "faults/test_*compressed_faults.py",
-        "reduce/test_compressor.py",
         "reduce/test_power_sgd.py",
+        "strategies/compression/*",
         "strategies/test_encoded_traffic.py",
-        "training/test_residuals.py",
     ),
     "shards": (
         "cli/test_data_verb.py",

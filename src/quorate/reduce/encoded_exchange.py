@@ -14,10 +14,10 @@ from quorate.core.errors import FrameError
 from quorate.core.generation import name_of
 from quorate.lanes.block_sums import plan_blocks
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.compressor import Compressor, EncodedLane, Method
-from quorate.reduce.deltas import Deltas
 from quorate.reduce.memory import dtype_of
 from quorate.reduce.spokes import Spokes
+from quorate.strategies.compression.compressor import Compressor, EncodedLane, Method
+from quorate.strategies.compression.deltas import Deltas
 from quorate.wire.link import Tag
 
 PUSH_CHANNEL = 13

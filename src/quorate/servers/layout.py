@@ -8,8 +8,8 @@ from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation, Role
 from quorate.servers.share import UPDATED, Share
+from quorate.strategies.compression.residuals import LANES
 from quorate.training.progress import Progress
-from quorate.training.residuals import LANES
 from quorate.training.state_layout import Gather, HeldState, Parts
 
 

@@ -17,9 +17,9 @@ import torch
 
 from quorate.core.generation import Role
 from quorate.servers.unit_record import UnitRecord
+from quorate.strategies.compression.residuals import LANES, Residuals
 from quorate.training.progress import Progress
 from quorate.training.replica import AVERAGED, Replica
-from quorate.training.residuals import LANES, Residuals
 from quorate.training.strategy import Agreement
 
 EXACT, UPDATED = "exact", "updated"

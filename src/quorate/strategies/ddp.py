@@ -23,6 +23,7 @@ from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.compression.methods import check_compressible
 from quorate.strategies.gangs.option import DdpCompressSpec, DdpSpec
+from quorate.strategies.gangs.worker_residuals import WithFactors, WorkerResiduals
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.lagging import Lag
 from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
@@ -31,11 +32,10 @@ from quorate.training.gang_gradients import GangGradients
 from quorate.training.gradients import gradient_plan
 from quorate.training.replica import Replica
 from quorate.training.row_gradients import refuse_rows
-from quorate.training.state_layout import Replicated, StateLayout, WithFactors
+from quorate.training.state_layout import Replicated, StateLayout
 from quorate.training.strategy import Strategy
 from quorate.training.sync_batch_norm import SyncedNorms
 from quorate.training.update import Update
-from quorate.training.worker_residuals import WorkerResiduals
 
 log = logging.getLogger(__name__)
 

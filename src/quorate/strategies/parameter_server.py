@@ -10,7 +10,6 @@ from quorate.lanes.buckets import Bucket
 from quorate.observe.events import BlocksPlaced, LinksMeasured
 from quorate.reduce.connect import Endpoint, Neighbour, connect, watch
 from quorate.reduce.connect_star import connect_star
-from quorate.reduce.deltas import Deltas
 from quorate.reduce.encoded_exchange import EncodedExchange
 from quorate.reduce.exchange import Exchange
 from quorate.reduce.linked_reduction import LinkedReduction
@@ -29,6 +28,7 @@ from quorate.servers.share import Share
 from quorate.servers.unit_record import UnitRecord
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.compression.deltas import Deltas
 from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
 from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.kinds import Holdings

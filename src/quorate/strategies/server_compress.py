@@ -11,13 +11,13 @@ import torch
 
 from quorate.core.generation import Generation, Member
 from quorate.observe.events import GradientsCompressed
-from quorate.reduce.compressor import EncodedLane
-from quorate.reduce.deltas import Deltas, EncodedDeltas
 from quorate.reduce.encoded_exchange import EncodedExchange
 from quorate.servers.share import Share
+from quorate.strategies.compression.compressor import EncodedLane
+from quorate.strategies.compression.deltas import Deltas, EncodedDeltas
+from quorate.strategies.compression.residuals import Residuals
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.lane import LaneResult
-from quorate.training.residuals import Residuals
 
 
 class LaneEncoder:

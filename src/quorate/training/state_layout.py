@@ -11,14 +11,9 @@ import torch
 from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation
-from quorate.reduce.power_sgd import PowerSgd
 from quorate.training.device import CPU, Device
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.residuals import LANES, Residuals
-
-FACTORS = "factors"
-"""Under which name they are in a state."""
 
 Gather = Callable[[bytes], tuple[bytes, ...]]
 """What each member tells, in their order."""
@@ -119,49 +114,6 @@ class Replicated:
 
     def weights_digest(self, gather: Gather) -> str:  # noqa: ARG002
         return self.replica.weights_digest()
-
-
-@dataclass(frozen=True)
-class WithResiduals(Replicated):
-    """Besides what every member holds, each has what its lanes have held back: whoever hosts a lane writes that."""
-
-    residuals: Residuals
-
-    def state(self, progress: Progress) -> HeldState:
-        held, of_lanes = super().state(progress), self.residuals.state()
-        skeleton = {"dict": held.encoded.skeleton["dict"] | {LANES: of_lanes.skeleton}}
-        encoded = Encoded(skeleton, held.encoded.tensors | of_lanes.tensors)
-        return replace(held, encoded=encoded, of_lanes=frozenset(of_lanes.tensors))
-
-    def parts(self, held: HeldState, writers: int) -> Parts:
-        if not self.residuals.applied:
-            return super().parts(held, writers)
-        return shared_out(held.common.tensors, self.residuals.names_by_host(writers))
-
-    def load(self, encoded: Encoded) -> Progress:
-        fields = dict(encoded.skeleton["dict"])
-        self.residuals.load(fields.pop(LANES, None), encoded.tensors)
-        return super().load(Encoded({"dict": fields}, encoded.tensors))
-
-
-@dataclass(frozen=True)
-class WithFactors(WithResiduals):
-    """Besides what workers have held back, the factors that PowerSGD begins its next step with: all have those."""
-
-    power_sgd: PowerSgd
-
-    def state(self, progress: Progress) -> HeldState:
-        held = super().state(progress)
-        named = {f"{FACTORS}.{index}": factor for index, factor in sorted(self.power_sgd.factors.items())}
-        factors = {name.partition(".")[2]: {"tensor": name} for name in named}
-        skeleton = {"dict": held.encoded.skeleton["dict"] | {FACTORS: {"dict": factors}}}
-        return replace(held, encoded=Encoded(skeleton, held.encoded.tensors | named), compared=held.compared | named)
-
-    def load(self, encoded: Encoded) -> Progress:
-        fields = dict(encoded.skeleton["dict"])
-        factors = decode(fields.pop(FACTORS, {"dict": {}}), encoded.tensors)
-        self.power_sgd.load({int(index): factor for index, factor in factors.items()})
-        return super().load(Encoded({"dict": fields}, encoded.tensors))
 
 
 def shared_out(tensors: Mapping[str, torch.Tensor], parts: list[list[str]]) -> Parts:

@@ -6,13 +6,13 @@ import torch
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.compressor import Method
-from quorate.reduce.quantize import EightBits
-from quorate.reduce.sparsify import RandomK, TopK
 from quorate.spec.job import JobSpec
+from quorate.strategies.compression.compressor import Method
 from quorate.strategies.compression.option import CompressSpec, lane_compression
+from quorate.strategies.compression.quantize import EightBits
+from quorate.strategies.compression.residuals import Residuals, check_momentum
+from quorate.strategies.compression.sparsify import RandomK, TopK
 from quorate.training.replica import Replica
-from quorate.training.residuals import Residuals, check_momentum
 
 
 def check_compressible(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:

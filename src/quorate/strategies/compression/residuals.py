@@ -19,9 +19,9 @@ from quorate.checkpoint.tree import Encoded
 from quorate.core.errors import ResidualsLost, TaskError
 from quorate.core.generation import Generation
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.compressor import Compressor, EncodedLane
-from quorate.reduce.lane_memory import Fields, LaneMemory
 from quorate.reduce.reduction import Reduction
+from quorate.strategies.compression.compressor import Compressor, EncodedLane
+from quorate.strategies.compression.lane_memory import Fields, LaneMemory
 from quorate.training.optimizers import Optimizers
 
 log = logging.getLogger(__name__)

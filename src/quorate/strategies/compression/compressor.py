@@ -17,8 +17,8 @@ from quorate.core.digests import derive_seed
 from quorate.lanes.block_sums import Block, plan_blocks
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.chunks import cut
-from quorate.reduce.encoded import Blocks, Content, Dense, MalformedGradient, Sparse
 from quorate.reduce.reduction import add_up_block
+from quorate.strategies.compression.encoded import Blocks, Content, Dense, MalformedGradient, Sparse
 
 _FORMAT = 1
 _HEADER = struct.Struct("<BIq")

@@ -12,14 +12,16 @@ from quorate.core.errors import FrameError
 from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.observe.events import GradientsCompressed
-from quorate.reduce.compressor import Compressor, EncodedLane
 from quorate.reduce.connect import Endpoint, connect
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.compression.compressor import Compressor, EncodedLane
+from quorate.strategies.compression.layout import WithResiduals
 from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
 from quorate.strategies.compression.option import CompressSpec, lane_compression
+from quorate.strategies.compression.residuals import Residuals
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import GATHER_INDEX, RingConnection, agreement_of
 from quorate.training.activity import Activity
@@ -27,8 +29,7 @@ from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import gradient_plan
 from quorate.training.lane import LaneResult
 from quorate.training.replica import Replica
-from quorate.training.residuals import Residuals
-from quorate.training.state_layout import Replicated, StateLayout, WithResiduals
+from quorate.training.state_layout import Replicated, StateLayout
 from quorate.training.strategy import StepOutcome, StepRequest
 from quorate.training.update import Update
 

@@ -8,12 +8,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce import sparsify
-from quorate.reduce.compressor import Compressor, EncodedLane, Method
-from quorate.reduce.encoded import Blocks, MalformedGradient, decode_ascending, encode_ascending
-from quorate.reduce.quantize import RUN, EightBits
 from quorate.reduce.reduction import sum_lanes
-from quorate.reduce.sparsify import RandomK, TopK, count_of
+from quorate.strategies.compression import sparsify
+from quorate.strategies.compression.compressor import Compressor, EncodedLane, Method
+from quorate.strategies.compression.encoded import Blocks, MalformedGradient, decode_ascending, encode_ascending
+from quorate.strategies.compression.quantize import RUN, EightBits
+from quorate.strategies.compression.sparsify import RandomK, TopK, count_of
 from reduce.reference import bits, wide_values
 
 METHODS = [TopK(0.1), RandomK(0.1), EightBits()]

@@ -10,7 +10,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from quorate.reduce.encoded import (
+from quorate.strategies.compression.encoded import (
     Blocks,
     MalformedGradient,
     Sparse,

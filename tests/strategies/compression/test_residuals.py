@@ -11,12 +11,12 @@ import torch
 from quorate.core.errors import LinkError, ResidualsLost
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.lanes.buckets import TensorShape, plan_buckets
-from quorate.reduce.compressor import Compressor
-from quorate.reduce.lane_memory import LaneMemory
 from quorate.reduce.ring import Ring
-from quorate.reduce.sparsify import TopK
-from quorate.training import residuals as module
-from quorate.training.residuals import Residuals
+from quorate.strategies.compression import residuals as module
+from quorate.strategies.compression.compressor import Compressor
+from quorate.strategies.compression.lane_memory import LaneMemory
+from quorate.strategies.compression.residuals import Residuals
+from quorate.strategies.compression.sparsify import TopK
 from reduce.rings import memory_links
 from wire.pairs import within
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from quorate.core.digests import derive_seed
-from quorate.reduce.compressor import Method
-from quorate.reduce.encoded import Blocks, Content, MalformedGradient, Sparse
+from quorate.strategies.compression.compressor import Method
+from quorate.strategies.compression.encoded import Blocks, Content, MalformedGradient, Sparse
 
 _FORMAT = 1
 _HEADER = struct.Struct("<BqI")

@@ -1,11 +1,20 @@
 """What PowerSGD holds back of each worker's gradient, to be sent later: the error feedback of a gang."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
+from quorate.checkpoint.tree import Encoded, decode
 from quorate.lanes.buckets import Bucket
-from quorate.training.residuals import Residuals
+from quorate.reduce.power_sgd import PowerSgd
+from quorate.strategies.compression.layout import WithResiduals
+from quorate.strategies.compression.residuals import Residuals
+from quorate.training.progress import Progress
+from quorate.training.state_layout import HeldState
+
+FACTORS = "factors"
+"""Under which name they are in a state."""
 
 
 class WorkerResiduals(Residuals):
@@ -47,3 +56,23 @@ class WorkerResiduals(Residuals):
     def _place(self, buckets: Sequence[torch.Tensor], index: int) -> torch.Tensor:
         bucket, slot = self._slots[index]
         return buckets[bucket][slot.offset : slot.offset + slot.numel]
+
+
+@dataclass(frozen=True)
+class WithFactors(WithResiduals):
+    """Besides what workers have held back, the factors that PowerSGD begins its next step with: all have those."""
+
+    power_sgd: PowerSgd
+
+    def state(self, progress: Progress) -> HeldState:
+        held = super().state(progress)
+        named = {f"{FACTORS}.{index}": factor for index, factor in sorted(self.power_sgd.factors.items())}
+        factors = {name.partition(".")[2]: {"tensor": name} for name in named}
+        skeleton = {"dict": held.encoded.skeleton["dict"] | {FACTORS: {"dict": factors}}}
+        return replace(held, encoded=Encoded(skeleton, held.encoded.tensors | named), compared=held.compared | named)
+
+    def load(self, encoded: Encoded) -> Progress:
+        fields = dict(encoded.skeleton["dict"])
+        factors = decode(fields.pop(FACTORS, {"dict": {}}), encoded.tensors)
+        self.power_sgd.load({int(index): factor for index, factor in factors.items()})
+        return super().load(Encoded({"dict": fields}, encoded.tensors))

@@ -9,7 +9,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from quorate.reduce.encoded import Blocks, Dense, MalformedGradient
+from quorate.strategies.compression.encoded import Blocks, Dense, MalformedGradient
 
 RUN = 1024
 """Elements that share a scale. No run reaches beyond its block: a block has one code, whoever encodes it with which
