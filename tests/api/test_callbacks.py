@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -277,6 +278,17 @@ def test_what_is_no_callback_is_refused_by_name(reference: str, text: str, tmp_p
         module.load_callbacks(placed)
 
 
-def test_a_class_in_the_place_of_its_object_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"callbacks: the class Heard is no callback. Give Heard\(\)"):
-        module.with_callbacks(lambda begun: None, [Heard])  # type: ignore[arg-type,return-value]
+@pytest.mark.parametrize(
+    ("callbacks", "told"),
+    [
+        ([Heard], "the class Heard is no callback. Give Heard()."),
+        ([Path()], "Write `class PosixPath(quorate.Callback):`."),
+        ([len], "Write `class Tell(quorate.Callback):`."),
+        (["tell.py:Tell"], "By name it is a key: quorate.Job(..., callbacks=['tell.py:Tell'])."),
+        (Heard, "the class Heard is no list of callbacks. Write callbacks=[Tell()]."),
+        ("tell.py:Tell", "is no list of callbacks"),
+    ],
+)
+def test_an_object_that_is_no_callback_is_refused(callbacks: Any, told: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(told)):
+        module.with_callbacks(lambda begun: None, callbacks)  # type: ignore[arg-type,return-value]

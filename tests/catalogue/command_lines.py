@@ -34,5 +34,7 @@ CASES = (
     Case(
         "A search in place of a job", command="quorate train job.yaml", text="job: other.yaml\nspace: {seed: [1, 2]}\n"
     ),
+    Case("A flag before its verb", command="quorate --runs elsewhere runs"),
+    Case("A number of workers without its flag", command="quorate resize last 2"),
     Case("A job file in place of a run", command="quorate resume job.yaml"),
 )

@@ -118,6 +118,14 @@ def test_old_text_logs_and_an_empty_folder_are_read(workplace: Workplace) -> Non
     assert workplace.run("logs", "last").stdout == "01-02 03:04:05.678  worker 0          info     hello\n"
 
 
+def test_a_worker_that_there_is_none_of_is_refused(workplace: Workplace) -> None:
+    run = RunFolder.create(workplace.folder / "runs", "tiny")
+    for name in ("worker-0.jsonl", "worker-1.jsonl", "worker-1.jsonl.1"):
+        (run.logs / name).touch()
+    done = workplace.run("logs", "last", "--worker", "9")
+    assert (done.code, done.error) == (2, "run tiny-0001 has no worker 9: it has logs of workers 0 and 1")
+
+
 def test_a_level_that_is_none_is_refused(workplace: Workplace) -> None:
     RunFolder.create(workplace.folder / "runs", "tiny")
     done = workplace.run("logs", "last", "--level", "warn")

@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -317,12 +317,22 @@ class _Both:
             self._callbacks.close()
 
 
+def refuse_no_list(callbacks: Any) -> None:
+    """Refuse what stands in the place of a list of callbacks."""
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, str | Mapping):
+        raise RequestError(f"callbacks: {given(callbacks)} is no list of callbacks. Write callbacks=[Tell()].")
+
+
 def with_callbacks(watch: Watch, callbacks: Sequence[Any]) -> Watch:
     """Show a run, and call these as well."""
+    refuse_no_list(callbacks)
     for each in callbacks:
         if not isinstance(each, Callback):
-            made = f"{each.__name__}()" if isinstance(each, type) else "an object of a class made from quorate.Callback"
-            raise RequestError(f"callbacks: {given(each)} is no callback. Give {made}.")
+            named = each if isinstance(each, type) else type(each)
+            name = "Tell" if named.__module__ == "builtins" else named.__name__
+            remedy = f"Give {name}()" if issubclass(named, Callback) else f"Write `class {name}(quorate.Callback):`"
+            remedy = f"By name it is a key: quorate.Job(..., callbacks=[{each!r}])" if named is str else remedy
+            raise RequestError(f"callbacks: {given(each)} is no callback. {remedy}.")
     if not callbacks:
         return watch
 

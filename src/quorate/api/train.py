@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from quorate.api import session
-from quorate.api.callbacks import Callback, with_callbacks
+from quorate.api.callbacks import Callback, refuse_no_list, with_callbacks
 from quorate.api.job import Job, JobKeys, overrides_from
 from quorate.api.recorded_run import short_path
 from quorate.api.result import Result
@@ -77,6 +77,7 @@ def launch(  # type: ignore[misc]  # in Python, `callbacks` may be objects, too
     `debug` is as there.
     """
     _show_users_frames_alone()
+    refuse_no_list(callbacks)
     called: Any = main
     if not callable(called) and not isinstance(called, str):
         raise TaskError(

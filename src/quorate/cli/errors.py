@@ -67,7 +67,9 @@ def show_next(remains: Remains) -> None:
 def _show_usage(error: typer.TyperException) -> str:
     """A mistake on the command line itself, with the verb's usage; what is wrong."""
     context = getattr(error, "ctx", None)
-    if (flag := _unlike_any(error)) is not None:
+    if placed := _misplaced(error.format_message(), context):
+        message = placed
+    elif (flag := _unlike_any(error)) is not None:
         message = f"no such option: {flag}{_meant(flag, context)}"
     else:
         message = _plainer(error.format_message())
@@ -79,6 +81,20 @@ def _show_usage(error: typer.TyperException) -> str:
     print_labelled("usage", usage.replace("{", "").replace("}", ""))
     print_labelled("help", f"{context.command_path} --help")
     return message
+
+
+def _misplaced(message: str, context: Any) -> str:
+    """Of what a verb has, and what stands before it, or behind it without its flag."""
+    if context is not None and context.parent is None and (wrong := re.match(r"No such option: (--[a-z-]+)", message)):
+        verbs = getattr(context.command, "commands", {})
+        typed = next((word for word in sys.argv[1:] if word in verbs), "VERB")
+        known = verbs.values() if typed == "VERB" else [verbs[typed]]
+        if any(wrong[1] in option.opts for verb in known for option in verb.params):
+            return f"{wrong[1]} stands behind the verb: quorate {typed} … {wrong[1]}"
+    number = re.match(r"Got unexpected extra argument\(?s?\)? \((\d+)\)", message)
+    if number is not None and any(option.name == "workers" for option in context.command.params):
+        return f"unexpected {number[1]}. A number of workers needs its flag: --workers {number[1]}"
+    return ""
 
 
 def _plainer(message: str) -> str:

@@ -7,6 +7,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from quorate.cli.output import print_growing_document
+from quorate.core.errors import RunError
+from quorate.core.generation import names_of
 from quorate.core.masking import mask, mask_all
 from quorate.history.logs import Filter, LogRecord, RunLogs
 from quorate.observe.quantities import visible
@@ -29,6 +31,9 @@ class Severity(StrEnum):
 
 def show_logs(folder: RunFolder, wanted: Filter, follow: bool, as_json: bool) -> None:
     """Show the lines that are wanted: those that are there, or also those that follow."""
+    logged = sorted({int(path.name.split(".")[0].partition("-")[2]) for path in folder.logs.glob("worker-*.*")})
+    if not follow and logged and wanted.worker not in (None, *logged):
+        raise RunError(f"run {folder.name} has no worker {wanted.worker}: it has logs of {names_of(logged, ' and ')}")
     found = RunLogs(folder)
     records = found.follow(lambda: folder.holder() is not None) if follow else found.new()
     fitting = (record for record in records if wanted.takes(record))
