@@ -67,7 +67,7 @@ class TestCreate:
 
     def test_a_file_in_the_way_is_told(self, tmp_path: Path) -> None:
         (tmp_path / "runs").write_text("")
-        with pytest.raises(RunError, match=r"cannot make a run folder in .*runs.*`runs`"):
+        with pytest.raises(RunError, match=r"runs is a file, and not a folder.*`runs`"):
             RunFolder.create(tmp_path / "runs", "mnist")
 
     def test_a_run_of_somebody_else_is_refused_in_words(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,23 +35,26 @@ class Dataset(Protocol):
 
 def check_dataset(dataset: Any, which: str, giver: str = "datasets()") -> Dataset:
     """Refuse what cannot be read by index, with the remedy. `giver` is what gave it."""
+    gave = f"{giver} was given" if giver.startswith("run.") else f"{giver} returned"
     if isinstance(dataset, DataLoader):
         raise TaskError(
-            f"{giver} returned a DataLoader as the {which} set; give the dataset that is inside it. "
+            f"{gave} a DataLoader as the {which} set; give the dataset that is inside it. "
             "Quorate makes the batches itself (batch_size, loader_workers in the job file; collate() in the task)."
         )
     if isinstance(dataset, Stream):
         raise TaskError(
-            f"{giver} returned a quorate.Stream as the {which} set. A stream is the training set of a task's "
+            f"{gave} a quorate.Stream as the {which} set. A stream is the training set of a task's "
             "datasets(); here give anything with len() and [], such as a list of the first samples."
         )
     lacks = next((lack for name, lack in _NEEDED.items() if not hasattr(dataset, name)), None)
     if isinstance(dataset, IterableDataset):
         lacks = "[]"
     if lacks is not None or isinstance(dataset, type):
+        has_index = lacks == "len()" and hasattr(type(dataset), "__getitem__")
+        no_length = has_index and f" Write `def __len__(self):` in {type(dataset).__name__}: the number of its samples."
         raise TaskError(
-            f"{giver} returned {given(dataset)} as the {which} set, which has no {lacks or 'samples'}."
-            f"{likely_slip(dataset) or _BY_INDEX}"
+            f"{gave} {given(dataset)} as the {which} set, which has no {lacks or 'samples'}."
+            f"{likely_slip(dataset) or no_length or _BY_INDEX}"
         )
     with building_code(f"len() of the {which} set"):
         length = len(dataset)

@@ -91,6 +91,8 @@ class RunFolder:
             others = [Path(other) for other in beside.names()]
         elif beside is not None and beside.is_dir():
             others = beside.iterdir()
+        if runs.is_file():
+            raise RunError(f"{runs} is a file, and not a folder for runs. Rename it, or choose a folder with `runs`.")
         with explaining(f"cannot make a run folder in {runs}", "Choose another folder with `runs`."):
             runs.mkdir(parents=True, exist_ok=True)
             run = cls(claim_folder(runs, name, others))

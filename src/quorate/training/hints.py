@@ -157,6 +157,11 @@ _HINTS: tuple[tuple[str, str | Say], ...] = (
         "This loss takes a row of scores for each target: see that neither is flattened with another dimension.",
     ),
     (
+        r"must be Tensor, not (list|str)",
+        "Text comes as a list: turn it into numbers in the dataset, or in collate(), such as by a tokenizer. Of a "
+        "model's output or a dict take the tensor, such as output.logits.",
+    ),
+    (
         r"must be Tensor, not|'(dict|list|tuple)' object has no attribute '(size|shape|dim|device|to|float|backward)'",
         'Take the tensor out of what is given here, such as output.logits of a model\'s output, or batch["labels"].',
     ),
