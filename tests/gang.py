@@ -23,13 +23,12 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.failure import Failure
 from quorate.core.generation import FIRST_SERVER, Generation, GenerationId, Member, Role, server_id
 from quorate.data.fingerprint import fingerprint_in_child
-from quorate.data.samples import Samples
 from quorate.lanes.hosting import host_lanes
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
-from quorate.reduce import process_group
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.spec.job import JobSpec
+from quorate.strategies.kinds import sharding_of
 from quorate.training.activity import Activity
 from quorate.training.device import CPU, digests
 from quorate.training.progress import Progress
@@ -150,7 +149,10 @@ def _child(
     mode: RunMode,
 ) -> None:
     activity = Activity(lambda *_: None)
-    process_group.CONNECTING = timedelta(seconds=60)  # on a busy machine all of them come, but late
+    if spec.strategy.is_gang:
+        from quorate.strategies.gangs import process_group
+
+        process_group.CONNECTING = timedelta(seconds=60)  # on a busy machine all of them come, but late
     if position > 0:
         measure_no_more()
     try:
@@ -191,17 +193,6 @@ def _learn_generation(parent: socket.socket, listeners: Listeners, hosting: Sequ
     return Generation(GenerationId(1, 1), (*members, *servers))
 
 
-def _sharding(spec: JobSpec, samples: Samples, worker: int, workers: int) -> Any:
-    mesh = spec.strategy.mesh(workers)
-    if mesh is None:
-        return None
-    from quorate.reduce.gang_world import GangWorld
-    from quorate.training.sharded_model import Sharding
-
-    place = torch.device("cpu")
-    return Sharding(spec, GangWorld(mesh, worker, place), place, few_samples(samples))
-
-
 def no_trouble() -> None:
     """Nobody forbids anything."""
 
@@ -221,8 +212,9 @@ def _work(
     CPU.pin(spec.threads, spec.deterministic)
     configured = configure(task, spec.params, "test", spec.seed, spec)
     checkpoints = CheckpointFolder(folder / "checkpoints")
-    role, is_sharded = Role.of(worker), spec.strategy.mesh(len(generation.workers)) is not None
-    cut = _sharding(spec, build_samples(configured, spec), worker, len(generation.workers)) if is_sharded else None
+    role = Role.of(worker)
+    batch = lambda: few_samples(build_samples(configured, spec))  # noqa: E731
+    cut = sharding_of(spec, worker, len(generation.workers), torch.device("cpu"), batch)
     replica = Replica(configured, spec, CPU, cut)
     samples = build_samples(configured, spec)
     parts = SessionParts(spec, configured, replica, samples, {}, checkpoints, role)

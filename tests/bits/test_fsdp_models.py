@@ -15,8 +15,8 @@ from bits import bit_tasks as tasks
 from bits.test_ddp_bits import CLOSE, far
 from bits.test_fsdp_bits import KEYS, PLAN, Block, Exact, Tower, train
 from quorate.core.errors import TaskError
-from quorate.strategies.fsdp import check_fused
-from quorate.training.shard_units import check_units
+from quorate.strategies.gangs.fsdp import check_fused
+from quorate.strategies.gangs.shard_units import check_units
 from quorate.training.task import Task
 
 pytestmark = pytest.mark.usefixtures("unmeasured")

@@ -20,12 +20,12 @@ from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.machine import fresh_memory
 from quorate.reduce.ring import Ring
 from quorate.strategies import state_copy
+from quorate.strategies.gangs.sharded_layout import Sharded
 from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
 from quorate.training.device import CPU, Device
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.sharded_layout import Sharded
 from quorate.training.state_layout import Gather, HeldState, Parts, Replicated, StateLayout
 from quorate.training.task import Task, configure
 from reduce.rings import memory_links

@@ -14,9 +14,9 @@ from torch.distributed.tensor import Shard as ShardOf
 from quorate.core.errors import UserCodeError
 from quorate.core.user_code import blame_user_code
 from quorate.spec.job import JobSpec
+from quorate.strategies.gangs.tensor_parallel import imagined_mesh
 from quorate.training.hints import Share, hint_for
 from quorate.training.task import Task
-from quorate.training.tensor_parallel import imagined_mesh
 
 
 def raised_by(mistake: Callable[[], object]) -> Exception:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quorate.api.mesh import Mesh, ModelNeeds, propose_mesh
-from quorate.api.sharded_plan import Part, ShardedPlan, Spread
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RequestError
 from quorate.core.gpus import gpus_here, memory_of
@@ -22,6 +21,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.section import AUTO_BATCH
 from quorate.strategies.gangs.option import DdpSpec
+from quorate.strategies.gangs.sharded_plan import Part, ShardedPlan, Spread
 from quorate.strategies.servers.option import ServersSpec
 from quorate.training.footprint import Footprint, ModuleSize, footprint
 from quorate.training.own_loop import OwnLoop

@@ -6,9 +6,9 @@ from typing import Any
 from rich.text import Text
 
 from quorate.api.plan import Plan
-from quorate.api.sharded_plan import spread_lines
 from quorate.cli.layout import Page, headed_table
 from quorate.observe.quantities import plural, size
+from quorate.strategies.gangs.sharded_plan import spread_lines
 
 MOST_MODULES = 8
 

@@ -9,8 +9,8 @@ from quorate.core.errors import QuorateError
 from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
 from quorate.observe.quantities import plural, some_of
-from quorate.reduce.nccl import nccl_of
 from quorate.spec.load import load_recorded, resolve_mapping
+from quorate.strategies.gangs.nccl import nccl_of
 from quorate.strategies.gangs.nccl_settings import KEYS, NcclSpec
 
 _ANY_JOB = {"task": "task.py:Task", "batch_size": 2**40, "steps": 1}

@@ -53,6 +53,8 @@ class StrategySection(Section):
     factory: ClassVar[str] = ""
     """`module:function` of what makes it in a worker: called with the job, the replica and what the process holds
     besides."""
+    sharding: ClassVar[str] = ""
+    """`module:function` of what builds a worker's part of the model, if it holds only a part."""
     is_gang: ClassVar[bool] = False
     """Whether its workers exchange tensors by torch.distributed, and a loss ends the generation for all."""
 

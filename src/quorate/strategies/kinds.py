@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Role
@@ -14,7 +16,7 @@ from quorate.spec.options import named_object
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
 from quorate.training.progress import Progress
-from quorate.training.replica import Replica
+from quorate.training.replica import Replica, Sharding
 from quorate.training.state_layout import StateLayout
 from quorate.training.strategy import Strategy
 from quorate.training.update import Update
@@ -79,6 +81,15 @@ class Holdings:
     role: Role = Role.WORKER
     lane_memory: int | None = None
     folder: CheckpointFolder | None = None
+
+
+def sharding_of(
+    spec: JobSpec, worker: int, workers: int, place: torch.device, batch: Callable[[], Any]
+) -> Sharding | None:
+    """What builds the model of a worker that holds a part of it; None where each holds all. `batch` gives one of a few
+    samples."""
+    name = spec.strategy.sharding
+    return named_object(name)(spec, worker, workers, place, batch) if name else None
 
 
 def strategy_factory(spec: JobSpec, replica: Replica, held: Holdings | None = None) -> StrategyFactory:

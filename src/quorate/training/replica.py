@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -26,19 +26,28 @@ from quorate.training.settings import digest_of_saved
 from quorate.training.sharded_tensors import assign, is_spread
 from quorate.training.task import Task
 
-if TYPE_CHECKING:  # it takes a second to import, and few jobs have one
-    from quorate.training.sharded_model import Sharding
-
 AVERAGED = " (averaged)"
 """What follows the name of a parameter whose average it is; no attribute has such a name."""
 _SHOWN = 5
 _VERSION, _IS_TRAINED = attrgetter("_version"), attrgetter("requires_grad")
 
 
+class Sharding(Protocol):
+    """Where each worker holds a part of the model: what builds this worker's."""
+
+    def build(self, task: Task, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+        """The part of the model that `build` gives; the generators are seeded as for the whole of it."""
+        ...
+
+    def settle(self, model: torch.nn.Module) -> None:
+        """Drop what a pass that was left has gathered."""
+        ...
+
+
 class Replica:
     """Model, buffers and optimizers of a task, built from the job's seed, on a device."""
 
-    def __init__(self, task: Task, spec: JobSpec, device: Device = CPU, sharding: "Sharding | None" = None) -> None:
+    def __init__(self, task: Task, spec: JobSpec, device: Device = CPU, sharding: Sharding | None = None) -> None:
         self.spec = spec
         self.device = device
         self.sharding = sharding

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -55,6 +55,7 @@ from quorate.observe.events import LogMessage
 from quorate.reduce.connect import Listeners
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
+from quorate.strategies.kinds import sharding_of
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.compile_trial import first_micro_batch, why_not_compiled
@@ -88,9 +89,6 @@ from quorate.worker.same_device import device_changes
 from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, REGISTERING, RESTORING, StatusPage, status_file
 from quorate.worker.task_mlflow import mlflow_of_job
-
-if TYPE_CHECKING:
-    from quorate.training.sharded_model import Sharding
 
 log = logging.getLogger(__name__)
 
@@ -358,7 +356,12 @@ class Worker:
         device = self._device = device_for(spec, self._assignment.slot, self._run.path.parent / COMPILE_CACHE)
         device.pin(spec.threads, spec.deterministic)
         task = self._configure()
-        replica = Replica(task, spec, device, self._sharding(task, device))
+        sharding = None
+        if self._assignment.mode.is_training:
+            place = device.zeros(0, torch.uint8).device
+            batch = partial(self._batch, task)
+            sharding = sharding_of(spec, self._assignment.slot, self._assignment.workers, place, batch)
+        replica = Replica(task, spec, device, sharding)
         if self._assignment.workers == 1 and replica.sharding is None:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
             with swapped_modules({}), unheard():
@@ -405,19 +408,8 @@ class Worker:
         check_evaluable(task, samples, mode)
         return samples
 
-    def _sharding(self, task: Task, device: Device) -> "Sharding | None":
-        """How the model is spread over the workers; None where each of them has all of it."""
-        spec, slot = self._spec, self._assignment.slot
-        shape = spec.strategy.mesh(self._assignment.workers)
-        if shape is None or not self._assignment.mode.is_training:
-            return None
-        from quorate.reduce.gang_world import GangWorld
-        from quorate.training.sharded_model import Sharding
-
-        place = device.zeros(0, torch.uint8).device
-        # What flows through the model tells how it may be cut across.
-        batch = few_samples(build_samples(task, spec)) if shape.tensor > 1 else None
-        return Sharding(spec, GangWorld(shape, slot, place), place, batch)
+    def _batch(self, task: Task) -> Any:
+        return few_samples(build_samples(task, self._spec))
 
     def _try_compiled(self, parts: SessionParts) -> None:
         """A model that cannot be compiled is computed as it is written, unless the job asks for more."""

@@ -7,9 +7,9 @@ import torch
 
 from quorate.checkpoint.tree import Encoded, decode
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.power_sgd import PowerSgd
 from quorate.strategies.compression.layout import WithResiduals
 from quorate.strategies.compression.residuals import Residuals
+from quorate.strategies.gangs.power_sgd import PowerSgd
 from quorate.training.progress import Progress
 from quorate.training.state_layout import HeldState
 

@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import AllreduceOptions, BroadcastOptions, Reduc
 from quorate.core.errors import GenerationOver
 from quorate.core.generation import Member
 from quorate.reduce.connect import Endpoint
-from quorate.reduce.process_group import STORE_INDEX, ProcessGroup
 from quorate.reduce.reduction import Reduction
+from quorate.strategies.gangs.process_group import STORE_INDEX, ProcessGroup
 
 log = logging.getLogger(__name__)
 

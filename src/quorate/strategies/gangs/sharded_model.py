@@ -12,24 +12,34 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from quorate.core.errors import TaskError
-from quorate.reduce.gang_world import TENSOR, GangWorld
 from quorate.spec.job import JobSpec
+from quorate.strategies.gangs.deferred_init import CannotDefer, deferred
+from quorate.strategies.gangs.gang_world import TENSOR, GangWorld
 from quorate.strategies.gangs.option import FsdpSpec
+from quorate.strategies.gangs.shard_units import batch_norms, check_units, units_of
+from quorate.strategies.gangs.sharded_passes import Passes, param_groups
+from quorate.strategies.gangs.tensor_parallel import parallelize
+from quorate.strategies.gangs.tensor_plan import describe, plan_task
 from quorate.training.activation_checkpointing import checkpoint_activations
-from quorate.training.deferred_init import CannotDefer, deferred
-from quorate.training.shard_units import batch_norms, check_units, units_of
-from quorate.training.sharded_passes import Passes, param_groups
 from quorate.training.sharded_tensors import local
 from quorate.training.task import Task
-from quorate.training.tensor_parallel import parallelize
-from quorate.training.tensor_plan import describe, plan_task
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class Sharding:
+def sharding_of(
+    spec: JobSpec, worker: int, workers: int, place: torch.device, batch: Callable[[], Any]
+) -> "ShardedModel":
+    """What cuts the model; `batch` is asked for where what flows through the model tells how it may be cut across."""
+    shape = spec.strategy.mesh(workers)
+    assert shape is not None
+    world = GangWorld(shape, worker, place)
+    return ShardedModel(spec, world, place, batch() if shape.tensor > 1 else None)
+
+
+class ShardedModel:
     """How the model of a job is spread over the workers of a mesh, of which this is one."""
 
     def __init__(self, spec: JobSpec, world: GangWorld, device: torch.device, batch: Any = None) -> None:

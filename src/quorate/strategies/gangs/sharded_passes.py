@@ -12,7 +12,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
-from quorate.training.unit_order import UnitOrder
+from quorate.strategies.gangs.unit_order import UnitOrder
 
 
 class Passes:

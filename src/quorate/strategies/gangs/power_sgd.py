@@ -15,7 +15,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket
 
 from quorate.core.digests import derive_seed
-from quorate.reduce.process_group import ProcessGroup
+from quorate.strategies.gangs.process_group import ProcessGroup
 
 WORTH_IT = 2
 """A matrix that does not become this many times smaller travels whole."""

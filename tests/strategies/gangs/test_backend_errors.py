@@ -11,10 +11,10 @@ import torch
 
 from quorate.core.errors import JobError, LinkError, PeerLost
 from quorate.core.generation import Member
-from quorate.reduce.backend_errors import explain, gist
 from quorate.reduce.connect import connect
-from quorate.reduce.nccl import Ending
-from quorate.reduce.process_group import ProcessGroup
+from quorate.strategies.gangs.backend_errors import explain, gist
+from quorate.strategies.gangs.nccl import Ending
+from quorate.strategies.gangs.process_group import ProcessGroup
 from strategies.test_strategy_contract import Kind, endpoints, error_of
 
 MEMBERS = [Member(worker, f"10.0.0.{host}:4000", range(0)) for worker, host in ((4, 1), (5, 1), (7, 2))]

@@ -12,7 +12,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket, Reducer, _register_comm_hook
 
 from quorate.lanes.buckets import MEBIBYTE, Bucket
-from quorate.reduce.process_group import ProcessGroup
+from quorate.strategies.gangs.process_group import ProcessGroup
 
 _TWICE = "marked as ready"
 """What torch says of a parameter whose gradient is in its bucket already."""

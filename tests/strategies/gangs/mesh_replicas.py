@@ -18,8 +18,8 @@ import gang
 import quorate
 from quorate.checkpoint.boxes import Box
 from quorate.core.mesh import MeshShape
+from quorate.strategies.gangs.sharded_layout import DIMENSIONS, Sharded
 from quorate.training.replica import Replica
-from quorate.training.sharded_layout import DIMENSIONS, Sharded
 from quorate.training.sharded_tensors import assign, box_of
 from quorate.training.state_layout import Replicated
 from quorate.training.task import configure

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 
-from quorate.reduce.power_sgd import PowerSgd, PowerSgdSums, orthonormal
+from quorate.strategies.gangs.power_sgd import PowerSgd, PowerSgdSums, orthonormal
 
 SHAPES = [(12, 10), (7,), (4, 3, 2), (8, 5, 3)]
 RANK = 2

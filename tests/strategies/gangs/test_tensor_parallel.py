@@ -15,15 +15,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from quorate.training.cut_functions import AsInOneProcess
-from training import cut_models
+from quorate.strategies.gangs.cut_functions import AsInOneProcess
+from strategies.gangs import cut_models
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run(size: int, models: list[str], folder: Path) -> list[dict[str, Any]]:
     """What each process found."""
-    paths = [str(ROOT / place) for place in ("tests/training", "tests", ".", "examples/models")]
+    paths = [str(ROOT / place) for place in ("tests/strategies/gangs", "tests", ".", "examples/models")]
     script = folder / "cut.py"  # which finds the modules itself: with a PYTHONPATH no interpreter is warm
     script.write_text(
         f"import sys, runpy\nsys.path[:0] = {paths}\nrunpy.run_module('cut_models', run_name='__main__')\n"

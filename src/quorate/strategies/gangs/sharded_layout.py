@@ -17,10 +17,10 @@ from quorate.core.digests import weights_digest
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Generation
 from quorate.core.mesh import MeshShape
+from quorate.strategies.gangs.sharded_outline import StateOutline, in_pieces, named
 from quorate.training.device import digests
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.sharded_outline import StateOutline, in_pieces, named
 from quorate.training.sharded_tensors import box_of, cut_by, is_spread, local
 from quorate.training.state_layout import Gather, HeldState, Parts, shared_out
 

@@ -20,9 +20,7 @@ from typing import Any, Literal
 import torch
 
 from quorate.core.errors import TaskError
-from quorate.strategies.gangs.option import FsdpSpec
-from quorate.training.activation_checkpointing import shown_modules
-from quorate.training.linear_flow import (
+from quorate.strategies.gangs.linear_flow import (
     LinearFlow,
     flow_of_task,
     is_map,
@@ -30,6 +28,8 @@ from quorate.training.linear_flow import (
     names_inside,
     shared_start,
 )
+from quorate.strategies.gangs.option import FsdpSpec
+from quorate.training.activation_checkpointing import shown_modules
 from quorate.training.task import Task
 
 KEY = "strategy.plan"

@@ -15,13 +15,13 @@ from quorate.lanes.traffic import Traffic, mesh_traffic, tensor_traffic
 from quorate.observe.quantities import plural, size
 from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.option import FsdpSpec
+from quorate.strategies.gangs.shard_units import units_of
+from quorate.strategies.gangs.tensor_parallel import imagined_mesh, parallelize
+from quorate.strategies.gangs.tensor_plan import TensorPlan, pattern_of, plan_task
 from quorate.training.footprint import Footprint, make_fake, shapes_of
 from quorate.training.replica import build_model
-from quorate.training.shard_units import units_of
 from quorate.training.sharded_tensors import local
 from quorate.training.task import Task
-from quorate.training.tensor_parallel import imagined_mesh, parallelize
-from quorate.training.tensor_plan import TensorPlan, pattern_of, plan_task
 
 _MOST_SHARDS = 1024
 

@@ -14,8 +14,8 @@ from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.generation import Member
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.connect import Endpoint, connect
-from quorate.reduce.hierarchy import HierarchicalGroup, hosts_of, summing_group
-from quorate.reduce.process_group import ProcessGroup
+from quorate.strategies.gangs.hierarchy import HierarchicalGroup, hosts_of, summing_group
+from quorate.strategies.gangs.process_group import ProcessGroup
 from strategies.test_strategy_contract import Kind, endpoints, error_of
 
 CPU = torch.device("cpu")

@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import Bert
 from gpt2 import Gpt2
+from quorate.strategies.gangs.linear_flow import trace_flow
 from quorate.strategies.gangs.option import FsdpSpec
+from quorate.strategies.gangs.shard_units import units_of
+from quorate.strategies.gangs.tensor_parallel import parallelize
+from quorate.strategies.gangs.tensor_plan import TensorPlan, plan_tensors
 from quorate.training.activation_checkpointing import checkpoint_activations
-from quorate.training.linear_flow import trace_flow
-from quorate.training.shard_units import units_of
-from quorate.training.tensor_parallel import parallelize
-from quorate.training.tensor_plan import TensorPlan, plan_tensors
 from vit import VisionTransformer
 
 WIDTH, HEADS, LENGTH = 16, 4, 6

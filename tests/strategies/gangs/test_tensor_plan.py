@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from gpt2 import Gpt2
 from quorate.core.errors import TaskError
+from quorate.strategies.gangs.linear_flow import trace_flow
 from quorate.strategies.gangs.option import FsdpSpec
-from quorate.training.linear_flow import trace_flow
-from quorate.training.shard_units import units_of
-from quorate.training.tensor_parallel import parallelize
-from quorate.training.tensor_plan import TensorPlan, plan_tensors
-from training.cut_models import (
+from quorate.strategies.gangs.shard_units import units_of
+from quorate.strategies.gangs.tensor_parallel import parallelize
+from quorate.strategies.gangs.tensor_plan import TensorPlan, plan_tensors
+from strategies.gangs.cut_models import (
     BY_HAND,
     HEADS,
     WIDTH,

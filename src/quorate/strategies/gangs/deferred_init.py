@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map, tree_map_only
 
 from quorate.core.user_code import describe
 from quorate.data.streams import preserved_generators
-from quorate.training.tensor_record import CPU, META, CannotDefer, TensorRecord, View, where
+from quorate.strategies.gangs.tensor_record import CPU, META, CannotDefer, TensorRecord, View, where
 
 __all__ = ["CannotDefer", "Deferred", "Keep", "deferred"]
 

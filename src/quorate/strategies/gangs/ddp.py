@@ -13,28 +13,28 @@ import torch
 from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.reduce.connect import Endpoint
-from quorate.reduce.ddp_reducer import BucketSums, DdpReducer, RoundedSums, WholeSums
-from quorate.reduce.hierarchy import summing_group
-from quorate.reduce.nccl import nccl_of, prepare_nccl
-from quorate.reduce.power_sgd import PowerSgd, PowerSgdSums
-from quorate.reduce.process_group import GroupLinks, ProcessGroup
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.compression.methods import check_compressible
+from quorate.strategies.gangs.ddp_reducer import BucketSums, DdpReducer, RoundedSums, WholeSums
+from quorate.strategies.gangs.gang_gradients import GangGradients
+from quorate.strategies.gangs.hierarchy import summing_group
+from quorate.strategies.gangs.nccl import nccl_of, prepare_nccl
 from quorate.strategies.gangs.option import DdpCompressSpec, DdpSpec
+from quorate.strategies.gangs.power_sgd import PowerSgd, PowerSgdSums
+from quorate.strategies.gangs.process_group import GroupLinks, ProcessGroup
+from quorate.strategies.gangs.sync_batch_norm import SyncedNorms
 from quorate.strategies.gangs.worker_residuals import WithFactors, WorkerResiduals
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.lagging import Lag
 from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
 from quorate.training.activity import Activity
-from quorate.training.gang_gradients import GangGradients
 from quorate.training.gradients import gradient_plan
 from quorate.training.replica import Replica
 from quorate.training.row_gradients import refuse_rows
 from quorate.training.state_layout import Replicated, StateLayout
 from quorate.training.strategy import Strategy
-from quorate.training.sync_batch_norm import SyncedNorms
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)

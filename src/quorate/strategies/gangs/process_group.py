@@ -19,11 +19,11 @@ from torch._C._distributed_c10d import AllreduceOptions, Store, TCPStore, Work
 
 from quorate.core.errors import GenerationOver, JobError, LeaseExpired, LinkError
 from quorate.core.generation import Member, name_of, names_of
-from quorate.reduce.backend_errors import explain, gist
 from quorate.reduce.connect import Endpoint
-from quorate.reduce.nccl import Ending
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.wrapped import Wrapped
+from quorate.strategies.gangs.backend_errors import explain, gist
+from quorate.strategies.gangs.nccl import Ending
 
 log = logging.getLogger(__name__)
 

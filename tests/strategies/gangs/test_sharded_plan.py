@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from gpt2 import Gpt2Pretraining
-from quorate.api.sharded_plan import ShardedPlan, spread_lines
 from quorate.core.errors import TaskError
 from quorate.core.mesh import MeshShape
 from quorate.spec.job import JobSpec
+from quorate.strategies.gangs.sharded_plan import ShardedPlan, spread_lines
 from quorate.training.footprint import Footprint, footprint
 from quorate.training.task import Task, configure
 

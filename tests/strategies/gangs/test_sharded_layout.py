@@ -17,12 +17,12 @@ from quorate.checkpoint.tree import Encoded, decode, join_skeletons
 from quorate.core.errors import RunError
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.mesh import MeshShape
+from quorate.strategies.gangs.sharded_layout import Sharded
 from quorate.training.device import digests
 from quorate.training.divergence import Voucher, divergence
 from quorate.training.progress import Progress
-from quorate.training.sharded_layout import Sharded
 from quorate.training.state_layout import HeldState
-from training.mesh_replicas import alone, member, train
+from strategies.gangs.mesh_replicas import alone, member, train
 
 PROGRESS = Progress().after_step(8)
 FOUR, TENSOR, BOTH, REPLICAS, ONE = (

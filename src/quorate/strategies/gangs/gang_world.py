@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from quorate.core.errors import GenerationOver
 from quorate.core.mesh import MeshShape
 from quorate.reduce.connect import Endpoint
-from quorate.reduce.process_group import ProcessGroup
 from quorate.reduce.reduction import Reduction
+from quorate.strategies.gangs.process_group import ProcessGroup
 
 BACKEND = "quorate"
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"

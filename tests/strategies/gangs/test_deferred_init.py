@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from bert import Bert
 from gpt2 import Gpt2
 from quorate.data.streams import seed_generators
-from quorate.training.deferred_init import CannotDefer, Deferred, deferred
+from quorate.strategies.gangs.deferred_init import CannotDefer, Deferred, deferred
 from quorate.training.replay_plan import Plan
 from resnet import ResNet
 from vit import VisionTransformer

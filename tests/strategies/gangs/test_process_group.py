@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import AllreduceOptions
 
 from quorate.core.errors import GenerationOver
 from quorate.reduce.connect import Endpoint, connect
-from quorate.reduce.process_group import ProcessGroup
+from quorate.strategies.gangs.process_group import ProcessGroup
 from strategies.test_strategy_contract import Kind, endpoints
 
 

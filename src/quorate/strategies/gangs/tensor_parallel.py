@@ -25,8 +25,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._pytree import tree_map_only
 
 from quorate.core.errors import TaskError
-from quorate.training.cut_functions import AsInOneProcess, contiguous, gathered, whole_of
-from quorate.training.tensor_plan import Cut, TensorPlan, cut_dimension
+from quorate.strategies.gangs.cut_functions import AsInOneProcess, contiguous, gathered, whole_of
+from quorate.strategies.gangs.tensor_plan import Cut, TensorPlan, cut_dimension
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan) -> None:

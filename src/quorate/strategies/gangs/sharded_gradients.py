@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from quorate.reduce.gang_world import SHARD, TENSOR, GangWorld
+from quorate.strategies.gangs.gang_gradients import GangGradients
+from quorate.strategies.gangs.gang_world import SHARD, TENSOR, GangWorld
+from quorate.strategies.gangs.sharded_passes import Passes
 from quorate.training.device import Device
-from quorate.training.gang_gradients import GangGradients
-from quorate.training.sharded_passes import Passes
 from quorate.training.sharded_tensors import local
 
 

@@ -15,11 +15,15 @@ from quorate.core.errors import StateLost, TaskError
 from quorate.core.generation import Member
 from quorate.core.worker_status import OTHERS
 from quorate.reduce.connect import Endpoint
-from quorate.reduce.nccl import nccl_of, prepare_nccl
-from quorate.reduce.process_group import GroupLinks, ProcessGroup
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
+from quorate.strategies.gangs.nccl import nccl_of, prepare_nccl
+from quorate.strategies.gangs.process_group import GroupLinks, ProcessGroup
+from quorate.strategies.gangs.sharded_gradients import ShardedGradients
+from quorate.strategies.gangs.sharded_layout import Sharded
+from quorate.strategies.gangs.sharded_model import ShardedModel
+from quorate.strategies.gangs.unit_order import UnitOrder
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
 from quorate.strategies.state_copy import align
@@ -29,11 +33,8 @@ from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.row_gradients import refuse_rows
-from quorate.training.sharded_gradients import ShardedGradients
-from quorate.training.sharded_layout import Sharded
 from quorate.training.sharded_tensors import local
 from quorate.training.strategy import StepOutcome, StepRequest, Strategy
-from quorate.training.unit_order import UnitOrder
 from quorate.training.update import Update
 
 UNITS_INDEX = 12
@@ -53,7 +54,7 @@ class FsdpFactory:
 
     def __init__(self, spec: JobSpec, replica: Replica, folder: CheckpointFolder | None) -> None:
         sharding = replica.sharding
-        assert sharding is not None
+        assert isinstance(sharding, ShardedModel)
         if list(replica.optimizers.by_name) != [SOLE]:
             raise TaskError(
                 "optimizer() gives several optimizers, each of which has a backward pass of its own: that is not "
@@ -109,7 +110,7 @@ class FsdpConnection(RingConnection):
     ) -> None:
         super().__init__(spec, replica, endpoint, links, gradients)
         sharding = replica.sharding
-        assert sharding is not None
+        assert isinstance(sharding, ShardedModel)
         self._world, self._order = sharding.world, sharding.passes.order
         self._sharded = gradients
         self._groups = groups
