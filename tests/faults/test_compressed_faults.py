@@ -19,7 +19,7 @@ KEYS: dict[str, Any] = {
     "workers": 3,
     "evaluate": {"every": 2},
     "checkpoint": {"every": 3, "keep": 3},
-    "strategy": {"kind": "ring", "compress": {"top_k": 0.2, "momentum": 0.5}},
+    "strategy": {"kind": "ring", "compress": {"top_k": 0.2}},
 }
 
 # Worker 2, which hosts the last of four lanes, forgets what that has held back where there is the file `lose`, and

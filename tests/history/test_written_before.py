@@ -23,7 +23,10 @@ REMOVED: dict[str, list[str]] = {
     "names": [],  # of quorate.__all__
     "verbs": [],  # "data index"
     "options": [],  # "train --detach"; those of a removed verb go with it
-    "keys": [],  # "nccl.debug", or a whole section: "nccl"
+    "keys": [  # "nccl.debug", or a whole section: "nccl"
+        "strategy.compress.momentum",  # the optimizer has one
+        "strategy.compress.random_k",  # top_k is for the same
+    ],
     "events": [],
     "exit codes": [],
     "answers": [],  # patterns of what is no longer in a document: "show */pace/*"

@@ -135,8 +135,6 @@ def test_workers_that_normalize_together_stay_as_many_on_a_resume() -> None:
         ({"mode": "asynchronous", "compress": {"bits": 8}}, "strategy.compress"),
         ({"compress": {}}, "strategy.compress"),
         ({"compress": {"bits": 8, "top_k": 0.1}}, "strategy.compress"),
-        ({"compress": {"bits": 8, "momentum": 0.9}}, "strategy.compress.momentum"),
-        ({"compress": {"top_k": 0.1, "momentum": 0.9, "feedback": False}}, "strategy.compress.momentum"),
         ({"kind": "ddp", "compress": {}}, "strategy.compress"),
         ({"kind": "ddp", "compress": {"dtype": "bf16", "rank": 2}}, "strategy.compress"),
     ],

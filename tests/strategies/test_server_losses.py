@@ -240,9 +240,7 @@ class Living:
             holders = [[generation.position(server) for server in of] for of in placement]
             spokes: Any = NoSpokes(generation, self.worker)
             blocks = range(len(self.replica.trainable))
-            exchange = TableEncoded(
-                spokes, plan, holders, blocks, method_of(compress), self.spec.seed, factory.deltas()
-            )
+            exchange = TableEncoded(spokes, plan, holders, blocks, method_of(compress), factory.deltas())
             exchange.links = links
         connection = ServersConnection(
             self.spec, factory, endpoint, links, exchange, factory._gradients(plan, memory), placement

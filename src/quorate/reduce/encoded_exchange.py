@@ -45,7 +45,6 @@ class EncodedExchange:
         holders: Sequence[Sequence[int]],
         blocks: Collection[int],
         method: Method,
-        seed: int,
         deltas: Deltas | None,
     ) -> None:
         lanes = spokes.generation.lanes
@@ -59,7 +58,7 @@ class EncodedExchange:
         groups: dict[tuple[int, ...], set[int]] = {}
         for index in self._blocks:
             groups.setdefault(tuple(holders[index]), set()).add(index)
-        self._groups = [(places, Compressor(method, plan, lanes, seed, of)) for places, of in sorted(groups.items())]
+        self._groups = [(places, Compressor(method, plan, lanes, of)) for places, of in sorted(groups.items())]
         self._led = {at: sorted(block for block in self._blocks if holders[block][0] == at) for at in spokes.servers}
         self._received: list[dict[int, EncodedLane]] = []
         self._totals: list[torch.Tensor] = []

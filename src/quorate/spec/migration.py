@@ -1,10 +1,11 @@
-"""Jobs of earlier versions, read as jobs of this one: which keys have other names now.
+"""Jobs of earlier versions, read as jobs of this one: which keys have other names now, and which are gone.
 
-A version that changes keys is a row of `_RENAMED`. Whatever reads a job reads it through here: job files, `--set`,
-variables, Python, old runs with their checkpoints, and the spaces of searches.
+A version that renames keys is a row of `_RENAMED`, and a key that is gone a line of `REMOVED`. Whatever reads a job
+reads it through here: job files, `--set`, variables, Python, old runs with their checkpoints, and the spaces of
+searches.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -18,6 +19,11 @@ _RENAMED: dict[int, dict[str, str]] = {1: {"on_poison": "on_nonfinite_loss"}}
 """By version: keys of the job, and their names in the next version."""
 NAMES = {old: new for version in sorted(_RENAMED) for old, new in _RENAMED[version].items()}
 _FIRST_NAMES = {new: old for old, new in NAMES.items()}
+REMOVED = {
+    "strategy.compress.random_k": "It was removed: use top_k, which sends the largest elements.",
+    "strategy.compress.momentum": "It was removed: use the momentum of the optimizer.",
+}
+"""By dotted key what to do instead. A job that says null there, as every job in a run folder does, is read without."""
 
 
 def migrate(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,9 +32,20 @@ def migrate(job: Mapping[str, Any]) -> dict[str, Any]:
     A job without a version may use the old names too. One of a version that nobody knows is left as it is: the check of
     its keys says so.
     """
+    for key in REMOVED:
+        job = _without_null(job, key.split("."))
     if "version" not in job:
         return renamed(job)
     return renamed(job) | {"version": VERSION} if _is_earlier(job["version"]) else dict(job)
+
+
+def _without_null(values: Any, path: Sequence[str]) -> Any:
+    key, *inner = path
+    if not isinstance(values, Mapping) or key not in values:
+        return values
+    if inner:
+        return {**values, key: _without_null(values[key], inner)}
+    return values if values[key] is not None else {name: value for name, value in values.items() if name != key}
 
 
 def _is_earlier(version: Any) -> bool:

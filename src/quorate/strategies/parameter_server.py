@@ -87,7 +87,7 @@ class ServersFactory:
             role,
             units=UnitRecord(spec.lanes) if is_dealt and role is not Role.WORKER else None,
             by_deltas=by_deltas,
-            residuals=residuals_of(spec, replica, self._plan, lane_memory),
+            residuals=residuals_of(spec, self._plan, lane_memory),
             # The gradients of a single lane are where autograd has put them.
             as_they_lie=not replica.device.is_host or (spec.lanes == 1 and compress is None),
         )
@@ -116,9 +116,7 @@ class ServersFactory:
                 peers = connect_star(endpoint, links)
                 spokes = Spokes(generation, worker, peers, *watch(endpoint, list(peers.values())))
             if compress is not None and spokes is not None:
-                exchange = EncodedExchange(
-                    spokes, plan, positions, self._dense, method_of(compress), self._spec.seed, self.deltas()
-                )
+                exchange = EncodedExchange(spokes, plan, positions, self._dense, method_of(compress), self.deltas())
             elif isinstance(links, SharedMemoryReduction):
                 exchange = SharedExchange(generation, worker, links, plan)
             else:
@@ -147,7 +145,7 @@ class ServersFactory:
         parameters = {block: self.share.parameter(block) for block in self._dense}
         dtypes = {block: one.dtype for block, one in parameters.items()}
         sizes = {block: one.numel() for block, one in parameters.items()}
-        return Deltas(method_of(compress), self._spec.seed, dtypes, sizes)
+        return Deltas(method_of(compress), dtypes, sizes)
 
     def _staged(self, endpoint: Endpoint, exchange: Exchange, host: GradientMemory) -> tuple[Exchange, GradientMemory]:
         """The same where tensors are on a device that is not the host, and its memory for a worker's lanes."""

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.reduction import sum_lanes
-from quorate.strategies.compression import sparsify
+from quorate.strategies.compression import top_k
 from quorate.strategies.compression.compressor import Compressor, EncodedLane, Method
-from quorate.strategies.compression.encoded import Blocks, MalformedGradient, decode_ascending, encode_ascending
-from quorate.strategies.compression.quantize import RUN, EightBits
-from quorate.strategies.compression.sparsify import RandomK, TopK, count_of
+from quorate.strategies.compression.eight_bits import RUN, EightBits
+from quorate.strategies.compression.encoded import MalformedGradient, decode_ascending, encode_ascending
+from quorate.strategies.compression.top_k import TopK, count_of
 from reduce.reference import bits, wide_values
 
-METHODS = [TopK(0.1), RandomK(0.1), EightBits()]
+METHODS = [TopK(0.1), EightBits()]
 ODD = [0.0, -0.0, 1.0, -1.0, 1e-40, 3e38, math.inf, -math.inf, math.nan, 2.5]
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=5)
 
@@ -64,10 +64,10 @@ def chosen_slowly(values: list[float], count: int) -> list[int]:
 def test_the_largest_go_and_of_equal_ones_the_first(values: list[float], fraction: float) -> None:
     flat = torch.tensor(values)
     count = count_of(fraction, len(values))
-    payload, content = TopK(fraction).encode(flat, Blocks((len(values),)))
+    payload, content = TopK(fraction).encode(flat, (len(values),))
     assert content.places.tolist() == chosen_slowly(flat.tolist(), count)
     assert bits(content.values) == bits(flat[content.places])
-    found, size = TopK(fraction).decode(memoryview(payload), torch.float32, Blocks((len(values),)))
+    found, size = TopK(fraction).decode(memoryview(payload), torch.float32, (len(values),))
     assert size == len(payload)
     assert torch.equal(found.places, content.places)
     assert bits(found.values) == bits(content.values)
@@ -81,49 +81,20 @@ def test_a_look_at_a_sample_changes_nothing(seed: int, repeats: int, fraction: f
     values[torch.arange(0, size, repeats)] = 1e-3
     magnitudes, count = values.view(torch.int32).numpy(), count_of(fraction, size)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sparsify, "_SAMPLED", 100)
-        patched.setattr(sparsify, "_SAMPLE", 200)
-        sampled = sparsify.largest(magnitudes, count)
-    assert sampled.tolist() == sparsify.largest(magnitudes, count).tolist()
+        patched.setattr(top_k, "_SAMPLED", 100)
+        patched.setattr(top_k, "_SAMPLE", 200)
+        sampled = top_k.largest(magnitudes, count)
+    assert sampled.tolist() == top_k.largest(magnitudes, count).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_travel_as_they_are(dtype: torch.dtype) -> None:
     flat = torch.tensor([0.5, -3.0, 1.0, 2.0], dtype=dtype)
-    payload, content = TopK(0.5).encode(flat, Blocks((4,)))
+    payload, content = TopK(0.5).encode(flat, (4,))
     assert content.places.tolist() == [1, 3]
     assert len(payload) == 2 + 2 * dtype.itemsize
-    found, _ = TopK(0.5).decode(memoryview(payload), dtype, Blocks((4,)))
+    found, _ = TopK(0.5).decode(memoryview(payload), dtype, (4,))
     assert found.values.tolist() == [-3.0, 2.0]
-
-
-# --- random-K
-
-
-@given(sizes=SIZES, fraction=st.floats(0.01, 1), key=st.integers(0, 2**63 - 1))
-def test_as_many_are_drawn_of_each_block_and_none_twice(sizes: list[int], fraction: float, key: int) -> None:
-    numbers = tuple(range(len(sizes)))
-    places = RandomK(fraction).draw(Blocks(tuple(sizes), numbers, key)).tolist()
-    assert places == sorted(set(places))
-    start = 0
-    for size in sizes:
-        assert sum(start <= place < start + size for place in places) == count_of(fraction, size)
-        start += size
-
-
-def test_each_element_is_drawn_as_often_as_any_other() -> None:
-    counts = torch.zeros(30)
-    for key in range(3000):
-        counts[torch.from_numpy(RandomK(0.1).draw(Blocks((30,), (0,), key * 977)))] += 1
-    assert counts.min() > 230
-    assert counts.max() < 370
-
-
-def test_a_block_is_drawn_alike_in_any_company() -> None:
-    together = RandomK(0.1).draw(Blocks((100, 50, 80), (3, 4, 9), 5))
-    alone = RandomK(0.1).draw(Blocks((80,), (9,), 5))
-    assert (together[together >= 150] - 150).tolist() == alone.tolist()
-    assert RandomK(0.1).draw(Blocks((80,), (9,), 6)).tolist() != alone.tolist()
 
 
 # --- 8 bits
@@ -138,8 +109,8 @@ def test_each_element_comes_back_within_half_a_multiple_of_its_run(
     sizes: list[int], seed: int, dtype: torch.dtype
 ) -> None:
     flat = wide_values(1, sum(sizes), seed)[0].to(dtype)
-    payload, content = EightBits().encode(flat, Blocks(tuple(sizes)))
-    found, size = EightBits().decode(memoryview(payload), dtype, Blocks(tuple(sizes)))
+    payload, content = EightBits().encode(flat, sizes)
+    found, size = EightBits().decode(memoryview(payload), dtype, sizes)
     assert size == len(payload) <= sum(sizes) + 8 * sum(-(-size // RUN) for size in sizes)
     assert bits_of(found.values) == bits_of(content.values)
     for block, restored in zip(torch.split(flat, sizes), torch.split(content.values, sizes), strict=True):
@@ -153,14 +124,14 @@ def test_each_element_comes_back_within_half_a_multiple_of_its_run(
 def test_a_run_that_is_not_finite_comes_back_as_no_numbers_and_others_as_they_were() -> None:
     flat = torch.ones(3 * RUN)
     flat[5], flat[RUN + 1] = math.inf, math.nan
-    values = EightBits().encode(flat, Blocks((3 * RUN,)))[1].values
+    values = EightBits().encode(flat, (3 * RUN,))[1].values
     assert values[: 2 * RUN].isnan().all()
     assert torch.equal(values[2 * RUN :], flat[2 * RUN :])
 
 
 def test_numbers_too_small_for_a_scale_come_back_as_zero() -> None:
     flat = torch.tensor([1e-45, -1e-45, 0.0, -0.0])
-    assert EightBits().encode(flat, Blocks((4,)))[1].values.tolist() == [0.0] * 4
+    assert EightBits().encode(flat, (4,))[1].values.tolist() == [0.0] * 4
 
 
 # --- places
@@ -187,7 +158,7 @@ def test_what_is_sent_and_what_is_held_back_are_all_of_it(
     method: Method, sizes: list[int], seed: int, absent: int
 ) -> None:
     plan, present = plan_of(sizes), all_of(sizes) & ~absent
-    compressor = Compressor(method, plan, 1, 3)
+    compressor = Compressor(method, plan, 1)
     lane = flats(plan, wide_values(1, sum(sizes), seed)[0])
     before = [flat.clone() for flat in lane]
     encoded = compressor.encode(4, 0, present, lane)
@@ -214,11 +185,11 @@ def test_the_sum_is_the_rings_and_the_same_for_some_of_the_blocks(
     plan = plan_of(sizes)
     gradients = [flats(plan, value) for value in wide_values(lanes, sum(sizes), seed)]
     present = [data.draw(st.integers(0, all_of(sizes))) for _ in range(lanes)]
-    whole = Compressor(method, plan, lanes, 3)
+    whole = Compressor(method, plan, lanes)
     encoded = {lane: whole.encode(1, lane, present[lane], gradients[lane]) for lane in range(lanes)}
     totals = [torch.full((bucket.numel,), 7.0) for bucket in plan]
     whole.add_up(encoded, totals)
-    alone = Compressor(method, plan, 1, 3)
+    alone = Compressor(method, plan, 1)
     for number, bucket in enumerate(plan):
         # Each lane by itself, and then as the ring adds them. From zeros, so that no sum is a negative zero.
         decoded = []
@@ -231,7 +202,7 @@ def test_the_sum_is_the_rings_and_the_same_for_some_of_the_blocks(
         assert torch.equal(totals[number], expected)
     chosen = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
     assume(chosen)
-    server = Compressor(method, plan, lanes, 3, chosen)
+    server = Compressor(method, plan, lanes, chosen)
     received = {
         lane: server.decode(1, lane, server.encode(1, lane, present[lane], gradients[lane]).payload)
         for lane in range(lanes)
@@ -249,7 +220,7 @@ def test_the_sum_is_the_rings_and_the_same_for_some_of_the_blocks(
 
 def test_a_sum_needs_every_lane() -> None:
     plan = plan_of([4])
-    compressor = Compressor(TopK(0.5), plan, 2, 3)
+    compressor = Compressor(TopK(0.5), plan, 2)
     lane = compressor.encode(1, 0, 1, [torch.ones(4)])
     with pytest.raises(ValueError, match="lanes 0 to 1"):
         compressor.add_up({0: lane}, [torch.zeros(4)])
@@ -268,7 +239,7 @@ def test_damaged_bytes_are_an_error_or_numbers_of_the_right_places(
     """A flipped bit of a value is a value, for which links have checksums. Everything else is noticed."""
     sizes = [30, 0, 7, 200]
     plan = plan_of(sizes)
-    compressor = Compressor(method, plan, 1, 3)
+    compressor = Compressor(method, plan, 1)
     payload = compressor.encode(4, 0, all_of(sizes), flats(plan, wide_values(1, sum(sizes), 1)[0])).payload
     if what == "c":
         damaged = bytearray(payload)[: max(0, len(payload) - cut_off)]
@@ -295,7 +266,7 @@ def test_damaged_bytes_are_an_error_or_numbers_of_the_right_places(
 
 def test_what_is_of_another_lane_or_step_is_refused() -> None:
     plan = plan_of([4])
-    compressor = Compressor(TopK(0.5), plan, 2, 3)
+    compressor = Compressor(TopK(0.5), plan, 2)
     payload = compressor.encode(4, 1, 1, [torch.ones(4)]).payload
     with pytest.raises(MalformedGradient, match="it is of lane 1 at step 4"):
         compressor.decode(4, 0, payload)

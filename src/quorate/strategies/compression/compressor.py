@@ -13,25 +13,25 @@ from typing import Protocol
 import numpy
 import torch
 
-from quorate.core.digests import derive_seed
 from quorate.lanes.block_sums import Block, plan_blocks
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.chunks import cut
+from quorate.reduce.memory import dtype_of
 from quorate.reduce.reduction import add_up_block
-from quorate.strategies.compression.encoded import Blocks, Content, Dense, MalformedGradient, Sparse
+from quorate.strategies.compression.encoded import Content, Dense, MalformedGradient, Sparse
 
 _FORMAT = 1
 _HEADER = struct.Struct("<BIq")
 
 
 class Method(Protocol):
-    """What is taken of a gradient."""
+    """What is taken of the values of some blocks, which lie one behind the other and have these sizes."""
 
-    def encode(self, flat: torch.Tensor, blocks: Blocks) -> tuple[bytes, Content]:
+    def encode(self, flat: torch.Tensor, sizes: Sequence[int]) -> tuple[bytes, Content]:
         """The bytes, and what whoever decodes them will have."""
         ...
 
-    def decode(self, payload: memoryview, dtype: torch.dtype, blocks: Blocks) -> tuple[Content, int]:
+    def decode(self, payload: memoryview, dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Content, int]:
         """That, and how many bytes it took. Raises MalformedGradient where these are none that `encode` makes."""
         ...
 
@@ -73,15 +73,9 @@ class EncodedLane:
             if isinstance(part.content, Sparse):
                 flat[part.places()] = 0
                 continue
-            values = torch.split(part.content.values, [block.slot.numel for block in part.blocks])
+            values = torch.split(part.content.values, _sizes(part.blocks))
             for block, sent in zip(part.blocks, values, strict=True):
                 flat[block.slot.offset : block.slot.offset + block.slot.numel].sub_(sent)
-
-    def clear_sent(self, buckets: Sequence[torch.Tensor]) -> None:
-        """Set to zero, in flat buckets beside those that were encoded, whatever was sent."""
-        for part in self.parts:
-            if isinstance(part.content, Sparse):
-                buckets[part.bucket][part.places()] = 0
 
 
 class Compressor:
@@ -89,12 +83,11 @@ class Compressor:
     for; all of them if not given. Gradients and totals are flat buckets of the plan."""
 
     def __init__(
-        self, method: Method, plan: Sequence[Bucket], lanes: int, seed: int, blocks: Collection[int] | None = None
+        self, method: Method, plan: Sequence[Bucket], lanes: int, blocks: Collection[int] | None = None
     ) -> None:
         self._method = method
         self._plan = plan
         self._lanes = lanes
-        self._seed = seed
         chosen = [block for block in plan_blocks(plan, lanes) if blocks is None or block.index in blocks]
         # In the order of the plan, in which they lie.
         self._blocks = sorted(chosen, key=lambda block: (block.bucket, block.slot.offset))
@@ -103,7 +96,7 @@ class Compressor:
     @property
     def dense_bytes(self) -> int:
         """The bytes of one lane's gradient as it is."""
-        return sum(block.slot.numel * _dtype(self._plan[block.bucket]).itemsize for block in self._blocks)
+        return sum(block.slot.numel * dtype_of(self._plan[block.bucket]).itemsize for block in self._blocks)
 
     def encode(self, step: int, lane: int, present: int, buckets: Sequence[torch.Tensor]) -> EncodedLane:
         """The lane's gradient of the parameters that it is `present` for, as bits."""
@@ -111,9 +104,7 @@ class Compressor:
         pieces = [_HEADER.pack(_FORMAT, lane, step), bitmap.to_bytes(self._bitmap_size, "little")]
         parts = []
         for bucket, blocks in self._groups(bitmap):
-            payload, content = self._method.encode(
-                _joined(buckets[bucket], blocks), self._described(blocks, step, lane)
-            )
+            payload, content = self._method.encode(_joined(buckets[bucket], blocks), _sizes(blocks))
             pieces.append(payload)
             parts.append(_Part(bucket, blocks, content))
         return EncodedLane(b"".join(pieces), tuple(parts))
@@ -134,8 +125,7 @@ class Compressor:
         parts = []
         for bucket, blocks in self._groups(bitmap):
             try:
-                dtype, described = _dtype(self._plan[bucket]), self._described(blocks, step, lane)
-                found, size = self._method.decode(content[start:], dtype, described)
+                found, size = self._method.decode(content[start:], dtype_of(self._plan[bucket]), _sizes(blocks))
             except MalformedGradient as error:
                 raise self._malformed(step, lane, str(error)) from None
             start += size
@@ -160,7 +150,7 @@ class Compressor:
         values: dict[tuple[int, int], torch.Tensor] = {}
         for lane, part in parts.items():
             assert isinstance(part.content, Dense), "lanes are encoded alike"
-            of_blocks = torch.split(part.content.values, [block.slot.numel for block in part.blocks])
+            of_blocks = torch.split(part.content.values, _sizes(part.blocks))
             values |= {(lane, block.index): sent for block, sent in zip(part.blocks, of_blocks, strict=True)}
         for block in blocks:
             out = total[block.slot.offset : block.slot.offset + block.slot.numel]
@@ -199,10 +189,6 @@ class Compressor:
                 groups.setdefault(block.bucket, []).append(block)
         return [(bucket, tuple(blocks)) for bucket, blocks in groups.items()]
 
-    def _described(self, blocks: Sequence[Block], step: int, lane: int) -> Blocks:
-        sizes, numbers = (block.slot.numel for block in blocks), (block.index for block in blocks)
-        return Blocks(tuple(sizes), tuple(numbers), derive_seed(self._seed, "compress", step, lane))
-
     def _malformed(self, step: int, lane: int, why: str) -> MalformedGradient:
         return MalformedGradient(f"the encoded gradient of lane {lane} at step {step} is damaged: {why}")
 
@@ -225,6 +211,5 @@ def _joined(flat: torch.Tensor, blocks: Sequence[Block]) -> torch.Tensor:
     return stretches[0] if len(stretches) == 1 else torch.cat(stretches)
 
 
-def _dtype(bucket: Bucket) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, bucket.dtype.removeprefix("torch."))
-    return dtype
+def _sizes(blocks: Sequence[Block]) -> list[int]:
+    return [block.slot.numel for block in blocks]

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from quorate.core.digests import derive_seed
 from quorate.strategies.compression.compressor import Method
-from quorate.strategies.compression.encoded import Blocks, Content, MalformedGradient, Sparse
+from quorate.strategies.compression.encoded import Content, MalformedGradient, Sparse
 
 _FORMAT = 1
 _HEADER = struct.Struct("<BqI")
@@ -44,9 +43,8 @@ class EncodedDeltas:
 class Deltas:
     """Encodes deltas with the method of a job, and decodes them. `dtypes` and `sizes` are those of all blocks."""
 
-    def __init__(self, method: Method, seed: int, dtypes: Mapping[int, torch.dtype], sizes: Mapping[int, int]) -> None:
+    def __init__(self, method: Method, dtypes: Mapping[int, torch.dtype], sizes: Mapping[int, int]) -> None:
         self._method = method
-        self._seed = seed
         self._dtypes = dtypes
         self._sizes = sizes
 
@@ -55,7 +53,7 @@ class Deltas:
         pieces, parts = [_HEADER.pack(_FORMAT, step, len(moved))], []
         for _, blocks in self._groups(sorted(moved)):
             flat = torch.cat([moved[block] for block in blocks])
-            payload, content = self._method.encode(flat, self._described(step, blocks))
+            payload, content = self._method.encode(flat, self._sizes_of(blocks))
             pieces.append(payload)
             parts.append((blocks, content))
         return EncodedDeltas(b"".join(pieces), tuple(parts))
@@ -66,7 +64,7 @@ class Deltas:
             raise MalformedGradient(f"what a server answers at step {step} is not of that step and its blocks")
         start, parts = _HEADER.size, []
         for dtype, group in self._groups(sorted(blocks)):
-            content, size = self._method.decode(payload[start:], dtype, self._described(step, group))
+            content, size = self._method.decode(payload[start:], dtype, self._sizes_of(group))
             start += size
             parts.append((group, content))
         if start != len(payload):
@@ -80,6 +78,5 @@ class Deltas:
         for dtype, of in groups.items():
             yield dtype, tuple(of)
 
-    def _described(self, step: int, blocks: Sequence[int]) -> Blocks:
-        sizes = tuple(self._sizes[block] for block in blocks)
-        return Blocks(sizes, tuple(blocks), derive_seed(self._seed, "answer", step))
+    def _sizes_of(self, blocks: Sequence[int]) -> list[int]:
+        return [self._sizes[block] for block in blocks]

@@ -18,16 +18,6 @@ class MalformedGradient(FrameError):  # noqa: N818 (a happening, not a mistake)
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Which blocks a flat tensor has the values of, one behind the other: how large each is, and its number. `key` is
-    the seed of the lane and step that they are of."""
-
-    sizes: tuple[int, ...]
-    numbers: tuple[int, ...] = ()
-    key: int = 0
-
-
-@dataclass(frozen=True)
 class Sparse:
     """Some elements: their places in the flat tensor, ascending, and their values."""
 

@@ -18,8 +18,8 @@ from quorate.core.machine import machine_memory, read_limits
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import buckets_in, layout_of
 
-Fields = tuple[tuple[torch.Tensor, ...], ...]
-"""What a lane keeps: for each field a flat tensor for each bucket."""
+Flat = tuple[torch.Tensor, ...]
+"""What a lane keeps: a flat tensor for each bucket."""
 
 _SLOTS = 2
 _STEP = struct.Struct("<q")
@@ -33,12 +33,11 @@ class LaneMemory:
     Workers of a host pass the same descriptor; without one, the memory is the process's own.
     """
 
-    def __init__(self, plan: Sequence[Bucket], lanes: int, fields: int, descriptor: int | None = None) -> None:
+    def __init__(self, plan: Sequence[Bucket], lanes: int, descriptor: int | None = None) -> None:
         self._plan = plan
         self._layout = layout_of(plan)
-        self._fields = fields
         self._descriptor = os.memfd_create("quorate-lanes", os.MFD_CLOEXEC) if descriptor is None else descriptor
-        self.slot_size = fields * self._layout.size
+        self.slot_size = self._layout.size
         page = mmap.PAGESIZE
         self._stride = page + -(-_SLOTS * self.slot_size // page) * page
         os.ftruncate(self._descriptor, lanes * self._stride)  # by everybody, to the same size
@@ -50,27 +49,25 @@ class LaneMemory:
         """Whether what the lane has kept after a step is here, and whole."""
         return self._slot_of(lane, step) is not None
 
-    def at(self, lane: int, step: int) -> Fields:
+    def at(self, lane: int, step: int) -> Flat:
         """What the lane has kept after a step."""
-        return self._fields_of(lane, self._found(lane, step))
+        return self._kept_at(lane, self._found(lane, step))
 
     def content(self, lane: int, step: int) -> memoryview:
         """The same, as bytes."""
         return self._bytes(lane, self._found(lane, step))
 
-    def packed(self, fields: Sequence[Sequence[torch.Tensor]]) -> memoryview:
+    def packed(self, kept: Flat) -> memoryview:
         """The bytes that a slot would have with this in it."""
         content = bytearray(self.slot_size)
-        for number, field in enumerate(fields):
-            places = buckets_in(content, self._plan, self._layout, number * self._layout.size)
-            for place, values in zip(places, field, strict=True):
-                place.copy_(values)
+        for place, values in zip(buckets_in(content, self._plan, self._layout, 0), kept, strict=True):
+            place.copy_(values)
         return memoryview(content)
 
-    def begin(self, lane: int, kept: int) -> Fields:
+    def begin(self, lane: int, kept: int) -> Flat:
         """Where to write what the lane keeps after another step; what it has kept after step `kept` stays."""
         self._begin(lane, kept)
-        return self._fields_of(lane, self._begun[lane])
+        return self._kept_at(lane, self._begun[lane])
 
     def begin_copy(self, lane: int) -> memoryview:
         """Where to write what the lane has kept elsewhere, as bytes."""
@@ -126,12 +123,8 @@ class LaneMemory:
         start = self._start(lane, slot)
         return memoryview(self._content)[start : start + self.slot_size]
 
-    def _fields_of(self, lane: int, slot: int) -> Fields:
-        start = self._start(lane, slot)
-        return tuple(
-            buckets_in(self._content, self._plan, self._layout, start + field * self._layout.size)
-            for field in range(self._fields)
-        )
+    def _kept_at(self, lane: int, slot: int) -> Flat:
+        return buckets_in(self._content, self._plan, self._layout, self._start(lane, slot))
 
 
 def _too_little(lane: int, size: int, free: int) -> OutOfMemory:

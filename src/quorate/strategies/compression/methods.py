@@ -8,11 +8,10 @@ from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import Bucket
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.compressor import Method
+from quorate.strategies.compression.eight_bits import EightBits
 from quorate.strategies.compression.option import CompressSpec, lane_compression
-from quorate.strategies.compression.quantize import EightBits
-from quorate.strategies.compression.residuals import Residuals, check_momentum
-from quorate.strategies.compression.sparsify import RandomK, TopK
-from quorate.training.replica import Replica
+from quorate.strategies.compression.residuals import Residuals
+from quorate.strategies.compression.top_k import TopK
 
 
 def check_compressible(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -27,20 +26,10 @@ def check_compressible(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
 
 def method_of(compress: CompressSpec) -> Method:
     """What a job takes of a gradient."""
-    if compress.top_k is not None:
-        return TopK(compress.top_k)
-    if compress.random_k is not None:
-        return RandomK(compress.random_k)
-    return EightBits()
+    return EightBits() if compress.top_k is None else TopK(compress.top_k)
 
 
-def residuals_of(
-    spec: JobSpec, replica: Replica, plan: Sequence[Bucket], descriptor: int | None = None
-) -> Residuals | None:
+def residuals_of(spec: JobSpec, plan: Sequence[Bucket], descriptor: int | None = None) -> Residuals | None:
     """What a job's lanes hold back, in the memory that this descriptor is of; None where they hold nothing back."""
     compress = lane_compression(spec.strategy)
-    if compress is None or not compress.feedback:
-        return None
-    if compress.momentum is not None:
-        check_momentum(replica.optimizers)
-    return Residuals(plan, spec.lanes, momentum=compress.momentum, descriptor=descriptor)
+    return Residuals(plan, spec.lanes, descriptor) if compress is not None and compress.feedback else None

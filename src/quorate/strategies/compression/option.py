@@ -12,20 +12,14 @@ from quorate.spec.section import Fraction
 
 
 class CompressSpec(Treatment):
-    """What is sent of a gradient: its largest elements, some drawn at random, or all in 8 bits. One of the three."""
+    """What is sent of a gradient: its largest elements, or all in 8 bits. One of the two."""
 
     top_k: Annotated[Fraction | None, Allowed("a fraction above 0 and at most 1, or null")] = None
     """Send only this fraction of the elements: the largest."""
-    random_k: Annotated[Fraction | None, Allowed("a fraction above 0 and at most 1, or null")] = None
-    """Send only this fraction of the elements, drawn at random."""
     bits: Annotated[Literal[8] | None, Allowed("8, or null")] = None
     """Send all elements in 8 bits."""
     feedback: bool = True
     """Add what was not sent to the next gradient (error feedback)."""
-    momentum: Annotated[
-        float | None, Field(gt=0, lt=1), Allowed("a number above 0 and below 1 (it replaces the optimizer's), or null")
-    ] = None
-    """Momentum that is applied before compression."""
 
     @property
     def keeps_residuals(self) -> bool:
@@ -37,7 +31,7 @@ class CompressSpec(Treatment):
 
 _COMPRESS = Annotated[
     CompressSpec | None,
-    Field(description="Compress the gradients of the lanes. Set one of `top_k`, `random_k` and `bits`."),
+    Field(description="Compress the gradients of the lanes. Set one of `top_k` and `bits`."),
 ]
 OPTION = Option(
     keys={kind: {"compress": (_COMPRESS, None)} for kind in ("strategy.ring", "strategy.parameter-server")},

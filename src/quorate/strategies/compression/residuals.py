@@ -4,9 +4,6 @@ It is the only state that belongs to lanes and not to the replica. So it is in t
 where another worker hosts it, and survives the death of a worker in the memory of its host. A step that is redone
 finds what it found before: what a step leaves is written beside it, and counts when the step is applied. A step that is
 void leaves nothing.
-
-With momentum it is the correction of Deep Gradient Compression (Lin et al. 2018): a lane sums velocities instead of
-gradients, and forgets the velocity of what it has sent.
 """
 
 import json
@@ -16,13 +13,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quorate.checkpoint.tree import Encoded
-from quorate.core.errors import ResidualsLost, TaskError
+from quorate.core.errors import ResidualsLost
 from quorate.core.generation import Generation
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.compression.compressor import Compressor, EncodedLane
-from quorate.strategies.compression.lane_memory import Fields, LaneMemory
-from quorate.training.optimizers import Optimizers
+from quorate.strategies.compression.lane_memory import Flat, LaneMemory
 
 log = logging.getLogger(__name__)
 
@@ -39,24 +35,17 @@ LANES = "lanes"
 class Residuals:
     """What the lanes that this worker hosts have held back after step `applied`, the last that changed the weights."""
 
-    def __init__(
-        self, plan: Sequence[Bucket], lanes: int, *, momentum: float | None = None, descriptor: int | None = None
-    ) -> None:
+    def __init__(self, plan: Sequence[Bucket], lanes: int, descriptor: int | None = None) -> None:
         self.applied = 0
         self._plan = plan
         self._lanes = lanes
-        self._momentum = momentum
         # Those that have held back something after that step: all of them, but where workers keep it for theirs.
         self._keepers: tuple[int, ...] = tuple(range(lanes))
-        self._memory = LaneMemory(plan, lanes, self._field_count, descriptor)
+        self._memory = LaneMemory(plan, lanes, descriptor)
         self._hosting: tuple[range, ...] = (range(lanes),)
         self._hosted = range(lanes)
         # Of a checkpoint, until it is known who hosts which lane.
-        self._restored: dict[int, list[list[torch.Tensor]]] = {}
-
-    @property
-    def _field_count(self) -> int:
-        return 1 if self._momentum is None else 2
+        self._restored: dict[int, Flat] = {}
 
     # --- a step
 
@@ -76,17 +65,15 @@ class Residuals:
         """
         before = self._memory.at(lane, self.applied) if self.applied else None
         after = self._memory.begin(lane, self.applied)
-        residual = after[0]
-        for bucket in range(len(self._plan)):
-            self._add(
-                gradient[bucket], None if before is None else [f[bucket] for f in before], [f[bucket] for f in after]
-            )
+        for bucket, values in enumerate(gradient):
+            if before is None:
+                after[bucket].copy_(values)
+            else:
+                torch.add(before[bucket], values, out=after[bucket])
         self._keep_absent(present, before, after)
-        all_encoded = tuple(compressor.encode(step, lane, present, residual) for compressor in compressors)
+        all_encoded = tuple(compressor.encode(step, lane, present, after) for compressor in compressors)
         for encoded in all_encoded:
-            encoded.take_out(residual)
-            for velocity in after[1:]:
-                encoded.clear_sent(velocity)
+            encoded.take_out(after)
         self._memory.seal(lane, step)
         return all_encoded
 
@@ -94,30 +81,14 @@ class Residuals:
         """The step is applied: what it has left is what lanes have held back."""
         self.applied = step
 
-    def _add(
-        self, gradient: torch.Tensor, before: Sequence[torch.Tensor] | None, after: Sequence[torch.Tensor]
-    ) -> None:
-        if before is None:
-            for field in after:
-                field.copy_(gradient)
-        elif self._momentum is None:
-            torch.add(before[0], gradient, out=after[0])
-        else:
-            torch.mul(before[1], self._momentum, out=after[1]).add_(gradient)
-            torch.add(before[0], after[1], out=after[0])
-
-    def _keep_absent(self, present: int, before: Fields | None, after: Fields) -> None:
+    def _keep_absent(self, present: int, before: Flat | None, after: Flat) -> None:
         """What has no gradient in a step is not touched by it, as an optimizer does not."""
         for number, bucket in enumerate(self._plan):
             for slot in bucket.slots:
                 if present >> slot.index & 1:
                     continue
                 place = slice(slot.offset, slot.offset + slot.numel)
-                for index, field in enumerate(after):
-                    if before is None:
-                        field[number][place].zero_()
-                    else:
-                        field[number][place] = before[index][number][place]
+                after[number][place] = 0 if before is None else before[number][place]
 
     # --- a generation
 
@@ -176,33 +147,30 @@ class Residuals:
             part = scratch[: stop - start] if content is None else content[start:stop]
             links.broadcast(step, number * len(pieces) + piece, giver, part, [host])
 
-    def _adopt(self, lane: int, kept: Sequence[Sequence[torch.Tensor]]) -> None:
-        for field, saved in zip(self._memory.begin(lane, 0), kept, strict=True):
-            for bucket, values in zip(field, saved, strict=True):
-                bucket.copy_(values)
+    def _adopt(self, lane: int, kept: Flat) -> None:
+        for bucket, values in zip(self._memory.begin(lane, 0), kept, strict=True):
+            bucket.copy_(values)
         self._memory.seal(lane, self.applied)
 
     # --- the state of a job
 
-    def names(self, lane: int) -> list[list[str]]:
-        """The names of a lane's tensors in a checkpoint, by field and bucket."""
-        buckets = range(len(self._plan))
-        return [[f"{LANES}.{lane}.{field}.{bucket}" for bucket in buckets] for field in range(self._field_count)]
+    def names(self, lane: int) -> list[str]:
+        """The names of a lane's tensors in a checkpoint, by bucket."""
+        return [f"{LANES}.{lane}.0.{bucket}" for bucket in range(len(self._plan))]
 
     def state(self) -> Encoded:
         """The tree of what all lanes have held back, with the tensors of those that this worker hosts."""
         if not self.applied:
             return Encoded({"dict": {"applied": 0, LANES: []}}, {})
         forms = [
-            [[{"tensor": name} for name in of] for of in self.names(lane)] if lane in self._keepers else None
+            [[{"tensor": name} for name in self.names(lane)]] if lane in self._keepers else None
             for lane in range(self._lanes)
         ]
         tensors = {
             name: tensor
             for lane in self._hosted
             if lane in self._keepers and self._memory.holds(lane, self.applied)  # not yet where it was just restored
-            for names, field in zip(self.names(lane), self._memory.at(lane, self.applied), strict=True)
-            for name, tensor in zip(names, field, strict=True)
+            for name, tensor in zip(self.names(lane), self._memory.at(lane, self.applied), strict=True)
         }
         return Encoded({"dict": {"applied": self.applied, LANES: forms}}, tensors)
 
@@ -221,8 +189,8 @@ class Residuals:
         self._keepers = tuple(lane for lane, of in enumerate(form[LANES]) if of is not None)
         for lane in self._keepers:
             names = self.names(lane)
-            if all(name in tensors for of in names for name in of):
-                self._restored[lane] = [[tensors[name] for name in of] for of in names]
+            if all(name in tensors for name in names):
+                self._restored[lane] = tuple(tensors[name] for name in names)
 
     def stand_at(self, applied: int) -> None:
         """Take up of another member's state where it stands; what lanes have held back is found when they settle."""
@@ -234,26 +202,8 @@ class Residuals:
         if len(self._hosting) != members:
             raise ValueError(f"lanes are hosted by {len(self._hosting)} members, not {members}")
         return [
-            [name for lane in hosted if lane in self._keepers for of in self.names(lane) for name in of]
-            for hosted in self._hosting
+            [name for lane in hosted if lane in self._keepers for name in self.names(lane)] for hosted in self._hosting
         ]
-
-
-def check_momentum(optimizers: Optimizers) -> None:
-    """Refuse an optimizer beside which the momentum of lanes would be a second one."""
-    for name, optimizer in optimizers.by_name.items():
-        of = f"optimizer() gives {type(optimizer).__name__}{f' as {name!r}' if name else ''}"
-        if not isinstance(optimizer, torch.optim.SGD):
-            raise TaskError(
-                f"{of}, and strategy.compress.momentum is for torch.optim.SGD alone: it takes the place of its "
-                "momentum. Use SGD, or leave compress.momentum out."
-            )
-        used = [group["momentum"] for group in optimizer.param_groups if group["momentum"]]
-        if used:
-            raise TaskError(
-                f"{of} with momentum={used[0]}, which strategy.compress.momentum takes the place of. "
-                "Build it with momentum=0, or leave compress.momentum out."
-            )
 
 
 def _lost(lanes: Sequence[int], step: int) -> ResidualsLost:

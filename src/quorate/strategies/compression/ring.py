@@ -55,12 +55,12 @@ class CompressedRingFactory:
         self._spec = spec
         self._replica = replica
         self._plan = gradient_plan(replica.trainable, spec.bucket_mb)
-        self._residuals = residuals_of(spec, replica, self._plan, lane_memory)
+        self._residuals = residuals_of(spec, self._plan, lane_memory)
         self.layout: StateLayout = (
             Replicated(replica) if self._residuals is None else WithResiduals(replica, self._residuals)
         )
         check_compressible(replica.trainable)
-        self._compressor = Compressor(method_of(compress), self._plan, spec.lanes, spec.seed)
+        self._compressor = Compressor(method_of(compress), self._plan, spec.lanes)
 
     def connect(self, endpoint: Endpoint) -> "CompressedRingConnection":
         """Waits for the other workers. Each sums in memory of its own: what is gathered is all that they share."""

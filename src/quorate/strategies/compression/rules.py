@@ -12,17 +12,10 @@ def _one_method(job: JobSpec, said: Said) -> Iterator[Problem]:
     compress = lane_compression(job.strategy)
     if compress is None:
         return
-    there = said("strategy.compress")
-    given = [key for key in ("top_k", "random_k", "bits") if getattr(compress, key) is not None]
-    if len(given) != 1:
-        named = " and ".join(given) + " are given" if given else "nothing of top_k, random_k and bits is given"
-        yield Problem("strategy.compress", f"{named}{there}", "Give exactly one: {top_k: 0.01}, or {bits: 8}.")
-    if compress.momentum is not None and (given == ["bits"] or not compress.feedback):
-        yield Problem(
-            "strategy.compress.momentum",
-            f"it corrects what is held back{there}, and nothing is",
-            "Use it with top_k or random_k, and with feedback.",
-        )
+    if (compress.top_k is None) == (compress.bits is None):
+        given = "neither top_k nor bits is given" if compress.bits is None else "top_k and bits are given"
+        hint = "Give exactly one: {top_k: 0.01}, or {bits: 8}."
+        yield Problem("strategy.compress", f"{given}{said('strategy.compress')}", hint)
 
 
 def _scale_needs_whole_gradients(job: JobSpec, said: Said) -> Iterator[Problem]:

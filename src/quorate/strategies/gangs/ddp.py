@@ -103,7 +103,7 @@ class DdpFactory:
                     compress.rank,
                 )
                 return
-            residuals = WorkerResiduals(self._plan, spec.lanes, descriptor=lane_memory)
+            residuals = WorkerResiduals(self._plan, spec.lanes, lane_memory)
             self._low_rank = LowRank(power_sgd, residuals)
             self.layout = WithFactors(replica, residuals, power_sgd)
 

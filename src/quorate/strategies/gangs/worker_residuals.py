@@ -24,8 +24,8 @@ class WorkerResiduals(Residuals):
     all workers, by which the steps to come are decided, stays what it was.
     """
 
-    def __init__(self, plan: Sequence[Bucket], lanes: int, *, descriptor: int | None = None) -> None:
-        super().__init__(plan, lanes, descriptor=descriptor)
+    def __init__(self, plan: Sequence[Bucket], lanes: int, descriptor: int | None = None) -> None:
+        super().__init__(plan, lanes, descriptor)
         self._slots = {slot.index: (number, slot) for number, bucket in enumerate(plan) for slot in bucket.slots}
         self._before: list[tuple[torch.Tensor, ...]] = []
         self._after: tuple[torch.Tensor, ...] = ()
@@ -33,8 +33,8 @@ class WorkerResiduals(Residuals):
     def begin(self) -> None:
         """Write down what is held back after another step from now on."""
         kept = [lane for lane in self._hosted if lane in self._keepers] if self.applied else []
-        self._before = [self._memory.at(lane, self.applied)[0] for lane in kept]
-        self._after = self._memory.begin(self._hosted.start, self.applied)[0]
+        self._before = [self._memory.at(lane, self.applied) for lane in kept]
+        self._after = self._memory.begin(self._hosted.start, self.applied)
 
     def held(self, index: int) -> torch.Tensor | None:
         """What was held back of a parameter; None where that is nothing yet."""

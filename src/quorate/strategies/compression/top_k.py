@@ -1,22 +1,17 @@
-"""Some elements of a gradient: the largest of each block, or some drawn at random.
+"""Some elements of a gradient: the largest of each block.
 
-Of each block that is not empty at least one element goes. Which they are depends on nothing but its content, or on
-nothing but the seed: elements of equal size go by the lower place, which `torch.topk` leaves open.
+Of each block that is not empty at least one element goes. Which they are depends on nothing but its content: elements
+of equal size go by the lower place, which `torch.topk` leaves open.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy
 import torch
 from numpy.typing import NDArray
 
-from quorate.strategies.compression.encoded import (
-    Blocks,
-    MalformedGradient,
-    Sparse,
-    decode_ascending,
-    encode_ascending,
-)
+from quorate.strategies.compression.encoded import MalformedGradient, Sparse, decode_ascending, encode_ascending
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SAMPLED = 2**16
@@ -30,10 +25,10 @@ class TopK:
     def __init__(self, fraction: float) -> None:
         self._fraction = fraction
 
-    def encode(self, flat: torch.Tensor, blocks: Blocks) -> tuple[bytes, Sparse]:
+    def encode(self, flat: torch.Tensor, sizes: Sequence[int]) -> tuple[bytes, Sparse]:
         magnitudes = _magnitudes(flat)
         chosen, start = [], 0
-        for size in blocks.sizes:
+        for size in sizes:
             if size:
                 of_block = largest(magnitudes[start : start + size], count_of(self._fraction, size))
                 chosen.append(of_block + start)
@@ -42,47 +37,14 @@ class TopK:
         content = _picked(flat, places)
         return encode_ascending(places) + _as_bytes(content.values), content
 
-    def decode(self, payload: memoryview, dtype: torch.dtype, blocks: Blocks) -> tuple[Sparse, int]:
-        counts = [count_of(self._fraction, size) for size in blocks.sizes]
-        places, split = decode_ascending(payload, sum(counts), sum(blocks.sizes))
-        ends = numpy.cumsum(blocks.sizes)
+    def decode(self, payload: memoryview, dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Sparse, int]:
+        counts = [count_of(self._fraction, size) for size in sizes]
+        places, split = decode_ascending(payload, sum(counts), sum(sizes))
+        ends = numpy.cumsum(sizes)
         if (numpy.diff(numpy.searchsorted(places, ends), prepend=0) != counts).any():
             raise MalformedGradient("it has more of one block and less of another than is expected")
         values, end = _values(payload, split, len(places), dtype)
         return Sparse(torch.from_numpy(places), values), end
-
-
-class RandomK:
-    """Elements of a block that are drawn: of each block this fraction, one from each of as many equal stretches.
-
-    Each element is as likely as any other. Whoever knows the key knows the places, so only values travel.
-    """
-
-    def __init__(self, fraction: float) -> None:
-        self._fraction = fraction
-
-    def encode(self, flat: torch.Tensor, blocks: Blocks) -> tuple[bytes, Sparse]:
-        content = _picked(flat, self.draw(blocks))
-        return _as_bytes(content.values), content
-
-    def decode(self, payload: memoryview, dtype: torch.dtype, blocks: Blocks) -> tuple[Sparse, int]:
-        places = self.draw(blocks)
-        values, end = _values(payload, 0, len(places), dtype)
-        return Sparse(torch.from_numpy(places), values), end
-
-    def draw(self, blocks: Blocks) -> NDArray[numpy.int64]:
-        """The places that go, ascending."""
-        of = numpy.asarray(blocks.sizes, dtype=numpy.int64)
-        counts = numpy.asarray([count_of(self._fraction, size) for size in blocks.sizes], dtype=numpy.int64)
-        size, count = numpy.repeat(of, counts), numpy.repeat(counts, counts)
-        number = numpy.arange(len(size), dtype=numpy.int64) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
-        low, high = number * size // count, (number + 1) * size // count
-        with numpy.errstate(over="ignore"):
-            of_block = _mixed(numpy.uint64(blocks.key) + _mixed(numpy.asarray(blocks.numbers, dtype=numpy.uint64)))
-            drawn = _mixed(numpy.repeat(of_block, counts) + number.astype(numpy.uint64))
-        offset = (drawn % (high - low).astype(numpy.uint64)).astype(numpy.int64)
-        places: NDArray[numpy.int64] = numpy.repeat(numpy.cumsum(of) - of, counts) + low + offset
-        return places
 
 
 def count_of(fraction: float, size: int) -> int:
@@ -137,11 +99,3 @@ def _values(payload: memoryview, start: int, count: int, dtype: torch.dtype) -> 
     values = torch.empty(count, dtype=dtype)
     values.view(torch.uint8).numpy()[:] = numpy.frombuffer(payload[start:end], dtype=numpy.uint8)
     return values, end
-
-
-def _mixed(numbers: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
-    """SplitMix64: another number for each, in which every bit depends on all of it. The same in every version."""
-    mixed = numbers + numpy.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ mixed >> numpy.uint64(30)) * numpy.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ mixed >> numpy.uint64(27)) * numpy.uint64(0x94D049BB133111EB)
-    return mixed ^ mixed >> numpy.uint64(31)

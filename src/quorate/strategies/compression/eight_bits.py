@@ -9,7 +9,7 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from quorate.strategies.compression.encoded import Blocks, Dense, MalformedGradient
+from quorate.strategies.compression.encoded import Dense, MalformedGradient
 
 RUN = 1024
 """Elements that share a scale. No run reaches beyond its block: a block has one code, whoever encodes it with which
@@ -21,9 +21,9 @@ _LARGEST = 127
 class EightBits:
     """Every element, as a multiple of the scale of its run."""
 
-    def encode(self, flat: torch.Tensor, blocks: Blocks) -> tuple[bytes, Dense]:
+    def encode(self, flat: torch.Tensor, sizes: Sequence[int]) -> tuple[bytes, Dense]:
         values = _computed(flat)
-        starts, lengths = _runs(blocks.sizes)
+        starts, lengths = _runs(sizes)
         with numpy.errstate(all="ignore"):
             largest = numpy.maximum.reduceat(numpy.abs(values), starts) if len(starts) else values[:0]
             scales = numpy.where(numpy.isfinite(largest), largest / _LARGEST, numpy.nan).astype(values.dtype)
@@ -34,10 +34,10 @@ class EightBits:
         codes[numpy.repeat(scales == 0, lengths)] = 0
         return scales.tobytes() + codes.tobytes(), Dense(_restored(codes, scales, lengths, flat.dtype))
 
-    def decode(self, payload: memoryview, dtype: torch.dtype, blocks: Blocks) -> tuple[Dense, int]:
-        starts, lengths = _runs(blocks.sizes)
+    def decode(self, payload: memoryview, dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Dense, int]:
+        starts, lengths = _runs(sizes)
         computed = _computed(torch.empty(0, dtype=dtype)).dtype
-        split, end = len(starts) * computed.itemsize, len(starts) * computed.itemsize + sum(blocks.sizes)
+        split, end = len(starts) * computed.itemsize, len(starts) * computed.itemsize + sum(sizes)
         if len(payload) < end:
             raise MalformedGradient(f"it has {len(payload)} bytes where {end} are expected")
         scales = numpy.frombuffer(payload[:split], dtype=computed)
