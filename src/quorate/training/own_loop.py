@@ -33,6 +33,7 @@ from quorate.data.streams import preserved_generators, seed_generators
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import JobSpec
 from quorate.training.hints import hint_for
+from quorate.training.hosted_loop import HostedLoop
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
 from quorate.training.own_audit import AUDITED, Audit, marked_locals
 from quorate.training.own_rehearsal import LARGEST, NoRoom, Rehearsal, is_rehearsed, warning_of
@@ -41,12 +42,13 @@ from quorate.training.own_state import Kept, OwnState
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, changed_outside
 from quorate.training.state_watch import StateWatch
-from quorate.training.task import LOG, Task, take_log
+from quorate.training.task import LOG, take_log
+from quorate.training.turns_loop import TurnsLoop
 
 log = logging.getLogger(__name__)
 
 
-class OwnLoop(Task):
+class OwnLoop(HostedLoop):
     """A task whose parts come out of `main`, as far as that has come."""
 
     # Not among its attributes, which are held to what they were: these change all the time.
@@ -305,6 +307,25 @@ class OwnLoop(Task):
         if turns.state:
             turns.agreed = turns.kept_state()
 
+    def loop(self, **parts: Any) -> Any:
+        return TurnsLoop(**parts, main=self)
+
+    @classmethod
+    def beside(cls, work: Callable[[], None]) -> None:
+        """Both begin at one place of the stack, where this waits.
+
+        For the message of an error torch walks the stack to its end. A `main` that had begun elsewhere would stand on
+        frames that have ended since, and what lies there by then kills the process.
+        """
+        global _ground
+        worker, before, _ground = greenlet(work), _ground, getcurrent()
+        try:
+            found: Any = worker.switch()
+            while not worker.dead:
+                found = found.switch(None)  # it is a `main` that is to begin
+        finally:
+            _ground = before
+
     def warning(self) -> str | None:
         """What to say of variables that hold tensors of which no checkpoint knows, once of each."""
         new = sorted((self._rehearsal.lost if self._rehearsal is not None else set()) - self._lost)
@@ -507,22 +528,6 @@ class OwnLoop(Task):
 
 
 _ground: greenlet | None = None
-
-
-def with_ground_for_loops(work: Callable[[], None]) -> None:
-    """Do the work of a process in which `main` runs, so that both begin at one place of the stack, where this waits.
-
-    For the message of an error torch walks the stack to its end. A `main` that had begun elsewhere would stand on
-    frames that have ended since, and what lies there by then kills the process.
-    """
-    global _ground
-    worker, before, _ground = greenlet(work), _ground, getcurrent()
-    try:
-        found: Any = worker.switch()
-        while not worker.dead:
-            found = found.switch(None)  # it is a `main` that is to begin
-    finally:
-        _ground = before
 
 
 def _refuse_empty_lanes(sampler: Sampler) -> None:

@@ -21,7 +21,6 @@ from quorate.core.user_code import building_code, given
 from quorate.data.streams import seed_generators
 from quorate.spec.keys import one_of
 from quorate.storage.project_files import files_of, import_root, loaded_below
-from quorate.training.own_loop import own_loop_of
 from quorate.training.task import Task
 
 METHODS = {
@@ -44,6 +43,8 @@ def load_task_type(reference: str, seed: int, builtins: dict[str, Any] | None = 
     if isinstance(found, FunctionType):
         if inspect.iscoroutinefunction(found):
             raise TaskError(f"task: {name}() is `async def`, and nobody awaits it. Write `def {name}(run):`.")
+        from quorate.training.own_loop import own_loop_of  # most jobs have none
+
         return own_loop_of(found)
     if not isinstance(found, type) or not issubclass(found, Task) or found is Task:
         raise TaskError(f"task: {_not_a_task(module, place, name)}")

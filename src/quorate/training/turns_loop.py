@@ -7,8 +7,8 @@ from quorate.core.errors import LanesDiffer, ReplicasDiffer, SettingsDiffer, Uns
 from quorate.core.worker_status import TURN
 from quorate.observe.events import LogMessage, StepCompleted
 from quorate.training.evaluation import Evaluated
+from quorate.training.hosted_loop import HostedLoop
 from quorate.training.loop import Loop
-from quorate.training.own_loop import OwnLoop
 from quorate.training.strategy import StepRequest
 
 
@@ -16,7 +16,7 @@ from quorate.training.strategy import StepRequest
 class TurnsLoop(Loop):
     """The loop where it takes turns with `main`, which gets the result of a step before anything follows from it."""
 
-    main: OwnLoop = field(kw_only=True)
+    main: HostedLoop = field(kw_only=True)
     may_lag: bool = False
 
     def _train(self) -> str | None:

@@ -38,11 +38,11 @@ from quorate.training.captured_program import LaneGraphs
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluator
 from quorate.training.gradient_check import GradientCheck
+from quorate.training.hosted_loop import HostedLoop
 from quorate.training.job_length import sets_of
 from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
-from quorate.training.own_loop import OwnLoop
 from quorate.training.prediction import Predictor, predicted_in
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
@@ -54,7 +54,6 @@ from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task
 from quorate.training.tracer import Tracer
-from quorate.training.turns_loop import TurnsLoop
 from quorate.training.update import Update
 
 TRAINING = RunMode()
@@ -80,17 +79,17 @@ class SessionParts:
     lane_memory: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.task, OwnLoop) and self.mode.is_training:
+        if isinstance(self.task, HostedLoop) and self.mode.is_training:
             self.replica.before_load = partial(self._take_up, self.task)
 
-    def _take_up(self, task: OwnLoop, progress: Progress) -> None:
+    def _take_up(self, task: HostedLoop, progress: Progress) -> None:
         _ = self.watch  # of what was built, before `main` changes it
         task.take_up(progress, self.sampler)
 
     @cached_property
     def updating(self) -> JobSpec:
         """The job as its update sees it: a training loop of one's own may say how gradients are clipped."""
-        clip = self.task.clip_norm if isinstance(self.task, OwnLoop) else None
+        clip = self.task.clip_norm if isinstance(self.task, HostedLoop) else None
         return self.spec if clip is None else self.spec.model_copy(update={"clip_norm": clip})
 
     @cached_property
@@ -110,7 +109,7 @@ class SessionParts:
         waits = self.spec.strategy.couples_passes  # for other workers, within a pass
         return (
             None
-            if capture is None or waits or isinstance(self.task, OwnLoop)
+            if capture is None or waits or isinstance(self.task, HostedLoop)
             else LaneGraphs(self.task, self.replica, capture)
         )
 
@@ -168,7 +167,7 @@ def build_samples(task: Task, spec: JobSpec, data: str = "") -> Samples:
     seed_generators(derive_seed(spec.seed, "datasets"))
     with building_code("datasets()"):
         given = task.datasets()
-    if isinstance(task, OwnLoop):
+    if isinstance(task, HostedLoop):
         task.check(spec)
     elif spec.train_metrics_every is not None and type(task).metrics is Task.metrics:
         raise TaskError(
@@ -215,7 +214,7 @@ def few_samples(samples: Samples) -> Any:
 
 def check_evaluable(task: Task, samples: Samples, mode: RunMode) -> None:
     """Refuse an evaluation without anything to evaluate on, and predictions of a task without predict()."""
-    is_loop, name = isinstance(task, OwnLoop), type(task).__name__
+    is_loop, name = isinstance(task, HostedLoop), type(task).__name__
     instead = "In a script, quorate.open_run(run).load_model() gives the model of a run."
     if mode.evaluates_only and not len(samples.datasets.get(Source.VALIDATION, ())):
         if is_loop:
@@ -277,10 +276,10 @@ def assemble(
     update = _update_of(parts, generation, worker, connection, settle_save, hooks)
     update.audit = audit
     strategy = connection.strategy(update, activity)
-    own_loop = task if isinstance(task, OwnLoop) and strategy.hosted else None
+    own_loop = task if isinstance(task, HostedLoop) and strategy.hosted else None
     kind: Callable[..., Loop] = UnitLoop if isinstance(strategy, UnitStrategy) else Loop
     if own_loop is not None:
-        kind = partial(TurnsLoop, main=own_loop)
+        kind = own_loop.loop
     spoken_for = generation.members[generation.position(worker)].lanes
     leads = strategy.leads if isinstance(strategy, UnitStrategy) else 0 in spoken_for
     ended = None if own_loop is None else own_loop.end_lane

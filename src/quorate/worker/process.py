@@ -62,8 +62,8 @@ from quorate.training.compile_trial import first_micro_batch, why_not_compiled
 from quorate.training.device import Device, canary, digests
 from quorate.training.devices import device_for
 from quorate.training.evaluation import sanity_check_evaluation
+from quorate.training.hosted_loop import HostedLoop
 from quorate.training.imported_anew import swapped_modules, unheard
-from quorate.training.own_loop import OwnLoop, with_ground_for_loops
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import task_source
@@ -170,7 +170,7 @@ class Worker:
 
     def _live(self) -> int:
         try:
-            with_ground_for_loops(self._train) if issubclass(self._task_type, OwnLoop) else self._train()
+            self._task_type.beside(self._train) if issubclass(self._task_type, HostedLoop) else self._train()
             return 0
         except Dismissed as reason:
             log.info("%s", reason)
@@ -386,7 +386,7 @@ class Worker:
             spec, task, replica, samples, environment, folder, role, mode, self._assignment.lane_memory
         )
         _ = parts.strategy  # what it refuses of the task is told before anybody waits for this worker
-        if isinstance(task, OwnLoop) and device.compiles:
+        if isinstance(task, HostedLoop) and device.compiles:
             device.uncompile(replica.model)  # a compiler cannot follow two that take turns
         if device.compiles:
             self._page.write_setup("compile")
