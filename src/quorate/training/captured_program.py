@@ -20,7 +20,7 @@ from quorate.core.spans import REPLAY, SpanRecorder
 from quorate.data.batch_nest import StructureError, mapped, structure_of
 from quorate.training.device import Capture, Graph
 from quorate.training.gradients import Gradients, run_backward
-from quorate.training.lane_program import LaneProgram, MicroBatch
+from quorate.training.lane_program import Captures, LaneProgram, MicroBatch
 from quorate.training.losses import GivenLoss, checked_losses
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
@@ -65,7 +65,7 @@ class _Work:
     captured: _Captured | None = None
 
 
-class LaneGraphs:
+class LaneGraphs(Captures):
     """The graphs of a worker, by the structure of a batch. Made once, and kept through all generations."""
 
     def __init__(self, task: Task, replica: Replica, capture: Capture) -> None:
@@ -86,6 +86,9 @@ class LaneGraphs:
     def number(self) -> int:
         """How many graphs there are."""
         return sum(work.captured is not None for work in self._works.values())
+
+    def program(self, eager: LaneProgram, replica: Replica, gradients: Gradients) -> LaneProgram:
+        return CapturedProgram(eager, self, replica, gradients)
 
     def take_notes(self) -> list[str]:
         """What is to be told, once."""

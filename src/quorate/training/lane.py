@@ -11,13 +11,12 @@ from quorate.core.digests import derive_seed
 from quorate.core.spans import SpanRecorder
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
-from quorate.training.captured_program import CapturedProgram, LaneGraphs
 from quorate.training.device import Device
 from quorate.training.flat_buffers import Taken
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients
 from quorate.training.lane_digest import collected, joined_halves, lane_digests
-from quorate.training.lane_program import EagerProgram, LaneProgram, MicroBatch
+from quorate.training.lane_program import Captures, EagerProgram, LaneProgram, MicroBatch
 from quorate.training.losses import LossSum, Unread
 from quorate.training.measurement import as_written, evaluation_mode, measure
 from quorate.training.replica import Replica
@@ -95,7 +94,7 @@ class LaneRunner:
         gradients: Gradients,
         watch: StateWatch,
         seed: int,
-        graphs: LaneGraphs | None = None,
+        graphs: Captures | None = None,
         ended: Callable[[int], None] | None = None,
         on_lane: Callable[[Sequence[torch.Tensor]], None] | None = None,
     ) -> None:
@@ -116,7 +115,7 @@ class LaneRunner:
         self._has_begun = False  # a lane: of one that has not, the gradients are still those of the one before
         self._program: LaneProgram = EagerProgram(task, replica, gradients)
         if graphs is not None:
-            self._program = CapturedProgram(self._program, graphs, replica, gradients)
+            self._program = graphs.program(self._program, replica, gradients)
 
     def put_back(self) -> None:
         """Have user code find what it found when it was built, whatever has run before."""

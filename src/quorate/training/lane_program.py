@@ -1,5 +1,7 @@
 """Forward and backward of one micro-batch: how a lane's work is done on its device."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,6 +30,31 @@ class LaneProgram(Protocol):
     """Adds one micro-batch's gradient to what the lane has collected, and gives its losses, still on the device."""
 
     def run(self, batch: MicroBatch, spans: SpanRecorder | None) -> list[GivenLoss]: ...
+
+
+class Captures(ABC):
+    """What a device has recorded of a worker's lanes, by the structure of a batch. Kept through all generations."""
+
+    @property
+    @abstractmethod
+    def number(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def program(self, eager: LaneProgram, replica: Replica, gradients: Gradients) -> LaneProgram:
+        """Replays what is recorded; else the task's own code runs, by `eager`."""
+
+    @abstractmethod
+    def lane_ended(self, assigned: Sequence[str]) -> None:
+        """A lane is over, in which user code has assigned these."""
+
+    @abstractmethod
+    def take_notes(self) -> list[str]:
+        """What is to be told, once."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Begin again: nothing is where it was."""
 
 
 class EagerProgram:

@@ -24,7 +24,6 @@ from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit
 from quorate.training.audited_lanes import AuditedLanes
-from quorate.training.batch_search import BatchSearch
 from quorate.training.buffers import notice_of_few_samples
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
@@ -120,6 +119,8 @@ class Loop:
             self._evaluate_only()
             return "complete"
         if self.mode.batch_for:
+            from quorate.training.batch_search import BatchSearch
+
             device, scale = self.replica.device, self.replica.loss_scale
             if scale is not None:
                 scale.set(LEAST)  # a step that overflows takes no memory for the optimizers

@@ -34,16 +34,15 @@ from quorate.strategies.units.unit_loop import UnitLoop
 from quorate.strategies.units.unit_strategy import UnitStrategy
 from quorate.training.activity import Activity
 from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
-from quorate.training.captured_program import LaneGraphs
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluator
 from quorate.training.gradient_check import GradientCheck
 from quorate.training.hosted_loop import HostedLoop
 from quorate.training.job_length import sets_of
 from quorate.training.lane import LaneRunner
+from quorate.training.lane_program import Captures
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
-from quorate.training.prediction import Predictor, predicted_in
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
@@ -103,15 +102,15 @@ class SessionParts:
         return StateWatch(self.task, self.replica)
 
     @cached_property
-    def graphs(self) -> LaneGraphs | None:
+    def graphs(self) -> Captures | None:
         """A lane's work as its device has captured it: another generation replays what this one has recorded."""
         capture = self.replica.device.capture
         waits = self.spec.strategy.couples_passes  # for other workers, within a pass
-        return (
-            None
-            if capture is None or waits or isinstance(self.task, HostedLoop)
-            else LaneGraphs(self.task, self.replica, capture)
-        )
+        if capture is None or waits or isinstance(self.task, HostedLoop):
+            return None
+        from quorate.training.captured_program import LaneGraphs
+
+        return LaneGraphs(self.task, self.replica, capture)
 
     @property
     def are_lanes_audited(self) -> bool:
@@ -269,8 +268,13 @@ def assemble(
     spec, task, replica, activity = parts.spec, parts.task, parts.replica, hooks.activity
     watch = parts.watch  # before order() and collate() run for the first time
     folder = Path(mode.predict_to) if mode.predict_to else None
-    evaluation = evaluation_plan(spec, parts.samples, frozenset() if folder is None else predicted_in(folder))
-    evaluates = Evaluator if folder is None else partial(Predictor, folder)
+    evaluates: Callable[..., Evaluator] = Evaluator
+    predicted = frozenset[int]()
+    if folder is not None:
+        from quorate.training.prediction import Predictor, predicted_in
+
+        evaluates, predicted = partial(Predictor, folder), predicted_in(folder)
+    evaluation = evaluation_plan(spec, parts.samples, predicted)
     audit = audit_of(parts, generation, worker, connection, progress, checkpointer)
     settle_save = partial(_settle_save, checkpointer, activity)
     update = _update_of(parts, generation, worker, connection, settle_save, hooks)

@@ -38,7 +38,6 @@ from quorate.core.errors import (
 )
 from quorate.core.failure import Failure
 from quorate.core.generation import Role, name_of
-from quorate.core.gpu_faults import cuda_error_of, describe_fault
 from quorate.core.gpus import use_gpu
 from quorate.core.log_records import Place, current_place, log_by_stderr
 from quorate.core.machine import is_shortage, why_no_thread
@@ -58,7 +57,6 @@ from quorate.storage.run_folder import RunFolder
 from quorate.strategies.kinds import sharding_of
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.compile_trial import first_micro_batch, why_not_compiled
 from quorate.training.device import Device, canary, digests
 from quorate.training.devices import device_for
 from quorate.training.evaluation import sanity_check_evaluation
@@ -201,6 +199,10 @@ class Worker:
 
     def _gpu_lost(self, error: Exception) -> GpuLost | None:
         """Whoever's code the error was raised in, it is nobody's there but of the GPU."""
+        if self._device is not None and self._device.is_host:
+            return None
+        from quorate.core.gpu_faults import cuda_error_of, describe_fault
+
         told = cuda_error_of(error, None if self._device is None else self._device.synchronize)
         if told is None:
             return None
@@ -413,6 +415,8 @@ class Worker:
 
     def _try_compiled(self, parts: SessionParts) -> None:
         """A model that cannot be compiled is computed as it is written, unless the job asks for more."""
+        from quorate.training.compile_trial import first_micro_batch, why_not_compiled
+
         is_asked, evaluates_only = self._spec.compile is True, parts.mode.evaluates_only
         batch = None if evaluates_only else first_micro_batch(parts.samples, parts.sampler)
         if batch is not None:
