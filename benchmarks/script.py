@@ -14,7 +14,7 @@ from typing import Any
 import quorate
 from quorate.core.processes import die_with_parent
 from quorate.engines.local import ENVIRONMENT
-from quorate.spec.override import PREFIX
+from quorate.spec.keys import PREFIX
 
 GLANCE = 0.1
 """Seconds between two looks at whether the benchmark is to end."""

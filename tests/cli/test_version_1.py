@@ -12,8 +12,8 @@ from command import Workplace
 from quorate.api.model_artifact import job_digest
 from quorate.checkpoint.selection import saved_job
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.spec.changes import changes, refused_on_resume
 from quorate.spec.load import load_job, load_recorded
-from quorate.spec.resolved import changes, refused_on_resume
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.provenance import parameters_of
 

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
+from quorate.spec.changes import changes, refused_on_resume
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
-from quorate.spec.resolved import changes, refused_on_resume
 
 MINIMAL: dict[str, Any] = {"task": "a.b:C", "batch_size": 64, "epochs": 3, "params": {"rate": 1}}
 

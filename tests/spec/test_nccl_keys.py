@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import JobFileError
+from quorate.spec.changes import refused_on_resume
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark
 from quorate.spec.load import resolve_mapping
-from quorate.spec.resolved import refused_on_resume
 from quorate.strategies.gangs.nccl_settings import (
     KEYS,
     REPEATABLE,

@@ -20,11 +20,12 @@ from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.machine import usable_cores
 from quorate.observe.sinks import Sink
+from quorate.spec.changes import changes
 from quorate.spec.device import workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
 from quorate.spec.load import load_recorded
-from quorate.spec.resolved import ResolvedJob, changes
+from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 
 

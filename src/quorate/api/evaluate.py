@@ -35,11 +35,12 @@ from quorate.core.runs_folder import runs_folder
 from quorate.engines.engine import Prepared
 from quorate.observe.live import Round
 from quorate.observe.sinks import Guarded
+from quorate.spec.changes import changes
 from quorate.spec.device import workers_here
 from quorate.spec.engine import LocalSpec
 from quorate.spec.keys import Mark
 from quorate.spec.override import Override, is_asked
-from quorate.spec.resolved import ResolvedJob, changes
+from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import discard
 from quorate.storage.lock import hold, holder_of
 from quorate.storage.run_folder import RunFolder, why_untrusted

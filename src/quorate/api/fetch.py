@@ -38,10 +38,11 @@ from quorate.core.masking import shown_value
 from quorate.engines.engine import SOURCE
 from quorate.observe.events import LogMessage
 from quorate.observe.jsonl import JsonlSink
+from quorate.spec.changes import changes
 from quorate.spec.job import OWN_PLACE, JobSpec
 from quorate.spec.load import RECORDED, Taken, load_recorded, resolve_mapping
 from quorate.spec.override import Override, environment_overrides, is_asked
-from quorate.spec.resolved import ResolvedJob, changes, dump_job
+from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.kept_source import FOLDER as SOURCE_FOLDER

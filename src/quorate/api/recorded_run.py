@@ -24,11 +24,12 @@ from quorate.history.run_record import RunRecord
 from quorate.observe.events import CheckpointSaved
 from quorate.observe.jsonl import EventTail
 from quorate.observe.notices import EARLY_STOP
+from quorate.spec.changes import Change, refused_on_resume
 from quorate.spec.job import OWN_PLACE, CheckpointSpec, JobSpec
 from quorate.spec.load import RECORDED, load_recorded, resolve_mapping
 from quorate.spec.override import DEFAULT, Override
 from quorate.spec.problems import in_brackets
-from quorate.spec.resolved import Change, ResolvedJob, refused_on_resume
+from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import move_into_place
 from quorate.storage.run_folder import RunFolder
 

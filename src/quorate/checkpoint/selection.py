@@ -10,9 +10,9 @@ from quorate.checkpoint.listing import CheckpointInfo, Search, Skipped, Unusable
 from quorate.checkpoint.retention import BestEvaluation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, QuorateError, RunError
+from quorate.spec.changes import Change, refused_on_resume
 from quorate.spec.job import JobSpec
 from quorate.spec.migration import migrate
-from quorate.spec.resolved import Change, refused_on_resume
 
 log = logging.getLogger(__name__)
 

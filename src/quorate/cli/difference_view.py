@@ -17,7 +17,7 @@ from quorate.history.timeline import RunPace
 from quorate.observe.events import RunBegan
 from quorate.observe.quantities import count, duration, measure
 from quorate.observe.screen import Screen
-from quorate.spec.override import Absent
+from quorate.spec.keys import Absent
 from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
 

@@ -15,8 +15,8 @@ from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
 from quorate.engines.local import ENVIRONMENT
 from quorate.observe.quantities import plural
+from quorate.spec.keys import PREFIX
 from quorate.spec.load import resolve_mapping
-from quorate.spec.override import PREFIX
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BOUND = re.compile(r"(==|>=|<)\s*([^\s,;)]+)")

@@ -10,10 +10,9 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from quorate.core.regular_file import read_regular
-from quorate.spec.keys import Allowed
+from quorate.spec.keys import PREFIX, Allowed
 from quorate.spec.kinds import Sealing
 from quorate.spec.options import Option
-from quorate.spec.override import PREFIX
 
 _LONGEST_KEY = 256
 

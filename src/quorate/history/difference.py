@@ -11,8 +11,9 @@ from quorate.core.errors import DamagedFileError
 from quorate.core.task_source import TaskSource
 from quorate.history.timeline import Timeline, logged_curves
 from quorate.observe.events import StepCompleted
+from quorate.spec.changes import Change, changes
 from quorate.spec.load import load_recorded
-from quorate.spec.resolved import Change, ResolvedJob, changes
+from quorate.spec.resolved import ResolvedJob
 from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
 

@@ -26,7 +26,7 @@ from quorate.observe.events import (
     WorkerLost,
 )
 from quorate.observe.staleness import Staleness
-from quorate.spec.override import Absent
+from quorate.spec.keys import Absent
 
 
 def runs_document(listing: Listing, now: datetime, searches: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:

@@ -3,7 +3,7 @@ nearest to a misspelt one."""
 
 import difflib
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -19,6 +19,19 @@ _PLAIN_TYPES = {
     dict: "a mapping",
     NoneType: "null",
 }
+
+
+PREFIX = "QUORATE_"
+"""How the names of variables begin that set keys of a job."""
+
+
+class Absent(Enum):
+    """A key that was not given."""
+
+    NOT_GIVEN = "not given"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 class Mark(StrEnum):

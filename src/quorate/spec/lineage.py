@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from quorate.core.errors import JobFileError
+from quorate.spec.changes import changes
 from quorate.spec.job import CHANGEABLE, OWN_PLACE, JobSpec, LineageSpec
 from quorate.spec.keys import Mark
 from quorate.spec.load import resolve_layers
 from quorate.spec.override import Layers, Override
-from quorate.spec.resolved import ResolvedJob, changes
+from quorate.spec.resolved import ResolvedJob
 
 PART = "part"
 """What the job of a part is called."""

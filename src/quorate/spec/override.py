@@ -3,13 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from quorate.core.errors import Problem, RequestError
+from quorate.spec.keys import PREFIX, Absent
 from quorate.spec.yaml_document import read_yaml
 
-PREFIX = "QUORATE_"
 ENVIRONMENT = "environment "
 DEFAULT = "default"
 _LENGTHS = {"epochs", "steps"}
@@ -89,15 +88,6 @@ def environment_overrides(environment: Mapping[str, str]) -> tuple[Sequence[Over
 def is_asked(key: str, environment: Mapping[str, str], overrides: Iterable[Override]) -> bool:
     """Whether a person says a key now, and not only a job that was recorded."""
     return variable_name(key) in environment or any(override.key == key for override in overrides)
-
-
-class Absent(Enum):
-    """A key that was not given."""
-
-    NOT_GIVEN = "not given"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from quorate.core.errors import Problem
-from quorate.spec.keys import CALLED_ELSEWHERE, Key, beside_names, keys_of, nearest, one_of, suggestions
+from quorate.spec.keys import CALLED_ELSEWHERE, PREFIX, Key, beside_names, keys_of, nearest, one_of, suggestions
 from quorate.spec.migration import NAMES, REMOVED
-from quorate.spec.override import ENVIRONMENT, PREFIX, variable_name
+from quorate.spec.override import ENVIRONMENT, variable_name
 
 Origin = Callable[[str], str]
 

@@ -18,7 +18,6 @@ from quorate.core.user_code import building_code, given
 from quorate.data.collate import collate
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
-from quorate.spec.problems import describe_errors
 from quorate.training.device import is_scalar
 
 LOG = "_log"
@@ -231,6 +230,8 @@ def _checked_params(task_type: type[Task], params: dict[str, Any]) -> BaseModel 
         # As JSON: a list may then be given for a tuple and a text for a path, but never a text for a number.
         checked: BaseModel = model.model_validate_json(json.dumps(params))
     except ValidationError as error:
+        from quorate.spec.problems import describe_errors  # rarely
+
         return [_told_unannotated(task_type, one) for one in describe_errors(error, model, prefix="params")]
     return checked
 
