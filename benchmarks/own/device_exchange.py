@@ -24,11 +24,9 @@ from quorate.core.errors import LinkError
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.connect import Endpoint, Listeners, connect
 from quorate.reduce.connect_devices import connect_devices
-from quorate.reduce.device_memory import DeviceMemory
-from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction
-from quorate.reduce.memory import GradientMemory
+from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction, Staged
+from quorate.reduce.memory import DeviceMemory, GradientMemory
 from quorate.reduce.reduction import Reduction
-from quorate.reduce.staged import Staged
 from quorate.training.device import CPU, Device
 
 PROCESSES = 2

@@ -8,7 +8,8 @@ import torch
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.errors import RunError
-from quorate.reduce.device_memory import HostMemory, NotShareable
+from quorate.reduce.host_memory import HostMemory
+from quorate.reduce.memory import NotShareable
 from quorate.spec.device import kind_of
 from quorate.training import devices
 from quorate.training.device import CPU, CpuDevice

@@ -16,12 +16,10 @@ from quorate.core.errors import OutOfMemory
 from quorate.core.generation import name_of
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.connect import Endpoint, connect, is_on_one_host
-from quorate.reduce.device_memory import DeviceMemory, NotShareable
-from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction, size_of
-from quorate.reduce.memory import Allocate, GradientMemory
+from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction, Staged, size_of
+from quorate.reduce.memory import Allocate, DeviceMemory, GradientMemory, NotShareable
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.shared_memory import SharedMemoryReduction
-from quorate.reduce.staged import Staged
 
 log = logging.getLogger(__name__)
 

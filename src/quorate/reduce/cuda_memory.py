@@ -20,8 +20,8 @@ from quorate.reduce.cuda_driver import (
     DriverError,
     load_driver,
 )
-from quorate.reduce.device_memory import NotShareable
 from quorate.reduce.fused_sum import AddUp, choose_sum
+from quorate.reduce.memory import NotShareable
 
 log = logging.getLogger(__name__)
 

@@ -1,10 +1,12 @@
-"""The all-reduce of workers whose devices see each other's memory: the sums of the ring, without the host's memory.
+"""The sums of the ring for workers that compute on devices: in the devices' memory where all of them see it, else by
+way of the host's.
 
-Chunk c is summed by the worker that hosts lane c, in ring order of lanes, from where the lanes lie; then everybody
-copies what the others have summed. What a device has not finished nobody is told of: each worker waits for its own
-device and then for the others, so nothing that runs on a device waits for another worker.
+In the devices' memory chunk c is summed by the worker that hosts lane c, in ring order of lanes, from where the lanes
+lie; then everybody copies what the others have summed. What a device has not finished nobody is told of: each worker
+waits for its own device and then for the others, so nothing that runs on a device waits for another worker.
 """
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -13,10 +15,9 @@ from quorate.core.generation import Generation
 from quorate.core.spans import BUCKET
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.chunks import cut, summation_order
-from quorate.reduce.device_memory import DeviceMemory
-from quorate.reduce.memory import GradientMemory, dtype_of, layout_of
+from quorate.reduce.memory import DeviceMemory, GradientMemory, SharedMemory, dtype_of, layout_of
+from quorate.reduce.reduction import Reduction, Wrapped, sum_lanes
 from quorate.reduce.shared_memory import SharedMemoryReduction
-from quorate.reduce.wrapped import Wrapped
 
 
 class DeviceGradients(GradientMemory):
@@ -109,6 +110,45 @@ class DeviceReduction(Wrapped):
                 # Lanes of a worker are neighbours, and so are their chunks.
                 place = slice(chunks[hosted[0]].start, chunks[hosted[-1]].stop)
                 total[place].copy_(self._memory.totals[position][index][place], non_blocking=True)
+
+
+class Staged(Wrapped):
+    """A `Reduction` of tensors on a device. The lanes are copied to the host, summed there in the ring's order, and the
+    sum is copied back: additions are rounded alike here and there, so the bits are the same.
+
+    A worker that is alone sums on the device.
+    """
+
+    def __init__(self, links: Reduction, host: GradientMemory, workers: int, device: DeviceMemory) -> None:
+        super().__init__(links)
+        self._host = host
+        self._is_alone = workers == 1
+        self._device = device
+        self._sums = pinned_totals(self, host, device)
+
+    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        if self._is_alone:
+            sum_lanes(lane_values, total)
+            return
+        lanes = [buckets[index] for buckets in self._host.lanes.values()]
+        for staged, value in zip(lanes, lane_values, strict=True):
+            staged.copy_(value, non_blocking=True)
+        self._device.wait()
+        super().all_reduce(step, index, lanes, self._host.total[index])
+        # Until it is copied: something else may be passed through this memory next.
+        total.copy_(self._sums[index])
+
+
+def pinned_totals(owner: object, host: GradientMemory, device: DeviceMemory) -> tuple[torch.Tensor, ...]:
+    """Where the device copies totals from. What is shared of the host's memory is pinned while the owner lives.
+
+    A page of a private view that the device kept hold of would not change any more: so it is the view of all.
+    """
+    if not isinstance(host, SharedMemory):
+        return host.total
+    for region in host.regions:
+        weakref.finalize(owner, device.pin(region)).atexit = False
+    return host.shared_total
 
 
 def _buckets_in(piece: torch.Tensor, plan: Sequence[Bucket], start: int) -> tuple[torch.Tensor, ...]:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from quorate.reduce.connect import Neighbour
-from quorate.reduce.reduction import Reduction
-from quorate.reduce.wrapped import Wrapped
+from quorate.reduce.reduction import Reduction, Wrapped
 
 
 class LinkedReduction(Wrapped):

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.device_memory import DeviceMemory
+from quorate.reduce.device_reduction import pinned_totals
 from quorate.reduce.exchange import Exchange
-from quorate.reduce.memory import GradientMemory
-from quorate.reduce.staged import pinned_totals
+from quorate.reduce.memory import DeviceMemory, GradientMemory
 
 
 class StagedExchange:

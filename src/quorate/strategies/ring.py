@@ -10,10 +10,10 @@ import torch
 
 from quorate.core.generation import Member, Role
 from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.lanes.buckets import Bucket
 from quorate.observe.events import LinksMeasured
 from quorate.reduce.connect import Endpoint, connect
-from quorate.reduce.connect_devices import connect_devices
-from quorate.reduce.device_reduction import DeviceReduction
+from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
@@ -39,6 +39,9 @@ GATHER_INDEX = 2
 
 _DENORMAL = 1e-310
 
+SumAll = Callable[[int], None]
+"""Sums all buckets of a step."""
+
 
 def ring_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "RingFactory":
     """What makes the ring of each generation."""
@@ -58,34 +61,48 @@ class RingFactory:
         spec, replica = self._spec, self._replica
         plan = gradient_plan(replica.trainable, spec.bucket_mb) if spec.lanes > 1 else ()
         device, trusts_versions = replica.device, replica.optimizers.are_torchs_own
-        links, memory = (
-            connect(endpoint, plan, trusts_versions=trusts_versions)
-            if device.is_host
-            else connect_devices(endpoint, plan, device.shareable, device.zeros, trusts_versions=trusts_versions)
-        )
+        links, memory, together = _connect(endpoint, plan, device, trusts_versions=trusts_versions)
         # Not on a host: compression and servers look for elements by their index.
         gradients = (
             FlatGradients(replica.trainable, plan, memory, as_they_lie=not device.is_host)
             if spec.lanes > 1
             else LoneGradients(replica.trainable)
         )
-        return RingConnection(spec, replica, endpoint, links, gradients)
+        return RingConnection(spec, replica, endpoint, links, gradients, together)
 
 
 def plain_links(endpoint: Endpoint, device: Device) -> Reduction:
     """Links for what workers agree on; gradients are summed in another way."""
+    return _connect(endpoint, (), device)[0]
+
+
+def _connect(
+    endpoint: Endpoint, plan: Sequence[Bucket], device: Device, *, trusts_versions: bool = False
+) -> tuple[Reduction, GradientMemory, SumAll | None]:
     if device.is_host:
-        return connect(endpoint, ())[0]
-    return connect_devices(endpoint, (), device.shareable, device.zeros)[0]
+        return *connect(endpoint, plan, trusts_versions=trusts_versions), None
+    # A job on the host imports none of it.
+    from quorate.reduce.connect_devices import connect_devices
+    from quorate.reduce.device_reduction import DeviceReduction
+
+    links, memory = connect_devices(endpoint, plan, device.shareable, device.zeros, trusts_versions=trusts_versions)
+    return links, memory, links.all_reduce_together if isinstance(links, DeviceReduction) else None
 
 
 class RingConnection:
     """One worker's connection to the others of its generation."""
 
     def __init__(
-        self, spec: JobSpec, replica: Replica, endpoint: Endpoint, links: Reduction, gradients: Gradients
+        self,
+        spec: JobSpec,
+        replica: Replica,
+        endpoint: Endpoint,
+        links: Reduction,
+        gradients: Gradients,
+        together: SumAll | None = None,
     ) -> None:
         self.links = links
+        self._together = together
         self.gradients = gradients
         self._spec = spec
         self._replica = replica
@@ -120,7 +137,17 @@ class RingConnection:
         self, own: Member, agreement: StepAgreement, update: Update, activity: Activity, lag: Lag | None
     ) -> Strategy:
         overlaps = self._spec.overlap and self.links.overlaps
-        return RingStrategy(own, self.links, self.gradients, agreement, update, activity, overlaps=overlaps, lag=lag)
+        return RingStrategy(
+            own,
+            self.links,
+            self.gradients,
+            agreement,
+            update,
+            activity,
+            overlaps=overlaps,
+            lag=lag,
+            together=self._together,
+        )
 
     def close(self) -> None:
         """Close the links, and let the parameters go: another generation has other gradients."""
@@ -157,7 +184,7 @@ class RingStrategy:
     """Sums the lanes' gradients around the ring, in the order that the job fixes.
 
     `overlaps`: the first buckets are summed while the backward pass still fills the others. `lag`: steps need not be
-    read before they are applied.
+    read before they are applied. `together` sums all buckets sooner than one after the other.
     """
 
     def __init__(
@@ -171,8 +198,10 @@ class RingStrategy:
         *,
         overlaps: bool = False,
         lag: Lag | None = None,
+        together: SumAll | None = None,
     ) -> None:
         self._lag = lag
+        self._together = together
         self.worker = own.worker
         self.hosted = own.lanes
         self.leads = 0 in own.lanes
@@ -220,6 +249,8 @@ class RingStrategy:
         self._activity.enter(EXCHANGE)
         if self._reducer is not None:
             self._reducer.wait()
+        elif self._together is not None:
+            self._together(step)
         elif self._flat is not None:
             sum_gradients(step, self._links, self._flat)
 
@@ -236,9 +267,6 @@ class RingStrategy:
 
 def sum_gradients(step: int, links: Reduction, gradients: FlatGradients) -> None:
     """Sum what all lanes have collected, bucket by bucket."""
-    if isinstance(links, DeviceReduction):
-        links.all_reduce_together(step)
-        return
     for index in range(len(gradients.plan)):
         _sum_bucket(links, gradients, step, index)
 

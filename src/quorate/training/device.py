@@ -22,7 +22,7 @@ from quorate.core.digests import NamedBytes, content_digest, tensor_digest
 from quorate.data.datasets import Room
 from quorate.data.streams import seed_generators
 from quorate.observe.events import DeviceMemoryUse
-from quorate.reduce.device_memory import DeviceMemory, HostMemory
+from quorate.reduce.memory import DeviceMemory
 from quorate.training.sharded_tensors import is_spread, local
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -247,6 +247,8 @@ class CpuDevice:
 
     @property
     def shareable(self) -> DeviceMemory:
+        from quorate.reduce.host_memory import HostMemory  # only what stands for another device asks for it
+
         return HostMemory()
 
     def pin(self, threads: int, deterministic: bool) -> None:
