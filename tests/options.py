@@ -8,8 +8,8 @@ from fnmatch import fnmatch
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "servers": (
-        "servers/*",
         "bits/test_server_*",
+        "bits/test_sparse_bits.py",
         "chaos/test_server_faults.py",
         "coordinator/test_server_members.py",
         "faults/test_served_faults.py",
@@ -17,8 +17,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "faults/test_unit_modes.py",
         "observe/test_staleness.py",
         "simulation/test_simulated_servers.py",
-        "strategies/test_server_*",
-        "strategies/units/*",
+        "strategies/servers/*",
         "history/test_written_before.py::*servers*",
     ),
     "gangs": (
@@ -41,7 +40,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "bits/test_server_compressed_bits.py",
         "faults/test_*compressed_faults.py",
         "strategies/compression/*",
-        "strategies/test_encoded_traffic.py",
+        "strategies/servers/test_encoded_traffic.py",
     ),
     "shards": (
         "cli/test_data_verb.py",
@@ -149,6 +148,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 ROOMS: dict[str, tuple[str, ...]] = {
     "shards": ("quorate.shards",),
     "encryption": ("quorate.encryption.cipher", "quorate.encryption.key"),
+    "servers": ("quorate.strategies.servers.",),
     "cuda": ("quorate.reduce.cuda_", "quorate.training.cuda_"),
     "ray": ("quorate.ray", "quorate.engines.ray_"),
     "trackers": ("quorate.tracking",),

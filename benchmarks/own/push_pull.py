@@ -15,14 +15,14 @@ from benchmarks.told import answer, read_order
 from quorate.core.generation import Generation, GenerationId, Member, Role, server_id
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.connect import Endpoint, Listeners, connect, watch
-from quorate.reduce.connect_star import connect_star
-from quorate.reduce.exchange import Exchange
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
-from quorate.reduce.shared_exchange import SharedExchange
 from quorate.reduce.shared_memory import SharedMemoryReduction
-from quorate.reduce.spokes import Spokes
-from quorate.reduce.star import Star
+from quorate.strategies.servers.connect_star import connect_star
+from quorate.strategies.servers.exchange import Exchange
+from quorate.strategies.servers.shared_exchange import SharedExchange
+from quorate.strategies.servers.spokes import Spokes
+from quorate.strategies.servers.star import Star
 from quorate.wire.handshake import Credentials
 
 LOOPBACK = "127.0.0.1"

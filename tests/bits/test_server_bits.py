@@ -11,7 +11,7 @@ import gang
 from bits import bit_tasks as tasks
 from bits.test_bits import CASES, Case, alone
 from quorate.core.generation import Cursor, Generation, GenerationId, Member, Role, server_id
-from quorate.strategies.server_align import plan_transfers
+from quorate.strategies.servers.align import plan_transfers
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from quorate.core.errors import StateLost
 from quorate.core.generation import Generation, Role
-from quorate.servers.placement import Holders, place
+from quorate.strategies.servers.placement import Holders, place
 from simulation.task import Contribution, Holding
 
 BLOCKS = tuple(f"block {number}" for number in range(7))

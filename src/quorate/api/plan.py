@@ -14,7 +14,7 @@ from quorate.data.sampler import Request, Source
 from quorate.data.samples import Samples, batch_of
 from quorate.lanes.buckets import plan_buckets
 from quorate.lanes.hosting import host_lanes
-from quorate.lanes.traffic import Traffic, ring_traffic, server_traffic
+from quorate.lanes.traffic import Traffic, ring_traffic
 from quorate.observe.quantities import plural, size
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
@@ -22,7 +22,6 @@ from quorate.spec.resolved import ResolvedJob
 from quorate.spec.section import AUTO_BATCH
 from quorate.strategies.gangs.option import DdpSpec
 from quorate.strategies.gangs.sharded_plan import Part, ShardedPlan, Spread
-from quorate.strategies.servers.option import ServersSpec
 from quorate.training.footprint import Footprint, ModuleSize, footprint
 from quorate.training.own_loop import OwnLoop
 from quorate.training.task import Task, configure
@@ -233,7 +232,7 @@ class _Planning:
             yield Part("gradients", found.gradients)
         else:
             yield Part("gradients", (hosted + 1) * found.gradients, f"{plural(hosted, 'lane')} of its own, and the sum")
-        if isinstance(spec.strategy, ServersSpec):
+        if spec.strategy.server_count:
             yield Part("optimizer", 0, f"on the servers: {size(found.optimizer)}")
         else:
             yield Part("optimizer", found.optimizer)
@@ -253,8 +252,9 @@ class _Planning:
         strategy = self.spec.strategy
         if self._sharded is not None:
             return self._sharded.traffic(found), None
-        if isinstance(strategy, ServersSpec):
-            return server_traffic(found.gradients, self.hosting, strategy.servers, strategy.replicas)
+        if strategy.server_count:
+            workers, server = strategy.server_traffic(found.gradients, self.hosting)
+            return tuple(Traffic(*each) for each in workers), Traffic(*server)
         sizes = {shape.dtype: shape.itemsize for shape in found.trained}
         buckets = plan_buckets(found.trained, self.spec.bucket_mb)
         return ring_traffic([(bucket.numel, sizes[bucket.dtype]) for bucket in buckets], self.hosting), None

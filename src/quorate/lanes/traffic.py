@@ -31,17 +31,6 @@ def ring_traffic(buckets: Sequence[tuple[int, int]], hosting: Sequence[range]) -
     )
 
 
-def server_traffic(
-    size: int, hosting: Sequence[range], servers: int, replicas: int
-) -> tuple[tuple[Traffic, ...], Traffic]:
-    """For each worker, and for a server with a fair share of the parameters: every lane's gradient goes to each holder
-    of a parameter, and one of them answers with the new value."""
-    holders = min(servers, replicas)
-    lanes = sum(len(hosted) for hosted in hosting)
-    workers = tuple(Traffic(len(hosted) * holders * size, size) for hosted in hosting)
-    return workers, Traffic(len(hosting) * size // servers, lanes * holders * size // servers)
-
-
 def mesh_traffic(shape: MeshShape, weights: int, gradients: int, gathers: int = 2) -> int:
     """What a worker of a mesh sends in a forward and a backward pass: its shard of the weights, each time that they are
     gathered, of the gradients all but its shard, and that shard's to the replicas. Bytes are those of all shards."""

@@ -1,12 +1,14 @@
 """What the core asks of a strategy and of an engine, whichever option they come from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from quorate.core.mesh import MeshShape
 from quorate.spec.section import Count, Fraction, Section
 
+Bytes = tuple[int, int]
+"""Sent and received."""
 ANY = object()
 """In a refusal: every value but the default."""
 
@@ -103,6 +105,11 @@ class StrategySection(Section):
     def server_count(self) -> int:
         """How many processes a job has that hold parameters."""
         return 0
+
+    def server_traffic(self, gradients: int, hosting: Sequence[range]) -> tuple[tuple[Bytes, ...], Bytes]:
+        """What each worker, by the lanes that it hosts, and each server exchange in a step of a job with servers, whose
+        gradients have so many bytes."""
+        raise NotImplementedError
 
     def mesh(self, workers: int) -> MeshShape | None:
         """How so many workers stand to each other if each holds a part of the state; None where each holds all of it,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -15,6 +15,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.options import named_object
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
+from quorate.training.loop import Loop
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, Sharding
 from quorate.training.state_layout import StateLayout
@@ -57,6 +58,16 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Let go of the other members. It may be closed already."""
+        ...
+
+
+@runtime_checkable
+class WithLoop(Connection, Protocol):
+    """A connection whose strategy is not trained with from step to step, but by a loop of its own."""
+
+    @property
+    def loop(self) -> type[Loop]:
+        """What runs instead of the usual loop, made with the same parts."""
         ...
 
 

@@ -24,11 +24,10 @@ from quorate.data.sampler import Request, Sampler, Source
 from quorate.data.samples import Samples, batch_of
 from quorate.training.compiler import graphs_looked_up, number_of_graphs
 from quorate.training.device import Device
-from quorate.training.gradients import LoneGradients
+from quorate.training.gradients import LoneGradients, parameters_by_rows
 from quorate.training.lane import LaneRunner
 from quorate.training.loss_scale import BACKOFF, LEAST
 from quorate.training.replica import Replica
-from quorate.training.row_gradients import parameters_by_rows
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task
 

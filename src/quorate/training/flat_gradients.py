@@ -117,6 +117,10 @@ class FlatGradients:
         """Those of the lane that was begun last."""
         return self._current
 
+    def beside(self) -> dict[int, tuple[torch.Tensor, ...]]:
+        """What the latest lane has of parameters that have no place in the buckets, by their index."""
+        return {}
+
     def begin(self, lane: int) -> None:
         for parameter in self.parameters:
             parameter.grad = None

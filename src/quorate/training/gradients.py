@@ -257,6 +257,25 @@ def gradient_plan(
     return plan_buckets(shapes, bucket_mb)
 
 
+def parameters_by_rows(model: torch.nn.Module, trainable: Sequence[tuple[str, torch.nn.Parameter]]) -> frozenset[int]:
+    """Which of the trainable parameters get sparse gradients, by their index."""
+    tables = {
+        id(layer.weight)
+        for layer in model.modules()
+        if isinstance(layer, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and layer.sparse
+    }
+    return frozenset(i for i, (_, parameter) in enumerate(trainable) if id(parameter) in tables and parameter.numel())
+
+
+def refuse_rows(model: torch.nn.Module, trainable: Sequence[tuple[str, torch.nn.Parameter]], by: str) -> None:
+    """Refuse sparse gradients by name, where what sums gradients has no rows: torch's own error names nothing."""
+    if by_rows := parameters_by_rows(model, trainable):
+        raise UnsupportedModelError(
+            f"'{trainable[min(by_rows)][0]}' has sparse gradients (sparse=True), which `{by}` does not take. Use "
+            "`strategy: parameter-server` with `mode: synchronous`, or build the layer with sparse=False."
+        )
+
+
 def cannot_be_summed(name: str, gradient: torch.Tensor) -> UnsupportedModelError:
     """A gradient is sparse, or carries a graph."""
     if gradient.layout is not torch.strided:

@@ -10,11 +10,9 @@ from functools import lru_cache
 import torch
 import xxhash
 
-from quorate.reduce.rows import Rows
 from quorate.training.device import Device
 from quorate.training.flat_gradients import FlatGradients, flattened
 from quorate.training.gradients import Gradients, LoneGradients
-from quorate.training.row_gradients import RowGradients
 
 ROW = 4096
 MANY = 4
@@ -32,11 +30,10 @@ def collected(gradients: Gradients, *, by_tensor: bool) -> list[tuple[torch.Tens
         ]
         return each if by_tensor else [tuple(part for parts in each for part in parts)]
     assert isinstance(gradients, FlatGradients), "other gradients are summed in no fixed order"
-    rows: dict[int, Rows] = gradients.latest_rows if isinstance(gradients, RowGradients) else {}
-    of_rows = {index: (some.indices, some.values) for index, some in rows.items()}
+    beside = gradients.beside()
     if by_tensor:
-        return [of_rows.get(index, (_in_a_row(view),)) for index, view in enumerate(gradients.latest.views)]
-    return [(*gradients.latest.buckets, *(part for index in sorted(of_rows) for part in of_rows[index]))]
+        return [beside.get(index, (_in_a_row(view),)) for index, view in enumerate(gradients.latest.views)]
+    return [(*gradients.latest.buckets, *(part for index in sorted(beside) for part in beside[index]))]
 
 
 def lane_digests(groups: Iterable[Sequence[torch.Tensor]], device: Device) -> list[int] | list[torch.Tensor]:

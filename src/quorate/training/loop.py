@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import ClassVar
 
 from quorate.core.errors import QuorateError
 from quorate.core.generation import Phase
@@ -92,6 +93,7 @@ class Loop:
     mode: RunMode = field(default_factory=RunMode)
     may_lag: bool = True
     audit: LaneAudit | None = None
+    by_units: ClassVar[bool] = False
     _laps: Laps = field(default_factory=Laps)
     _is_warm: bool = False
     _bad_listed: tuple[int, ...] = ()
@@ -111,6 +113,11 @@ class Loop:
         reader = LaneReader(self.feed, self.sampler, self.evaluation, hosted, self.activity, device, audited)
         kind = HostedLanes if audit is None else partial(AuditedLanes, audit)
         return kind(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease)
+
+    @staticmethod
+    def publishes(strategy: Strategy, lanes: range) -> bool:  # noqa: ARG004
+        """Whether the member with these lanes publishes steps; all pass through them, and the others keep them."""
+        return 0 in lanes
 
     def run(self) -> str | None:
         """Do what it is here for; "complete", "early stop", "paused" or why it was asked to stop; None where the
@@ -400,7 +407,7 @@ class Loop:
             dataset_samples=self.sampler.samples,
             lanes=self.spec.lanes,
             data=TrainingBlocks.of(self.sampler.describe()),
-            by_units=not self.spec.strategy.is_synchronous,
+            by_units=self.by_units,
         )
         self.publish(event)
         if not self.progress.cursor.step:

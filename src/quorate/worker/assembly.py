@@ -29,9 +29,7 @@ from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import RingSpec
-from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, strategy_factory
-from quorate.strategies.units.unit_loop import UnitLoop
-from quorate.strategies.units.unit_strategy import UnitStrategy
+from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, WithLoop, strategy_factory
 from quorate.training.activity import Activity
 from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.checkpointer import Checkpointer
@@ -147,7 +145,7 @@ class Hooks:
     """How a worker's loop reaches the world outside.
 
     `requested` is what the coordinator asks of this worker. Every worker passes through the same steps, which are
-    published once: by the worker that hosts lane 0, while the others keep them.
+    published once, mostly by the worker that hosts lane 0, while the others keep them.
     """
 
     publish: Callable[[Event], None]
@@ -281,16 +279,14 @@ def assemble(
     update.audit = audit
     strategy = connection.strategy(update, activity)
     own_loop = task if isinstance(task, HostedLoop) and strategy.hosted else None
-    kind: Callable[..., Loop] = UnitLoop if isinstance(strategy, UnitStrategy) else Loop
-    if own_loop is not None:
-        kind = own_loop.loop
-    spoken_for = generation.members[generation.position(worker)].lanes
-    leads = strategy.leads if isinstance(strategy, UnitStrategy) else 0 in spoken_for
+    kind = connection.loop if isinstance(connection, WithLoop) else Loop
+    publishes = kind.publishes(strategy, generation.members[generation.position(worker)].lanes)
+    make: Callable[..., Loop] = kind if own_loop is None else own_loop.loop
     ended = None if own_loop is None else own_loop.end_lane
     on_lane = hooks.on_lane if spec.strategy.fixes_bits else None
     feed = _feed_of(parts, strategy.hosted, evaluation, progress, hooks, mode, audit)
     averaged = mode.evaluates_averages(spec.average)
-    return kind(
+    return make(
         spec=spec,
         sampler=parts.sampler,
         evaluation=evaluation,
@@ -305,7 +301,7 @@ def assemble(
         activity=activity,
         progress=progress,
         memory=parts.memory,
-        publish=hooks.publish if leads else hooks.keep,
+        publish=hooks.publish if publishes else hooks.keep,
         check_lease=hooks.check_lease,
         requested=hooks.requested,
         settle_save=settle_save,

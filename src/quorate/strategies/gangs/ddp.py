@@ -30,9 +30,8 @@ from quorate.strategies.kinds import Holdings
 from quorate.strategies.lagging import Lag
 from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
 from quorate.training.activity import Activity
-from quorate.training.gradients import gradient_plan
+from quorate.training.gradients import gradient_plan, refuse_rows
 from quorate.training.replica import Replica
-from quorate.training.row_gradients import refuse_rows
 from quorate.training.state_layout import Replicated, StateLayout
 from quorate.training.strategy import Strategy
 from quorate.training.update import Update

@@ -1,10 +1,10 @@
 """What parameter servers add to a job file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from quorate.spec.keys import Allowed, Mark
-from quorate.spec.kinds import ANY, Refusal, StrategySection
+from quorate.spec.kinds import ANY, Bytes, Refusal, StrategySection
 from quorate.spec.options import Option, open_to_options
 from quorate.spec.section import Count, CountOrZero
 
@@ -28,7 +28,7 @@ class ServersSpec(StrategySection):
     damping: bool = False
     """Lower the learning rate of late gradients."""
 
-    factory: ClassVar[str] = "quorate.strategies.parameter_server:servers_factory"
+    factory: ClassVar[str] = "quorate.strategies.servers.factory:servers_factory"
 
     @property
     def is_synchronous(self) -> bool:
@@ -41,6 +41,12 @@ class ServersSpec(StrategySection):
     @property
     def server_count(self) -> int:
         return self.servers
+
+    def server_traffic(self, gradients: int, hosting: Sequence[range]) -> tuple[tuple[Bytes, ...], Bytes]:
+        """Every lane's gradient goes to each holder of a parameter, and one of them answers with the new value."""
+        holders, lanes = min(self.servers, self.replicas), sum(len(hosted) for hosted in hosting)
+        workers = tuple((len(hosted) * holders * gradients, gradients) for hosted in hosting)
+        return workers, (len(hosting) * gradients // self.servers, lanes * holders * gradients // self.servers)
 
     def refusals(self) -> Iterator[Refusal]:
         instead = "Use precision: bf16 or fp32, or strategy: ring or ddp."

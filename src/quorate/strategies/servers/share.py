@@ -1,0 +1,232 @@
+"""What one member of a job with servers holds of its state.
+
+The state is what every member holds alike (progress, buffers, schedules, settings and frozen parameters: its *base*),
+and *blocks*, each a trained parameter with its average and with what its optimizer keeps of it. A server holds some
+blocks. A worker holds the values of all, as it has pulled them, and nothing of an optimizer.
+
+Where servers answer with compressed deltas, workers have values that lag behind. Those are everybody's model: they are
+what is evaluated, compared and exported. A server has them for its parameters, too, and beside them the *exact* values,
+which its optimizer updates.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quorate.core.generation import Role
+from quorate.strategies.compression.residuals import LANES, Residuals
+from quorate.strategies.servers.units.record import UnitRecord
+from quorate.training.progress import Progress
+from quorate.training.replica import AVERAGED, Replica
+from quorate.training.strategy import Agreement
+
+EXACT, UPDATED = "exact", "updated"
+"""Under which names exact values, and which blocks were ever updated, are in a state."""
+
+
+@dataclass
+class Share:
+    """A member's share, by the numbers of its blocks in `replica.trainable`.
+
+    `held` are those that it has, and `placed` those that it is to have in its generation; it is the `primary` of some,
+    whose values it gives to workers and writes to checkpoints. `number` says which of the `servers` it is; none is a
+    worker's, or that of a server that leaves. `writer` says which it is of all who may write a part of a checkpoint.
+    `units` tells which units of work are in it, where they are applied one by one. `by_deltas` are the blocks of whose
+    values workers are told by compressed deltas; the `exact` ones are here. `residuals` are what lanes hold back of
+    their gradients. `updated` has a bit for each block that was ever updated, on whichever server.
+    `as_they_lie`: blocks travel in the order of their memory, as the ring has their gradients, and norms add up in it.
+    """
+
+    replica: Replica
+    role: Role
+    held: set[int] = field(default_factory=set)
+    placed: frozenset[int] = frozenset()
+    primary: tuple[int, ...] = ()
+    number: int | None = None
+    writer: int | None = None
+    servers: int = 1
+    units: UnitRecord | None = None
+    by_deltas: frozenset[int] = frozenset()
+    residuals: Residuals | None = None
+    exact: dict[int, torch.Tensor] = field(default_factory=dict)
+    updated: int = 0
+    as_they_lie: bool = False
+
+    def __post_init__(self) -> None:
+        if self.role is not Role.WORKER:
+            self.held = set(range(len(self.replica.trainable)))
+            self._take_exact(self.held, {})
+        else:
+            self._forget_optimizer_state()
+        if self.units is not None:
+            self.units.reset(0, self.held)
+
+    @property
+    def is_server(self) -> bool:
+        return self.role is not Role.WORKER
+
+    def drop_surplus(self) -> None:
+        """Let go of what others hold now."""
+        self.drop(self.held - self.placed)
+
+    def drop(self, blocks: Collection[int]) -> None:
+        """Hold these no longer."""
+        for block in blocks:
+            self.replica.optimizers.take_state(self.parameter(block), {})
+        self.held -= set(blocks)
+        self.exact = {block: value for block, value in self.exact.items() if block in self.held}
+        if self.units is not None:
+            self.units.keep_only(self.held)
+
+    def begin_update(self, agreed: Agreement) -> None:
+        """Before a step changes blocks anywhere: have optimizers choose their kernels as one that has all would."""
+        if agreed.present & ~self.updated and self.updated:
+            trained = [(1 << block, parameter) for block, (_, parameter) in enumerate(self.replica.trainable)]
+            given = {parameter for bit, parameter in trained if agreed.present & bit}
+            self.replica.optimizers.unfuse_if_torn(given, {p for bit, p in trained if self.updated & bit})
+
+    def commit(self, step: int, agreed: Agreement) -> None:
+        """The step is completed here: what lanes hold back after it counts. A void one leaves everything as it was."""
+        if agreed.is_void:
+            return
+        self.updated |= agreed.present
+        if self.residuals is not None:
+            self.residuals.commit(step)
+
+    def parameter(self, block: int) -> torch.nn.Parameter:
+        return self.replica.trainable[block][1]
+
+    def base(self, progress: Progress) -> dict[str, Any]:
+        """What every member holds alike, as a tree."""
+        state, trained = self.replica.state(), {name for name, _ in self.replica.trainable}
+        tensors = {
+            name: tensor
+            for name, tensor in state["tensors"].items()
+            if name not in trained and name.removesuffix(AVERAGED) not in trained
+        }
+        settings = {name: {"state": {}, **_settings(of)} for name, of in state["optimizers"].items()}
+        base = {
+            "replica": state | {"tensors": tensors, "optimizers": settings},
+            "progress": progress.to_dict(),
+            UPDATED: self.updated,
+        }
+        return base if self.residuals is None else base | {LANES: {"applied": self.residuals.applied}}
+
+    def blocks(self, blocks: Iterable[int], *, values_only: bool = False) -> dict[str, Any]:
+        """Some blocks as a tree of the same form; `values_only` without what optimizers keep."""
+        replica = self.replica
+        places = {} if values_only else replica.optimizers.places()
+        averages = {} if replica.average is None else dict(replica.average.tensors())
+        tensors: dict[str, torch.Tensor] = {}
+        states: dict[str, dict[str, Any]] = {name: {"state": {}} for name in replica.optimizers.by_name}
+        for block in sorted(blocks):
+            name, parameter = replica.trainable[block]
+            tensors[name] = parameter.detach()
+            if (averaged := f"{name}{AVERAGED}") in averages:
+                tensors[averaged] = averages[averaged]
+            if parameter in places:
+                optimizer, number = places[parameter]
+                if state := replica.optimizers.state_of(parameter):
+                    states[optimizer]["state"][number] = state
+        tree: dict[str, Any] = {"replica": {"tensors": tensors, "optimizers": states}}
+        exact = {} if values_only else {b: self.exact[b] for b in sorted(blocks) if b in self.exact}
+        return tree | ({EXACT: {replica.trainable[b][0]: value for b, value in exact.items()}} if exact else {})
+
+    def load_base(self, tree: dict[str, Any]) -> Progress:
+        state = tree["replica"]
+        self._load_tensors(state["tensors"])
+        self.replica.optimizers.load_settings(state)
+        self.updated = tree[UPDATED]
+        if self.residuals is not None:
+            self.residuals.stand_at(tree[LANES]["applied"])
+        return Progress.from_dict(tree["progress"])
+
+    def load_blocks(self, tree: dict[str, Any], blocks: Collection[int]) -> None:
+        """Take up blocks, values only where they come without the rest; a server holds them from now on."""
+        state, optimizers = tree["replica"], self.replica.optimizers
+        self._load_tensors(state["tensors"])
+        if not self.is_server:
+            return
+        places = optimizers.places()
+        for block in blocks:
+            parameter = self.parameter(block)
+            if parameter in places:
+                name, number = places[parameter]
+                optimizers.take_state(parameter, state["optimizers"][name]["state"].get(number, {}))
+        self.held |= set(blocks)
+        self._take_exact(blocks, tree.get(EXACT, {}))
+
+    def load(self, tree: dict[str, Any]) -> Progress:
+        """Take up a whole state, such as that of a checkpoint."""
+        self.replica.load(tree["replica"])
+        states = (self.replica.optimizers.state_of(parameter) for _, parameter in self.replica.trainable)
+        self.updated = sum(1 << block for block, state in enumerate(states) if state)
+        if self.is_server:
+            self.held = set(range(len(self.replica.trainable)))
+            self._take_exact(self.held, tree.get(EXACT, {}))
+        else:
+            self._forget_optimizer_state()
+        progress = Progress.from_dict(tree["progress"])
+        if self.units is not None:
+            self.units.reset(progress.cursor.step, self.held)
+        return progress
+
+    def compared(self) -> dict[str, torch.Tensor]:
+        """What this member has of the state, by names for people, for others to compare with what they have."""
+        replica = self.replica
+        trained = dict(replica.trainable)
+        left_out = {name for block, (name, _) in enumerate(replica.trainable) if block not in self.held}
+        if not self.is_server:
+            left_out = set()
+        numbers = {place: parameter for parameter, place in replica.optimizers.places().items()}
+        kept = {id(trained[name]) for name in trained.keys() - left_out}
+        named = {
+            name: tensor
+            for name, tensor in replica.tensors()
+            if name not in left_out and name.removesuffix(AVERAGED) not in left_out
+        }
+        for optimizer, state in replica.optimizers.state()["optimizers"].items():
+            for number, values in state["state"].items():
+                if id(numbers[optimizer, number]) in kept:
+                    named |= {
+                        f"optimizer {optimizer} {number} {key}": value
+                        for key, value in values.items()
+                        if isinstance(value, torch.Tensor)
+                    }
+        exact = {f"{replica.trainable[block][0]} (exact)": value for block, value in self.exact.items()}
+        return named | {name: value for name, value in exact.items() if name.removesuffix(" (exact)") not in left_out}
+
+    def _take_exact(self, blocks: Iterable[int], saved: Mapping[str, torch.Tensor]) -> None:
+        """Where none were saved, those that workers have."""
+        for block in self.by_deltas.intersection(blocks):
+            name, parameter = self.replica.trainable[block]
+            # Laid out like the parameter: the optimizer updates it there.
+            self.exact[block] = parameter.detach().clone()
+            if name in saved:
+                self.exact[block].copy_(saved[name])
+
+    def _forget_optimizer_state(self) -> None:
+        """Some optimizers, such as Adagrad, have one before their first step."""
+        for _, parameter in self.replica.trainable:
+            self.replica.optimizers.take_state(parameter, {})
+
+    def _load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        replica = self.replica
+        parameters = dict(replica.parameters)
+        averages = {} if replica.average is None else dict(replica.average.tensors())
+        buffers = {}
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                if name in parameters:
+                    parameters[name].copy_(tensor)
+                elif name in averages:
+                    averages[name].copy_(tensor)
+                else:
+                    buffers[name] = tensor
+        replica.buffers.commit(buffers)
+
+
+def _settings(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key != "state"}
