@@ -28,6 +28,7 @@ from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.spec.job import JobSpec
+from quorate.spec.rules import checked_job
 from quorate.strategies.kinds import sharding_of
 from quorate.training.activity import Activity
 from quorate.training.device import CPU, digests
@@ -77,7 +78,7 @@ def job(task: type[Task], **keys: Any) -> JobSpec:
     defaults: dict[str, Any] = {"lanes": 4, "batch_size": 12, "steps": 6, "seed": 11}
     if "epochs" in keys:
         del defaults["steps"]
-    return JobSpec.model_validate({"task": f"{task.__module__}:{task.__qualname__}", **defaults, **keys})
+    return checked_job({"task": f"{task.__module__}:{task.__qualname__}", **defaults, **keys})
 
 
 def train(

@@ -69,7 +69,7 @@ class Trainer:
     ("main", "answer"),
     [
         ("lambda run: None", "a lambda has no name"),
-        ("None", "takes the function itself and was given None"),
+        ("None", "takes the function itself and was given nothing"),
         ("Trainer().fit", "a method or an object, is nothing that workers could find"),
         ("Trainer.fit", "a method or an object"),
         ("functools.partial(Trainer.fit, None)", "at the top of a module, which calls it; `params` sets"),
@@ -159,7 +159,7 @@ def test_an_error_of_launch_that_nobody_catches_is_shown_without_frames_of_ours(
     sys.excepthook(raised.type, raised.value, raised.tb)
     shown = capsys.readouterr().err
     assert "quorate.launch(3)" in shown
-    assert "3 is not a class" in shown
+    assert "was given the int 3" in shown
     assert "src/quorate" not in shown
     sys.excepthook(ValueError, ValueError("another"), None)
     assert capsys.readouterr().err == "ValueError: another\n"

@@ -152,5 +152,5 @@ def test_lanes_agree_on_the_largest_number() -> None:
 
 
 def test_servers_do_not_shrink() -> None:
-    with pytest.raises(JobFileError, match="strategy: parameter-server does not"):
+    with pytest.raises(JobFileError, match="not possible with strategy: parameter-server"):
         gang.job(Scarce, strategy="parameter-server", on_out_of_memory="shrink")
