@@ -15,7 +15,6 @@ import pytest
 import xxhash
 from typer.testing import CliRunner
 
-from checkpoint.copied_run import make_source, save
 from quorate.api import session
 from quorate.api.detached import submit_resume
 from quorate.api.evaluate import evaluate, evaluate_run
@@ -26,9 +25,7 @@ from quorate.api.run_part import NoDisplay
 from quorate.api.tasks import TaskLocation, find_task, keep_task
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
-from quorate.checkpoint.place import FolderPlace
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.transfer import copy_checkpoints
 from quorate.cli.app import app
 from quorate.core.errors import DamagedFileError, QuorateError, RequestError, RunError
 from quorate.core.task_source import TaskSource
@@ -39,8 +36,11 @@ from quorate.spec.keys import keys_of
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
 from quorate.storage.run_folder import RunFolder
+from quorate.stores.place import FolderPlace
+from quorate.stores.transfer import copy_checkpoints
 from quorate.supervisor.supervisor import Launch
 from quorate.tune.search import recorded
+from stores.copied_run import make_source, save
 from webhook_receiver import Receiver
 
 TASK = """import quorate

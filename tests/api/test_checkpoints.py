@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.copied_run import Encrypted, make_source
 from quorate.api.checkpoints import NO_KEY, rekey_run, remove_from_run, verify_run
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 from quorate.encryption.key import read_key, rekey
+from stores.copied_run import Encrypted, make_source
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.copied_run import infos, make_source, save
 from checkpoint.only_part import part_of
 from quorate.api.copies import Copies
-from quorate.checkpoint.transfer import Source
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage
 from quorate.spec.job import CheckpointSpec, JobSpec
+from quorate.stores.transfer import Source
 from quorate.supervisor.signals import Signals
+from stores.copied_run import infos, make_source, save
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from quorate.api.checkpoints import verify_run
 from quorate.api.recorded_run import recorded_environment, recorded_job
 from quorate.api.result import open_run
 from quorate.api.tasks import find_task
-from quorate.checkpoint.transfer import Source
 from quorate.core.errors import QuorateError
 from quorate.core.task_source import TaskSource
 from quorate.history.checkpoint_list import CheckpointList
@@ -19,6 +18,7 @@ from quorate.history.run_detail import RunDetail
 from quorate.history.run_record import read_runs
 from quorate.storage.kept_source import keep_source
 from quorate.storage.run_folder import RunFolder
+from quorate.stores.transfer import Source
 from storage.in_time import in_time
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from command import Workplace
 from made_events import make_event
-from quorate.api import run_part, session
+from quorate.api import copies, run_part, session
 from quorate.api.copies import Copies
 from quorate.api.recorded_run import warn_of_stretched_schedule
 from quorate.api.run_part import NoDisplay, RunStart
@@ -180,8 +180,9 @@ def test_what_copiers_write_before_the_job_has_begun_is_news(
         told.append(launch.events_from)
         raise RunError("the engine's refusal")
 
-    monkeypatch.setattr(run_part, "Copies", Hasty)
-    layer = [Override("steps", 16, "--steps")]
+    monkeypatch.setattr(copies, "Copies", Hasty)
+    further = ["checkpoints", str(used_workplace.folder)]
+    layer = [Override("steps", 16, "--steps"), Override("checkpoint.to", further, "--set checkpoint.to")]
     with pytest.raises(RequestError, match="refusal"):
         session.resume(run.path.parent, run.name, {}, layer, watch=lambda _: NoDisplay(), runner=refuse)
     assert told == [before]

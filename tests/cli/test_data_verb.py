@@ -19,7 +19,7 @@ from quorate.cli.data_view import counting
 from quorate.core.errors import RequestError
 from quorate.history.streaming import shown_place
 from quorate.shards.index import NAME, encode, load_index
-from quorate.storage.objects import ObjectStore
+from quorate.stores.objects import FsspecStore
 from schemas import validate
 
 
@@ -273,7 +273,7 @@ def test_places_are_shown_by_their_shortest_path(folder: Path, capsys: pytest.Ca
 def test_shards_in_a_store(s3: SeaweedStore, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"s3://{BUCKET}/data"
     written = write_shards("parquet", folder)
-    store = ObjectStore(url)
+    store = FsspecStore(url)
     for file in written.files:
         store.put(file.name, file.read_bytes())
     run(capsys, "index", url)

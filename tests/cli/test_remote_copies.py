@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from checkpoint.copied_run import infos, make_source
 from command import Done, Workplace, await_condition
 from object_store import BUCKET, SECRET_KEY, Relay, SeaweedStore
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST, Part
-from quorate.checkpoint.place import Place, place_for
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.transfer import copy_checkpoints, fetch_checkpoint
+from quorate.stores.place import Place, place_for
+from quorate.stores.transfer import copy_checkpoints, fetch_checkpoint
 from schemas import validate
+from stores.copied_run import infos, make_source
 
 
 def long(test: Any) -> Any:
@@ -222,8 +222,8 @@ def test_somebody_ends_the_wait_for_a_store_that_says_nothing(
 COPY = """
 import sys
 from pathlib import Path
-from quorate.checkpoint.transfer import Source, copy_checkpoints
-from quorate.checkpoint.place import place_for
+from quorate.stores.transfer import Source, copy_checkpoints
+from quorate.stores.place import place_for
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.retention import Watched
 from quorate.storage.run_folder import RunFolder

@@ -7,8 +7,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from object_store import BUCKET, SeaweedStore, s3, seaweed
 from quorate.core.errors import RunError
 from quorate.engines.shared_storage import Reach, share, why_out_of_reach
-from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder, write_creation
+from quorate.stores.objects import FsspecStore
 
 __all__ = ["s3", "seaweed"]
 
@@ -83,7 +83,7 @@ def test_hosts_answer_in_a_store_as_well_and_nothing_is_left(s3: SeaweedStore, t
     assert reach.is_answered_by("host")
     assert "no such folder" in why_out_of_reach(f"{place}-of-another", reach.nonce, "host")
     reach.close()
-    assert ObjectStore(place).list() == {}
+    assert FsspecStore(place).list() == {}
 
 
 def test_a_store_that_replaces_what_is_to_be_created_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

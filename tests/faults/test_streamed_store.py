@@ -12,7 +12,7 @@ from command import Workplace, await_condition
 from object_store import BUCKET, SECRET_KEY, SeaweedStore, s3, seaweed
 from quorate.shards.index import NAME, save_index
 from quorate.shards.indexing import build_index
-from quorate.storage.objects import ObjectStore
+from quorate.stores.objects import FsspecStore
 from streamed_job import EPOCHS, SOURCE, STEPS_AN_EPOCH, assert_whole, keys_of, write_data
 
 __all__ = ["s3", "seaweed"]
@@ -49,7 +49,7 @@ def url(kind: str, s3: SeaweedStore, tmp_path: Path) -> str:
     write_data(kind, tmp_path / "data")
     url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
     for name in ("train", "validation"):
-        store = ObjectStore(f"{url}/{name}")
+        store = FsspecStore(f"{url}/{name}")
         for file in (tmp_path / "data" / name).iterdir():
             if file.name != NAME:
                 store.put_file(file.name, file)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from checkpoint.copied_run import make_source
 from quorate.checkpoint.retention import Reason
 from quorate.history.checkpoint_list import CheckpointList
 from quorate.observe.events import CheckpointSaved
 from quorate.observe.jsonl import JsonlSink
+from stores.copied_run import make_source
 
 
 def test_one_that_is_kept_for_audits_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.ray_nodes import RayNodes
 from command import await_condition
 from object_store import BUCKET, SeaweedStore, s3, seaweed
-from quorate.storage.objects import ObjectStore
+from quorate.stores.objects import FsspecStore
 from services.ray_training import ON_RAY, PATIENCE, Training, write_job
 
 __all__ = ["s3", "seaweed"]
@@ -59,7 +59,7 @@ def test_a_run_in_a_store_has_the_bits_of_one_machine_and_goes_on_elsewhere(
     finally:
         training.end()
     (run,) = [folder for folder in (tmp_path / "runs").iterdir() if (folder / "storage.json").exists()]
-    store = ObjectStore(f"{place}/{run.name}")
+    store = FsspecStore(f"{place}/{run.name}")
     found = store.list()
     assert {"job.yaml", "environment.json", "events.jsonl", "coordinators/1", "owner"} <= found.keys()
     assert found["events.jsonl"].bytes == (run / "events.jsonl").stat().st_size
@@ -93,8 +93,8 @@ def test_a_killed_launcher_is_followed_by_one_elsewhere_from_the_newest_checkpoi
     training.await_event("checkpoint")
     training.end()
     (tmp_path / "go").touch()
-    (name,) = ObjectStore(place).names()
-    await_condition("the job to be mirrored", lambda: "job.yaml" in ObjectStore(f"{place}/{name}").list(), PATIENCE)
+    (name,) = FsspecStore(place).names()
+    await_condition("the job to be mirrored", lambda: "job.yaml" in FsspecStore(f"{place}/{name}").list(), PATIENCE)
     again = quorate(nodes.environment, "resume", f"{place}/{name}", "--runs", str(tmp_path / "elsewhere"))
     assert again["weights_digest"] == digest
     assert again["from_step"] >= 10

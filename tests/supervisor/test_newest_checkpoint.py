@@ -10,14 +10,14 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder, Loaded
 from quorate.core.errors import CheckpointError, LinkError
 from quorate.core.failure import CHECKPOINT_LOST, JobFailed
-from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder
+from quorate.stores.objects import FsspecStore
 from quorate.supervisor.supervisor import find_newest
 from quorate.worker.process import load_meant, newest_instead
 
 
 def save(folder: Path, step: int) -> Path:
-    return save_whole(CheckpointFolder(folder), {"step": step}, step=step, weights_digest="w").path
+    return save_whole(CheckpointFolder.at(folder), {"step": step}, step=step, weights_digest="w").path
 
 
 def damage(checkpoint: Path) -> None:
@@ -119,9 +119,9 @@ def test_what_may_be_wrong_is_set_aside_and_without_any_other_the_job_begins_aga
 
 def test_in_a_store_too_and_by_several_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder.create(tmp_path, "tiny")
-    run.keep_in(ObjectStore(f"memory://{uuid.uuid4().hex}/tiny"))
+    run.keep_in(FsspecStore(f"memory://{uuid.uuid4().hex}/tiny"))
     save(run.checkpoints, 4)
-    first, second = CheckpointFolder(run.checkpoints), CheckpointFolder(run.checkpoints)
+    first, second = CheckpointFolder.at(run.checkpoints), CheckpointFolder.at(run.checkpoints)
     listed = second.list()
     first.set_aside(0)
     with monkeypatch.context() as patched:

@@ -15,10 +15,8 @@ from typing import Any
 from quorate.api.copies import refuse_own_folder
 from quorate.api.result import LoadedModel, model_of
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, cursor_of, survey
-from quorate.checkpoint.place import place_for
 from quorate.checkpoint.selection import BEST, LAST, best_among, own_among, select, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.transfer import CopiedRun, Source, copy_checkpoints
 from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError, UntrustedError
 from quorate.core.generation import Cursor
@@ -32,6 +30,8 @@ from quorate.spec.override import Override
 from quorate.spec.resolved import dump_job
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.run_folder import RunFolder
+from quorate.stores.place import place_for
+from quorate.stores.transfer import CopiedRun, Source, copy_checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class _Present:
 
     @classmethod
     def of(cls, run: RunFolder) -> "_Present":
-        job, folder, why = None, CheckpointFolder(run.checkpoints), NO_KEY
+        job, folder, why = None, CheckpointFolder.at(run.checkpoints), NO_KEY
         try:
             job = load_recorded(run.job_file, {}, []).spec
             folder = CheckpointFolder.of_job(run.checkpoints, job.checkpoint)
@@ -246,7 +246,7 @@ def copy_run(run: RunFolder, to: str, which: str | None = None) -> CopiedRun:
     refuse_own_folder(run, place)
     chosen = None
     if which is not None:
-        folder, foreign = CheckpointFolder(run.checkpoints), partial(why_foreign, spec=spec)
+        folder, foreign = CheckpointFolder.at(run.checkpoints), partial(why_foreign, spec=spec)
         chosen = [select(run.name, folder, which, lambda: RunRecord.read(run).best, foreign)]
     return copy_checkpoints(Source.of(run, spec), place, chosen)
 

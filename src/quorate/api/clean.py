@@ -116,7 +116,7 @@ def remove(found: Surplus) -> None:
     with run.lock():
         if found.checkpoints is not None:
             for info in found.checkpoints:
-                CheckpointFolder(run.checkpoints).remove(info.path)
+                CheckpointFolder.at(run.checkpoints).remove(info.path)
             return
         if found.copies:
             registry = ModelRegistry(_beside(run))
@@ -149,7 +149,7 @@ def _job(record: RunRecord) -> str:
 
 def _extra_checkpoints(run: RunFolder, record: RunRecord) -> tuple[CheckpointInfo, ...]:
     """All but the best, the newest that is whole, and what the job keeps for ever."""
-    folder = CheckpointFolder(run.checkpoints)
+    folder = CheckpointFolder.at(run.checkpoints)
     infos, newest = {info.cursor: info for info in folder.list()}, folder.search().newest
     rules = glance_at_recorded(run.job_file).get("checkpoint")
     every = rules.get("keep_every") if isinstance(rules, dict) else None

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from quorate.api.recorded_run import run_argument
-from quorate.checkpoint.copier import Copier, CopyStatus
-from quorate.checkpoint.place import FolderPlace, Place, place_for
-from quorate.checkpoint.transfer import Source
 from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
 from quorate.observe.event import KINDS, Event
@@ -26,6 +23,9 @@ from quorate.observe.events import (
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
+from quorate.stores.copier import Copier, CopyStatus
+from quorate.stores.place import FolderPlace, Place, place_for
+from quorate.stores.transfer import Source
 from quorate.supervisor.signals import Signals
 
 PATIENCE = 60.0

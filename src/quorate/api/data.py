@@ -11,7 +11,7 @@ from quorate.core.errors import RequestError
 from quorate.shards.files import shard_place
 from quorate.shards.index import NAME, ShardIndex, load_index, save_index
 from quorate.shards.indexing import Flaw, Progress, build_index, verify_shards
-from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_unknown_store
+from quorate.storage.objects import ObjectMissing, open_store
 
 LARGE_BLOCK = 128_000_000
 _FEW = 3
@@ -82,6 +82,8 @@ def index_data(
     began = time.monotonic()
     for each in (place, output or ""):
         if is_url(each):
+            from quorate.stores.objects import refuse_unknown_store
+
             refuse_unknown_store(each)
     place = normalised(place).rstrip("/") if is_url(place) else str(Path(place).expanduser().absolute())
     file = f"{place}/{NAME}" if output is None else normalised(output)
@@ -143,7 +145,7 @@ def _exists(file: str) -> bool:
         return Path(file).exists()
     parent, _, name = file.rpartition("/")
     try:
-        ObjectStore(parent).size(name)
+        open_store(parent).size(name)
     except ObjectMissing:
         return False
     return True

@@ -23,7 +23,6 @@ from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped
 from quorate.api.result import Result
 from quorate.api.run_part import Watch
 from quorate.api.session import is_private, resumable, resume_in, run_on_engine, start_in
-from quorate.api.stored_run import store_of
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.engines.node_code import NodeCode, below
@@ -131,7 +130,7 @@ def _detachable(resolved: ResolvedJob) -> RaySpec:
             "--detach needs engine.storage: a folder that this machine and all nodes have mounted, such as "
             "--set engine.storage=/mnt/shared. The run is stored there, so that other machines can see it."
         )
-    if store_of(resolved.spec) is not None:
+    if engine.object_store is not None:
         raise RequestError(
             "--detach stores the whole run in engine.storage, so that other machines can see it: that has to be a "
             f"folder that this machine and all nodes have mounted, and not a store ({engine.storage})."

@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from quorate.api.stored_run import keep_in_store, refuse_unusable_store, store_of
 from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.core.installation import install_of
@@ -32,7 +31,10 @@ def engine_of(
     refuse_missing_engine(spec)
     demand = spec.engine.resources_each(spec.device, spec.threads)
     places = launch.first_workers + (spec.spares + spec.strategy.server_count if launch.mode.is_training else 0)
-    keep_in_store(launch.run, spec)
+    if spec.engine.object_store is not None:
+        from quorate.stores.stored_run import keep_in_store
+
+        keep_in_store(launch.run, spec, spec.engine.object_store)
     storage = None if spec.engine.storage is None or launch.run.stored else Path(spec.engine.storage)
     settings = ClusterSettings(demand, spec.engine.placement, places, storage, is_gang=spec.strategy.is_gang)
     sent = code or node_code(spec, launch.preparation.task, launch.run.path.parent, launch.job_source)
@@ -58,7 +60,7 @@ def node_code(spec: JobSpec, task: str, runs: Path, job_source: str) -> NodeCode
     if spec.engine.address == "local":  # the only node is this machine, where all is
         return NodeCode(modules=tuple(asked.py_modules), pip=tuple(asked.pip), variables=asked.env_vars)
     stays = [runs, *_job_files(job_source)]
-    is_folder = spec.engine.storage is not None and store_of(spec) is None
+    is_folder = spec.engine.storage is not None and spec.engine.object_store is None
     return code_of(task, asked, [*stays, *([Path(spec.engine.storage or "")] if is_folder else [])])
 
 
@@ -92,7 +94,10 @@ def refuse_missing_engine(spec: JobSpec) -> None:
             f"engine: ray needs the library ray, which is not installed here: {install_of('ray')}. "
             "The nodes of the cluster need the same version of it. Without a cluster: --set engine=local"
         )
-    refuse_unusable_store(spec)
+    if spec.engine.object_store is not None:
+        from quorate.stores.stored_run import refuse_unusable_store
+
+        refuse_unusable_store(spec, spec.engine.object_store)
 
 
 def refuse_cluster(spec: JobSpec, what: str) -> None:

@@ -17,21 +17,8 @@ from typing import Any, Protocol
 from quorate.api.recorded_run import recorded_and_asked, set_foreign_aside
 from quorate.api.tasks import is_source_of
 from quorate.checkpoint.listing import CheckpointInfo, Search
-from quorate.checkpoint.place import Place, place_at
 from quorate.checkpoint.selection import Foreign, saved_job, search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder, why_not_plain
-from quorate.checkpoint.transfer import (
-    FETCHING,
-    ORIGIN,
-    PAGES,
-    SOURCE_PAGE,
-    Origin,
-    encrypted_at,
-    fetch_newest,
-    here_at,
-    read_origin,
-    sweep_fetching,
-)
 from quorate.core.addresses import is_url, normalised, shown
 from quorate.core.errors import CheckpointError, JobFileError, QuorateError, RunError
 from quorate.core.masking import shown_value
@@ -48,6 +35,19 @@ from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.kept_source import FOLDER as SOURCE_FOLDER
 from quorate.storage.kept_source import SourcePage, read_source
 from quorate.storage.run_folder import RunFolder, is_in_use, refuse_untrusted, why_untrusted, write_creation
+from quorate.stores.place import Place, place_at
+from quorate.stores.transfer import (
+    FETCHING,
+    ORIGIN,
+    PAGES,
+    SOURCE_PAGE,
+    Origin,
+    encrypted_at,
+    fetch_newest,
+    here_at,
+    read_origin,
+    sweep_fetching,
+)
 
 log = logging.getLogger(__name__)
 

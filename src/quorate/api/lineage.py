@@ -28,13 +28,13 @@ def lineage_folder(run: RunFolder) -> Path:
 
 def is_on_the_way(run: RunFolder, spec: JobSpec) -> bool:
     """Whether a run has still to train what its job was before."""
-    return bool(spec.lineage) and lineage_folder(run).is_dir() and not CheckpointFolder(run.checkpoints).list()
+    return bool(spec.lineage) and lineage_folder(run).is_dir() and not CheckpointFolder.at(run.checkpoints).list()
 
 
 def has_trained_parts(run: RunFolder) -> bool:
     """Whether there is anything to lose."""
     parts = RunFolder.all_in(lineage_folder(run))
-    return any(CheckpointFolder(part.checkpoints).list() for part in parts)
+    return any(CheckpointFolder.at(part.checkpoints).list() for part in parts)
 
 
 def train_lineage(run: RunFolder, resolved: ResolvedJob, train: Trainer) -> CheckpointInfo | Result:
@@ -64,7 +64,7 @@ def train_lineage(run: RunFolder, resolved: ResolvedJob, train: Trainer) -> Chec
 
 def _own_checkpoint(part: RunFolder, spec: JobSpec) -> CheckpointInfo | None:
     """That of an earlier attempt."""
-    if not CheckpointFolder(part.checkpoints).list():
+    if not CheckpointFolder.at(part.checkpoints).list():
         return None
     return newest_checkpoint(part, spec, spec.checkpoint)
 

@@ -65,7 +65,7 @@ def _saved_keys(run: RunFolder) -> dict[str, Any]:
             f"{fetched['from']}, where others may have changed the job. Put the file back, or remove the run's folder "
             "and resume from there again."
         )
-    saved = CheckpointFolder(run.checkpoints).list()
+    saved = CheckpointFolder.at(run.checkpoints).list()
     # A checkpoint of another run may lie among them: this one is called after its job.
     own = [info for info in saved if run.name.startswith(f"{info.manifest.job.get('name')}-")] or list(saved)
     if not own:
@@ -125,7 +125,7 @@ def chosen_checkpoint(
 
 def set_foreign_aside(run: RunFolder, spec: JobSpec) -> None:
     """Move checkpoints of other jobs out of the folder: whoever replaces a lost worker would go on from the newest."""
-    for info in CheckpointFolder(run.checkpoints).list():
+    for info in CheckpointFolder.at(run.checkpoints).list():
         if why_foreign(info, spec):
             aside = run.path / OTHERS
             try:
@@ -301,7 +301,7 @@ def refuse_edited_job(run: RunFolder, checkpoint: CheckpointInfo, resolved: Reso
 def remains_of(run: RunFolder, spec: JobSpec, failure: Failure | None = None) -> Remains:
     """What a run has left that failed, or was stopped."""
     try:
-        saved = CheckpointFolder(run.checkpoints).list()
+        saved = CheckpointFolder.at(run.checkpoints).list()
     except CheckpointError:
         saved = ()  # trouble with the disk must not hide what has ended the job
     changes = failure is not None and failure.is_repeatable

@@ -96,7 +96,7 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
     checkpoint = None if info is None else hold_checkpoint(run, info, scratch)
     mode, micro_batches = RunMode(replayed_step=step), run.read_micro_batches()
     done, _ = run_in_scratch(scratch, resolved, mode, checkpoint, refuse, place, micro_batches)
-    folder = CheckpointFolder(done.checkpoints)
+    folder = CheckpointFolder.at(done.checkpoints)
     states = {saved.cursor.step: folder.load(saved).state["replica"] for saved in folder.list()}
     events = EventTail(done.events_file).read_new()
     reported = next((event for event in events if isinstance(event, StepCompleted) and event.step == step), None)
@@ -107,7 +107,7 @@ def _replayed(run: RunFolder, step: int, scratch: Path) -> _Replayed:
 
 def _checkpoint_before(run: RunFolder, step: int) -> CheckpointInfo | None:
     """The newest whole one before a step; without any, the replay begins where the job does."""
-    folder = CheckpointFolder(run.checkpoints)
+    folder = CheckpointFolder.at(run.checkpoints)
     for info in reversed(folder.list()):
         if info.cursor.step < step:
             with contextlib.suppress(CheckpointError):

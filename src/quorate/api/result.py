@@ -254,7 +254,7 @@ def _read(run: RunFolder, spec: JobSpec, checkpoint: str | int) -> tuple[Checkpo
 
 def _so_far(run: RunFolder) -> dict[str, Any]:
     """What the newest checkpoint tells, for a run that has not told how it ended."""
-    checkpoints: Sequence[CheckpointInfo] = CheckpointFolder(run.checkpoints).list()
+    checkpoints: Sequence[CheckpointInfo] = CheckpointFolder.at(run.checkpoints).list()
     with contextlib.suppress(QuorateError):  # without its job nobody knows which are of another
         spec = load_recorded(run.job_file, {}, []).spec
         checkpoints = own_among(checkpoints, lambda info: why_foreign(info, spec))

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.copies import Copies
 from quorate.api.observers import Observers
 from quorate.api.prints import WithPrints
 from quorate.api.recorded_run import (
@@ -17,7 +16,6 @@ from quorate.api.recorded_run import (
     short_path,
 )
 from quorate.api.result import Result
-from quorate.api.stored_run import mirrored
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import search_own, why_foreign
@@ -122,8 +120,15 @@ class Part:
         self.run.logs.mkdir(exist_ok=True)  # logs may be removed to save space, and the run resumed after that
         log_file = LogFile(self.run.logs / "launcher.jsonl", {"process": place.process})
         logged = also_logging(RecordHandler(place, log_file.append), self._spec.log_level)
-        with contextlib.closing(log_file), logged, mirrored(self.run, self._spec), self.run.reserving():
+        with contextlib.closing(log_file), logged, self._mirrored(), self.run.reserving():
             return self._train(signals)
+
+    def _mirrored(self) -> contextlib.AbstractContextManager[None]:
+        if self._spec.engine.object_store is None and self.run.stored is None:
+            return contextlib.nullcontext()
+        from quorate.stores.stored_run import mirrored
+
+        return mirrored(self.run, self._spec)
 
     def _train(self, signals: Signals) -> Result:
         self._signals = signals
@@ -137,16 +142,22 @@ class Part:
         try:
             # Before there are copiers, which write events themselves: those are news.
             events_from = end_of_events(self.run.events_file)
-            copies = Copies(self.run, self._spec, self._handle)
+            copies = None
+            if self._spec.checkpoint.to[1:]:
+                from quorate.api.copies import Copies
+
+                copies = Copies(self.run, self._spec, self._handle)
             try:
-                outcome = self._launch(events_from, copies.handle, signals)
+                show = self._handle if copies is None else copies.handle
+                outcome = self._launch(events_from, show, signals)
                 fields = self._conclude(outcome, time.perf_counter() - started)
                 self._tell_end(RunFinished(weights_digest=str(fields.get("weights_digest", "")), result=fields))
             except QuorateError as error:
                 self._tell_end(RunFailed.of(Failure.of(error)))
                 raise
             finally:
-                copied = copies.conclude(signals) if self.has_trained else copies.abandon()
+                if copies is not None:
+                    copied = copies.conclude(signals) if self.has_trained else copies.abandon()
         finally:
             try:
                 self._observers.close()
@@ -269,7 +280,8 @@ class Part:
 
     def _state_so_far(self) -> dict[str, Any]:
         """What holds for a run whose workers cannot tell any more, by its newest checkpoint."""
-        search = search_own(CheckpointFolder(self.run.checkpoints).search, lambda info: why_foreign(info, self._spec))
+        folder = CheckpointFolder.at(self.run.checkpoints)
+        search = search_own(folder.search, lambda info: why_foreign(info, self._spec))
         info = search.newest or self.checkpoint
         return {
             "steps": 0 if info is None else info.cursor.step,

@@ -34,7 +34,6 @@ from quorate.api.recorded_run import (
 )
 from quorate.api.result import Result
 from quorate.api.run_part import Part, Runner, Watch
-from quorate.api.stored_run import store_of
 from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
@@ -54,7 +53,7 @@ from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.secrets import job_secrets
 from quorate.spec.section import AUTO_BATCH
-from quorate.storage.objects import ObjectStore
+from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.submission import forget_asked, forget_submission
 from quorate.supervisor.signals import Signals, listening_to_signals
@@ -253,9 +252,9 @@ def _train_in_new_run(
     _refuse_what_is_missing(resolved.spec)
     with listening_to_signals() as signals:
         # In a storage that others have, too, its name is not that of another run.
-        engine, url = resolved.spec.engine, store_of(resolved.spec)
+        engine = resolved.spec.engine
         storage = Path(engine.shared_storage) if engine.shared_storage else None
-        beside = storage if url is None else ObjectStore(url)
+        beside = storage if engine.object_store is None else open_store(engine.object_store)
         run = RunFolder.create(folder.absolute(), resolved.spec.name, beside=beside)
         with run.lock():
             try:
@@ -265,7 +264,7 @@ def _train_in_new_run(
                 return beginning.train(signals, checkpoint)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
-                if not CheckpointFolder(run.checkpoints).list() and not has_trained_parts(run):
+                if not CheckpointFolder.at(run.checkpoints).list() and not has_trained_parts(run):
                     shutil.rmtree(run.path, ignore_errors=True)
                 raise
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from quorate.checkpoint.manifest import MANIFEST, MOST_INCARNATIONS, Manifest
-from quorate.checkpoint.object_folder import objects_of
+from quorate.checkpoint.shown import shown_by
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, UntrustedError
 from quorate.core.generation import Cursor, Phase
 from quorate.core.regular_file import read_regular
@@ -82,8 +82,8 @@ class Search:
 
 def survey(folder: Path) -> tuple[CheckpointInfo | Skipped, ...]:
     """Everything with a checkpoint's name, oldest first. A leftover of a writer that died has no such name."""
-    if (objects := objects_of(folder)) is not None:
-        objects.refresh()
+    if (shown := shown_by(folder)) is not None:
+        shown.refresh()
     try:
         found = _named(folder)
     except FileNotFoundError:

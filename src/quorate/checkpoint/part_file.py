@@ -13,8 +13,8 @@ from typing import Protocol
 import xxhash
 
 from quorate.checkpoint.manifest import PART_NAME, Part
-from quorate.checkpoint.object_folder import fetch_missing
 from quorate.checkpoint.seal import Seal
+from quorate.checkpoint.shown import fetch_missing
 from quorate.core.errors import CheckpointError
 from quorate.core.machine import fresh_memory
 from quorate.core.regular_file import open_regular

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,11 +31,10 @@ from quorate.checkpoint.listing import (
     survey,
 )
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
-from quorate.checkpoint.object_attempt import ObjectAttempt
-from quorate.checkpoint.object_folder import ObjectFolder, objects_of
 from quorate.checkpoint.part_file import DIGESTS, SEALED, parts_in, verify_part, write_part
 from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.seal import Seal
+from quorate.checkpoint.shown import shown_by
 from quorate.core.errors import AttemptGone, CheckpointError, UntrustedError
 from quorate.core.generation import Cursor, GenerationId
 from quorate.core.regular_file import read_regular
@@ -225,7 +224,7 @@ class FolderAttempt:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not self.path.is_dir():
                 raise gone from None
-            raise _explained(error, self.path.parent, self.cursor, self.needed) from error
+            raise explained(error, self.path.parent, self.cursor, self.needed) from error
 
 
 class CheckpointFolder:
@@ -240,41 +239,40 @@ class CheckpointFolder:
         self.folder = folder
         self.digest = digest
         self.cipher = cipher
-        self._objects = objects_of(folder)
+
+    @classmethod
+    def at(cls, folder: Path, *, digest: str = DIGESTS[0], cipher: Seal | None = None) -> "CheckpointFolder":
+        """The checkpoints of a run: in its folder, or in the store that the folder shows."""
+        kind = cls if shown_by(folder) is None else named_object("quorate.stores.checkpoints:StoredCheckpoints")
+        opened = kind(folder, digest=digest, cipher=cipher)
+        assert isinstance(opened, CheckpointFolder)
+        return opened
 
     @classmethod
     def of_job(cls, folder: Path, rules: CheckpointSpec) -> "CheckpointFolder":
         """As a job says it. Raises `CheckpointError` where its key cannot be read; or it has none, and a checkpoint is
         encrypted: one who could edit the job and add a plain checkpoint would otherwise have it used."""
         if rules.sealing is not None:
-            return cls(folder, digest=rules.digest, cipher=named_object(rules.sealing.opened_by)(rules.sealing))
+            cipher = named_object(rules.sealing.opened_by)(rules.sealing)
+            return cls.at(folder, digest=rules.digest, cipher=cipher)
         if (sealed := _encrypted_in(folder)) is not None:
             raise CheckpointError(why_not_plain(str(sealed), folder.parent.name))
-        return cls(folder, digest=rules.digest)
+        return cls.at(folder, digest=rules.digest)
 
     # --- writing
 
     def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> Attempt:
-        if self._objects is None:
-            return self.open_here(cursor, needed, name)
-        attempt = self._open_there(self._objects, cursor, needed, name or _new_name(cursor))
-        if not name:
-            attempt.begin()
-        return attempt
-
-    def _open_there(self, objects: ObjectFolder, cursor: Cursor, needed: int, name: str) -> ObjectAttempt:
-        explain = partial(_explained, folder=self.folder, cursor=cursor, needed=needed)
-        return ObjectAttempt(name, cursor, objects, self.digest, self.cipher, explain)
+        return self.open_here(cursor, needed, name)
 
     def open_here(self, cursor: Cursor, needed: int = 0, name: str = "") -> FolderAttempt:
         """The same in the folder itself."""
-        path = self.folder / (name or _new_name(cursor))
+        path = self.folder / (name or new_name(cursor))
         if not name:
             try:
                 self.folder.mkdir(exist_ok=True)  # not its parents: a run that was renamed is not begun again
                 path.mkdir()
             except OSError as error:
-                raise _explained(error, self.folder, cursor, needed) from error
+                raise explained(error, self.folder, cursor, needed) from error
         return FolderAttempt(path, cursor, needed, self.digest, self.cipher)
 
     def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
@@ -284,23 +282,18 @@ class CheckpointFolder:
         older generation than has committed here by now: it was replaced and has not heard of it, on another host say.
         The same state saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
         """
-        if self._objects is not None:
-            return self._commit_objects(self._objects, attempt, manifest, check)
         final = self.folder / checkpoint_name(manifest.cursor)
         source = self.open_here(manifest.cursor, name=attempt)
-        if final.exists() and isinstance(present := self._checked(look_at(final)), CheckpointInfo):
-            _refuse_another_state(present, manifest)
+        if (present := self._present(final, manifest)) is not None:
             source.give_up()
             return present
-        parts = tuple(source.written().values())
-        source = replace(source, needed=sum(part.bytes for part in parts))
-        whole = replace(manifest, parts=parts, created=datetime.now(UTC).isoformat(timespec="seconds"))
+        whole, written = self._completed(manifest, source)
+        source = replace(source, needed=sum(part.bytes for part in whole.parts))
         with source.present():
             for voucher in source.path.glob(f"{VOUCHER}*"):
                 voucher.unlink(missing_ok=True)
             try:
-                written = whole if self.cipher is None else whole.sealed(self.cipher)
-                write_new_file(source.path / MANIFEST, [written.to_json().encode()])
+                write_new_file(source.path / MANIFEST, [written])
                 sync_folder(source.path)
                 check()
                 self._refuse_older(manifest)
@@ -313,33 +306,18 @@ class CheckpointFolder:
                 raise
         return CheckpointInfo(final, whole)
 
-    def _commit_objects(
-        self, objects: ObjectFolder, attempt: str, manifest: Manifest, check: Callable[[], None]
-    ) -> CheckpointInfo:
-        """The same where the manifest is what commits: of several who put it, one alone does."""
-        final = self.folder / checkpoint_name(manifest.cursor)
-        source = self._open_there(objects, manifest.cursor, 0, attempt)
-        parts = tuple(source.written().values())
+    def _present(self, final: Path, manifest: Manifest) -> CheckpointInfo | None:
+        """The whole checkpoint that is there already; refused where it is of another state."""
+        if not final.exists() or not isinstance(present := self._checked(look_at(final)), CheckpointInfo):
+            return None
+        _refuse_another_state(present, manifest)
+        return present
+
+    def _completed(self, manifest: Manifest, attempt: Attempt) -> tuple[Manifest, bytes]:
+        """The manifest of an attempt that has all its parts, and the same as it is written."""
+        parts = tuple(attempt.written().values())
         whole = replace(manifest, parts=parts, created=datetime.now(UTC).isoformat(timespec="seconds"))
-        written = whole if self.cipher is None else whole.sealed(self.cipher)
-        was_refused = False
-        while True:
-            listed = objects.refresh()
-            if final.exists() and isinstance(present := self._checked(look_at(final)), CheckpointInfo):
-                _refuse_another_state(present, manifest)
-                source.give_up()
-                return present
-            check()
-            self._refuse_older(manifest)
-            # Not shown though it is there: its parts were swept before its writer, which was replaced, committed them.
-            if final.exists() or (was_refused and final.name in listed):
-                objects.uncommit(final.name)
-            if objects.commit(final.name, written.to_json().encode()):
-                source.forget()
-                with suppress(CheckpointError):  # it is saved, whether this folder shows it now or later
-                    objects.refresh()
-                return CheckpointInfo(final, whole)
-            was_refused = True
+        return whole, (whole if self.cipher is None else whole.sealed(self.cipher)).to_json().encode()
 
     def _refuse_older(self, manifest: Manifest) -> None:
         newest = newest_generation(self.folder)
@@ -421,11 +399,7 @@ class CheckpointFolder:
             log.warning("checkpoint %s is set aside: what it holds may be wrong", info.path.name)
             aside = f"{DISTRUSTED}{info.path.name}-{secrets.token_hex(4)}"
             try:
-                if self._objects is not None:
-                    self._objects.keep(aside, info.manifest.to_json().encode())
-                    self._objects.remove(info.path.name)
-                else:
-                    move_into_place(info.path, self.folder / aside)
+                self._keep_aside(info, aside)
             except (OSError, CheckpointError) as error:
                 if any(one.path == info.path for one in self.list()):  # otherwise another worker was faster
                     raise CheckpointError(
@@ -434,11 +408,8 @@ class CheckpointFolder:
 
     def distrusted(self) -> tuple[CheckpointInfo, ...]:
         """What was set aside, by the path that it had; without what cannot be read any more."""
-        pages = [] if self._objects is None else self._objects.kept(DISTRUSTED)
         found: list[CheckpointInfo] = []
-        with suppress(OSError):
-            pages += [(e.parent.name, read_regular(e)) for e in self.folder.glob(f"{DISTRUSTED}*/{MANIFEST}")]
-        for name, content in pages:
+        for name, content in self._pages_aside():
             path = self.folder / name.removeprefix(DISTRUSTED).rpartition("-")[0]
             with suppress(CheckpointError):
                 found.append(CheckpointInfo(path, read_manifest(path, content)))
@@ -453,11 +424,17 @@ class CheckpointFolder:
             return Skipped.of(found.path, error)
         return found
 
+    def _keep_aside(self, info: CheckpointInfo, name: str) -> None:
+        move_into_place(info.path, self.folder / name)
+
+    def _pages_aside(self) -> Iterator[tuple[str, bytes]]:
+        """The manifests of what was set aside, by the name that it has now."""
+        with suppress(OSError):
+            for manifest in self.folder.glob(f"{DISTRUSTED}*/{MANIFEST}"):
+                yield manifest.parent.name, read_regular(manifest)
+
     def _set_aside(self, path: Path) -> None:
         """First from the list, in one move, then from the disk."""
-        if self._objects is not None:
-            self._objects.remove(path.name)
-            return
         doomed = self.folder / f"{REMOVING}{path.name}-{secrets.token_hex(4)}"
         move_into_place(path, doomed)
         discard(doomed)
@@ -471,7 +448,8 @@ def cipher_of(manifest: Manifest, given: Seal | None) -> Seal | None:
     return found
 
 
-def _new_name(cursor: Cursor) -> str:
+def new_name(cursor: Cursor) -> str:
+    """Of an attempt that nobody else has."""
     return f"{WRITING}{checkpoint_name(cursor)}-{secrets.token_hex(4)}"
 
 
@@ -513,7 +491,7 @@ def _refuse_another_state(present: CheckpointInfo, manifest: Manifest) -> None:
         )
 
 
-def _explained(error: OSError, folder: Path, cursor: Cursor, needed: int) -> CheckpointError:
+def explained(error: OSError, folder: Path, cursor: Cursor, needed: int) -> CheckpointError:
     """What trouble with the disk means, and what helps."""
     if error.errno in _NO_SPACE:
         remedy = "Free some space, lower `checkpoint.keep`, or choose"

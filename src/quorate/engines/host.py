@@ -26,7 +26,7 @@ from quorate.engines.local import LocalEngine
 from quorate.engines.log_tails import LogLines, LogTails
 from quorate.engines.scratch import Scratch
 from quorate.engines.shared_storage import why_out_of_reach
-from quorate.storage.objects import ObjectStore
+from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
@@ -206,7 +206,7 @@ class HostAgent:
             if is_url(storage):
                 # A folder of this host shows what lies there.
                 own = RunFolder(Path(assignment.run)).checkpoints
-                self._run.keep_in(ObjectStore(storage))
+                self._run.keep_in(open_store(storage))
                 storage = str(self._run.path)
                 if checkpoint is not None and Path(checkpoint).parent == own:
                     checkpoint = str(self._run.checkpoints / Path(checkpoint).name)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quorate.core.addresses import is_url
 from quorate.core.errors import RunError
-from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError
+from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, open_store
 from quorate.storage.run_folder import RunFolder
 
 OWNER = "owner"
@@ -150,7 +150,7 @@ class _Folder:
 
 
 def _files_at(place: str) -> _Folder | ObjectStore:
-    return ObjectStore(place) if is_url(place) else _Folder(Path(place))
+    return open_store(place) if is_url(place) else _Folder(Path(place))
 
 
 def _answer_of(nonce: str, host: str) -> str:

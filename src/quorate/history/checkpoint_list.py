@@ -12,9 +12,9 @@ from typing import Any
 
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, cursor_of, survey
 from quorate.checkpoint.manifest import Part
-from quorate.checkpoint.object_folder import objects_of
 from quorate.checkpoint.retention import Reason, Retention, reasons
 from quorate.checkpoint.selection import why_foreign
+from quorate.checkpoint.shown import shown_by
 from quorate.core.errors import CheckpointError, QuorateError
 from quorate.core.generation import Phase
 from quorate.history.event_index import glance
@@ -137,7 +137,7 @@ def nearest_saved(step: int, checkpoints: Iterable[CheckpointRecord]) -> int | N
 
 
 def _problem(folder: Path, part: Part) -> str:
-    if not (folder / part.file).exists() and objects_of(folder.parent) is not None:
+    if not (folder / part.file).exists() and shown_by(folder.parent) is not None:
         return ""  # nobody has read it here
     try:
         size = (folder / part.file).stat().st_size

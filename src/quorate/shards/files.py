@@ -16,7 +16,7 @@ from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError
 from quorate.core.regular_file import open_regular
 from quorate.shards.formats.format import ShardFile
-from quorate.storage.objects import ObjectStore
+from quorate.storage.objects import ObjectStore, open_store
 
 
 class ShardPlace(Protocol):
@@ -112,7 +112,7 @@ class StorePlace:
     """Shards under a URL. One thread alone lists it, or reads from it, first: that opens the store for all others."""
 
     def __init__(self, url: str) -> None:
-        self._store = ObjectStore(url)
+        self._store = open_store(url)
         self._own = threading.local()
 
     def list(self) -> dict[str, int]:
@@ -137,6 +137,6 @@ class StorePlace:
         if self._store.serves_threads:
             return self._store
         if not hasattr(self._own, "store"):
-            self._own.store = ObjectStore(self._store.url)
+            self._own.store = open_store(self._store.url)
         own: ObjectStore = self._own.store
         return own

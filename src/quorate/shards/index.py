@@ -15,7 +15,7 @@ from quorate.core.errors import RequestError
 from quorate.core.regular_file import read_regular
 from quorate.shards.formats.format import Block
 from quorate.storage.atomic import write_atomically
-from quorate.storage.objects import ObjectMissing, ObjectStore, refuse_secret
+from quorate.storage.objects import ObjectMissing, open_store, refuse_secret
 
 NAME = "index.quorate"
 
@@ -140,7 +140,7 @@ def load_index(place: str | Path) -> ShardIndex:
     if not last.endswith(Path(NAME).suffix):
         parent, last = name, NAME
     try:
-        content = ObjectStore(parent).read(last)
+        content = open_store(parent).read(last)
     except ObjectMissing:
         raise _missing(name) from None
     return decode(content, f"{parent}/{last}", parent)
@@ -150,7 +150,7 @@ def save_index(index: ShardIndex, place: str | Path) -> None:
     """Write the index file: whole or not at all. `place` is the file, or its URL."""
     if is_url(str(place)):
         parent, _, last = str(place).rpartition("/")
-        ObjectStore(parent).put(last, encode(index))
+        open_store(parent).put(last, encode(index))
     else:
         write_atomically(Path(place), encode(index))
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from quorate.core.addresses import is_url
 from quorate.core.mesh import MeshShape
 from quorate.spec.section import Count, Fraction, Section
 
@@ -145,6 +146,11 @@ class EngineSection(Section):
     def shared_storage(self) -> str | None:
         """The folder or object store that all hosts reach, for the runs."""
         return None
+
+    @property
+    def object_store(self) -> str | None:
+        """The object store among these."""
+        return self.shared_storage if self.shared_storage is not None and is_url(self.shared_storage) else None
 
     def gpus_each(self, device: str) -> float:
         """How much of a GPU a cluster gives each worker of a job with this `device`."""

@@ -25,7 +25,7 @@ from quorate.core.runs_folder import is_run, is_search, where_looked
 from quorate.storage.atomic import discard, explaining, write_atomically
 from quorate.storage.incarnations import Incarnations
 from quorate.storage.lock import FolderLock, Holder
-from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError
+from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, open_store
 
 LAST = "last"
 SHOWN = 8
@@ -439,7 +439,7 @@ def _not_found(runs: Path, reference: str, names: list[str]) -> str:
 @cache
 def _opened(url: str, pid: int) -> ObjectStore:  # noqa: ARG001 (a fork cannot use what its parent has opened)
     """One for all that this process does there: to open it takes a while."""
-    return ObjectStore(url)
+    return open_store(url)
 
 
 def _digest(token: str) -> str:

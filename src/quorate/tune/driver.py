@@ -56,7 +56,7 @@ class Driver:
     def began(self, number: int, branches: int = 0) -> None:
         """A trial begins, or goes on from its newest checkpoint."""
         name = run_name(number, branches)
-        checkpoints = CheckpointFolder(self.journal.folder.run(name).checkpoints).list()
+        checkpoints = CheckpointFolder.at(self.journal.folder.run(name).checkpoints).list()
         if checkpoints:
             self.journal.tell("resumed", number, run=name, step=checkpoints[-1].cursor.step)
         else:

@@ -168,7 +168,7 @@ class TrialRun:
         run = plan.folder
         _await_lock(run, signals)
         known = is_run(run.path)
-        saved = CheckpointFolder(run.checkpoints).list() if known else ()
+        saved = CheckpointFolder.at(run.checkpoints).list() if known else ()
         result = (run.whole_result() or {}) if known else {}
         reached = saved[-1].cursor.step if saved else 0
         is_over = result.get("status") in ("complete", "failed") and not _is_full(_failure_of(result))

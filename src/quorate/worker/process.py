@@ -240,7 +240,7 @@ class Worker:
     def _has_checkpoint(self) -> bool:
         """Whether there is one by now: the first may be on its way, and is sound if all its writers have agreed."""
         over = time.monotonic() + SAVING_PATIENCE
-        folder = CheckpointFolder(self._run.checkpoints)
+        folder = CheckpointFolder.at(self._run.checkpoints)
         while not (found := bool(folder.list())) and self._checkpointer is not None and self._checkpointer.may_commit:
             if time.monotonic() >= over:
                 break
@@ -448,7 +448,7 @@ class Worker:
             return Progress(micro_batches=known)
         self._write_status(0, RESTORING, None)
         path = Path(self._assignment.checkpoint)
-        folder = CheckpointFolder(path.parent, cipher=parts.folder.cipher)
+        folder = CheckpointFolder.at(path.parent, cipher=parts.folder.cipher)
         foreign = partial(why_foreign, spec=self._spec)
         instead = partial(newest_instead, path, folder, self._run.checkpoints, foreign)
         load = partial(folder.load, boxes=parts.layout.boxes)

@@ -21,7 +21,8 @@ from quorate.shards import fetching, indexing
 from quorate.shards.fetching import StoreAway
 from quorate.shards.index import NAME, ShardIndex, encode, load_index, save_index
 from quorate.shards.indexing import Flaw, build_index, verify_shards
-from quorate.storage.objects import ObjectStore, StoreError
+from quorate.storage.objects import StoreError
+from quorate.stores.objects import FsspecStore
 
 __all__ = ["small_blocks"]
 
@@ -152,7 +153,7 @@ class TestBuilding:
         written = write_shards(kind, tmp_path)
         url = f"memory://index-{kind}/prefix"
         for file in written.files:
-            ObjectStore(url).put(file.name, file.read_bytes())
+            FsspecStore(url).put(file.name, file.read_bytes())
         assert encode(build_index(url)) == encode(build_index(str(tmp_path)))
 
     def test_follows_links_to_folders_and_files_and_ends_where_they_lead_back(self, tmp_path: Path) -> None:
@@ -272,19 +273,19 @@ class TestPassingTrouble:
         monkeypatch.setattr(fetching, "FIRST_PAUSE", 0.001)
         url = f"memory://{tmp_path.name}"
         for file in write_shards("jsonl", tmp_path, (5,) * 6).files:
-            ObjectStore(url).put(file.name, file.read_bytes())
+            FsspecStore(url).put(file.name, file.read_bytes())
         return url
 
     def failing(self, monkeypatch: pytest.MonkeyPatch, always: str = "") -> list[str]:
-        read, failed = ObjectStore.read, []
+        read, failed = FsspecStore.read, []
 
-        def fail(store: ObjectStore, key: str, start: int = 0, length: int | None = None) -> bytes:
+        def fail(store: FsspecStore, key: str, start: int = 0, length: int | None = None) -> bytes:
             if key == always or key not in failed:
                 failed.append(key)
                 raise StoreError("the store cannot be reached")
             return read(store, key, start, length)
 
-        monkeypatch.setattr(ObjectStore, "read", fail)
+        monkeypatch.setattr(FsspecStore, "read", fail)
         return failed
 
     def test_is_tried_again(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,14 +300,14 @@ class TestPassingTrouble:
     def test_a_library_with_one_connection_is_opened_by_every_thread(
         self, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        read, readers = ObjectStore.read, set()
+        read, readers = FsspecStore.read, set()
 
-        def note(store: ObjectStore, key: str, start: int = 0, length: int | None = None) -> bytes:
+        def note(store: FsspecStore, key: str, start: int = 0, length: int | None = None) -> bytes:
             readers.add((store, threading.get_ident()))
             return read(store, key, start, length)
 
-        monkeypatch.setattr(ObjectStore, "read", note)
-        assert not ObjectStore(url).serves_threads
+        monkeypatch.setattr(FsspecStore, "read", note)
+        assert not FsspecStore(url).serves_threads
         build_index(url)
         assert readers
         assert len({store for store, _ in readers}) == len(readers), "no two threads share a store"
@@ -328,11 +329,11 @@ class TestPassingTrouble:
         sound = build_index(url)
         asked = set()
 
-        def fail(store: ObjectStore, key: str, start: int = 0, length: int | None = None) -> bytes:
+        def fail(store: FsspecStore, key: str, start: int = 0, length: int | None = None) -> bytes:
             asked.add(key)
             raise StoreError("the store cannot be reached")
 
-        monkeypatch.setattr(ObjectStore, "read", fail)
+        monkeypatch.setattr(FsspecStore, "read", fail)
         monkeypatch.setattr(fetching, "GIVE_UP", 2.0)
         monkeypatch.setattr(indexing, "REMOTE_THREADS", 2)
         with pytest.raises(StoreAway, match=r"^shard-00\d.jsonl cannot be read \(tried \d+ times .* be reached"):

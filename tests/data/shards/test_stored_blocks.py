@@ -60,7 +60,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardIndex:
     monkeypatch.setattr(FolderStore, "together", threading.Barrier(1), raising=False)
     monkeypatch.setattr(FolderStore, "opened", 0)
     monkeypatch.setattr(FolderStore, "collisions", 0)
-    monkeypatch.setattr(files, "ObjectStore", FolderStore)
+    monkeypatch.setattr(files, "open_store", FolderStore)
     return replace(build_index(str(tmp_path)), place="odd://someone@place")
 
 

@@ -11,16 +11,17 @@ from typing import Any
 import fsspec
 import pytest
 
-from checkpoint.copied_run import infos, make_source, save
 from checkpoint.disk import killed
 from checkpoint.only_part import part_of
 from object_store import BUCKET
 from quorate.checkpoint.manifest import MANIFEST, Part
 from quorate.checkpoint.part_file import verify_part
-from quorate.checkpoint.place import Contents, FolderPlace, ObjectPlace, Place, files_of, place_at, place_for
-from quorate.checkpoint.transfer import Source, copy_checkpoints, copy_one, fetch_checkpoint
 from quorate.core.errors import CheckpointError, RequestError
-from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError
+from quorate.storage.objects import ObjectMissing, StoreError
+from quorate.stores.objects import FsspecStore
+from quorate.stores.place import Contents, FolderPlace, ObjectPlace, Place, files_of, place_at, place_for
+from quorate.stores.transfer import Source, copy_checkpoints, copy_one, fetch_checkpoint
+from stores.copied_run import infos, make_source, save
 
 
 @pytest.fixture
@@ -29,8 +30,8 @@ def source(tmp_path: Path) -> Source:
 
 
 @pytest.fixture
-def memory() -> Iterator[ObjectStore]:
-    store = ObjectStore(f"memory://{uuid.uuid4().hex}/tiny-0001")
+def memory() -> Iterator[FsspecStore]:
+    store = FsspecStore(f"memory://{uuid.uuid4().hex}/tiny-0001")
     yield store
     fsspec.filesystem("memory").store.clear()
 
@@ -109,7 +110,7 @@ class Death(BaseException):
     """A process that is killed does nothing more."""
 
 
-def dying(store: ObjectStore, monkeypatch: pytest.MonkeyPatch, call: int, after: bool) -> list[str]:
+def dying(store: FsspecStore, monkeypatch: pytest.MonkeyPatch, call: int, after: bool) -> list[str]:
     """Let the store's call number `call` be the last, done or not; returns the list of calls."""
     calls: list[str] = []
     real = store._do
@@ -130,7 +131,7 @@ def dying(store: ObjectStore, monkeypatch: pytest.MonkeyPatch, call: int, after:
 
 
 def test_copier_that_dies_at_any_call_of_a_store_leaves_no_lie(
-    memory: ObjectStore, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: FsspecStore, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = ObjectPlace(memory)
     for after in (False, True):
@@ -240,7 +241,7 @@ def test_a_copy_that_cannot_be_read_back_is_trouble_of_the_place(
             harm(folder / part.file)
         verify_part(folder, part)
 
-    monkeypatch.setattr("quorate.checkpoint.place.verify_part", verify)
+    monkeypatch.setattr("quorate.stores.place.verify_part", verify)
     with pytest.raises(StoreError, match=reason) as caught:
         copy_one(info, place)
     assert harmed
@@ -262,7 +263,7 @@ def test_a_mount_point_is_not_made(source: Source, tmp_path: Path) -> None:
     assert len(copy_checkpoints(source, place).copied) == 2
 
 
-def test_what_was_put_before_a_death_is_not_put_again(memory: ObjectStore, source: Source) -> None:
+def test_what_was_put_before_a_death_is_not_put_again(memory: FsspecStore, source: Source) -> None:
     place = ObjectPlace(memory)
     info = infos(source)["step-00000004"]
     part = part_of(info.path)
@@ -273,7 +274,7 @@ def test_what_was_put_before_a_death_is_not_put_again(memory: ObjectStore, sourc
 
 
 def test_a_part_that_another_takes_away_is_noticed_before_the_commit(
-    memory: ObjectStore, source: Source, monkeypatch: pytest.MonkeyPatch
+    memory: FsspecStore, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = ObjectPlace(memory)
     info = infos(source)["step-00000004"]

@@ -15,13 +15,13 @@ from typing import Any
 
 from quorate.checkpoint.listing import CheckpointInfo, cursor_of
 from quorate.checkpoint.manifest import MANIFEST, Manifest
-from quorate.checkpoint.place import Contents, Files, Place, files_of
 from quorate.checkpoint.retention import Retention, best_of, best_saved, surplus
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.transfer import LEFT_BEHIND, Source, claim, copy_one
 from quorate.core.errors import CheckpointError, QuorateError
 from quorate.core.generation import Cursor, Phase
 from quorate.storage.objects import StoreError
+from quorate.stores.place import Contents, Files, Place, files_of
+from quorate.stores.transfer import LEFT_BEHIND, Source, claim, copy_one
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Copier:
         self._source = source
         self._place = place
         self._send = publish
-        self._folder = CheckpointFolder(source.run.checkpoints)
+        self._folder = CheckpointFolder.at(source.run.checkpoints)
         self._manifests: dict[str, Manifest | None] = {}
         # One that is saved anew under the same name has another manifest.
         self._damaged: dict[str, Manifest] = {}

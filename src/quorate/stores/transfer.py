@@ -22,7 +22,6 @@ from quorate.checkpoint.listing import (
 )
 from quorate.checkpoint.manifest import MANIFEST
 from quorate.checkpoint.part_file import SEALED, verify_part
-from quorate.checkpoint.place import FolderPlace, Place, files_of, last_change
 from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.seal import Seal
 from quorate.checkpoint.selection import Foreign
@@ -35,6 +34,7 @@ from quorate.storage.atomic import discard
 from quorate.storage.kept_source import read_source
 from quorate.storage.objects import ObjectMissing, StoreError
 from quorate.storage.run_folder import RunFolder
+from quorate.stores.place import FolderPlace, Place, files_of, last_change
 
 ORIGIN = "origin.json"
 SOURCE_PAGE = "source.json"
@@ -226,7 +226,7 @@ def fetch_newest(
     """
     sweep_fetching(folder)
     skipped: list[Skipped] = []
-    distrusted = [(info.path.name, files_of(info.manifest)) for info in CheckpointFolder(folder).distrusted()]
+    distrusted = [(info.path.name, files_of(info.manifest)) for info in CheckpointFolder.at(folder).distrusted()]
     for name, files in reversed([*place.contents().whole.items()]):
         if newer_than is not None and (cursor_of(name) or newer_than) <= newer_than:
             break

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.copied_run import Encrypted, infos, make_source, save
 from checkpoint.only_part import part_of
 from object_store import BUCKET, SeaweedStore
 from quorate.api.fetch import fetch_run, is_copy
@@ -17,17 +16,18 @@ from quorate.api.recorded_run import OTHERS
 from quorate.api.tasks import find_task
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST
-from quorate.checkpoint.place import FolderPlace, place_for
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.transfer import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints, fetch_checkpoint, fetch_newest
 from quorate.core.errors import CheckpointError, RunError
 from quorate.core.generation import Cursor
 from quorate.core.task_source import TaskSource
 from quorate.spec.job import CheckpointSpec
 from quorate.spec.load import load_recorded
 from quorate.storage.kept_source import keep_source, read_source
-from quorate.storage.objects import ObjectStore
 from quorate.storage.run_folder import RunFolder
+from quorate.stores.objects import FsspecStore
+from quorate.stores.place import FolderPlace, place_for
+from quorate.stores.transfer import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints, fetch_checkpoint, fetch_newest
+from stores.copied_run import Encrypted, infos, make_source, save
 
 CODE = TaskSource("task.py", {"task.py": b"x = 1\n", "parts/net.py": b""})
 
@@ -218,7 +218,7 @@ def test_damage_on_a_store_is_found(source: Source, s3: SeaweedStore, tmp_path: 
     place = place_for(to, source.run.name)
     save(source, 6)
     copy_checkpoints(source, place)
-    store = ObjectStore(str(place))
+    store = FsspecStore(str(place))
     parts = {name: part_of(info.path) for name, info in infos(source).items()}
     content = bytearray(parts["step-00000006"].read_bytes())
     content[-1] ^= 1

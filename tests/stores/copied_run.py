@@ -9,16 +9,16 @@ import torch
 
 from checkpoint.whole_save import save_whole
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.place import FolderPlace
 from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.transfer import Source, copy_checkpoints
 from quorate.core.generation import Phase
 from quorate.encryption.key import read_key
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
 from quorate.spec.resolved import dump_job
 from quorate.storage.run_folder import RunFolder
+from quorate.stores.place import FolderPlace
+from quorate.stores.transfer import Source, copy_checkpoints
 
 
 def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64, keys: str = "") -> Source:

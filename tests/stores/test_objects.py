@@ -16,14 +16,15 @@ from quorate.core.installation import install_of
 from quorate.shards.blocks import ShardBlocks
 from quorate.shards.errors import DamagedBlock
 from quorate.shards.indexing import build_index
-from quorate.storage import objects
-from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, refuse_unknown_store
+from quorate.storage.objects import ObjectMissing, StoreError
 from quorate.storage.run_folder import RunFolder
+from quorate.stores import objects
+from quorate.stores.objects import FsspecStore, refuse_unknown_store
 
 
 @pytest.fixture
-def store(s3: SeaweedStore) -> ObjectStore:
-    return ObjectStore(f"s3://{BUCKET}/{uuid.uuid4().hex}/prefix/")
+def store(s3: SeaweedStore) -> FsspecStore:
+    return FsspecStore(f"s3://{BUCKET}/{uuid.uuid4().hex}/prefix/")
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestStore:
-    def test_gives_back_what_was_put(self, store: ObjectStore, tmp_path: Path) -> None:
+    def test_gives_back_what_was_put(self, store: FsspecStore, tmp_path: Path) -> None:
         content = bytes(range(256)) * 4000
         (tmp_path / "large").write_bytes(content)
         store.put("small", b"few")
@@ -44,14 +45,14 @@ class TestStore:
         assert {key: each.bytes for key, each in listed.items()} == {"small": 3, "folder/large": len(content)}
         assert all(abs((each.modified or 0) - time.time()) < 60 for each in listed.values())
 
-    def test_of_several_who_create_an_object_one_does(self, store: ObjectStore) -> None:
+    def test_of_several_who_create_an_object_one_does(self, store: FsspecStore) -> None:
         with ThreadPoolExecutor(4) as threads:
             created = list(threads.map(lambda number: store.create("key", str(number).encode()), range(4)))
         assert sum(created) == 1
         assert store.read("key") == str(created.index(True)).encode()
         assert store.names() == ("key",)
 
-    def test_coordinators_that_begin_at_once_get_numbers_of_their_own(self, store: ObjectStore, tmp_path: Path) -> None:
+    def test_coordinators_that_begin_at_once_get_numbers_of_their_own(self, store: FsspecStore, tmp_path: Path) -> None:
         run = RunFolder(tmp_path)
         run.keep_in(store)
         with ThreadPoolExecutor(4) as threads:
@@ -61,7 +62,7 @@ class TestStore:
         assert run.incarnations.is_taken_by_other("another") and not run.incarnations.is_taken_by_other(last)
 
     def test_hosts_find_the_coordinator_by_the_token_which_is_not_in_the_store(
-        self, store: ObjectStore, tmp_path: Path
+        self, store: FsspecStore, tmp_path: Path
     ) -> None:
         here, there = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "there")
         for run in (here, there):
@@ -73,7 +74,7 @@ class TestStore:
         here.remove_address()
         assert there.read_address("the-token-of-the-job") is None
 
-    def test_reads_ranges(self, store: ObjectStore) -> None:
+    def test_reads_ranges(self, store: FsspecStore) -> None:
         content = bytes(range(256))
         store.put("key", content)
         assert store.size("key") == 256
@@ -82,14 +83,14 @@ class TestStore:
         assert store.read("key", 250, 50) == content[250:]
         assert store.read("key", 250) == content[250:]
 
-    def test_a_range_behind_the_end_of_an_object_is_empty(self, store: ObjectStore) -> None:
+    def test_a_range_behind_the_end_of_an_object_is_empty(self, store: FsspecStore) -> None:
         store.put("key", b"short by now")
         assert store.read("key", 100, 50) == b""
         assert store.read("key", 100) == b""
         with pytest.raises(ObjectMissing):
             store.read("none", 100, 50)
 
-    def test_a_shard_that_has_become_shorter_is_damaged_and_not_out_of_reach(self, store: ObjectStore) -> None:
+    def test_a_shard_that_has_become_shorter_is_damaged_and_not_out_of_reach(self, store: FsspecStore) -> None:
         content = b"a record\n" * 1000
         store.put("shard.txt", content)
         blocks = ShardBlocks(build_index(store.url))
@@ -104,7 +105,7 @@ class TestStore:
         finally:
             blocks.close()
 
-    def test_replaces_and_removes(self, store: ObjectStore) -> None:
+    def test_replaces_and_removes(self, store: FsspecStore) -> None:
         store.put("key", b"old")
         store.put("key", b"newer")
         assert store.read("key") == b"newer"
@@ -113,7 +114,7 @@ class TestStore:
         store.remove("key")
         assert store.list() == {}
 
-    def test_names_a_missing_object(self, store: ObjectStore, tmp_path: Path) -> None:
+    def test_names_a_missing_object(self, store: FsspecStore, tmp_path: Path) -> None:
         for read in (
             lambda: store.read("none"),
             lambda: store.size("none"),
@@ -122,13 +123,13 @@ class TestStore:
             with pytest.raises(ObjectMissing, match="there is no object none"):
                 read()
 
-    def test_a_prefix_is_no_other_prefix(self, store: ObjectStore) -> None:
-        ObjectStore(f"{store.url}-2").put("key", b"of another")
+    def test_a_prefix_is_no_other_prefix(self, store: FsspecStore) -> None:
+        FsspecStore(f"{store.url}-2").put("key", b"of another")
         assert store.list() == {}
 
 
 class TestTrouble:
-    def test_wrong_secret(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wrong_secret(self, store: FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret")
         for act in (lambda: store.put("key", b"x"), lambda: store.read("key"), store.list):
             with pytest.raises(StoreError, match=r"access is refused.*AWS_SECRET_ACCESS_KEY") as caught:
@@ -138,7 +139,7 @@ class TestTrouble:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
         store.put("key", b"x")  # what is mended is seen
 
-    def test_no_credentials(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_no_credentials(self, store: FsspecStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -146,21 +147,21 @@ class TestTrouble:
             store.put("key", b"x")
 
     def test_missing_bucket(self, s3: SeaweedStore) -> None:
-        store = ObjectStore("s3://no-such-bucket/prefix")
+        store = FsspecStore("s3://no-such-bucket/prefix")
         for act in (lambda: store.put("key", b"x"), lambda: store.read("key"), store.list):
             with pytest.raises(StoreError, match="there is no bucket 'no-such-bucket'") as caught:
                 act()
             assert caught.value.lasts and not isinstance(caught.value, ObjectMissing)
 
     @pytest.mark.usefixtures("impatient")
-    def test_store_that_is_down(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_store_that_is_down(self, store: FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
         with pytest.raises(StoreError, match=r"cannot be reached.*AWS_ENDPOINT_URL|does not answer in time") as caught:
             store.put("key", b"x")
         assert not caught.value.lasts
 
     @pytest.mark.usefixtures("impatient")
-    def test_store_that_says_nothing(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_store_that_says_nothing(self, store: FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
             began = time.monotonic()
@@ -178,15 +179,15 @@ class TestTrouble:
         with pytest.raises(RequestError, match="'sss' is not a kind of store"):
             refuse_unknown_store("sss://bucket")
         with pytest.raises(StoreError, match="'sss' is not a kind of store") as caught:
-            ObjectStore("sss://bucket").list()
+            FsspecStore("sss://bucket").list()
         assert caught.value.lasts
 
     def test_a_protocol_in_capitals_is_the_same(self) -> None:
         refuse_unknown_store("S3://bucket/X")
-        assert ObjectStore("S3://bucket/X").url == "s3://bucket/X"
+        assert FsspecStore("S3://bucket/X").url == "s3://bucket/X"
         place = uuid.uuid4().hex
-        ObjectStore(f"Memory://{place}").put("key", b"x")
-        assert ObjectStore(f"memory://{place}").read("key") == b"x"
+        FsspecStore(f"Memory://{place}").put("key", b"x")
+        assert FsspecStore(f"memory://{place}").read("key") == b"x"
 
     @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ class TestTrouble:
     )
     def test_a_library_that_cannot_be_opened(self, url: str, why: str) -> None:
         with pytest.raises(StoreError, match=why):
-            ObjectStore(url).list()
+            FsspecStore(url).list()
         gc.collect()
 
 
@@ -220,7 +221,7 @@ class TestSecrets:
     @pytest.mark.parametrize("url", SECRETS)
     def test_an_address_with_one_is_refused_without_repeating_it(self, url: str) -> None:
         assert has_secret(url)
-        for refuse in (ObjectStore, refuse_unknown_store):
+        for refuse in (FsspecStore, refuse_unknown_store):
             with pytest.raises(RequestError, match=r"password or a query in it.*AWS_ACCESS_KEY_ID.*settings") as told:
                 refuse(url)
             assert "SECRET" not in told.value.message.replace("AWS_SECRET", "")
@@ -232,7 +233,7 @@ class TestSecrets:
         assert shown(url) == url
 
     def test_a_user_alone_is_none_and_is_not_shown(self) -> None:
-        assert str(ObjectStore("sftp://me@host/a")) == "sftp://…@host/a"
+        assert str(FsspecStore("sftp://me@host/a")) == "sftp://…@host/a"
 
     @pytest.mark.parametrize("url", SECRETS[:-1])
     def test_is_not_shown(self, url: str) -> None:
@@ -245,7 +246,7 @@ class TestSecrets:
         "text", ['Invalid bucket name "AKIA:SECRETKEY@bucket"', "GET /a?X-Amz-Signature=SECRET failed"]
     )
     def test_is_not_told_by_what_a_library_says(self, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        store = ObjectStore("memory://place")
+        store = FsspecStore("memory://place")
 
         def fail(*_: object, **__: object) -> None:
             raise ValueError(text)

@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from quorate.checkpoint.place import ObjectPlace
-from quorate.checkpoint.transfer import Source, claim, copy_checkpoints
-from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError, RunError
 from quorate.spec.job import JobSpec
-from quorate.storage.objects import ObjectStore, StoreError, refuse_unknown_store
+from quorate.storage.objects import ObjectStore, StoreError, open_store
 from quorate.storage.run_folder import RunFolder
+from quorate.stores.objects import refuse_unknown_store
+from quorate.stores.place import ObjectPlace
+from quorate.stores.transfer import Source, claim, copy_checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +29,8 @@ AT_MOST = 2**20
 """Bytes a second that a file which grows is put with: a store has no appending, so it is put as a whole."""
 
 
-def store_of(spec: JobSpec) -> str | None:
-    """The object store that a job names as the storage of its hosts."""
-    storage = spec.engine.shared_storage
-    return storage if storage is not None and is_url(storage) else None
-
-
-def refuse_unusable_store(spec: JobSpec) -> None:
+def refuse_unusable_store(spec: JobSpec, url: str) -> None:
     """Before a run has its folder."""
-    if (url := store_of(spec)) is None:
-        return
     refuse_unknown_store(url)
     if spec.strategy.is_gang:
         raise RequestError(
@@ -47,12 +39,9 @@ def refuse_unusable_store(spec: JobSpec) -> None:
         )
 
 
-def keep_in_store(run: RunFolder, spec: JobSpec) -> None:
+def keep_in_store(run: RunFolder, spec: JobSpec, url: str) -> None:
     """Have the run in the store that its job names, with what an earlier part of it has saved here."""
-    url = store_of(spec)
-    if url is None:
-        return
-    store = ObjectStore(f"{url.rstrip('/')}/{run.name}")
+    store = open_store(f"{url.rstrip('/')}/{run.name}")
     if run.stored is not None:
         if run.stored.url != store.url:
             raise RunError(
@@ -79,9 +68,6 @@ def keep_in_store(run: RunFolder, spec: JobSpec) -> None:
 @contextlib.contextmanager
 def mirrored(run: RunFolder, spec: JobSpec) -> Iterator[None]:
     """While a part of a run is trained, and at its end: what its folder has besides, in the store."""
-    if store_of(spec) is None and run.stored is None:
-        yield
-        return
     mirror = _Mirror(run, spec)
     try:
         yield

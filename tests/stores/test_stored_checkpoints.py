@@ -12,41 +12,42 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
 from quorate.history.checkpoint_list import CheckpointList
-from quorate.storage.objects import ObjectStore, Stored
+from quorate.storage.objects import Stored
 from quorate.storage.run_folder import RunFolder
+from quorate.stores.objects import FsspecStore
 
 MANIFEST = Manifest(1, 0, "", (), {}, "weights", {}, {}, {})
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    store = ObjectStore(f"memory://{uuid.uuid4().hex}/tiny-0001")
+def store(tmp_path: Path) -> FsspecStore:
+    store = FsspecStore(f"memory://{uuid.uuid4().hex}/tiny-0001")
     RunFolder(tmp_path).keep_in(store)
     return store
 
 
 @pytest.fixture
-def folder(tmp_path: Path, store: ObjectStore) -> CheckpointFolder:
-    return CheckpointFolder(tmp_path / "checkpoints")
+def folder(tmp_path: Path, store: FsspecStore) -> CheckpointFolder:
+    return CheckpointFolder.at(tmp_path / "checkpoints")
 
 
 def away(patch: pytest.MonkeyPatch, *methods: str) -> list[str]:
     """Have the store fail by these methods of its library; the list has the calls that did."""
     calls: list[str] = []
-    real = ObjectStore._do
+    real = FsspecStore._do
 
-    def do(self: ObjectStore, method: str, *arguments: Any, **options: Any) -> Any:
+    def do(self: FsspecStore, method: str, *arguments: Any, **options: Any) -> Any:
         if method in methods:
             calls.append(method)
             raise ConnectionError("the store is away")
         return real(self, method, *arguments, **options)
 
-    patch.setattr(ObjectStore, "_do", do)
+    patch.setattr(FsspecStore, "_do", do)
     return calls
 
 
 def test_one_is_given_up_also_while_the_store_is_away(
-    folder: CheckpointFolder, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    folder: CheckpointFolder, store: FsspecStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = folder.open(Cursor(1))
     with monkeypatch.context() as patch:
@@ -62,7 +63,7 @@ def test_one_is_given_up_also_while_the_store_is_away(
 
 
 def test_what_is_committed_is_saved_although_the_store_goes_away_after_that(
-    folder: CheckpointFolder, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    folder: CheckpointFolder, store: FsspecStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = folder.open(Cursor(1))
     attempt.write(0, 1, [b"content"])
@@ -73,7 +74,7 @@ def test_what_is_committed_is_saved_although_the_store_goes_away_after_that(
     assert [info.cursor for info in folder.list()] == [Cursor(1)]
 
 
-def test_a_manifest_without_its_parts_is_replaced(folder: CheckpointFolder, store: ObjectStore) -> None:
+def test_a_manifest_without_its_parts_is_replaced(folder: CheckpointFolder, store: FsspecStore) -> None:
     replaced = folder.open(Cursor(1))
     replaced.write(0, 1, [b"old"])
 
@@ -110,38 +111,38 @@ def test_a_voucher_that_goes_while_it_is_read_is_that_of_one_that_is_gone(
 ) -> None:
     attempt = folder.open(Cursor(1))
     attempt.vouch(0, b"voucher")
-    real = ObjectStore.read
+    real = FsspecStore.read
 
-    def read(self: ObjectStore, key: str, start: int = 0, length: int | None = None) -> bytes:
+    def read(self: FsspecStore, key: str, start: int = 0, length: int | None = None) -> bytes:
         self.remove(key)
         return real(self, key, start, length)
 
-    monkeypatch.setattr(ObjectStore, "read", read)
+    monkeypatch.setattr(FsspecStore, "read", read)
     with pytest.raises(AttemptGone):
         attempt.vouchers()
 
 
 @pytest.mark.parametrize("has_tags", [False, True])
 def test_a_manifest_of_the_same_length_is_shown_anew(
-    folder: CheckpointFolder, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, has_tags: bool
+    folder: CheckpointFolder, store: FsspecStore, monkeypatch: pytest.MonkeyPatch, has_tags: bool
 ) -> None:
     """As one is that was encrypted anew; and one that has not changed is not read again, by a store that tells."""
     attempt = folder.open(Cursor(1))
     attempt.write(0, 1, [b"content"])
     saved = folder.commit(attempt.name, MANIFEST, lambda: None)
     key, reads = "step-00000001/manifest.json", []
-    listed, read = ObjectStore.list, ObjectStore.read
+    listed, read = FsspecStore.list, FsspecStore.read
 
-    def tagged(self: ObjectStore) -> dict[str, Stored]:
+    def tagged(self: FsspecStore) -> dict[str, Stored]:
         return {name: replace(each, tag=str(hash(read(self, name)))) for name, each in listed(self).items()}
 
-    def counted(self: ObjectStore, name: str) -> bytes:
+    def counted(self: FsspecStore, name: str) -> bytes:
         reads.append(name)
         return read(self, name)
 
     if has_tags:
-        monkeypatch.setattr(ObjectStore, "list", tagged)
-    monkeypatch.setattr(ObjectStore, "read", counted)
+        monkeypatch.setattr(FsspecStore, "list", tagged)
+    monkeypatch.setattr(FsspecStore, "read", counted)
     before = store.read(key)
     after = replace(saved.manifest, weights_digest="WEIGHTS").to_json().encode()
     assert len(after) == len(before)

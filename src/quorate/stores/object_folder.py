@@ -16,18 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quorate.checkpoint.manifest import MANIFEST, Manifest
+from quorate.checkpoint.shown import ShownFolder
 from quorate.core.errors import CheckpointError
 from quorate.storage.atomic import discard, move_into_place, write_atomically
 from quorate.storage.objects import ObjectMissing, ObjectStore, Stored, StoreError
-from quorate.storage.run_folder import RunFolder
 
 _NAMED = "step-"
 _shown: dict[Path, str] = {}
 """What the store has called the content of each manifest that this process has shown (its tag of it)."""
 
 
-class ObjectFolder:
-    """The checkpoints of a run in a store, shown by a folder. Every trouble is a `CheckpointError`."""
+class ObjectFolder(ShownFolder):
+    """Of one run, in its prefix of the store."""
 
     def __init__(self, store: ObjectStore, folder: Path) -> None:
         self.store = store
@@ -39,8 +39,6 @@ class ObjectFolder:
             return self.store.list()
 
     def refresh(self) -> set[str]:
-        """Show what is there now: each checkpoint that has its manifest and all parts of it. Returns the names of all
-        that have a manifest."""
         found = self.objects()
         listed = {key.partition("/")[0]: found[key] for key in found if key.endswith(f"/{MANIFEST}")}
         for name, stored in listed.items():
@@ -67,7 +65,6 @@ class ObjectFolder:
         return True
 
     def fetch(self, name: str, file: str, size: int) -> None:
-        """Have a part of a checkpoint in the folder."""
         partial = self.folder / name / f".{file}.{secrets.token_hex(4)}.partial"
         try:
             with explaining(), contextlib.suppress(ObjectMissing):  # which whoever opens it tells
@@ -107,18 +104,6 @@ class ObjectFolder:
         names = [key for key in self.objects() if key.startswith(beginning)]
         with explaining():
             return [(name, self.store.read(name)) for name in names]
-
-
-def objects_of(folder: Path) -> ObjectFolder | None:
-    """What a folder of checkpoints shows; None for one that has them itself."""
-    store = RunFolder(folder.parent).stored
-    return None if store is None else ObjectFolder(store, folder)
-
-
-def fetch_missing(checkpoint: Path, file: str, size: int) -> None:
-    """Before a part is read: where it is still in a store only, have it here."""
-    if not (checkpoint / file).exists() and (objects := objects_of(checkpoint.parent)) is not None:
-        objects.fetch(checkpoint.name, file, size)
 
 
 @contextlib.contextmanager

@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.copied_run import infos, make_source
-from quorate.checkpoint.copier import LONGEST_PAUSE, pause_after, plan_copies
 from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.manifest import MANIFEST, Manifest
-from quorate.checkpoint.place import Contents, FolderPlace, files_of
 from quorate.checkpoint.retention import Retention
-from quorate.checkpoint.transfer import LEFT_BEHIND, ORIGIN, copy_checkpoints
 from quorate.core.generation import Cursor
 from quorate.storage.objects import StoreError
+from quorate.stores.copier import LONGEST_PAUSE, pause_after, plan_copies
+from quorate.stores.place import Contents, FolderPlace, files_of
+from quorate.stores.transfer import LEFT_BEHIND, ORIGIN, copy_checkpoints
+from stores.copied_run import infos, make_source
 
 NOW = 1_000_000.0
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from checkpoint.copied_run import infos, make_source, save
 from checkpoint.only_part import part_of
 from command import await_condition
-from quorate.checkpoint.copier import Copier
 from quorate.checkpoint.manifest import Manifest, Part
 from quorate.checkpoint.part_file import verify_part
-from quorate.checkpoint.place import Contents, FolderPlace, Place
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.checkpoint.transfer import LEFT_BEHIND, Source
 from quorate.storage.objects import StoreError
+from quorate.stores.copier import Copier
+from quorate.stores.place import Contents, FolderPlace, Place
+from quorate.stores.transfer import LEFT_BEHIND, Source
+from stores.copied_run import infos, make_source, save
 
 
 class MoodyPlace(FolderPlace):
@@ -66,7 +66,7 @@ class Listener:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorate.checkpoint.copier.pause_after", lambda failures, chance: 0.02)
+    monkeypatch.setattr("quorate.stores.copier.pause_after", lambda failures, chance: 0.02)
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_a_copy_that_is_spoilt_at_the_place_is_made_again(
             spoilt[0].unlink()
         verify_part(folder, part)
 
-    monkeypatch.setattr("quorate.checkpoint.place.verify_part", verify)
+    monkeypatch.setattr("quorate.stores.place.verify_part", verify)
     standing = Copier(source, place, listener).close(60)
     assert spoilt
     assert (standing.missing, standing.damaged) == ((), ())

@@ -22,14 +22,15 @@ from typing import Protocol
 
 from quorate.checkpoint.listing import REMOVING, Skipped, cursor_of
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
-from quorate.checkpoint.object_folder import fetch_missing
 from quorate.checkpoint.part_file import verify_part
+from quorate.checkpoint.shown import fetch_missing
 from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError, QuorateError
 from quorate.core.generation import Cursor
 from quorate.core.regular_file import opened_regular, read_regular
 from quorate.storage.atomic import discard, move_into_place, put_in_place, sync_folder, write_atomically, write_new_file
-from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, refuse_unknown_store
+from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, open_store
+from quorate.stores.objects import refuse_unknown_store
 
 COPYING = ".copying-"
 _FILE_URL = "file://"
@@ -88,7 +89,7 @@ def place_at(address: str) -> Place:
     if address.startswith(_FILE_URL) or not is_url(address):
         return FolderPlace(Path(address.removeprefix(_FILE_URL)))
     refuse_unknown_store(address)
-    return ObjectPlace(ObjectStore(address))
+    return ObjectPlace(open_store(address))
 
 
 def files_of(manifest: Manifest) -> Files:

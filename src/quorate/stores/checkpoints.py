@@ -1,4 +1,5 @@
-"""A save to an object store, by several writers on several hosts: parts first, and what each has written as a note."""
+"""The checkpoints of a run in an object store, where the manifest is what commits, and a save by several writers on
+several hosts: parts first, and what each has written as a note."""
 
 import contextlib
 import logging
@@ -6,16 +7,20 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
 
-from quorate.checkpoint.listing import WRITING, checkpoint_name, cursor_of
-from quorate.checkpoint.manifest import MANIFEST, Part
-from quorate.checkpoint.object_folder import ObjectFolder, explaining
+from quorate.checkpoint.listing import WRITING, CheckpointInfo, checkpoint_name, cursor_of
+from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.part_file import part_named, write_part
 from quorate.checkpoint.seal import Seal
+from quorate.checkpoint.store import DISTRUSTED, CheckpointFolder, explained, new_name
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
 from quorate.storage.atomic import Buffer, discard
 from quorate.storage.objects import ObjectMissing, Stored
+from quorate.storage.run_folder import RunFolder
+from quorate.stores.object_folder import ObjectFolder, explaining
 
 log = logging.getLogger(__name__)
 
@@ -137,3 +142,53 @@ class ObjectAttempt:
         if BEGUN not in notes or VOID in notes:
             raise self._gone
         return notes
+
+
+class StoredCheckpoints(CheckpointFolder):
+    """Of several who put the manifest of one, one alone commits."""
+
+    @cached_property
+    def _objects(self) -> ObjectFolder:
+        store = RunFolder(self.folder.parent).stored
+        assert store is not None, self.folder
+        return ObjectFolder(store, self.folder)
+
+    def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> ObjectAttempt:
+        explain = partial(explained, folder=self.folder, cursor=cursor, needed=needed)
+        attempt = ObjectAttempt(name or new_name(cursor), cursor, self._objects, self.digest, self.cipher, explain)
+        if not name:
+            attempt.begin()
+        return attempt
+
+    def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
+        final = self.folder / checkpoint_name(manifest.cursor)
+        source = self.open(manifest.cursor, name=attempt)
+        whole, written = self._completed(manifest, source)
+        was_refused = False
+        while True:
+            listed = self._objects.refresh()
+            if (present := self._present(final, manifest)) is not None:
+                source.give_up()
+                return present
+            check()
+            self._refuse_older(manifest)
+            # Not shown though it is there: its parts were swept before its writer, which was replaced, committed them.
+            if final.exists() or (was_refused and final.name in listed):
+                self._objects.uncommit(final.name)
+            if self._objects.commit(final.name, written):
+                source.forget()
+                with contextlib.suppress(CheckpointError):  # it is saved, whether this folder shows it now or later
+                    self._objects.refresh()
+                return CheckpointInfo(final, whole)
+            was_refused = True
+
+    def _keep_aside(self, info: CheckpointInfo, name: str) -> None:
+        self._objects.keep(name, info.manifest.to_json().encode())
+        self._objects.remove(info.path.name)
+
+    def _pages_aside(self) -> Iterator[tuple[str, bytes]]:
+        yield from self._objects.kept(DISTRUSTED)
+        yield from super()._pages_aside()
+
+    def _set_aside(self, path: Path) -> None:
+        self._objects.remove(path.name)
