@@ -16,11 +16,9 @@ from benchmarks.push_pull import SERVER, WORKER
 from benchmarks.told import answer, read_order, reading
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.connect import Listeners, connect, watch
-from quorate.strategies.servers.connect_star import connect_star
-from quorate.strategies.servers.row_exchange import RowExchange
-from quorate.strategies.servers.rows import Rows, Table
-from quorate.strategies.servers.spokes import Spokes
-from quorate.strategies.servers.star import Lanes, Star
+from quorate.strategies.servers.exchange import Lanes, Star
+from quorate.strategies.servers.links import Spokes, connect_star
+from quorate.strategies.servers.rows import RowExchange, Rows, Table
 
 WARM_UP = 2
 RATE = 0.1

@@ -18,11 +18,8 @@ from quorate.reduce.connect import Endpoint, Listeners, connect, watch
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.shared_memory import SharedMemoryReduction
-from quorate.strategies.servers.connect_star import connect_star
-from quorate.strategies.servers.exchange import Exchange
-from quorate.strategies.servers.shared_exchange import SharedExchange
-from quorate.strategies.servers.spokes import Spokes
-from quorate.strategies.servers.star import Star
+from quorate.strategies.servers.exchange import Exchange, SharedExchange, Star
+from quorate.strategies.servers.links import Spokes, connect_star
 from quorate.wire.handshake import Credentials
 
 LOOPBACK = "127.0.0.1"
@@ -115,7 +112,7 @@ def _connected(endpoint: Endpoint, plan: Sequence[Bucket], links: str) -> tuple[
     generation, worker = endpoint.generation, endpoint.credentials.worker
     reduction, memory = connect(endpoint, plan)
     if isinstance(reduction, SharedMemoryReduction):
-        return SharedExchange(generation, worker, reduction, plan), reduction, memory
+        return SharedExchange(generation, reduction, plan), reduction, memory
     if links == "shm":
         raise RuntimeError("the two cannot share memory here: the kernel does not tell that they are on one host")
     peers = connect_star(endpoint, reduction)

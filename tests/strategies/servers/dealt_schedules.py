@@ -7,8 +7,7 @@ import heapq
 import random
 from dataclasses import dataclass, field
 
-from quorate.strategies.servers.units.applied import AppliedSet, Unit, applied_everywhere
-from quorate.strategies.servers.units.dealer import Dealer
+from quorate.strategies.servers.units.dealing import AppliedSet, Dealer, Unit, applied_everywhere
 
 
 class RuleBroken(BaseException):
@@ -145,10 +144,15 @@ class Play:
             self._now, _, worker, unit = heapq.heappop(self._done)
             del at_work[worker]
             free.append(worker)
-            self._push(dealer, worker, unit)
+            if not self._push(dealer, unit):
+                dealer = self._dealer(dealer.boundary)
+                at_work.clear()
+                self._done.clear()
+                free = list(range(self.schedule.workers))
 
-    def _push(self, dealer: Dealer, worker: int, unit: Unit) -> None:
-        """Update the blocks. A worker that dies in the middle of it has reached some of them and not the others."""
+    def _push(self, dealer: Dealer, unit: Unit) -> bool:
+        """Update the blocks. A worker that dies in the middle of it has reached some of them and not the others: the
+        generation ends."""
         is_killed = self._draw.random() < 0.05
         blocks = range(len(self._blocks))
         reached = self._draw.sample(blocks, self._draw.randrange(len(self._blocks))) if is_killed else blocks
@@ -157,17 +161,16 @@ class Play:
                 self._blocks[block].add(unit)
                 self.referee.applies(block, unit)
         if not is_killed:
-            dealer.note_applied(unit)
+            dealer.applied.add(unit)
             self.referee.known.add(unit)
-        elif dealer.take_back(worker) != (unit,):
-            raise RuleBroken(f"{unit} of a dead worker was not taken back")
+        return not is_killed
 
     def _dealer(self, boundary: int) -> Dealer:
         self.referee.look()
         return Dealer(applied_everywhere(self._blocks), boundary, self.schedule.staleness)
 
     def _begin(self, dealer: Dealer, worker: int, at_work: dict[int, Unit]) -> bool:
-        unit = dealer.deal(worker)
+        unit = dealer.deal()
         if unit is None:
             self.referee.waits(dealer.boundary, set(at_work.values()))
             return False

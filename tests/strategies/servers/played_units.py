@@ -17,16 +17,12 @@ from quorate.spec.job import JobSpec
 from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.servers.parcels import Parcel
 from quorate.strategies.servers.placement import place
-from quorate.strategies.servers.units.applied import Unit, applied_everywhere
-from quorate.strategies.servers.units.channel import Blocks, Head, UnitChannel
-from quorate.strategies.servers.units.held_blocks import HeldBlocks
-from quorate.strategies.servers.units.hub import Hub
-from quorate.strategies.servers.units.notes import UnitNote, agreement_of
-from quorate.strategies.servers.units.plan import UnitPlan
-from quorate.strategies.servers.units.record import UnitRecord
-from quorate.strategies.servers.units.server import UnitServer
-from quorate.strategies.servers.units.step_settings import StepSettings
-from quorate.strategies.servers.units.worker import UnitWorker
+from quorate.strategies.servers.units.channel import Blocks, Head, UnitChannel, UnitPlan
+from quorate.strategies.servers.units.dealing import Unit, UnitRecord, applied_everywhere
+from quorate.strategies.servers.units.loop import agreement_of
+from quorate.strategies.servers.units.server import Hub, UnitServer
+from quorate.strategies.servers.units.settings import StepSettings
+from quorate.strategies.servers.units.worker import UnitNote, UnitWorker
 from quorate.training.gradients import LoneGradients, gradient_plan
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.replica import Replica
@@ -136,8 +132,8 @@ class Played:
     def _hub(self, boundary: int) -> Hub:
         sets = [each for record in self.records for each in record.sets()]
         begun = max(each.furthest for each in sets)
-        hub = Hub(applied_everywhere(sets), boundary, self.strategy.staleness, self._complete, begun)
-        hub.start(max(self.agreements, default=0))
+        completed = max(self.agreements, default=0)
+        hub = Hub(applied_everywhere(sets), boundary, self.strategy.staleness, self._complete, begun, completed)
         if self.is_asked:
             hub.ask_for_boundary()
         return hub
@@ -186,18 +182,8 @@ class Played:
         self, index: int, position: int, channels: Mapping[int, UnitChannel], settings: StepSettings
     ) -> UnitServer:
         replica = self.replicas[index]
-        blocks = HeldBlocks(replica, self.records[index], settings, lambda: None)
-        sizes = {b: (p.numel(), p.dtype) for b, (_, p) in enumerate(replica.trainable) if b in self.plan.held(position)}
-        return UnitServer(
-            position,
-            self.plan,
-            blocks,
-            channels,
-            sizes,
-            self.spec.lanes,
-            damps=self.strategy.damping,
-            sends_buffers=replica.buffers.exist,
-        )
+        record, damps = self.records[index], self.strategy.damping
+        return UnitServer(position, self.plan, channels, replica, record, settings, lambda: None, damps=damps)
 
     def _complete(self, step: int) -> None:
         notes = [UnitNote.decode(self.records[0].notes[Unit(step, lane)]) for lane in range(self.spec.lanes)]

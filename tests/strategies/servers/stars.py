@@ -14,8 +14,8 @@ from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.memory import dtype_of
 from quorate.reduce.reduction import sum_lanes
-from quorate.strategies.servers.spokes import Spokes
-from quorate.strategies.servers.star import Star
+from quorate.strategies.servers.exchange import Star
+from quorate.strategies.servers.links import Spokes
 from quorate.wire.link import Link
 from reduce.reference import wide_values
 from wire.pairs import within

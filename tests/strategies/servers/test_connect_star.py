@@ -12,9 +12,8 @@ from quorate.core.generation import Generation, Member, Role
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce.connect import Endpoint, Listeners, Neighbour, connect_neighbours, watch
 from quorate.reduce.ring import Ring
-from quorate.strategies.servers.connect_star import _Connecting, connect_star, peers_of
-from quorate.strategies.servers.spokes import Spokes
-from quorate.strategies.servers.star import Star
+from quorate.strategies.servers.exchange import Star
+from quorate.strategies.servers.links import Spokes, _Connecting, connect_star, peers_of
 from quorate.wire.link import Tag
 from reduce.reference import bits
 from strategies.servers.stars import F32_TENSORS, case

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from quorate.strategies.servers.units import dealer as dealing
-from quorate.strategies.servers.units.applied import AppliedSet, Unit
-from quorate.strategies.servers.units.clock import ClockViolation, check_begun, may_begin
-from quorate.strategies.servers.units.dealer import Dealer
+from quorate.strategies.servers.units import dealing
+from quorate.strategies.servers.units.dealing import AppliedSet, ClockViolation, Dealer, Unit, check_begun, may_begin
 from strategies.servers.dealt_schedules import Play, RuleBroken, Schedule
 
 SOME = 500
@@ -67,19 +65,6 @@ def test_the_check_of_a_running_job_sees_a_wrong_rule_too(monkeypatch: pytest.Mo
         play(range(SOME))
 
 
-def test_units_of_the_dead_that_are_forgotten_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Dealer.take_back
-
-    def forget(dealer: Dealer, worker: int) -> tuple[Unit, ...]:
-        lost = real(dealer, worker)
-        dealer._returned.clear()
-        return lost
-
-    monkeypatch.setattr(Dealer, "take_back", forget)
-    with pytest.raises(RuleBroken, match="waits"):
-        play(range(SOME))
-
-
 def test_blocks_that_do_not_skip_what_they_have_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AppliedSet, "__contains__", lambda *_: False)
     with pytest.raises(RuleBroken, match=r"applied twice|dealt although"):
@@ -95,46 +80,29 @@ def test_a_unit_may_begin_so_many_steps_ahead(step: int, allowed: bool) -> None:
             check_begun(step, 5, 2)
 
 
-def dealt(dealer: Dealer, *workers: int) -> list[tuple[int, int] | None]:
-    return [dealer.deal(worker) for worker in workers]
+def dealt(dealer: Dealer, count: int) -> list[tuple[int, int] | None]:
+    return [dealer.deal() for _ in range(count)]
 
 
 def test_units_are_dealt_in_order_to_whoever_asks() -> None:
     dealer = Dealer(AppliedSet(2), 9, None)
-    assert dealt(dealer, 3, 1, 3, 1) == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert dealer.held_by(3) == ((1, 0), (2, 0))
-
-
-def test_what_the_dead_had_is_dealt_first() -> None:
-    dealer = Dealer(AppliedSet(2), 9, None)
-    dealt(dealer, 0, 1, 0)
-    assert dealer.take_back(0) == ((1, 0), (2, 0))
-    assert dealt(dealer, 1, 1, 1) == [(1, 0), (2, 0), (2, 1)]
-
-
-def test_a_worker_that_was_given_up_too_early_may_come_in_first() -> None:
-    dealer = Dealer(AppliedSet(1), 2, None)
-    dealt(dealer, 0)
-    dealer.take_back(0)
-    assert dealer.note_applied(Unit(1, 0))
-    assert dealt(dealer, 1, 1) == [(2, 0), None]
-    assert not dealer.note_applied(Unit(1, 0))
+    assert dealt(dealer, 4) == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
 
 def test_nothing_is_dealt_beyond_a_boundary_and_it_is_complete_when_all_is_applied() -> None:
     dealer = Dealer(AppliedSet(2), 1, None)
-    assert dealt(dealer, 0, 1, 0) == [(1, 0), (1, 1), None]
-    dealer.note_applied(Unit(1, 1))
+    assert dealt(dealer, 3) == [(1, 0), (1, 1), None]
+    dealer.applied.add(Unit(1, 1))
     assert not dealer.is_complete
-    dealer.note_applied(Unit(1, 0))
+    dealer.applied.add(Unit(1, 0))
     assert dealer.is_complete
 
 
 def test_whoever_asks_for_a_boundary_gets_the_furthest_step_that_was_dealt() -> None:
     dealer = Dealer(AppliedSet(2), 9, None)
-    dealt(dealer, 0, 1, 2)
+    dealt(dealer, 3)
     assert dealer.close_at_furthest() == 2
-    assert dealt(dealer, 0, 1) == [(2, 1), None]
+    assert dealt(dealer, 2) == [(2, 1), None]
 
 
 def test_a_boundary_that_is_asked_for_where_nothing_is_at_work_is_there_at_once() -> None:
@@ -146,11 +114,11 @@ def test_a_boundary_that_is_asked_for_where_nothing_is_at_work_is_there_at_once(
 def test_a_boundary_may_be_asked_for_a_step_further_on_at_least() -> None:
     dealer = Dealer(AppliedSet(2, through=4), 9, None)
     assert dealer.close_at_furthest(at_least=5) == 5
-    assert dealt(dealer, 0, 1, 0) == [(5, 0), (5, 1), None]
+    assert dealt(dealer, 3) == [(5, 0), (5, 1), None]
     assert dealer.close_at_furthest(at_least=7) == 5, "a boundary only comes nearer"
 
 
 def test_a_dealer_goes_on_from_what_is_applied() -> None:
     dealer = Dealer(AppliedSet(2, 3, {Unit(4, 1), Unit(6, 0)}), 9, None)
-    assert dealt(dealer, 0, 0, 0, 0) == [(4, 0), (5, 0), (5, 1), (6, 1)]
+    assert dealt(dealer, 4) == [(4, 0), (5, 0), (5, 1), (6, 1)]
     assert dealer.close_at_furthest() == 6

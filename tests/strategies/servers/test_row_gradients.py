@@ -9,7 +9,7 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer, SparseAdam
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.reduce.memory import GradientMemory
-from quorate.strategies.servers.row_gradients import RowGradients, check_row_optimizers
+from quorate.strategies.servers.rows import RowGradients, check_row_optimizers
 from quorate.training import flat_gradients
 from quorate.training.gradients import gradient_plan, parameters_by_rows
 

@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.core.errors import FrameError
-from quorate.strategies.servers.row_exchange import RowExchange
-from quorate.strategies.servers.rows import Rows, Table, sum_rows
-from quorate.strategies.servers.star import Star
+from quorate.strategies.servers.exchange import Star
+from quorate.strategies.servers.rows import RowExchange, Rows, Table, sum_rows
 from reduce.reference import bits, wide_values
 from strategies.servers.stars import Case, at_all, case, stars
 
@@ -15,7 +14,7 @@ TABLES = {1: TABLE, 3: Table(5, (2, 2), torch.float64), 4: Table(9, (), torch.fl
 
 
 def rows_of(table: Table, indices: list[int], seed: int) -> Rows:
-    values = wide_values(len(indices), table.width, seed)
+    values = wide_values(len(indices), torch.Size(table.shape).numel(), seed)
     stacked = torch.stack(values).to(table.dtype) if indices else torch.empty(0, dtype=table.dtype)
     return Rows(torch.tensor(sorted(indices), dtype=torch.int64), stacked.view(len(indices), *table.shape))
 
@@ -123,7 +122,7 @@ def test_what_travels_follows_the_rows_that_are_touched() -> None:
         else:
             rows.receive(1)
             rows.publish(1, rows.add_up())
-        return star.bytes_sent + star.bytes_received
+        return star.spokes.bytes_sent + star.spokes.bytes_received
 
     with stars(given) as members:
         assert at_all(members, work) == [2 * (1000 * (64 * 4 + 4) + 8)] * 2

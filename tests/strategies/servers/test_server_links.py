@@ -10,7 +10,9 @@ from bits.bit_tasks import Momentum
 from quorate.core.errors import LinkError
 from quorate.core.generation import Generation, Member, Role, server_id
 from quorate.reduce.connect import Endpoint, Listeners
-from quorate.strategies.servers.factory import ServersConnection, ServersFactory
+from quorate.strategies.kinds import Holdings
+from quorate.strategies.servers.factory import ServersFactory
+from quorate.strategies.servers.step import ServersConnection
 from quorate.training.device import CPU
 from quorate.training.replica import Replica
 from quorate.training.task import configure
@@ -27,7 +29,7 @@ def test_who_closes_the_links_ends_the_wait_for_one_that_is_alive_and_says_nothi
 
     def connect(worker: int) -> ServersConnection:
         replica = Replica(configure(Momentum, spec.params, "test", spec.seed), spec, CPU)
-        factory = ServersFactory(spec, replica, Role.of(worker))
+        factory = ServersFactory(spec, replica, Holdings(Role.of(worker)))
         connection = factory.connect(
             Endpoint(generation, credentials(worker), listeners[worker], within(100), within(60))
         )
@@ -43,7 +45,7 @@ def test_who_closes_the_links_ends_the_wait_for_one_that_is_alive_and_says_nothi
         connections = list(threads.map(connect, IDS))
         for connection in connections:
             stack.callback(connection.close)
-        waiting = threads.submit(connections[1]._exchange.receive, 1)
+        waiting = threads.submit(connections[1].exchange.receive, 1)
         connections[1].links.close()
         with pytest.raises(LinkError):
             waiting.result(60)

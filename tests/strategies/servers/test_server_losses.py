@@ -31,8 +31,9 @@ from quorate.reduce.reduction import add_up_block
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.methods import method_of
 from quorate.strategies.compression.option import lane_compression
-from quorate.strategies.servers.encoded_exchange import EncodedExchange
-from quorate.strategies.servers.factory import ServersConnection, ServersFactory
+from quorate.strategies.servers.compress import EncodedExchange
+from quorate.strategies.servers.factory import ServersFactory
+from quorate.strategies.servers.step import ServersConnection
 from quorate.training.activity import Activity
 from quorate.training.device import CPU
 from quorate.training.gradients import gradient_plan
@@ -102,7 +103,6 @@ class TableLinks:
 
     overlaps = False
     spans: SpanRecorder | None = None
-    bytes_sent = bytes_received = 0
 
     def __init__(self, table: Table, generation: Generation, own: int, plan: Any, lanes: Any) -> None:
         self._table, self._own, self._generation = table, own, generation
@@ -242,9 +242,8 @@ class Living:
             blocks = range(len(self.replica.trainable))
             exchange = TableEncoded(spokes, plan, holders, blocks, method_of(compress), factory.deltas())
             exchange.links = links
-        connection = ServersConnection(
-            self.spec, factory, endpoint, links, exchange, factory._gradients(plan, memory), placement
-        )
+        gradients = factory._gradients(memory)
+        connection = ServersConnection(endpoint, links, gradients, factory.share, placement, self.spec, exchange)
         activity = Activity(lambda *_: None)
         loop: Loop | None = None
         try:

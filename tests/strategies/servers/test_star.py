@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from quorate.core.errors import FrameError, PeerLost
-from quorate.strategies.servers import parcels
-from quorate.strategies.servers import star as star_module
+from quorate.strategies.servers import exchange, parcels
+from quorate.strategies.servers.exchange import Star
+from quorate.strategies.servers.links import Spokes
 from quorate.strategies.servers.parcels import ALONE
-from quorate.strategies.servers.spokes import Spokes
-from quorate.strategies.servers.star import Star
 from reduce.reference import bits
 from strategies.servers.stars import Case, at_all, case, stars
 
@@ -56,10 +55,10 @@ def test_bytes_are_counted_both_ways(monkeypatch: pytest.MonkeyPatch, alone: int
     size = 13 * 4 + 6 * 8
     with stars(given) as members:
         at_all(members, partial(step, given, 1))
-    sent = [star.bytes_sent for star in members]
+    sent = [star.spokes.bytes_sent for star in members]
     assert sent[:2] == [2 * 2 * size, 1 * 2 * size], "each server holds everything"
     assert sum(sent[2:]) == 2 * size
-    assert [star.bytes_received for star in members] == [size, size, 3 * size, 3 * size]
+    assert [star.spokes.bytes_received for star in members] == [size, size, 3 * size, 3 * size]
 
 
 def test_new_values_of_an_older_step_are_refused_on_both_ends() -> None:
@@ -136,7 +135,7 @@ def test_another_order_of_lanes_shows_in_the_bits(monkeypatch: pytest.MonkeyPatc
     def in_lane_order(lanes: list[torch.Tensor], _: object, total: torch.Tensor) -> None:
         total.copy_(sum(lanes[1:], lanes[0]))
 
-    monkeypatch.setattr(star_module, "add_up_block", in_lane_order)
+    monkeypatch.setattr(exchange, "add_up_block", in_lane_order)
     with stars(given) as members:
         found = at_all(members, partial(step, given, 1))
     assert bits(found[0][0]) != bits(given.sums()[0])

@@ -4,8 +4,7 @@ from unittest.mock import Mock, create_autospec
 
 import pytest
 
-from quorate.strategies.servers.units.loop import UnitLoop
-from quorate.strategies.servers.units.strategy import UnitStrategy
+from quorate.strategies.servers.units.loop import UnitLoop, UnitStrategy
 from quorate.training.progress import Progress
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.errors import StateLost
-from quorate.core.generation import Generation, Role, name_of
+from quorate.core.generation import Generation, Role
 from quorate.core.worker_status import OTHERS
-from quorate.observe.events import BlocksPlaced, HeldBlocks
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.servers.placement import Holders
 from quorate.strategies.servers.share import Share
@@ -32,33 +31,6 @@ log = logging.getLogger(__name__)
 HOLDINGS_INDEX = 5
 ALIGNED_INDEX = 6
 """They tell apart what is gathered before the first step."""
-
-
-@dataclass
-class Pending:
-    """A step that a server could complete when its generation ended: all others could, too.
-
-    `complete` does, with the norms that all had agreed on, from the progress before it.
-    """
-
-    step: int
-    complete: Callable[[Mapping[str, float], Progress], Progress]
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """What a member says it has: blocks, each in a version (the highest counts), and the norms of its last step."""
-
-    versions: Mapping[int, int]
-    norms: Mapping[str, float] | None
-
-    def encode(self) -> bytes:
-        return json.dumps([sorted(self.versions.items()), self.norms]).encode()
-
-    @classmethod
-    def decode(cls, payload: bytes) -> "Holdings":
-        versions, norms = json.loads(payload)
-        return cls(dict(versions), norms)
 
 
 @dataclass(frozen=True)
@@ -126,29 +98,28 @@ class Aligner:
         self,
         progress: Progress,
         placement: Sequence[Holders],
-        pending: Pending | None,
-        norms: Mapping[str, float] | None,
         versions: Mapping[int, int] | None = None,
     ) -> tuple[Progress, int]:
         """The progress that this member has then, and the bytes that were copied.
 
-        `versions` are those of its blocks, wherever it stands itself; without them, blocks are of where it stands.
+        `versions` are those of its blocks (the highest counts), wherever it stands itself; without them, blocks are of
+        where it stands.
         """
-        generation, share = self.generation, self.share
+        generation, share, pending = self.generation, self.share, self.share.pending
         step, position = generation.cursor.step, generation.position(self.worker)
         may_complete = pending is not None and pending.step == step == progress.cursor.step + 1
         # An evaluation changes no block: who has not done it yet holds what the others hold.
         stands_there = progress.cursor.step == step
         own = versions if versions is not None else dict.fromkeys(share.held, 0)
         is_told = stands_there or may_complete or versions is not None
-        told = Holdings(own if is_told else {}, norms if stands_there else None)
-        everyone = [Holdings.decode(payload) for payload in self._gather(HOLDINGS_INDEX, told.encode())]
+        told = json.dumps([sorted(own.items()) if is_told else [], share.norms if stands_there else None])
+        everyone = [json.loads(payload) for payload in self._gather(HOLDINGS_INDEX, told.encode())]
         if pending is not None and may_complete:
-            known = next(one.norms for one in everyone if one.norms is not None)
+            known = next(norms for _, norms in everyone if norms is not None)
             log.info("completes step %d, which others have completed", step)
             progress = pending.complete(known, progress)
             self.hold(progress)
-        transfers = plan_transfers(generation, [one.versions for one in everyone], placement)
+        transfers = plan_transfers(generation, [dict(versions) for versions, _ in everyone], placement)
         copied, received = 0, []
         if transfers:
             self._compare(step, is_sound=progress.cursor == generation.cursor and not may_complete)
@@ -166,6 +137,7 @@ class Aligner:
         for transfer, encoded in received:
             progress = self._take(transfer, decode(encoded.skeleton, encoded.tensors), progress)
         self.hold(progress)
+        share.pending = None  # not earlier: this may be tried again, in another generation
         return progress, copied
 
     def _take(self, transfer: Transfer, tree: dict[str, Any], progress: Progress) -> Progress:
@@ -191,39 +163,3 @@ class Aligner:
     def _gather(self, index: int, payload: bytes) -> tuple[bytes, ...]:
         with self.activity.waiting(OTHERS):
             return self.reduction.gather(self.generation.cursor.step, index, payload)
-
-
-def blocks_placed(generation: Generation, share: Share, placement: Sequence[Holders]) -> BlocksPlaced:
-    """What each server holds in a generation, for whoever looks at the run."""
-    sizes = [parameter.nbytes for _, parameter in share.replica.trainable]
-    held = [
-        HeldBlocks(
-            server.worker,
-            blocks=sum(server.worker in holders for holders in placement),
-            primary=sum(holders[0] == server.worker for holders in placement),
-            bytes=sum(size for size, holders in zip(sizes, placement, strict=True) if server.worker in holders),
-        )
-        for server in generation.servers
-        if server.role is Role.SERVER
-    ]
-    return BlocksPlaced(
-        step=generation.cursor.step,
-        generation=str(generation.id),
-        blocks=len(sizes),
-        bytes=sum(sizes),
-        servers=tuple(held),
-        pushed=generation.lanes * sum(one.bytes for one in held),
-        pulled=len(generation.workers) * sum(sizes),
-    )
-
-
-def tell_placement(generation: Generation, share: Share) -> None:
-    """For the log: what this member holds from now on."""
-    if share.is_server:
-        names = [name_of(server.worker) for server in generation.servers]
-        log.info(
-            "holds %d blocks, and is the primary of %d; servers: %s",
-            len(share.placed),
-            len(share.primary),
-            ", ".join(names),
-        )

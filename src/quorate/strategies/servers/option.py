@@ -28,7 +28,7 @@ class ServersSpec(StrategySection):
     damping: bool = False
     """Lower the learning rate of late gradients."""
 
-    factory: ClassVar[str] = "quorate.strategies.servers.factory:servers_factory"
+    factory: ClassVar[str] = "quorate.strategies.servers.factory:ServersFactory"
 
     @property
     def is_synchronous(self) -> bool:

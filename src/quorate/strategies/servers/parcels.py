@@ -3,8 +3,11 @@
 Both ends compute the same parcels from the plan and the placement, so a frame needs no table of contents.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from quorate.lanes.buckets import Bucket, Slot
 
@@ -37,6 +40,34 @@ class Parcel:
                 return None
             end += slot.numel
         return slice(start, end)
+
+
+class Packing:
+    """Copies tensors of one type together for a frame, and apart again, in memory that is used anew each time."""
+
+    def __init__(self) -> None:
+        self._room: dict[torch.dtype, torch.Tensor] = {}
+
+    def packed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One behind the other, until the next call; a single one as it is."""
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts), out=self._room_for(parts))
+
+    @contextmanager
+    def unpacked(self, parts: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Where to receive what belongs to these."""
+        if len(parts) == 1:
+            yield parts[0]
+            return
+        content = self._room_for(parts)
+        yield content
+        for part, came in zip(parts, torch.split_with_sizes(content, [each.numel() for each in parts]), strict=True):
+            part.copy_(came)
+
+    def _room_for(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        dtype, size = parts[0].dtype, sum(part.numel() for part in parts)
+        if dtype not in self._room or self._room[dtype].numel() < size:
+            self._room[dtype] = torch.empty(size, dtype=dtype)
+        return self._room[dtype][:size]
 
 
 def plan_parcels(

@@ -10,6 +10,7 @@ A pure function of names, sizes and servers: every member of a generation finds 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 import xxhash
 
@@ -40,14 +41,15 @@ def place(
     weights = [1] * len(blocks) if sizes is None else [max(1, size) for size in sizes]
     if len(weights) != len(blocks):
         raise ValueError(f"there are {len(blocks)} blocks, and the sizes of {len(weights)}")
-    ring = _Ring(present)
+    # The points of all servers, in order.
+    points = sorted((_hash(f"server {one} node {node}"), one) for one in present for node in range(VIRTUAL_NODES))
     share = (1 + SLACK) * sum(weights) / len(present)
     ranks = min(replicas, len(present))
     loads = [dict.fromkeys(present, 0) for _ in range(ranks)]
     hashes = [_hash(f"block {name}") for name in blocks]
     holders: list[Holders] = [()] * len(blocks)
     for block in sorted(range(len(blocks)), key=lambda block: (-weights[block], hashes[block], blocks[block])):
-        walk = ring.walk(hashes[block])
+        walk = _walk(points, hashes[block], len(present))
         chosen: list[int] = []
         for load in loads:
             # A replica is on one of the servers behind the primary, as far as these have room for it.
@@ -62,23 +64,14 @@ def place(
     return tuple(holders)
 
 
-class _Ring:
-    """The points of all servers, in order."""
-
-    def __init__(self, servers: Sequence[int]) -> None:
-        points = sorted((_hash(f"server {s} node {node}"), s) for s in servers for node in range(VIRTUAL_NODES))
-        self._hashes = [point for point, _ in points]
-        self._owners = [server for _, server in points]
-        self._count = len(servers)
-
-    def walk(self, start: int) -> list[int]:
-        """All servers, in the order in which a walk round the ring first comes to a point of theirs."""
-        found: dict[int, None] = {}
-        position = bisect_right(self._hashes, start)
-        while len(found) < self._count:
-            found.setdefault(self._owners[position % len(self._owners)])
-            position += 1
-        return list(found)
+def _walk(points: list[tuple[int, int]], start: int, servers: int) -> list[int]:
+    """All servers, in the order in which a walk round the ring first comes to a point of theirs."""
+    found: dict[int, None] = {}
+    position = bisect_right(points, start, key=itemgetter(0))
+    while len(found) < servers:
+        found.setdefault(points[position % len(points)][1])
+        position += 1
+    return list(found)
 
 
 def _hash(text: str) -> int:

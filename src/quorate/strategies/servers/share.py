@@ -9,21 +9,35 @@ what is evaluated, compared and exported. A server has them for its parameters, 
 which its optimizer updates.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from quorate.core.generation import Role
+from quorate.checkpoint.boxes import Boxes
+from quorate.checkpoint.tree import Encoded, decode, encode
+from quorate.core.generation import Generation, Role
 from quorate.strategies.compression.residuals import LANES, Residuals
-from quorate.strategies.servers.units.record import UnitRecord
+from quorate.strategies.servers.units.dealing import UnitRecord
 from quorate.training.progress import Progress
 from quorate.training.replica import AVERAGED, Replica
+from quorate.training.state_layout import Gather, HeldState, Parts
 from quorate.training.strategy import Agreement
 
 EXACT, UPDATED = "exact", "updated"
 """Under which names exact values, and which blocks were ever updated, are in a state."""
+
+
+@dataclass
+class Pending:
+    """A step that a server could complete when its generation ended: all others could, too.
+
+    `complete` does, with the norms that all had agreed on, from the progress before it.
+    """
+
+    step: int
+    complete: Callable[[Mapping[str, float], Progress], Progress]
 
 
 @dataclass
@@ -33,10 +47,12 @@ class Share:
     `held` are those that it has, and `placed` those that it is to have in its generation; it is the `primary` of some,
     whose values it gives to workers and writes to checkpoints. `number` says which of the `servers` it is; none is a
     worker's, or that of a server that leaves. `writer` says which it is of all who may write a part of a checkpoint.
-    `units` tells which units of work are in it, where they are applied one by one. `by_deltas` are the blocks of whose
+    `units` tells which units of work are in it, where they are applied one by one. Blocks `by_rows` have sparse
+    gradients. `by_deltas` are the blocks of whose
     values workers are told by compressed deltas; the `exact` ones are here. `residuals` are what lanes hold back of
     their gradients. `updated` has a bit for each block that was ever updated, on whichever server.
     `as_they_lie`: blocks travel in the order of their memory, as the ring has their gradients, and norms add up in it.
+    `pending` is the step that is under way, `norms` are those of the last one that was completed.
     """
 
     replica: Replica
@@ -48,11 +64,14 @@ class Share:
     writer: int | None = None
     servers: int = 1
     units: UnitRecord | None = None
+    by_rows: frozenset[int] = frozenset()
     by_deltas: frozenset[int] = frozenset()
     residuals: Residuals | None = None
     exact: dict[int, torch.Tensor] = field(default_factory=dict)
     updated: int = 0
     as_they_lie: bool = False
+    pending: Pending | None = None
+    norms: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.role is not Role.WORKER:
@@ -226,6 +245,73 @@ class Share:
                 else:
                     buffers[name] = tensor
         replica.buffers.commit(buffers)
+
+
+@dataclass(frozen=True)
+class OnServers:
+    """Servers write one part each; the first of them writes the base, too. Workers write what their lanes have held
+    back, if a job has that, in parts behind those of the servers."""
+
+    share: Share
+
+    def state(self, progress: Progress) -> HeldState:
+        share, replica = self.share, self.share.replica
+        tree: dict[str, Any] = share.blocks(share.primary)
+        if share.number == 0:
+            tree = joined(share.base(progress), tree)
+            del tree[UPDATED]  # whoever has the whole state sees it there
+        replica.device.synchronize()
+        encoded, of_lanes = encode(tree), frozenset[str]()
+        if share.residuals is not None:
+            # The first writer's word counts where several say the same: all say all of it.
+            kept = share.residuals.state()
+            skeleton = {"dict": encoded.skeleton["dict"] | {LANES: kept.skeleton}}
+            encoded, of_lanes = Encoded(skeleton, encoded.tensors | kept.tensors), frozenset(kept.tensors)
+        weights = frozenset(name for name, _ in replica.tensors())
+        known = encoded, share.compared(), weights, replica.device
+        settings = replica.optimizers.settings.values()
+        return HeldState(*known, is_whole=False, of_lanes=of_lanes, settings=settings)
+
+    def parts(self, held: HeldState, writers: int) -> Parts:
+        """Of its own alone: what the others write is theirs to know."""
+        share, own = self.share, tuple(held.encoded.tensors)
+        has_lanes = share.residuals is not None and share.residuals.applied > 0
+        count = writers if has_lanes else share.servers
+        return tuple(own if number == share.writer else () for number in range(count))
+
+    def load(self, encoded: Encoded) -> Progress:
+        share, fields = self.share, dict(encoded.skeleton["dict"])
+        kept = fields.pop(LANES, None)
+        if share.residuals is not None:
+            share.residuals.load(kept, encoded.tensors)
+        return share.load(decode({"dict": fields}, encoded.tensors))
+
+    @property
+    def boxes(self) -> Boxes | None:
+        return None
+
+    def donors(self, generation: Generation) -> Mapping[int, int]:  # noqa: ARG002
+        """Blocks have holders of their own: the strategy moves them."""
+        return {}
+
+    def weights_digest(self, gather: Gather) -> str:  # noqa: ARG002
+        """What servers hold, workers have pulled."""
+        return self.share.replica.weights_digest()
+
+
+def writing_order(generation: Generation) -> list[int]:
+    """The members, by position, in the order in which they write a checkpoint: servers first, whose state it is; those
+    that leave behind those that stay."""
+    roles = (Role.SERVER, Role.RETIRING, Role.WORKER)
+    members = enumerate(generation.members)
+    return [position for position, _ in sorted(members, key=lambda one: (roles.index(one[1].role), one[0]))]
+
+
+def joined(one: Any, other: Any) -> Any:
+    """Two trees in one; what both have is alike."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return one
+    return one | {key: joined(one[key], value) if key in one else value for key, value in other.items()}
 
 
 def _settings(state: dict[str, Any]) -> dict[str, Any]:

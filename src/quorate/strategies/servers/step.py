@@ -13,32 +13,30 @@ step. So a server that is cut off before it has them completes it in the next ge
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import torch
 
 from quorate.core.errors import LinkError
-from quorate.core.generation import Generation, Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
-from quorate.reduce.reduction import Reduction
+from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
-from quorate.strategies.ring import GATHER_INDEX
-from quorate.strategies.servers.align import Pending
-from quorate.strategies.servers.compress import Answers, LaneEncoder
+from quorate.strategies.servers.align import Aligner
+from quorate.strategies.servers.compress import Answers, EncodedExchange, LaneEncoder
 from quorate.strategies.servers.exchange import Exchange
-from quorate.strategies.servers.layout import writing_order
-from quorate.strategies.servers.row_exchange import RowExchange
-from quorate.strategies.servers.row_gradients import RowGradients
-from quorate.strategies.servers.share import Share
-from quorate.strategies.servers.update import HeldGradients, PulledUpdate, ServerUpdate, total_norms
+from quorate.strategies.servers.member import MemberConnection, MemberStrategy
+from quorate.strategies.servers.rows import RowExchange, RowGradients, Rows
+from quorate.strategies.servers.share import Pending
+from quorate.strategies.servers.update import HeldGradients, scale, total_norms
 from quorate.training.activity import Activity
-from quorate.training.flat_gradients import flattened, shaped
-from quorate.training.gradients import Gradients
+from quorate.training.divergence import ReplicaDigests
+from quorate.training.flat_gradients import FlatGradients, flattened, shaped
+from quorate.training.gradients import norms_of
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
-from quorate.training.strategy import Agreement, StepOutcome, StepRequest, advanced
+from quorate.training.strategy import Agreement, StepOutcome, StepRequest, Strategy, advanced
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -47,89 +45,87 @@ NORMS_INDEX = 8
 """Tells the norms of gradients from what else is gathered in a step."""
 
 
-class Memory(Protocol):
-    """What outlives a generation: the step that is under way, and the norms of the last one that was completed."""
+@dataclass
+class ServersConnection(MemberConnection):
+    """One member's connection to the others of its generation."""
 
-    pending: Pending | None
-    norms: Mapping[str, float] | None
-
-
-@dataclass(frozen=True)
-class StepParts:
-    """What a member's steps are made of in one generation."""
-
-    generation: Generation
-    own: Member
-    links: Reduction
+    spec: JobSpec
     exchange: Exchange
-    rows: RowExchange | None
-    agreement: StepAgreement
-    share: Share
-    update: Update
-    activity: Activity
-    memory: Memory
-    encoder: LaneEncoder | None = None
-    answers: Answers | None = None
+    rows: RowExchange | None = None
+
+    def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
+        aligner = Aligner(self.generation, self.own.worker, self.links, self.share, activity, hold)
+        aligned = aligner.run(progress, self.placement)
+        self.log_placement()
+        return aligned
+
+    def strategy(self, update: Update, activity: Activity) -> Strategy:
+        share = self.share
+        if share.residuals is not None:
+            with activity.waiting(OTHERS):
+                share.residuals.settle(self.generation, self.endpoint.position, self.links)
+        kind = ServerStep if share.is_server else WorkerStep
+        return kind(self, update, activity)
+
+    def close(self) -> None:
+        if self.rows is not None:
+            self.rows.close()
+        self.exchange.close()
+        super().close()
 
 
-class _Step:
+class _Step(MemberStrategy):
     """What a worker and a server have in common."""
 
-    def __init__(self, parts: StepParts, gradients: Gradients) -> None:
-        self.worker = parts.own.worker
-        self.hosted = parts.own.lanes
-        self.leads = parts.share.number == 0
-        self._links = parts.links
-        self._exchange = parts.exchange
-        self._rows = parts.rows
-        self._gradients = gradients
-        self._agreement = parts.agreement
-        self._share = parts.share
-        self._update = parts.update
-        self._activity = parts.activity
-        self._memory = parts.memory
-        self._order = writing_order(parts.generation)
+    def __init__(self, connection: ServersConnection, update: Update, activity: Activity) -> None:
+        super().__init__(connection, activity)
+        self._exchange, self._rows = connection.exchange, connection.rows
+        self._update = update
+        self._replica = replica = self.share.replica
+        self._agreement = StepAgreement(
+            self._links.gather,
+            connection.generation.members,
+            connection.own,
+            [parameter for _, parameter in replica.trainable],
+            replica.buffers,
+            None if self.share.is_server else ReplicaDigests(replica),
+            replica.optimizers.settings,
+            skips=connection.spec.on_nonfinite_loss == "skip",
+        )
+        self._agreement.audit = update.audit
 
     def begin(self, step: int) -> None:  # noqa: ARG002
         self._links.spans = self._activity.spans
 
-    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
-        with self._activity.waiting(OTHERS):
-            told = self._links.gather(step, GATHER_INDEX, payload)
-        return tuple(told[position] for position in self._order)
-
-    def close(self) -> None:
-        if self._rows is not None:
-            self._rows.close()
-        self._exchange.close()
-        self._links.close()
-        self._gradients.close()
-
     def _gather_norms(self, step: int, agreed: Agreement, own: Mapping[int, float]) -> dict[str, float]:
         told = self._links.gather(step, NORMS_INDEX, json.dumps(sorted(own.items())).encode())
         norms = {block: norm for payload in told for block, norm in json.loads(payload)}
-        parameters = [parameter for _, parameter in self._share.replica.trainable]
-        return total_norms(self._update, parameters, norms, self._share.replica.device) if not agreed.is_void else {}
+        parameters = [parameter for _, parameter in self._replica.trainable]
+        return {} if agreed.is_void else total_norms(self._update, parameters, norms, self._replica.device)
 
 
 class WorkerStep(_Step):
     """A worker's side: its lanes' gradients go to the servers, and their new values come back."""
 
-    def __init__(self, parts: StepParts, gradients: Gradients) -> None:
-        super().__init__(parts, gradients)
+    def __init__(self, connection: ServersConnection, update: Update, activity: Activity) -> None:
+        super().__init__(connection, update, activity)
+        gradients, exchange = connection.gradients, connection.exchange
         self._by_rows = gradients if isinstance(gradients, RowGradients) else None
+        self._encoder = None
+        if isinstance(exchange, EncodedExchange) and isinstance(gradients, FlatGradients):
+            self._encoder = LaneEncoder(exchange, gradients, self.share.residuals)
+        self._tells = self._encoder is not None
         sparse = self._by_rows.by_rows if self._by_rows is not None else frozenset()
-        dense = {b: p for b, (_, p) in enumerate(self._share.replica.trainable) if b not in sparse}
+        dense = {b: p for b, (_, p) in enumerate(self._replica.trainable) if b not in sparse}
         self._pulled = {block: self._exchange.room(block) for block in dense}
-        lie = self._share.as_they_lie
-        self._values = [(p, shaped(self._pulled[block], p, as_they_lie=lie)) for block, p in dense.items()]
-        for block, p in dense.items() if parts.encoder is not None else ():
+        lie = self.share.as_they_lie
+        self._values = [shaped(self._pulled[block], p, as_they_lie=lie) for block, p in dense.items()]
+        self._targets: list[torch.Tensor] = list(dense.values())
+        for block, p in dense.items() if self._encoder is not None else ():
             # What comes may be how far they have moved.
             self._pulled[block].copy_(p.detach().reshape(-1))
-        self._following = PulledUpdate(self._update, self._activity, self._share.replica.optimizers)
-        self._encoder = parts.encoder
-        self._tells = parts.encoder is not None
-        self._generation, self._own = parts.generation, parts.own
+        for optimizer in self._replica.optimizers.by_name.values():
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # or its schedule warns that it never steps
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         self._activity.enter(EXCHANGE)
@@ -141,27 +137,43 @@ class WorkerStep(_Step):
         agreed = self._agreement.reach(step, results, request)
         norms = self._gather_norms(step, agreed, {})
         self._exchange.pull(step, self._pulled)
-        changed = {} if self._rows is None else self._rows.pull(step)
-        rows = [(self._share.parameter(block), some) for block, some in changed.items()]
+        rows = {} if self._rows is None else self._rows.pull(step)
         self._activity.leave()
-        self._share.begin_update(agreed)
-        self._following.complete(step, agreed, self._values, rows)
-        self._share.commit(step, agreed)
-        self._memory.norms = norms
+        self.share.begin_update(agreed)
+        self._update.begin()
+        if agreed.is_void:
+            self._update.leave_out(step)
+        else:
+            self._update.change(step, agreed, partial(self._take_up, rows))
+        self._activity.leave()
+        self.share.commit(step, agreed)
+        self.share.norms = norms
         if self._encoder is None or not self._tells or agreed.is_void:
             return StepOutcome(agreed, norms)
         # Once in a generation: steps differ by a few bytes.
         self._tells = False
-        return StepOutcome(agreed, norms, (self._encoder.traffic(step, self._generation, self._own),))
+        connection = self._connection
+        return StepOutcome(agreed, norms, (self._encoder.traffic(step, connection.generation, connection.own),))
+
+    def _take_up(self, rows: Mapping[int, Rows]) -> None:
+        """What a worker does instead of an optimizer's step."""
+        with torch.no_grad():
+            if self._targets:
+                torch._foreach_copy_(self._targets, self._values)
+            for block, changed in rows.items():
+                changed.put_into(self.share.parameter(block))
 
 
 class ServerStep(_Step):
     """A server's side: it sums what the lanes have of the blocks that it holds, and updates these."""
 
-    def __init__(self, parts: StepParts, gradients: HeldGradients, clip: float | None) -> None:
-        super().__init__(parts, gradients)
-        self._held = gradients
-        self._updating = ServerUpdate(self._update, self._share, self._held, clip, self._activity, parts.answers)
+    def __init__(self, connection: ServersConnection, update: Update, activity: Activity) -> None:
+        super().__init__(connection, update, activity)
+        assert isinstance(connection.gradients, HeldGradients)
+        self._held, self._clip = connection.gradients, connection.spec.clip_norm
+        self._answers = None
+        if isinstance(connection.exchange, EncodedExchange) and connection.exchange.deltas is not None:
+            self._answers = Answers(self.share, connection.exchange.deltas, connection.exchange)
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         self._activity.enter(EXCHANGE)
@@ -170,35 +182,58 @@ class ServerStep(_Step):
             self._rows.receive(step)
         agreed = self._agreement.reach(step, results, request)
         # Everybody has taken up what it was to have, and completed the step before.
-        self._share.drop_surplus()
-        self._memory.pending = None
-        if not agreed.is_void:
-            self._exchange.add_up(step, self._held.totals)
-            if self._rows is not None:
-                self._held.take_rows(self._rows.add_up())
-        own = self._updating.prepare(agreed)
-        self._memory.pending = Pending(step, lambda norms, progress: self._complete(step, agreed, norms, progress))
+        self.share.drop_surplus()
+        self.share.pending = None
+        own = {} if agreed.is_void else self._add_up(step, agreed)
+        self.share.pending = Pending(step, partial(self._complete_later, step, agreed))
         norms = self._gather_norms(step, agreed, own)
         self._activity.leave()
-        self._updating.complete(step, agreed, norms)
-        self._memory.pending, self._memory.norms = None, norms
+        self._complete(step, agreed, norms)
         self._activity.enter(EXCHANGE)
         try:
-            self._exchange.publish(step, self._own_values())
-            if self._rows is not None:
-                self._rows.publish(step, {} if agreed.is_void else self._held.changed_rows(self._share.primary))
+            self._publish(step, agreed)
         except LinkError as error:
             # The step is completed here, whoever has not heard of it: the links are closed, which the next one meets.
             log.info("step %d is completed, but could not be published: %s", step, error)
         self._activity.leave()
         return StepOutcome(agreed, norms)
 
-    def _own_values(self) -> dict[int, torch.Tensor]:
-        blocks = [block for block in self._share.primary if block in self._held.totals]
-        lie = self._share.as_they_lie
-        return {block: flattened(self._share.parameter(block), as_they_lie=lie) for block in blocks}
+    def _add_up(self, step: int, agreed: Agreement) -> dict[int, float]:
+        """Make the sums gradients of a mean; the norms of those of which this server is the primary."""
+        self._exchange.add_up(step, self._held.totals)
+        if self._rows is not None:
+            self._held.take_rows(self._rows.add_up())
+        self._update.install(agreed)
+        blocks = [block for block in self.share.primary if agreed.present >> block & 1]
+        gradients = [self.share.parameter(block).grad for block in blocks]
+        values = [one._values() if one.is_sparse else one for one in gradients if one is not None]
+        return dict(zip(blocks, self._replica.device.numbers(norms_of(values))(), strict=True))
 
-    def _complete(self, step: int, agreed: Agreement, norms: Mapping[str, float], progress: Progress) -> Progress:
-        self._updating.complete(step, agreed, norms)
-        self._memory.pending, self._memory.norms = None, norms
+    def _complete(self, step: int, agreed: Agreement, norms: Mapping[str, float]) -> None:
+        """All servers have told their norms: clip by them, and update."""
+        update, optimizers, answers = self._update, self._replica.optimizers, self._answers
+        update.begin()
+        if agreed.is_void:
+            update.leave_out(step)
+        else:
+            self.share.begin_update(agreed)
+            self._held.install(agreed.present)
+            for name, norm in norms.items() if self._clip is not None else ():
+                scale(self._held, update.parameters_of(name), agreed.present, norm, self._clip, self._replica.device)
+            change = optimizers.update if answers is None else partial(answers.update, step, optimizers.update)
+            update.change(step, agreed, change)
+        self.share.commit(step, agreed)
+        self._activity.leave()
+        self.share.pending, self.share.norms = None, norms
+
+    def _complete_later(self, step: int, agreed: Agreement, norms: Mapping[str, float], progress: Progress) -> Progress:
+        self._complete(step, agreed, norms)
         return advanced(progress, agreed)
+
+    def _publish(self, step: int, agreed: Agreement) -> None:
+        lie = self.share.as_they_lie
+        blocks = [block for block in self.share.primary if block in self._held.totals]
+        values = {block: flattened(self.share.parameter(block), as_they_lie=lie) for block in blocks}
+        self._exchange.publish(step, values)
+        if self._rows is not None:
+            self._rows.publish(step, {} if agreed.is_void else self._held.changed_rows(self.share.primary))

@@ -1,7 +1,7 @@
-"""From summed gradients to new values on several servers, with the bits of an update in one place."""
+"""The gradients of an update that is spread over several servers, with the bits of an update in one place."""
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_
@@ -9,19 +9,13 @@ from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import ALIGNMENT, Bucket
-from quorate.strategies.servers.compress import Answers
 from quorate.strategies.servers.rows import Rows
 from quorate.strategies.servers.share import Share
-from quorate.training.activity import Activity
 from quorate.training.device import Device
 from quorate.training.flat_gradients import shaped
-from quorate.training.gradients import LoneGradients, norms_of, total_norm
+from quorate.training.gradients import LoneGradients, total_norm
 from quorate.training.optimizers import SOLE, Optimizers
-from quorate.training.strategy import Agreement
 from quorate.training.update import Update
-
-BlockNorms = Mapping[int, float]
-"""The norm of each block's gradient."""
 
 
 class HeldGradients(LoneGradients):
@@ -32,12 +26,12 @@ class HeldGradients(LoneGradients):
     single lane do. Those `by_rows` are sparse, and others in every step.
     """
 
-    def __init__(self, share: Share, by_rows: Collection[int] = (), plan: Sequence[Bucket] = ()) -> None:
+    def __init__(self, share: Share, plan: Sequence[Bucket] = ()) -> None:
         super().__init__(share.replica.trainable)
-        held = {block: self.parameters[block] for block in sorted(share.placed) if block not in by_rows}
+        held = {block: self.parameters[block] for block in sorted(share.placed) if block not in share.by_rows}
         self._rows: dict[int, Rows] = {}
         self._sparse: dict[int, torch.Tensor] = {}
-        if by_rows:
+        if share.by_rows:
             # Rows are checked where they come from; torch would warn of it in every process.
             torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
         device = share.replica.device
@@ -78,98 +72,25 @@ class HeldGradients(LoneGradients):
             parameter.grad = None
 
 
-class ServerUpdate:
-    """Updates the blocks that a server holds, in two halves: between them all servers tell each other their norms."""
-
-    def __init__(
-        self,
-        update: Update,
-        share: Share,
-        gradients: HeldGradients,
-        clip: float | None,
-        activity: Activity,
-        answers: Answers | None = None,
-    ) -> None:
-        self._answers = answers
-        self._update = update
-        self._share = share
-        self._gradients = gradients
-        self._clip = clip
-        self._activity = activity
-
-    def prepare(self, agreed: Agreement) -> dict[int, float]:
-        """Make the sums gradients of a mean; the norms of those of which this server is the primary."""
-        if agreed.is_void:
-            return {}
-        self._update.install(agreed)
-        blocks = [block for block in self._share.primary if agreed.present >> block & 1]
-        gradients = [self._share.parameter(block).grad for block in blocks]
-        values = [one._values() if one.is_sparse else one for one in gradients if one is not None]
-        return dict(zip(blocks, self._share.replica.device.numbers(norms_of(values))(), strict=True))
-
-    def complete(self, step: int, agreed: Agreement, norms: Mapping[str, float]) -> None:
-        """Clip by the norms of all, and update."""
-        update, optimizers = self._update, self._share.replica.optimizers
-        update.begin()
-        if agreed.is_void:
-            update.leave_out(step)
-        else:
-            self._share.begin_update(agreed)
-            self._gradients.install(agreed.present)
-            for name, norm in norms.items() if self._clip is not None else ():
-                self._scale(agreed, name, norm)
-            answers = self._answers
-            update.change(
-                step, agreed, optimizers.update if answers is None else partial(answers.update, step, optimizers.update)
-            )
-        self._share.commit(step, agreed)
-        self._activity.leave()
-
-    def _scale(self, agreed: Agreement, name: str, norm: float) -> None:
-        numbers = {id(one): block for block, one in enumerate(self._gradients.parameters)}
-        present = [one for one in self._update.parameters_of(name) if agreed.present >> numbers[id(one)] & 1]
-        held = [one for one in present if one.grad is not None]
-        if held and self._clip is not None:
-            dtype = reduce(torch.promote_types, (one.dtype for one in present))
-            there = self._share.replica.device.move(torch.tensor(norm, dtype=dtype))
-            clip_grads_with_norm_(held, self._clip, there)
-
-
-class PulledUpdate:
-    """What a worker does instead: it takes the new values, and everything else changes as on the servers."""
-
-    def __init__(self, update: Update, activity: Activity, optimizers: Optimizers) -> None:
-        self._update = update
-        self._activity = activity
-        for optimizer in optimizers.by_name.values():
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # or its schedule warns that it never steps
-
-    def complete(
-        self,
-        step: int,
-        agreed: Agreement,
-        values: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        rows: Sequence[tuple[torch.Tensor, Rows]] = (),
-    ) -> None:
-        """`values` are parameters with what they are to be, `rows` those of which only some rows are new."""
-        self._update.begin()
-        if agreed.is_void:
-            self._update.leave_out(step)
-        else:
-            self._update.change(step, agreed, lambda: _copy(values, rows))
-        self._activity.leave()
-
-
-def _copy(values: Sequence[tuple[torch.Tensor, torch.Tensor]], rows: Sequence[tuple[torch.Tensor, Rows]]) -> None:
-    with torch.no_grad():
-        if values:
-            torch._foreach_copy_([parameter for parameter, _ in values], [value for _, value in values])
-        for parameter, changed in rows:
-            changed.put_into(parameter)
+def scale(
+    gradients: HeldGradients,
+    parameters: Sequence[torch.Tensor],
+    present: int,
+    norm: float,
+    clip: float | None,
+    on: Device,
+) -> None:
+    """Clip the gradients of one optimizer's parameters, as far as they are held here, by the norm of all."""
+    numbers = {id(one): block for block, one in enumerate(gradients.parameters)}
+    updated = [one for one in parameters if present >> numbers[id(one)] & 1]
+    held = [one for one in updated if one.grad is not None]
+    if held and clip is not None:
+        dtype = reduce(torch.promote_types, (one.dtype for one in updated))
+        clip_grads_with_norm_(held, clip, on.move(torch.tensor(norm, dtype=dtype)))
 
 
 def total_norms(
-    update: Update, parameters: Sequence[torch.Tensor], norms: BlockNorms, device: Device
+    update: Update, parameters: Sequence[torch.Tensor], norms: Mapping[int, float], device: Device
 ) -> dict[str, float]:
     """The norm of each optimizer's gradient from those of all its blocks, as the ring finds it."""
     if update.has_plain_norm:

@@ -5,67 +5,138 @@ when the worker tells by which number and rate their primary has applied it: so 
 same order, and the worker takes a unit for done only when all holders have it.
 """
 
-import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 
+from quorate.core.user_code import RAISED, blame_user_code
 from quorate.strategies.agreement import pack, unpack
-from quorate.strategies.servers.units.applied import Unit
-from quorate.strategies.servers.units.channel import Head, UnitChannel
-from quorate.strategies.servers.units.held_blocks import HeldBlocks
-from quorate.strategies.servers.units.hub import LOOK, Hub, SegmentOver
-from quorate.strategies.servers.units.plan import UnitPlan
+from quorate.strategies.servers.units.channel import Head, UnitChannel, UnitPlan
+from quorate.strategies.servers.units.dealing import AppliedSet, Dealer, Unit, UnitRecord
+from quorate.strategies.servers.units.settings import StepSettings
+from quorate.training.replica import Replica
 
-log = logging.getLogger(__name__)
+ADDED, SET = 0, 1
+"""What a unit changes of buffers: what is added to them, and what they are set to."""
+LOOK = 0.05
+"""Seconds between two looks at whether a segment that somebody waits in is over."""
 
 Gradients = Mapping[int, torch.Tensor | None]
 
 
-@dataclass(frozen=True)
-class Rate:
-    """What the learning rate of a unit is multiplied by: the lane's share of its batch, less if the unit is late."""
+class SegmentOver(Exception):  # noqa: N818 (a happening, not a mistake)
+    """The segment has failed elsewhere on this server; whoever waits stops waiting."""
 
-    share: float
-    lanes: int
-    is_damped: bool
 
-    def __call__(self, late: int) -> float:
-        # As many updates as a step has lanes make it late by one step.
-        return self.share / (1 + late / self.lanes) if self.is_damped else self.share
+class Hub:
+    """Turns the dealer for the threads that serve the workers, each of which waits here until its worker has work.
+
+    `complete(step)` is called once for each step after `completed`, in order, when all units of it are applied on every
+    block. `late` counts how many updates came between a pull and its push. `begun` is as for the dealer.
+    """
+
+    def __init__(
+        self,
+        applied: AppliedSet,
+        boundary: int,
+        staleness: int | None,
+        complete: Callable[[int], None],
+        begun: int,
+        completed: int,
+    ) -> None:
+        self._dealer = Dealer(applied, boundary, staleness, begun)
+        self._complete = complete
+        self._told = self._began = completed
+        self._changed = threading.Condition()
+        self._is_over = False
+        self.late: Counter[int] = Counter()
+        self._tell_steps()
+
+    @property
+    def boundary(self) -> int:
+        return self._dealer.boundary
+
+    @property
+    def largest_gap(self) -> int:
+        return self._dealer.largest_gap
+
+    def next(self, done: Unit | None, late: int) -> Unit | None:
+        """The next unit for a worker, which has done one before; None at the boundary. Waits until there is one."""
+        with self._changed:
+            if done is not None:
+                self.late[late] += 1
+                self._dealer.applied.add(done)
+                self._tell_steps()
+                self._changed.notify_all()
+            while not self._is_over:
+                unit = self._dealer.deal()
+                if unit is not None or self._dealer.is_complete:
+                    return unit
+                self._changed.wait(LOOK)
+        raise SegmentOver
+
+    def ask_for_boundary(self) -> None:
+        """Somebody asks for something that can only be done at a boundary. Each segment has a step at least."""
+        with self._changed:
+            self._dealer.close_at_furthest(self._began + 1)
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Let nobody wait any longer."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _tell_steps(self) -> None:
+        while self._told < self._dealer.applied.through:
+            self._told += 1
+            self._complete(self._told)
 
 
 class UnitServer:
-    """Serves the workers of a generation, by their positions, through one segment after the other."""
+    """Serves the workers of a generation, by their positions, through one segment after the other.
+
+    `before_change` raises where this server may not change its state: its lease is over. With `damps` the rate of a
+    unit is lower the later it is.
+    """
 
     def __init__(
         self,
         position: int,
         plan: UnitPlan,
-        blocks: HeldBlocks,
         channels: Mapping[int, UnitChannel],
-        sizes: Mapping[int, tuple[int, torch.dtype]],
-        lanes: int,
+        replica: Replica,
+        record: UnitRecord,
+        settings: StepSettings,
+        before_change: Callable[[], None],
         *,
         damps: bool,
-        sends_buffers: bool,
     ) -> None:
-        self._position = position
         self._plan = plan
-        self._blocks = blocks
         self._channels = channels
-        self._lanes = lanes
+        self._replica = replica
+        self._record = record
+        self._settings = settings
+        self._before_change = before_change
         self._damps = damps
-        self._sends_buffers = sends_buffers and position == plan.hub
-        self._turns = _Turns(plan.followed[position])
+        self._led, self._followed = plan.led[position], plan.followed[position]
+        self._pushed_here, self._published = plan.pushed[position], plan.published[position]
+        self._sends_buffers = replica.buffers.exist and position == plan.hub
+        self._parameters = [parameter for _, parameter in replica.trainable]
         # What a worker has pushed stays until the next push of the same worker.
+        sizes = {
+            block: (self._parameters[block].numel(), self._parameters[block].dtype) for block in plan.held[position]
+        }
         self._pushed = {
             worker: {block: torch.empty(numel, dtype=dtype) for block, (numel, dtype) in sizes.items()}
             for worker in channels
         }
+        # One unit is applied at a time; those of each primary in the order of their numbers.
+        self._changed = threading.Condition()
+        self._updates = 0
+        self._next = dict.fromkeys(self._followed, 0)
         self._hub: Hub | None = None
         self._error: BaseException | None = None
 
@@ -92,13 +163,18 @@ class UnitServer:
         if self._error is not None:
             raise self._error
 
+    def learning_rates(self, step: int) -> dict[str, float]:
+        """Those of a step, by the names of the optimizers."""
+        with self._changed:
+            return self._settings.learning_rates(step)
+
     def _serve(self, worker: int) -> None:
         try:
             channel = self._channels[worker]
             while (head := channel.receive())["ask"] != "end":
                 match head["ask"]:
                     case "next":
-                        channel.send(self._next(worker, head))
+                        channel.send(self._answer_next(head))
                     case "pull":
                         self._answer_pull(channel)
                     case "push":
@@ -117,72 +193,96 @@ class UnitServer:
             self._error = error
         for channel in self._channels.values():
             channel.close()
-        self._turns.end()
+        with self._changed:
+            self._changed.notify_all()
         if self._hub is not None:
             self._hub.end()
 
-    def _next(self, worker: int, head: Head) -> Head:
+    def _answer_next(self, head: Head) -> Head:
         assert self._hub is not None, "only the hub is asked for units"
         if head["wants_boundary"]:
             self._hub.ask_for_boundary()
-        done = None if head["done"] is None else Unit(*head["done"])
-        unit = self._hub.next(worker, done, head["late"])
+        unit = self._hub.next(None if head["done"] is None else Unit(*head["done"]), head["late"])
         return {"boundary": self._hub.boundary} if unit is None else {"unit": unit}
 
     def _answer_pull(self, channel: UnitChannel) -> None:
-        seen, values = self._blocks.read(self._plan.led[self._position])
-        channel.send({"seen": seen}, self._plan.published[self._position], values)
+        """Copies, none of them in the middle of an update; and how many updates there were so far."""
+        with self._changed:
+            values = {b: self._parameters[b].detach().reshape(-1).to("cpu", copy=True) for b in self._led}
+            seen = self._updates
+        channel.send({"seen": seen}, self._published, values)
         if self._sends_buffers:
-            channel.send_bytes(pack({0: self._blocks.buffers()}))
+            with self._changed:
+                buffers = {name: value.to("cpu", copy=True) for name, value in self._replica.buffers.committed()}
+            channel.send_bytes(pack({0: buffers}))
 
     def _push(self, worker: int, channel: UnitChannel, head: Head) -> Head:
-        unit = Unit(*head["unit"])
+        """Apply a unit to what this server leads: the number of this update, by which replicas follow; how many have
+        come in between; and what the learning rate is multiplied by, the lane's share of its batch or less."""
+        unit, share = Unit(*head["unit"]), head["share"]
         if head["present"] is not None:
-            channel.receive_blocks(self._plan.pushed[self._position], self._pushed[worker])
+            channel.receive_blocks(self._pushed_here, self._pushed[worker])
         changes = unpack(channel.receive_bytes()) if head["changes_buffers"] else {}
-        rate = Rate(head["share"], self._lanes, self._damps)
-        number, late, factor = self._blocks.apply_first(
-            unit,
-            self._gradients(worker, head, self._plan.led[self._position]),
-            rate,
-            head["seen"],
-            head["note"],
-            changes,
-        )
+        with self._changed:
+            self._before_change()
+            late = self._updates - head["seen"]
+            # As many updates as a step has lanes make it late by one step.
+            factor = share / (1 + late / self._record.lanes) if self._damps else share
+            number, self._updates = self._updates, self._updates + 1
+            self._apply(unit, self._gradients(worker, head, self._led), factor)
+            if unit not in self._record.base:
+                self._change_buffers(changes)
+                self._record.base.add(unit)
+            # Where it is computed a second time, what was told first is of no use: that worker is gone.
+            self._record.notes[unit] = head["note"]
         return {"number": number, "late": late, "factor": factor}
 
     def _follow(self, worker: int, head: Head) -> None:
-        unit = Unit(*head["unit"])
+        """Do what primaries have done, to the bit. The updates before come: their workers have their numbers."""
         for primary, number, factor in head["of"]:
-            gradients = self._gradients(worker, head, self._plan.followed[self._position][primary])
-            self._turns.take(primary, number, partial(self._blocks.apply_again, unit, gradients, factor))
+            gradients = self._gradients(worker, head, self._followed[primary])
+            with self._changed:
+                while self._next[primary] != number:
+                    if self._error is not None:
+                        raise SegmentOver
+                    self._changed.wait(LOOK)
+                self._before_change()
+                self._apply(Unit(*head["unit"]), gradients, factor)
+                self._next[primary] += 1
+                self._changed.notify_all()
 
     def _gradients(self, worker: int, head: Head, blocks: tuple[int, ...]) -> Gradients:
         present = int(head["present"], 16) if head["present"] is not None else 0
-        pushed = self._pushed[worker]
-        return {block: pushed[block] if present >> block & 1 else None for block in blocks}
+        return {block: self._pushed[worker][block] if present >> block & 1 else None for block in blocks}
 
+    def _apply(self, unit: Unit, gradients: Gradients, factor: float) -> None:
+        lacking = [block for block in gradients if unit not in self._record.blocks[block]]
+        changed = set()
+        for block in lacking:
+            gradient, parameter = gradients[block], self._parameters[block]
+            if gradient is not None:
+                parameter.grad = gradient.view(parameter.shape).to(parameter.device)
+                changed.add(parameter)
+        if changed:
+            self._settings.install(self._settings.at(unit.step), factor)
+            try:
+                for name, optimizer in self._replica.optimizers.by_name.items():
+                    if not changed.isdisjoint(self._replica.optimizers.parameters(name)):
+                        optimizer.step()
+            except RAISED as error:
+                blame_user_code(error, "optimizer.step()")
+                raise
+            finally:
+                for parameter in changed:
+                    parameter.grad = None
+        for block in lacking:
+            self._record.blocks[block].add(unit)
 
-class _Turns:
-    """Whose turn it is at the blocks of each primary: updates are applied in the order of their numbers."""
-
-    def __init__(self, primaries: Mapping[int, object]) -> None:
-        self._next = dict.fromkeys(primaries, 0)
-        self._changed = threading.Condition()
-        self._is_over = False
-
-    def take(self, primary: int, number: int, apply: Callable[[], None]) -> None:
-        """Wait for the updates before this one. All of them come: their workers have their numbers already."""
-        with self._changed:
-            while self._next[primary] != number:
-                if self._is_over:
-                    raise SegmentOver
-                self._changed.wait(LOOK)
-            apply()
-            self._next[primary] += 1
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
+    def _change_buffers(self, changes: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+        buffers = self._replica.buffers
+        new = dict(changes.get(SET, {}))
+        for name, change in changes.get(ADDED, {}).items():
+            value = buffers.get(name)
+            new[name] = value + change.to(value.device)
+        if new:
+            buffers.commit(new)

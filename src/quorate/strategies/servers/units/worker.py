@@ -1,24 +1,46 @@
 """A worker in a segment: gets a unit from the hub, pulls the newest values, computes, pushes, until the boundary."""
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from quorate.core.errors import LossError, UnsupportedModelError
 from quorate.core.worker_status import EXCHANGE, OTHERS
-from quorate.strategies.agreement import check_skippable, pack, unpack
-from quorate.strategies.servers.units.applied import Unit
-from quorate.strategies.servers.units.channel import Head, UnitChannel
-from quorate.strategies.servers.units.held_blocks import ADDED, SET
-from quorate.strategies.servers.units.notes import UnitNote
-from quorate.strategies.servers.units.plan import UnitPlan
+from quorate.strategies.agreement import WorkerNote, check_skippable, pack, unpack
+from quorate.strategies.servers.units.channel import Head, UnitChannel, UnitPlan
+from quorate.strategies.servers.units.dealing import Unit
+from quorate.strategies.servers.units.server import ADDED, SET
 from quorate.training.activity import Activity
 from quorate.training.flat_buffers import LANE_0, MEAN
 from quorate.training.lane import LaneResult
-from quorate.training.losses import called
+from quorate.training.losses import called, not_finite
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
+from quorate.training.strategy import NOTHING_ASKED
+
+
+@dataclass(frozen=True)
+class UnitNote:
+    """What is known of a unit besides its gradient: the result of the lane, and norms by optimizer, before clipping."""
+
+    result: LaneResult
+    norms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether its loss is not finite: it has no gradient then, and counts as applied."""
+        return not_finite(self.result.losses) is not None
+
+    def encode(self) -> str:
+        return json.dumps([WorkerNote([self.result], [], NOTHING_ASKED).encode().decode(), self.norms])
+
+    @classmethod
+    def decode(cls, told: str) -> "UnitNote":
+        note, norms = json.loads(told)
+        return cls(WorkerNote.decode(note.encode()).lanes[0], norms)
 
 
 class UnitWorker:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from quorate.data.sampler import Sampler
 from quorate.training.optimizers import Optimizers
@@ -27,7 +26,8 @@ class StepSettings:
         self._taken = step
         self._kept: dict[int, Settings] = {}
         self._stood: dict[str, Any] | None = None
-        for optimizer in self._each():
+        self._each = list(optimizers.by_name.values())
+        for optimizer in self._each:
             # Workers have no steps of an optimizer, and a server may be told of the next step first.
             optimizer._opt_called = True  # type: ignore[attr-defined]
 
@@ -35,18 +35,27 @@ class StepSettings:
         """The settings of a step behind the last boundary."""
         if self._stood is None:
             # Not earlier: an evaluation at the boundary may have had schedules react.
-            self._stood = self._standing()
+            groups = {
+                name: {"param_groups": o.state_dict()["param_groups"]} for name, o in self._optimizers.by_name.items()
+            }
+            self._stood = copy.deepcopy({"optimizers": groups, "schedulers": self._optimizers.scheduler_states()})
         while step not in self._kept:
             coming = max(self._kept, default=self._taken) + 1
             self._move_to(coming - 1)
             if self._optimizers.are_scheduled_by_job:
                 self._optimizers.prepare(coming, self._sampler)
-            self._kept[coming] = _settings(self._each())
+            self._kept[coming] = [[_copied(group) for group in one.param_groups] for one in self._each]
         return self._kept[step]
+
+    def learning_rates(self, step: int) -> dict[str, float]:
+        """By the optimizers' names."""
+        return {
+            name: float(groups[0]["lr"]) for name, groups in zip(self._optimizers.by_name, self.at(step), strict=True)
+        }
 
     def install(self, settings: Settings, factor: float = 1.0) -> None:
         """Give them to the optimizers, with the learning rates multiplied by a factor."""
-        for optimizer, groups in zip(self._each(), settings, strict=True):
+        for optimizer, groups in zip(self._each, settings, strict=True):
             for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(_copied(values))
                 if factor != 1.0:
@@ -72,24 +81,6 @@ class StepSettings:
         while self._taken < step:
             self._taken += 1
             self._optimizers.advance_schedules(self._taken, self._sampler)
-
-    def _standing(self) -> dict[str, Any]:
-        settings = {
-            name: {"param_groups": o.state_dict()["param_groups"]} for name, o in self._optimizers.by_name.items()
-        }
-        return copy.deepcopy({"optimizers": settings, "schedulers": self._optimizers.scheduler_states()})
-
-    def _each(self) -> list[Optimizer]:
-        return list(self._optimizers.by_name.values())
-
-
-def learning_rates(optimizers: Optimizers, settings: Settings) -> dict[str, float]:
-    """By the optimizers' names, as a step tells them."""
-    return {name: float(groups[0]["lr"]) for name, groups in zip(optimizers.by_name, settings, strict=True)}
-
-
-def _settings(optimizers: list[Optimizer]) -> Settings:
-    return [[_copied(group) for group in optimizer.param_groups] for optimizer in optimizers]
 
 
 def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
