@@ -19,9 +19,9 @@ from quorate.api import session
 from quorate.api.detached import submit_resume
 from quorate.api.evaluate import evaluate, evaluate_run
 from quorate.api.fetch import NAMING, fetch_run
+from quorate.api.prints import NoDisplay
 from quorate.api.recorded_run import recorded_environment, recorded_job
 from quorate.api.result import open_run
-from quorate.api.run_part import NoDisplay
 from quorate.api.tasks import TaskLocation, find_task, keep_task
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part

@@ -12,7 +12,7 @@ import pytest
 
 from quorate.api import engines, session
 from quorate.api.chaos import FaultRequest, try_under
-from quorate.api.run_part import NoDisplay, RunStart
+from quorate.api.prints import NoDisplay, RunStart
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.spec.load import resolve_mapping

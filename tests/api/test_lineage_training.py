@@ -13,7 +13,7 @@ BRANCHES = """
 import json
 from pathlib import Path
 from quorate.api import session
-from quorate.api.run_part import NoDisplay
+from quorate.api.prints import NoDisplay
 from quorate.spec.load import load_job
 from quorate.spec.override import Override
 

@@ -9,7 +9,7 @@ import pytest
 from api.test_training_from_python import run_python
 from command import Workplace
 from quorate.api import session
-from quorate.api.run_part import NoDisplay
+from quorate.api.prints import NoDisplay
 from quorate.core.errors import RequestError
 from quorate.spec.load import load_job
 from quorate.spec.override import Override
@@ -19,7 +19,7 @@ PARTS = """
 import json
 from pathlib import Path
 from quorate.api import session
-from quorate.api.run_part import NoDisplay
+from quorate.api.prints import NoDisplay
 from quorate.spec.load import load_job
 
 if __name__ == "__main__":

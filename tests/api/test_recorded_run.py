@@ -22,7 +22,7 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.selection import why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.cli.checkpoints_view import print_list, print_verified
+from quorate.cli.checkpoints import print_list, print_verified
 from quorate.cli.layout import Page
 from quorate.core.errors import DamagedFileError, RunError
 from quorate.history.checkpoint_list import CheckpointList

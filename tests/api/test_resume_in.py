@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from command import Workplace, workplace  # noqa: F401 (a fixture)
-from quorate.api.run_part import NoDisplay
+from quorate.api.prints import NoDisplay
 from quorate.api.session import resume_in, run_locally
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RunError

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from quorate.api.evaluate import SCRATCH, scratch_folder
+from quorate.api.scratch import SCRATCH, scratch_folder
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import RunFolder
 
 KILLED = """
 import os, signal, sys
-from quorate.api.evaluate import scratch_folder
+from quorate.api.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "run").mkdir()
     (folder / "run" / "events.jsonl").write_text("{}")

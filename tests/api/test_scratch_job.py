@@ -13,8 +13,9 @@ import pytest
 from command import Workplace
 from history.run_builder import Story, add_checkpoint, build_run, complete_run
 from quorate.api import evaluate
-from quorate.api.evaluate import evaluate_run, hold_checkpoint, run_in_scratch
+from quorate.api.evaluate import evaluate_run, run_in_scratch
 from quorate.api.replay import replay
+from quorate.api.scratch import hold_checkpoint
 from quorate.api.tasks import find_task
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder

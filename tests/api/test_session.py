@@ -11,8 +11,8 @@ from command import Workplace
 from made_events import make_event
 from quorate.api import copies, run_part, session
 from quorate.api.copies import Copies
+from quorate.api.prints import NoDisplay, RunStart
 from quorate.api.recorded_run import warn_of_stretched_schedule
-from quorate.api.run_part import NoDisplay, RunStart
 from quorate.coordinator.news import Outcome
 from quorate.core import machine
 from quorate.core.errors import JobError, RequestError, RunError

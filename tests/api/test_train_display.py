@@ -6,7 +6,7 @@ import pytest
 
 from made_events import make_event
 from quorate.api import train
-from quorate.api.run_part import NoDisplay, RunStart, Watch
+from quorate.api.prints import NoDisplay, RunStart, Watch
 from quorate.observe.console import Console, QuietConsole
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder

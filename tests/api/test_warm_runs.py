@@ -19,7 +19,7 @@ PRELUDE = """
 import json, os, sys, threading, time
 from pathlib import Path
 from quorate.api import session
-from quorate.api.run_part import NoDisplay
+from quorate.api.prints import NoDisplay
 from quorate.api.warm import WarmRunner
 from quorate.core.errors import QuorateError
 from quorate.core.processes import children_of

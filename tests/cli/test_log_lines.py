@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from quorate.cli.logs_view import LONGEST, line_of
+from quorate.cli.history import LONGEST_MESSAGE, line_of
 from quorate.history.logs import LogRecord
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678000).timestamp()
@@ -25,7 +25,7 @@ def test_a_traceback_stands_below() -> None:
 def test_nothing_in_a_message_moves_the_cursor_and_a_long_one_is_cut() -> None:
     assert line(message="\x1b[2J\x07\x00").endswith("\\x1b[2J\\x07\\x00")
     assert line(message="x" * 3_000_000).endswith(f"{'x' * 20} … (3,000,000 characters)")
-    assert len(line(message="x" * 3_000_000)) < LONGEST + 100
+    assert len(line(message="x" * 3_000_000)) < LONGEST_MESSAGE + 100
 
 
 def test_warnings_and_errors_are_coloured_on_a_terminal() -> None:

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from command import Workplace, await_condition
 from quorate.api import session
+from quorate.api.prints import Watch
 from quorate.api.result import Result
-from quorate.api.run_part import Watch
 from quorate.api.train import show_on_stderr, show_quietly
 from quorate.cli.app import app
 from quorate.storage.run_folder import RunFolder

@@ -11,7 +11,7 @@ from quorate.api.documents import trial_document
 from quorate.api.result import Result
 from quorate.chaos.fault import Firing
 from quorate.chaos.script import parse_fault
-from quorate.cli.chaos_view import print_trial, succeeded
+from quorate.cli.chaos import print_trial, succeeded
 from quorate.cli.layout import Page
 from quorate.cli.samples_view import EPOCHS_SHOWN, print_ledger
 from quorate.history.ledger import EpochEntry, EpochStatus, Ledger

@@ -15,10 +15,11 @@ from history.run_builder import COMPLETE, CREATED, Story, add_checkpoint, build_
 from quorate.cli import output
 from quorate.cli.app import app
 from quorate.cli.layout import Page
-from quorate.cli.run_view import as_typed, encryption_in_words, print_run
+from quorate.cli.run_view import encryption_in_words, print_run
 from quorate.coordinator.autopsy import autopsy_of_launcher
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure
+from quorate.core.runs_folder import as_typed
 from quorate.core.task_source import TaskSource
 from quorate.history.run_detail import Advice, RunDetail, advise
 from quorate.observe.events import GradientsCompressed

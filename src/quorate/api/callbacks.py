@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from quorate.api.run_part import RunStart, Watch
+from quorate.api.prints import RunStart, Watch
 from quorate.api.tasks import FolderImports
 from quorate.core.errors import RequestError
 from quorate.core.user_code import building_code, describe, given

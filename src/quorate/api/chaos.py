@@ -10,8 +10,8 @@ from pathlib import Path
 
 from quorate.api import session
 from quorate.api.engines import refuse_cluster
+from quorate.api.prints import RunStart, Watch
 from quorate.api.result import Result, open_run
-from quorate.api.run_part import RunStart, Watch
 from quorate.chaos.fault import Fault, Firing, Whom, firings
 from quorate.chaos.network_namespaces import can_make_networks
 from quorate.chaos.script import EXAMPLE, Line, check_script, lines_of, parse_mean, parse_script, random_script

@@ -13,8 +13,8 @@ from typing import Any
 
 from quorate.api import session
 from quorate.api.engines import refuse_cluster
+from quorate.api.prints import RunStart, Watch
 from quorate.api.result import Result
-from quorate.api.run_part import RunStart, Watch
 from quorate.coordinator.news import Outcome
 from quorate.core.debugger import attached
 from quorate.core.errors import RequestError

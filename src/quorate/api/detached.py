@@ -18,10 +18,10 @@ from typing import Any
 from quorate.api.engines import node_code, refuse_missing_engine
 from quorate.api.fetch import is_copy, refuse_others_run
 from quorate.api.job import job_text
+from quorate.api.prints import Watch
 from quorate.api.ray_jobs import jobs_at, refuse_ended, submit_launcher
 from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped
 from quorate.api.result import Result
-from quorate.api.run_part import Watch
 from quorate.api.session import is_private, resumable, resume_in, run_on_engine, start_in
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, RequestError, RunError

@@ -1,18 +1,15 @@
 """`quorate.evaluate`, and how a job's code runs beside its run: in a folder that is thrown away."""
 
-import contextlib
 import logging
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quorate.api.job import overrides_from
-from quorate.api.prints import WithPrints
+from quorate.api.prints import NoDisplay, RunStart, Watch, WithPrints
 from quorate.api.recorded_run import (
     chosen_checkpoint,
     is_moved_task,
@@ -22,13 +19,13 @@ from quorate.api.recorded_run import (
     refuse_lost_checkpoints,
 )
 from quorate.api.result import refuse_without_average
-from quorate.api.run_part import NoDisplay, RunStart, Watch
+from quorate.api.scratch import hold_checkpoint, scratch_folder
 from quorate.api.session import refuse_in_worker, run_locally
 from quorate.api.tasks import TaskLocation, find_task, is_other_code, refuse_others_task
 from quorate.api.train import passing_on_signals
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST
-from quorate.core.errors import CheckpointError, RequestError, RunError
+from quorate.core.errors import CheckpointError, RunError
 from quorate.core.failure import JobFailed
 from quorate.core.machine import usable_cores
 from quorate.core.runs_folder import runs_folder
@@ -41,18 +38,12 @@ from quorate.spec.engine import LocalSpec
 from quorate.spec.keys import Mark
 from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob
-from quorate.storage.atomic import discard
-from quorate.storage.lock import hold, holder_of
 from quorate.storage.run_folder import RunFolder, why_untrusted
 from quorate.supervisor.signals import listening_to_signals
 from quorate.supervisor.supervisor import Launch
 from quorate.training.run_mode import RunMode
 
 log = logging.getLogger(__name__)
-
-SCRATCH = "quorate-aside-"
-# Its name says that the folder is ours to remove: a person may call a folder of their own as we call ours.
-_SCRATCH_LOCK = "aside.lock"
 
 
 @dataclass(frozen=True)
@@ -181,63 +172,6 @@ def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resol
             f"run {run.name} cannot be evaluated as another job than it is: {listed(changed, resolved)}. "
             "Evaluate without the change; only params.… and keys that say how a job runs may be other ones."
         )
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for runs that nobody will look at later: removed by whoever made it or, if that was killed, by the next
-    one who makes one."""
-    with contextlib.ExitStack() as stack:
-        try:
-            parent = Path(tempfile.gettempdir())
-            _sweep(parent)
-            hidden = Path(tempfile.mkdtemp(prefix=f".{SCRATCH}", dir=parent))
-            folder = parent / hidden.name.removeprefix(".")
-            stack.callback(discard, folder)
-            stack.callback(discard, hidden)
-            # Named once the lock is held: one that is found without its holder is one whose holder is dead.
-            stack.enter_context(hold(hidden / _SCRATCH_LOCK))
-            hidden.rename(folder)
-        except OSError as error:
-            raise RequestError(
-                f"cannot make a folder for temporary files: {error.strerror or error}. Choose another with TMPDIR."
-            ) from error
-        yield folder
-
-
-def _sweep(parent: Path) -> None:
-    """Remove what was left by processes that were killed: the lock of each tells whether it lives, in any container."""
-    for folder in parent.glob(f"{SCRATCH}*"):
-        with contextlib.suppress(OSError):  # another user's, or removed just now by somebody else
-            lock = folder / _SCRATCH_LOCK
-            if folder.lstat().st_uid == os.getuid() and lock.is_file() and holder_of(lock) is None:
-                discard(folder)
-
-
-def hold_checkpoint(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
-    """Where a checkpoint of a run can be read for as long as it takes: a job that is under way prunes its own."""
-    if run.holder() is None:
-        return info.path
-    safe = scratch / "held" / info.path.name
-    safe.mkdir(parents=True)
-    try:
-        for file in info.path.iterdir():
-            try:
-                os.link(file, safe / file.name)
-            except OSError:  # another disk, or one without links
-                shutil.copyfile(file, safe / file.name)
-    except FileNotFoundError as error:
-        shutil.rmtree(safe)
-        raise CheckpointError(
-            f"checkpoint {info.path.name} of run {run.name} was removed by the running job, which keeps the last "
-            "`checkpoint.keep`. Try again"
-        ) from error
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot copy checkpoint {info.path.name} of run {run.name}, which is running, to {scratch}: "
-            f"{error.strerror or error}. Choose another folder with TMPDIR, or wait for the run's end"
-        ) from error
-    return safe
 
 
 def run_in_scratch(

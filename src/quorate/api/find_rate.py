@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from quorate.api.evaluate import scratch_folder
+from quorate.api.scratch import scratch_folder
 from quorate.api.session import refuse_in_worker, run_locally
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RequestError

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from quorate.api.evaluate import scratch_folder
 from quorate.api.model_artifact import Lineage, build_artifact, sha256_of
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job, refuse_lost_checkpoints
+from quorate.api.scratch import scratch_folder
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.evaluate import look_at_checkpoint
-from quorate.api.run_part import NoDisplay, Watch
+from quorate.api.prints import NoDisplay, Watch
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.core.digests import content_digest
 from quorate.core.errors import RequestError

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -12,6 +13,7 @@ from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, RunFinished
 from quorate.observe.live import Printed, Round
 from quorate.observe.sinks import Sink
+from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 
 LOOK_EVERY = 0.2
@@ -109,3 +111,24 @@ def _lines(record: LogRecord) -> list[str]:
     logger = record.fields.get("logger")
     head = "" if logger in (None, WARNINGS) else f"{record.level.upper()} {logger}: "
     return [*(f"{head}{record.message}".splitlines() or [""]), *record.exception.splitlines()]
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What is known when a run begins, for whoever shows it."""
+
+    run: RunFolder
+    spec: JobSpec
+    workers: int
+
+
+class NoDisplay:
+    """Shows nothing."""
+
+    def handle(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+Watch = Callable[[RunStart], Sink]
+"""Called once when a run begins; what it returns is told every event, and then that there are no more."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.evaluate import hold_checkpoint, run_in_scratch, scratch_folder
+from quorate.api.evaluate import run_in_scratch
 from quorate.api.recorded_run import recorded_environment, recorded_job
+from quorate.api.scratch import hold_checkpoint, scratch_folder
 from quorate.api.tasks import find_task, refuse_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder

@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.observers import Observers
-from quorate.api.prints import WithPrints
-from quorate.api.recorded_run import (
-    remains_of,
-    run_argument,
-    short_path,
-)
+from quorate.api.prints import RunStart, Watch, WithPrints
+from quorate.api.recorded_run import remains_of, run_argument, short_path
 from quorate.api.result import Result
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.listing import CheckpointInfo
@@ -33,10 +29,10 @@ from quorate.observe.jsonl import end_of_events
 from quorate.observe.live import Round
 from quorate.observe.notices import EARLY_STOP
 from quorate.observe.recoveries import RecoveryLog
-from quorate.observe.sinks import Guarded, Sink
+from quorate.observe.sinks import Guarded
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.device import idle_gpus, workers_here
-from quorate.spec.job import JobSpec, TaskReference
+from quorate.spec.job import TaskReference
 from quorate.spec.override import ENVIRONMENT
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.secrets import job_secrets
@@ -55,27 +51,6 @@ ENDINGS = {
     "interrupted": "interrupted",
     "terminated": "terminated",
 }
-
-
-@dataclass(frozen=True)
-class RunStart:
-    """What is known when a run begins, for whoever shows it."""
-
-    run: RunFolder
-    spec: JobSpec
-    workers: int
-
-
-class NoDisplay:
-    """Shows nothing."""
-
-    def handle(self, event: Event) -> None: ...
-
-    def close(self) -> None: ...
-
-
-Watch = Callable[[RunStart], Sink]
-"""Called once when a run begins; what it returns is told every event, and then that there are no more."""
 
 
 Runner = Callable[[Launch, Callable[[Event], None], Callable[[Prepared], None], Signals], Outcome]

@@ -14,9 +14,9 @@ from typing import Any, Unpack
 from quorate.api import session
 from quorate.api.callbacks import Callback, refuse_no_list, with_callbacks
 from quorate.api.job import Job, JobKeys, overrides_from
+from quorate.api.prints import NoDisplay, RunStart, Watch
 from quorate.api.recorded_run import short_path
 from quorate.api.result import Result
-from quorate.api.run_part import NoDisplay, RunStart, Watch
 from quorate.api.warm import runner_here
 from quorate.core.errors import QuorateError, RequestError, TaskError
 from quorate.core.failure import JobFailed

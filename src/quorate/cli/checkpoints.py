@@ -2,17 +2,25 @@
 
 import contextlib
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, TrustJob, choose, group_of_verbs
-from quorate.cli.output import print_answer
+from quorate.cli.output import NONE, print_answer, print_document
 from quorate.core.errors import RequestError
-from quorate.observe.quantities import size
+from quorate.observe.quantities import age, measure, size
 from quorate.storage.run_folder import RunFolder, why_untrusted
+
+if TYPE_CHECKING:  # torch, pydantic and rich, which a help text does without
+    from rich.text import Text
+
+    from quorate.api.checkpoints import Verified
+    from quorate.cli.layout import Page
+    from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord
 
 Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
 OptionalWhich = Annotated[
@@ -59,9 +67,15 @@ def list_all(run: Run, runs: Runs = RUNS, as_json: Json = False) -> None:
       quorate checkpoints ls last
       quorate checkpoints ls digits-0001 --json
     """
-    from quorate.cli.checkpoints_view import show_list
+    from quorate.cli.layout import Page
+    from quorate.history.checkpoint_list import CheckpointList
+    from quorate.history.documents import checkpoints_document
 
-    show_list(RunFolder.find(runs, run), as_json)
+    found, now = CheckpointList.read(RunFolder.find(runs, run)), datetime.now(UTC)
+    if as_json:
+        print_document(checkpoints_document(found, now))
+    else:
+        print_list(Page(), found, now)
 
 
 @app.command()
@@ -77,9 +91,17 @@ def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_jso
       quorate checkpoints verify last
       quorate checkpoints verify digits-0001 --checkpoint best
     """
-    from quorate.cli.checkpoints_view import show_verified
+    from quorate.api.checkpoints import verify_run
+    from quorate.api.documents import verified_checkpoints_document
+    from quorate.cli.layout import Page
 
-    raise typer.Exit(0 if show_verified(RunFolder.find(runs, run), checkpoint, as_json) else 1)
+    folder = RunFolder.find(runs, run)
+    verified = verify_run(folder, checkpoint)
+    if as_json:
+        print_document(verified_checkpoints_document(folder.name, verified))
+    else:
+        print_verified(Page(), folder.name, verified)
+    raise typer.Exit(1 if any(each.problem for each in verified.examined) else 0)
 
 
 class _Export(TyperCommand):
@@ -268,3 +290,69 @@ def _key_place(file: Path | None, variable: str | None) -> dict[str, str | None]
     if file is None and variable is None:
         return None
     return {"key_file": None if file is None else str(file.expanduser().absolute()), "key_env": variable}
+
+
+def print_list(page: "Page", found: "CheckpointList", now: datetime) -> None:
+    """What a run has saved, oldest first, and what is wrong with it."""
+    from quorate.cli.layout import headed_table
+
+    if not found.checkpoints:
+        page.line(
+            f"Run {found.run} has no checkpoint yet. It saves one every `checkpoint.every` steps and at its end; "
+            f"`quorate checkpoint {found.run}` has it save one now, while it runs."
+        )
+        return
+    headings = ("step", "size", "age", "metrics", "kept as", "")
+    page.table(headed_table(headings, rows=[_row(each, now) for each in found.checkpoints]))
+    for each in found.checkpoints:
+        if each.problem:
+            page.line(f"{each.name} is damaged: {each.problem}")
+        if each.foreign:
+            page.line(f"{each.name} is not of this run, and is ignored: {each.foreign}")
+
+
+def print_verified(page: "Page", run: str, verified: "Verified") -> None:
+    """Which checkpoints are whole, and what is wrong with the others."""
+    from rich.text import Text
+
+    from quorate.api.checkpoints import NO_KEY
+    from quorate.cli.layout import headed_table
+
+    examined = verified.examined
+    if not examined:
+        page.line(f"Run {run} has no checkpoint.")
+        return
+    rows = [
+        (
+            each.path.name,
+            size(each.bytes) if each.bytes else NONE,
+            Text("damaged" if each.problem else "whole", style="red" if each.problem else "green"),
+        )
+        for each in examined
+    ]
+    page.table(headed_table(("checkpoint", "size", ""), rows=rows))
+    for each in examined:
+        if each.problem:
+            page.line(f"{each.path.name}: {each.problem}")
+        if each.foreign:
+            page.line(f"{each.path.name} is not of this run, and is ignored: {each.foreign}")
+    # Of a run without a key nobody expects it.
+    if verified.not_authenticated not in ("", NO_KEY):
+        page.line(f"Who wrote them was not checked, only that they are intact: {verified.not_authenticated}")
+
+
+def _row(each: "CheckpointRecord", now: datetime) -> "tuple[str | Text, ...]":
+    from rich.text import Text
+
+    seconds = each.age(now)
+    notes = [("damaged", "red")] if each.problem else []
+    notes += [("of another run", "red")] if each.foreign else []
+    notes += [("encrypted", "dim")] if each.encrypted else []
+    return (
+        f"{each.named_step:,}" + (" evaluated" if each.name.endswith("-evaluated") else ""),
+        size(each.bytes) if each.bytes else NONE,
+        NONE if seconds is None else age(seconds),
+        ", ".join(f"{name} {measure(value)}" for name, value in each.metrics.items()) or NONE,
+        ", ".join(reason.value for reason in each.because) or NONE,
+        Text(" ").join(Text(word, style=style) for word, style in notes),
+    )

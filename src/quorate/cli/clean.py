@@ -96,8 +96,7 @@ def _is_confirmed() -> bool:
 def _show(plan: Any, now: datetime) -> None:
     from quorate.api.clean import age_of
     from quorate.cli.layout import Page, headed_table
-    from quorate.cli.runs_view import age
-    from quorate.observe.quantities import size
+    from quorate.observe.quantities import age, size
 
     page = Page()
     rows = []

@@ -20,8 +20,8 @@ from quorate.api.preview import (
     short_fields,
     write_contact_sheet,
 )
-from quorate.cli.layout import NONE, Page, headed_table
-from quorate.cli.output import print_document
+from quorate.cli.layout import Page, headed_table
+from quorate.cli.output import NONE, print_document
 from quorate.core.errors import RequestError
 from quorate.history.streaming import shown_place
 from quorate.observe.quantities import duration, plural, size

@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.api.replay import Replay, TensorDifference, replay
-from quorate.cli.layout import NONE
-from quorate.cli.output import print_document
+from quorate.cli.output import NONE, print_document
 from quorate.history.difference import Pair, RunPair, RunSide
 from quorate.history.documents import difference_document
 from quorate.history.timeline import RunPace

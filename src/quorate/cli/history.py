@@ -1,15 +1,43 @@
 """The verbs that read runs: `quorate runs`, `show`, `logs`, `report`, `diff` and `trace`."""
 
+import os
+import sys
+from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose, run_names
+from quorate.cli.output import NONE, print_document, print_growing_document
 from quorate.core.errors import RequestError, RunError
+from quorate.core.generation import cell_of, names_of
 from quorate.core.runs_folder import is_run, is_search
+from quorate.observe.quantities import duration, visible
 from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
 from quorate.storage.search_folder import SearchFolder
+
+if TYPE_CHECKING:  # pydantic and rich, which a help text does without
+    from quorate.cli.layout import Page
+    from quorate.history.logs import Filter, LogRecord
+    from quorate.history.traces import Trace, WorkerTime
+
+LONGEST_MESSAGE = 10_000
+"""Characters of a log message that are shown; `--json` has all."""
+PROCESS_WIDTH = 17
+LEVEL_STYLES = {"warning": "33", "error": "31", "critical": "1;31", "debug": "2"}
+NEWEST_TRACES = 20
+REST = "rest"
+
+
+class Severity(StrEnum):
+    """From what level on."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 def runs(
@@ -142,7 +170,7 @@ def show(
         if not as_json:
             raise typer.Exit(code)
     if output is not None:
-        from quorate.cli.curves_view import draw_curves
+        from quorate.cli.run_view import draw_curves
 
         samples |= draw_curves(folder, output, as_json)
         if not as_json:
@@ -178,7 +206,6 @@ def logs(
       quorate logs last --grep "out of memory" --json
     """
     from quorate.api.ray_jobs import await_begin, find_run, refuse_ended
-    from quorate.cli.logs_view import Severity, show_logs
     from quorate.history.logs import Filter
 
     wanted = Filter(worker, choose(level, Severity, "--level") if level else "", grep)
@@ -186,7 +213,53 @@ def logs(
     refuse_ended(folder)
     if follow:
         await_begin(folder)
-    show_logs(folder, wanted, follow, as_json)
+    _show_logs(folder, wanted, follow, as_json)
+
+
+def _show_logs(folder: RunFolder, wanted: "Filter", follow: bool, as_json: bool) -> None:
+    from quorate.core.masking import mask_all
+    from quorate.history.logs import RunLogs
+
+    logged = sorted({int(path.name.split(".")[0].partition("-")[2]) for path in folder.logs.glob("worker-*.*")})
+    if not follow and logged and wanted.worker not in (None, *logged):
+        raise RunError(f"run {folder.name} has no worker {wanted.worker}: it has logs of {names_of(logged, ' and ')}")
+    found = RunLogs(folder)
+    records = found.follow(lambda: folder.holder() is not None) if follow else found.new()
+    fitting = (record for record in records if wanted.takes(record))
+    if as_json:
+        print_growing_document({"run": folder.name}, "records", (mask_all(dict(each.fields)) for each in fitting))
+        return
+    colour = os.environ.get("FORCE_COLOR", "") not in ("", "0") or (
+        sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    )
+    for record in fitting:
+        print(line_of(record, colour=colour), flush=follow)
+
+
+def line_of(record: "LogRecord", *, colour: bool) -> str:
+    """A record for people: a line, and below it the traceback, if it has one."""
+    try:
+        moment = datetime.fromtimestamp(record.time).strftime("%m-%d %H:%M:%S.%f")[:-3]
+    except (ValueError, OverflowError, OSError):  # no time that there could be: somebody has edited the log
+        moment = "?" * 18
+    source = record.fields.get("source")
+    level = "" if source else record.level
+    message = _plain(record.message.rstrip("\n")).replace("\n", "\n    ")
+    head, style = f"{moment}  {record.process:<{PROCESS_WIDTH}} {level:<7}", LEVEL_STYLES.get(record.level, "")
+    below = "".join(f"\n    {line}" for line in _plain(record.exception).splitlines())
+    if not colour:
+        return f"{head}  {message}{below}"
+    text = f"\x1b[{style}m{message}\x1b[0m" if style else message
+    return f"\x1b[2m{head}\x1b[0m  {text}{below}"
+
+
+def _plain(text: str) -> str:
+    """Masked once more, for logs that were written elsewhere; nothing in it moves the cursor or rings a bell."""
+    from quorate.core.masking import mask
+
+    masked = mask(text)
+    cut = f"{masked[:LONGEST_MESSAGE]} … ({len(masked):,} characters)" if len(masked) > LONGEST_MESSAGE else masked
+    return visible(cut)
 
 
 def report(
@@ -279,8 +352,82 @@ def trace(
       quorate trace last --last -o step.json
       quorate trace digits-0001 --step 200 -o step.json
     """
-    from quorate.cli.trace_view import show_traces
-
     if step is not None and last:
         raise RequestError("--step and --last name different steps; give one of them.")
-    show_traces(RunFolder.find(runs, run), step, last, output, as_json)
+    _show_traces(RunFolder.find(runs, run), step, last, output, as_json)
+
+
+def _show_traces(run: RunFolder, step: int | None, last: bool, chrome: Path | None, as_json: bool) -> None:
+    from quorate.cli.layout import Page
+    from quorate.history.chrome_trace import write_chrome_trace
+    from quorate.history.documents import trace_document
+    from quorate.history.traces import traces_in
+
+    traces = traces_in(run, step, 1 if last else NEWEST_TRACES if step is None else None)
+    if not traces:
+        raise RunError(_no_trace(run, step, sorted({trace.step for trace in traces_in(run)})))
+    if chrome is not None:
+        try:
+            write_chrome_trace(chrome, traces)
+        except OSError as error:
+            raise RequestError(f"cannot write {chrome}: {error.strerror}. Name another file with -o.") from None
+    if as_json:
+        print_document(trace_document(run.name, traces, None if chrome is None else str(chrome)))
+        return
+    page = Page()
+    for number, trace in enumerate(traces):
+        if number:
+            page.line("")
+        _print_trace(trace, page)
+    if chrome is not None:
+        page.line("")
+        page.line(f"{chrome} is written: open it at ui.perfetto.dev, or in Chrome at chrome://tracing.")
+
+
+def _print_trace(trace: "Trace", page: "Page") -> None:
+    """A table of a step: workers below each other, phases side by side."""
+    from rich.text import Text
+
+    from quorate.cli.layout import headed_table
+
+    workers = trace.workers
+    page.title(Text(f"step {trace.step:,} of generation {trace.generation}, trace {trace.id}", "bold"))
+    for span in trace.recovery:
+        cause = f": {span.attributes['cause']}" if span.attributes.get("cause") else ""
+        page.line(f"  {span.name} {duration(span.seconds)}{cause}")
+    phases = list(dict.fromkeys(phase for worker in workers for phase in worker.phases))
+    rows = [
+        [cell_of(worker.worker), _milliseconds(worker.seconds), *_cells(worker, phases), _clock(worker)]
+        for worker in workers
+    ]
+    if rows:
+        page.table(headed_table(["worker", "step", *phases, REST, "clock"], rows=rows), indent=2)
+
+
+def _cells(worker: "WorkerTime", phases: list[str]) -> list[str]:
+    def cell(seconds: float) -> str:
+        share = 100 * seconds / worker.seconds if worker.seconds > 0 else 0.0
+        return f"{_milliseconds(seconds)} {share:.0f} %"
+
+    return [*(cell(worker.phases[phase]) if phase in worker.phases else NONE for phase in phases), cell(worker.rest)]
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.2f} ms"
+
+
+def _clock(worker: "WorkerTime") -> str:
+    """How far the worker's own clock is behind the coordinator's."""
+    if worker.clock_offset is None or worker.clock_uncertainty is None:
+        return NONE
+    return f"{1000 * worker.clock_offset:+.1f} ± {1000 * worker.clock_uncertainty:.1f} ms"
+
+
+def _no_trace(run: RunFolder, step: int | None, traced: list[int]) -> str:
+    if not traced or step is None:
+        return (
+            f"run {run.name} has no traces. A job traces one step in a hundred with `track: {{trace: {{every: 100}}}}` "
+            "in its file, or with --set track.trace.every=100."
+        )
+    nearest = min(traced, key=lambda each: abs(each - step))
+    return f"step {step:,} of run {run.name} was not traced; the nearest of {len(traced):,} that were is {nearest:,}."

@@ -1,4 +1,4 @@
-"""The verbs that train, resume and evaluate, try a job under faults, and ask a running one for something."""
+"""The verbs that train, resume and evaluate, and ask a running job for something."""
 
 import os
 import sys
@@ -28,39 +28,11 @@ from quorate.cli.options import (
     Workers,
     choose,
     overrides,
-    run_names,
 )
 from quorate.cli.output import print_answer, print_document
 from quorate.core.errors import OutputError, RequestError
 from quorate.observe.quantities import size
 from quorate.storage.run_folder import RunFolder
-
-Faults = Annotated[
-    list[str] | None,
-    typer.Option("--fault", metavar="FAULT", help='A fault, such as "kill worker 1 at step 20". Repeatable.'),
-]
-Script = Annotated[Path | None, typer.Option(metavar="FILE", help="A file with one fault per line; # is a comment.")]
-AtRandom = Annotated[bool, typer.Option("--random", help="Draw faults at random, by --mtbf and --seed.")]
-Mtbf = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="With --random: mean time between two faults, such as 20steps or 5s (a step counts for 50 ms).",
-    ),
-]
-Chance = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", help="With --random: the seed. The same seed gives the same faults."),
-]
-Against = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RUN",
-        help="A complete run of the job to compare with, instead of running it undisturbed.",
-        autocompletion=run_names,
-    ),
-]
-
 
 Print = Annotated[
     str | None,
@@ -419,67 +391,6 @@ def stop(
     if result.status == "complete":
         sentence = f"{result.run} was complete before it could be stopped, after {result.steps:,} steps."
     print_answer(as_json, {"run": result.run, "status": result.status, "steps": result.steps}, sentence)
-
-
-def chaos(
-    job_file: JobFile,
-    fault: Faults = None,
-    script: Script = None,
-    at_random: AtRandom = False,
-    mtbf: Mtbf = None,
-    seed: Chance = None,
-    against: Against = None,
-    workers: Workers = None,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    settings: Set = None,
-    runs: NewRuns = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Train a job while injecting faults, and compare the weights with those of an undisturbed run.
-
-    A fault fires at the beginning of a step, or with `in PHASE` in a phase of it: data, forward, exchange, apply,
-    evaluation or checkpoint; or copy or join, when a worker copies the state or joins the others after an earlier
-    fault. If the worker is not running or the phase does not occur at that step, the fault fires at the next
-    opportunity. `after 5ms` delays it by that time.
-
-    Faults can kill, stop or slow down a worker, ask it to leave (term), cut it off from the network (as root), add or
-    remove a worker, and kill the coordinator or the launcher. The exit code is 0 if every fault fired, both runs end
-    with the same weights, and every sample was used exactly once per epoch; otherwise 1.
-
-    \b
-    Examples:
-      quorate chaos job.yaml --fault "kill worker 1 at step 20"
-      quorate chaos job.yaml --fault "stop worker 0 at step 15 for 3s"
-      quorate chaos job.yaml --fault "kill worker 1 at step 9 in exchange"
-      quorate chaos job.yaml --fault "kill worker 1 at step 9 after 5ms"
-      quorate chaos job.yaml --fault "slow worker 1 4x from step 10"
-      quorate chaos job.yaml --fault "kill all at step 40" --against last
-      quorate chaos job.yaml --fault "kill coordinator at step 30"
-      quorate chaos job.yaml --fault "kill launcher at step 40 in checkpoint"
-      quorate chaos job.yaml --fault "term worker 1 at step 5"
-      quorate chaos job.yaml --fault "add worker at step 12"
-      quorate chaos job.yaml --fault "cut worker 2 at step 10 for 8s"
-      quorate chaos job.yaml --random --mtbf 5s --seed 7
-    """
-    from quorate.api.chaos import FaultRequest, Trial, try_under
-    from quorate.api.train import show_on_stderr, show_quietly
-    from quorate.cli.chaos_view import show_trial
-    from quorate.spec.load import load_job
-
-    request = FaultRequest.of(fault, script, at_random, mtbf, seed)
-    layer = overrides(settings, workers=workers, steps=steps, epochs=epochs, runs=runs)
-    resolved = load_job(job_file, os.environ, layer)
-    trial = try_under(request, resolved, against, show_quietly if quiet else show_on_stderr)
-    if not isinstance(trial, Trial):
-        if as_json:
-            error = f"{trial.status} before there was something to compare"
-            print_document({"status": trial.status, "exit_code": trial.exit_code, "error": error})
-        else:
-            print(trial.status, file=sys.stderr)
-        raise typer.Exit(trial.exit_code)
-    raise typer.Exit(0 if show_trial(trial, as_json) else 1)
 
 
 def report(result: Any, as_json: bool) -> None:

@@ -7,17 +7,24 @@ from typing import TextIO
 from rich.table import Table
 from rich.text import Text
 
-from quorate.observe.progress import lines_of
-from quorate.observe.screen import Screen
+from quorate.observe.screen import Screen, lines_of
 
 LABEL = 13
 INDENT = 2
 GAP = 2
-NONE = "-"
-"""What stands in a table where there is nothing."""
 NARROWEST_TEXT = 16
 # In a file nothing is broken: it is searched, not looked at.
 FILE_WIDTH = 100_000
+STATUS_STYLES = {
+    "running": "cyan",
+    "submitted": "cyan",
+    "complete": "green",
+    "interrupted": "yellow",
+    "terminated": "yellow",
+    "lost": "red",
+    "failed": "red",
+    "damaged": "red",
+}
 
 
 class Page:

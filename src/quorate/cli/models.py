@@ -3,13 +3,19 @@
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quorate.cli.options import RUNS, Json, Run, Runs, Task, TrustJob, group_of_verbs
-from quorate.cli.output import print_answer
+from quorate.cli.output import NONE, print_answer, print_document
 from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
+
+if TYPE_CHECKING:  # torch, which a help text does without
+    from quorate.api.models import ModelVersion
+
+DIGEST_SHOWN = 8
+HEADINGS = ("model", "aliases", "run", "step", "weights", "job", "data", "code", "commit")
 
 Mlflow = Annotated[
     str | None,
@@ -51,10 +57,19 @@ def list_all(mlflow: Mlflow = None, runs: Runs = RUNS, as_json: Json = False) ->
       quorate models ls
       quorate models ls --mlflow http://127.0.0.1:5000 --json
     """
+    from quorate.api.documents import models_document
     from quorate.api.models import ModelRegistry, registry_uri
-    from quorate.cli.models_view import show_versions
+    from quorate.cli.layout import Page, headed_table
+    from quorate.storage.tracking_notes import place
 
-    show_versions(ModelRegistry(registry_uri(runs, mlflow)), as_json)
+    registry = ModelRegistry(registry_uri(runs, mlflow))
+    versions = registry.versions()
+    if as_json:
+        print_document(models_document(registry.uri, versions))
+    elif versions:
+        Page().table(headed_table(HEADINGS, rows=[_row(each) for each in versions]))
+    else:
+        Page().line(f"No model is registered at {place(registry.uri)}. Register one: quorate models register RUN")
 
 
 @app.command()
@@ -159,3 +174,13 @@ def pull(
     files = sorted(() if version.lineage is None else version.lineage.digests)
     fields = {**model_document(version), "folder": str(into.absolute()), "files": files}
     print_answer(as_json, fields, f"{version}: {' and '.join(files)} in {into}, as they were registered.")
+
+
+def _row(version: "ModelVersion") -> list[str]:
+    aliases, lineage = ", ".join(version.aliases) or NONE, version.lineage
+    if lineage is None:
+        return [str(version), aliases, *[NONE] * (len(HEADINGS) - 2)]
+    digests = (lineage.weights_digest, lineage.job_digest, lineage.data, lineage.code, lineage.git_commit)
+    # What stands before a colon says how the digest was made.
+    short = [NONE if digest is None else digest.rpartition(":")[2][:DIGEST_SHOWN] for digest in digests]
+    return [str(version), aliases, lineage.run, f"{lineage.step:,}", *short]

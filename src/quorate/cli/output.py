@@ -11,6 +11,9 @@ from weakref import WeakSet
 from quorate.core.errors import OutputError
 from quorate.storage.run_folder import finite
 
+NONE = "-"
+"""What stands in a table where there is nothing."""
+
 STDOUT, STDERR = 1, 2
 _printed_on: WeakSet[TextIO] = WeakSet()
 

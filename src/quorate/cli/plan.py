@@ -3,12 +3,20 @@
 import os
 import sys
 from contextlib import redirect_stdout
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quorate.cli.options import JobFile, Json, Lanes, Set, Workers, overrides
 from quorate.cli.output import print_document
+from quorate.observe.quantities import plural, size
+
+if TYPE_CHECKING:  # torch and rich, which a help text does without
+    from quorate.api.plan import Plan
+    from quorate.cli.layout import Page
+
+MOST_MODULES = 8
 
 
 def plan(
@@ -43,7 +51,6 @@ def plan(
     """
     from quorate.api.plan import parse_gpus, parse_memory, plan_job
     from quorate.cli.layout import Page
-    from quorate.cli.plan_view import show_plan, to_document
     from quorate.spec.load import load_job
 
     size_of_gpu = None if memory is None else parse_memory(memory)
@@ -56,3 +63,146 @@ def plan(
         print_document(to_document(made))
     else:
         show_plan(made, Page())
+
+
+def to_document(made: "Plan") -> dict[str, Any]:
+    """What `--json` prints."""
+    document = asdict(made)
+    del document["parts"], document["target"], document["traffic"], document["server"]
+    document["memory"] = {
+        "bytes": made.bytes,
+        "parts": [{"name": part.name, "bytes": part.bytes, "note": part.note} for part in made.parts],
+        "device_bytes": made.target.memory,
+        "device_workers": made.target.workers,
+        "room_bytes": made.target.room,
+        "fits": made.fits,
+        "most_samples": made.most_samples,
+    }
+    document["communication"] = {
+        "workers": [{"sends_bytes": each.sends, "receives_bytes": each.receives} for each in made.traffic],
+        "server": None
+        if made.server is None
+        else {"sends_bytes": made.server.sends, "receives_bytes": made.server.receives},
+    }
+    if made.spread is not None:
+        document["spread"] = {
+            **asdict(made.spread.shape),
+            "units": [{"pattern": pattern, "count": count} for pattern, count in made.spread.units],
+            "cuts": [{"pattern": pattern, "how": how} for pattern, how in made.spread.cuts],
+        }
+    document["meshes"] = [
+        {
+            "gpus": mesh.shape.size,
+            "shard": mesh.shape.shard,
+            "replicate": mesh.shape.replicate,
+            "tensor": mesh.shape.tensor,
+            "bytes": mesh.bytes,
+            "sends_bytes": mesh.sends,
+            "fits": mesh.fits,
+            "strategy": mesh.strategy,
+        }
+        for mesh in made.meshes
+    ]
+    return document
+
+
+def show_plan(made: "Plan", page: "Page") -> None:
+    """What people read."""
+    from rich.text import Text
+
+    devices = f"{'GPUs' if made.device == 'cuda' else 'CPUs'}, {plural(made.workers, 'worker')}"
+    compiled = ", compiled" if made.compiled else ""
+    again = ", activations computed again" if made.checkpointed else ""
+    page.title(Text.assemble((made.job, "bold"), f" on {devices}, {made.precision}{compiled}{again}"))
+    page.section("Parameters")
+    by_dtype = ", ".join(f"{name} {size(there)}" for name, there in made.model.by_dtype.items())
+    page.row("all", f"{made.model.parameters:,}, {size(made.model.bytes)} ({by_dtype})")
+    if made.model.trained != made.model.parameters:
+        page.row("trained", f"{made.model.trained:,}")
+    modules = [(each.name, each.kind, f"{each.parameters:,}", size(each.bytes)) for each in made.model.modules]
+    page.columns(modules[:MOST_MODULES])
+    if len(modules) > MOST_MODULES:
+        page.row("", f"and {len(modules) - MOST_MODULES} smaller ones")
+
+    if made.spread is not None:
+        page.section("Spread over workers")
+        from quorate.strategies.gangs.sharded_plan import spread_lines
+
+        for name, line in spread_lines(made.spread):
+            page.row(name, line)
+        if made.spread.cuts:
+            page.row("cut across", "these modules, by a share of their outputs (column) or inputs (row)")
+            page.columns(list(made.spread.cuts))
+
+    page.section("Memory of a worker")
+    pieces = f": a lane has {made.accumulate} micro-batches" if made.accumulate > 1 else ""
+    page.row("at a time", f"{plural(made.samples, 'sample')}{pieces}")
+    page.columns(
+        [
+            *((part.name, f"{size(part.bytes):>8}", part.note) for part in made.parts),
+            (Text("together", style="bold"), Text(f"{size(made.bytes):>8}", style="bold"), ""),
+        ]
+    )
+    _show_fit(made, page)
+
+    page.section("Communication of a step")
+    _show_traffic(made, page)
+    if made.meshes:
+        _show_meshes(made, page)
+    if made.notes:
+        page.section("Notes")
+        for note in made.notes:
+            page.line(f"  {note[0].upper()}{note[1:]}.")
+
+
+def _show_fit(made: "Plan", page: "Page") -> None:
+    from rich.text import Text
+
+    target = made.target
+    shared = f", shared by {plural(target.workers, 'worker')}" if target.workers > 1 else ""
+    room = f"{size(target.room)} for each worker: {target.what} has {size(target.memory)}{shared}, and a tenth is left"
+    page.row("room", room)
+    if made.fits:
+        page.row(
+            "verdict", Text.assemble(("fits", "green"), f"; up to {plural(made.most_samples, 'sample')} at a time")
+        )
+        return
+    page.row("verdict", Text.assemble(("does not fit", "red"), f": {size(made.bytes - target.room)} too much"))
+    page.section("What to change")
+    for advice in made.advice:
+        page.line(f"- {advice}")
+
+
+def _show_traffic(made: "Plan", page: "Page") -> None:
+    if made.server is None and len(made.traffic) == 1:
+        page.row("none", "one worker has nobody to exchange gradients with")
+        return
+    each = dict.fromkeys((size(one.sends), size(one.receives)) for one in made.traffic)
+    for sends, receives in each:
+        page.row("a worker", f"sends {sends} and receives {receives}")
+    if made.server is not None:
+        page.row("a server", f"sends {size(made.server.sends)} and receives {size(made.server.receives)}")
+    page.row("", f"{plural(len(made.traffic), 'worker')}, {plural(made.lanes, 'lane')}")
+
+
+def _show_meshes(made: "Plan", page: "Page") -> None:
+    from quorate.cli.layout import headed_table
+
+    page.section("Spread over several GPUs")
+    again = ", with activations computed again" if made.meshes_checkpointed else ""
+    how = f"By arithmetic, {plural(made.samples, 'sample')} at a time on each GPU{again}."
+    page.line(how)
+    headings = ("GPUs", "shards", "replicas", "tensor", "each needs", "each sends a step", "")
+    rows = [
+        (
+            *map(str, (mesh.shape.size, mesh.shape.shard, mesh.shape.replicate, mesh.shape.tensor)),
+            *(size(mesh.bytes), size(mesh.sends), "fits" if mesh.fits else "does not fit"),
+        )
+        for mesh in made.meshes
+    ]
+    page.table(headed_table(headings, rows=rows), 2)
+    if any(mesh.shape.tensor > 1 for mesh in made.meshes):
+        page.line("Where tensors are split, every layer also exchanges activations, which are not counted here.")
+    page.line("In a job file, with as many workers; then `quorate plan` says more:")
+    for mesh in made.meshes:
+        page.line(f"  {mesh.shape.size:>4} GPUs  {mesh.strategy}")

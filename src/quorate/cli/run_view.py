@@ -1,25 +1,25 @@
-"""Everything about one run, for people: its state first, what was asked of it last."""
+"""Everything about one run, for people: its state first, what was asked of it last; its curves as a picture."""
 
 import math
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from quorate.cli.layout import Page
+from quorate.api.run_history import History, history_of
+from quorate.cli.layout import STATUS_STYLES, Page
 from quorate.cli.output import print_document
-from quorate.cli.runs_view import STATUS_STYLES, ago, ask_ray, progress, short_task
+from quorate.cli.runs_view import ask_ray
 from quorate.core.errors import RunError
 from quorate.core.generation import name_of, names_of
-from quorate.core.runs_folder import runs_folder
+from quorate.core.runs_folder import as_typed
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
 from quorate.history.documents import detail_document
 from quorate.history.run_detail import Advice, RunDetail, advise, job_values
-from quorate.history.run_record import Status
+from quorate.history.run_record import Status, short_task
 from quorate.history.timeline import Curve, RunPace, Timeline, logged_curves, loss_curves, metric_curves
 from quorate.observe.event import Event
 from quorate.observe.events import (
@@ -35,7 +35,7 @@ from quorate.observe.events import (
     StalenessObserved,
     WorkerLost,
 )
-from quorate.observe.quantities import blocks_for, count, duration, measure, plural, size, some_of, sparkline
+from quorate.observe.quantities import ago, blocks_for, count, duration, measure, plural, size, some_of, sparkline
 from quorate.observe.recoveries import brief
 from quorate.observe.staleness import Staleness
 from quorate.observe.summary import recovered
@@ -46,6 +46,10 @@ from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from quorate.history.report.charts import Line
+    from quorate.history.report.plot_file import Plot
 
 LONGEST_SPARKLINE = 40
 # From here on, all but the greatest values would look alike.
@@ -70,6 +74,8 @@ USUAL_KINDS = ("step", "evaluation", "checkpoint", "generation")
 STORY = frozenset({"generation", "lost", "resize", "coordinator"})
 SMALLEST_SHARE = 0.01
 DIGEST_SHOWN = 12
+NOT_DRAWN = ("learning_rate", "grad_norm", "throughput", "epoch", "loss_scale")
+"""Of what a step tells: how training is done, not how well it goes."""
 _DIGEST = re.compile(r"(?:[a-z0-9-]+:)?([0-9a-f]{32,})")
 
 
@@ -108,12 +114,6 @@ def write_report(folder: RunFolder, output: Path | None, as_json: bool) -> None:
         Page().line(f"{file}: {size(len(page))}")
 
 
-def as_typed(path: Path) -> str:
-    """A run as it is named on a command line that is typed here: by its name where that is enough."""
-    is_usual = path.parent.absolute() == runs_folder().absolute()
-    return shlex.quote(path.name if is_usual else str(path))
-
-
 def print_run(page: Page, detail: RunDetail, advice: Advice | None, now: datetime) -> None:
     """Print all sections that there is something to say in."""
     _print_head(page, detail, advice, now)
@@ -143,7 +143,7 @@ def print_run(page: Page, detail: RunDetail, advice: Advice | None, now: datetim
 def _print_head(page: Page, detail: RunDetail, advice: Advice | None, now: datetime) -> None:
     record, failure = detail.record, detail.record.failure
     status = Text(record.status.value, style=STATUS_STYLES[record.status])
-    page.title(Text.assemble((record.name, "bold"), "  ", status, f"  {progress(record)} steps"))
+    page.title(Text.assemble((record.name, "bold"), "  ", status, f"  {record.progress} steps"))
     # Of a run that is lost, its failure says more than the reason for the status.
     if record.reason and not (record.status is Status.LOST and failure is not None):
         page.row("why", record.reason)
@@ -388,3 +388,51 @@ def _print_bits(page: Page, detail: RunDetail) -> None:
     facts = {name: value for name, value in detail.environment.items() if name not in digests}
     page.items("machine", [f"{name} {value}" for name, value in facts.items()])
     page.items("digests", [f"{name} {value}" for name, value in digests.items()])
+
+
+def draw_curves(run: RunFolder, file: Path, as_json: bool) -> dict[str, str]:
+    """Draw the learning curves of a run into a file, and say where."""
+    # Only here: it draws with numpy, which takes long to import.
+    from quorate.history.report.plot_file import check_plot_file, write_plots
+
+    check_plot_file(file)
+    plots = curves_of(run.name, history_of(run))
+    if not plots:
+        raise RunError(f"run {run.name} has no step yet, so there is nothing to draw.")
+    write_plots(plots, file)
+    if not as_json:
+        Page().line(f"{file}: {', '.join(plot.title.partition(': ')[2] for plot in plots)}")
+    return {"plot": str(file.absolute())}
+
+
+def curves_of(run: str, history: History) -> "list[Plot]":
+    """A plot of losses, and one for each metric and each number that was logged: of training and of evaluations."""
+    from quorate.history.report.charts import Line
+    from quorate.history.report.plot_file import Plot
+
+    lines: dict[str, list[Line]] = {}
+    for name in sorted({name for record in history for name in record if name != "step"}, key=_order):
+        kind, _, what = name.partition("/")
+        page = "loss" if what.partition(".")[0] == "loss" and what != "loss.logged" else what
+        points = [(record["step"], record[name]) for record in history if math.isfinite(record.get(name, math.nan))]
+        if points and page.partition(".")[0] not in NOT_DRAWN:
+            lines.setdefault(page, []).append(
+                Line.of(f"{kind}/{what}", [at for at, _ in points], [value for _, value in points])
+            )
+    ends = _ends([line for each in lines.values() for line in each])
+    return [
+        Plot(f"{run}: {page}", "step", each, y_may_be_log=page == "loss", x_ends=ends) for page, each in lines.items()
+    ]
+
+
+def _order(name: str) -> tuple[bool, str, str]:
+    """Losses first; training before evaluations."""
+    kind, _, what = name.partition("/")
+    return what.partition(".")[0] != "loss", what, kind
+
+
+def _ends(lines: "Sequence[Line]") -> tuple[float, float] | None:
+    """The same steps in all plots, so that they can be compared."""
+    if not lines:
+        return None
+    return min(float(line.xs.min()) for line in lines), max(float(line.xs.max()) for line in lines)

@@ -1,4 +1,4 @@
-"""A list of runs as a table that fits a terminal, and the words by which a run is shown."""
+"""A list of runs as a table that fits a terminal, with the searches beside them."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -11,27 +11,16 @@ from rich.text import Text
 
 from quorate.api.ray_jobs import ask_about_submitted
 from quorate.cli.errors import print_labelled
-from quorate.cli.layout import GAP, NONE, Page, headed_table
-from quorate.cli.output import print_document
+from quorate.cli.layout import GAP, STATUS_STYLES, Page, headed_table
+from quorate.cli.output import NONE, print_document
 from quorate.core.runs_folder import where_looked
 from quorate.history.documents import runs_document
-from quorate.history.run_record import Listing, RunQuery, RunRecord, Status
-from quorate.observe.quantities import measure, some_of
+from quorate.history.run_record import Listing, RunQuery, RunRecord, Status, has_task, short_task
+from quorate.observe.quantities import age, measure, some_of
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.search_folder import SearchFolder
 
 WORDS_SHOWN = 8
-STATUS_STYLES = {
-    Status.RUNNING: "cyan",
-    Status.SUBMITTED: "cyan",
-    Status.COMPLETE: "green",
-    Status.INTERRUPTED: "yellow",
-    Status.TERMINATED: "yellow",
-    Status.LOST: "red",
-    Status.FAILED: "red",
-    Status.DAMAGED: "red",
-}
-_UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
 def ask_ray(runs: Iterable[RunFolder]) -> None:
@@ -41,7 +30,7 @@ def ask_ray(runs: Iterable[RunFolder]) -> None:
 
 
 def list_runs(folder: Path, query: RunQuery, as_json: bool) -> None:
-    """Print the runs of a folder that fit a query."""
+    """Print the runs of a folder that fit a query, and below them its searches that do: by name, status and task."""
     ask_ray(RunFolder.all_in(folder))
     listing, now = Listing.read(folder, query), datetime.now(UTC)
     found = SearchFolder.all_in(folder)
@@ -49,9 +38,28 @@ def list_runs(folder: Path, query: RunQuery, as_json: bool) -> None:
         print_document(runs_document(listing, now)) if as_json else print_listing(Page(), listing, now)
         return
     # Only here: few folders have one, and what reads them takes time to import.
-    from quorate.cli.search_view import list_searches
+    from quorate.cli.search_view import search_table
+    from quorate.history.search_document import search_summary
+    from quorate.history.search_record import SearchRecord
 
-    list_searches(found, listing, now, as_json)
+    records = [SearchRecord.read(folder, with_runs=False) for folder in reversed(found)]
+    fitting = [
+        record
+        for record in records
+        if record.name.startswith(query.name)
+        and (not query.statuses or record.status in query.statuses)
+        and (not query.task or has_task(str(record.job.get("task", "")), query.task))
+    ]
+    if as_json:
+        print_document(runs_document(listing, now, [search_summary(record) for record in fitting]))
+        return
+    page = Page()
+    if listing.records or not fitting:
+        print_listing(page, listing, now)
+    if fitting and listing.records:
+        page.line("")
+    if fitting:
+        page.table(search_table(fitting[: query.limit], now))
 
 
 def print_listing(page: Page, listing: Listing, now: datetime) -> None:
@@ -86,7 +94,7 @@ def run_table(records: Sequence[RunRecord], now: datetime, width: int) -> Table:
     columns: dict[str, Callable[[RunRecord], Text]] = {
         "name": lambda record: Text(record.name),
         "status": lambda record: Text(record.status.value, style=STATUS_STYLES[record.status]),
-        "steps": lambda record: Text(progress(record)),
+        "steps": lambda record: Text(record.progress),
         "best": lambda record: Text(
             f"{record.best.watched.metric} {measure(record.best.value)}" if record.best else NONE
         ),
@@ -112,28 +120,3 @@ def _there_are(listing: Listing) -> str:
         "name": [record.name for record in listing.records] if listing.query.name else [],
     }
     return "; ".join(f"{what} {some_of(sorted(set(words)), WORDS_SHOWN)}" for what, words in found.items() if words)
-
-
-def ago(seconds: float) -> str:
-    """How long ago something was, to one unit."""
-    return f"{age(seconds)} ago" if seconds >= 1 else "just now"
-
-
-def age(seconds: float) -> str:
-    """A time span to one unit: 3 minutes, 1 day."""
-    for length, unit in _UNITS:
-        if seconds >= length:
-            whole = int(seconds // length)
-            return f"{whole} {unit}" if whole == 1 else f"{whole} {unit}s"
-    return f"{int(seconds)} s"
-
-
-def progress(record: RunRecord) -> str:
-    """The steps done, and how many there are to be."""
-    return f"{record.steps:,}" + ("" if record.total_steps is None else f"/{record.total_steps:,}")
-
-
-def short_task(reference: str) -> str:
-    """A task without the folder that its file is in."""
-    place, colon, class_name = reference.rpartition(":")
-    return f"{place.rpartition('/')[2]}{colon}{class_name}"

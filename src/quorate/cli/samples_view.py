@@ -5,7 +5,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from quorate.cli.layout import NONE, Page, headed_table
+from quorate.cli.layout import Page, headed_table
+from quorate.cli.output import NONE
 from quorate.data.indices import Ranges, count_in
 from quorate.data.sharding import ReadCounts
 from quorate.history.ledger import EpochEntry, EpochStatus, Ledger, read_ledger

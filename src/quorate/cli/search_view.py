@@ -1,4 +1,4 @@
-"""A search for people: while it runs, when it is looked at, and in a list beside the runs."""
+"""A search for people: while it runs, and when it is looked at."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,21 +10,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from quorate.cli.layout import GAP, NONE, Page, headed_table
-from quorate.cli.output import print_document
-from quorate.cli.run_view import as_typed
-from quorate.cli.runs_view import STATUS_STYLES, age, print_listing
+from quorate.cli.layout import GAP, STATUS_STYLES, Page, headed_table
+from quorate.cli.output import NONE, print_document
 from quorate.core.errors import RunError
+from quorate.core.runs_folder import as_typed
 from quorate.history.best_job import advise_on_search
-from quorate.history.documents import runs_document
 from quorate.history.importance import Importance, importance_of
 from quorate.history.run_detail import Advice
-from quorate.history.run_record import Listing, has_task
-from quorate.history.search_document import search_document, search_summary
+from quorate.history.search_document import search_document
 from quorate.history.search_log import TrialStatus
 from quorate.history.search_record import SearchRecord, TrialRecord
-from quorate.observe.progress import lines_of
-from quorate.observe.quantities import blocks_for, duration, measure, plural, size, sparkline, visible
+from quorate.observe.quantities import age, blocks_for, duration, measure, plural, size, sparkline, visible
+from quorate.observe.screen import lines_of
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import write_atomically
 from quorate.storage.search_folder import SearchFolder
@@ -74,29 +71,6 @@ def write_search_report(folder: SearchFolder, output: Path | None, as_json: bool
         print_document({"run": folder.name, "file": str(file.absolute()), "bytes": len(content)})
     else:
         Page().line(f"{file}: {size(len(content))}")
-
-
-def list_searches(found: Sequence[SearchFolder], listing: Listing, now: datetime, as_json: bool) -> None:
-    """Print the runs of a folder, and below them the searches that fit the query: by name, status and task."""
-    query = listing.query
-    records = [SearchRecord.read(folder, with_runs=False) for folder in reversed(found)]
-    fitting = [
-        record
-        for record in records
-        if record.name.startswith(query.name)
-        and (not query.statuses or record.status in query.statuses)
-        and (not query.task or has_task(str(record.job.get("task", "")), query.task))
-    ]
-    if as_json:
-        print_document(runs_document(listing, now, [search_summary(record) for record in fitting]))
-        return
-    page = Page()
-    if listing.records or not fitting:
-        print_listing(page, listing, now)
-    if fitting and listing.records:
-        page.line("")
-    if fitting:
-        page.table(search_table(fitting[: query.limit], now))
 
 
 def live_view(record: SearchRecord, elapsed: float, width: int, encoding: str = "utf-8", rows: int = ROWS) -> Group:

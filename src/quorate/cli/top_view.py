@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.api.live import Snapshot, WorkerNow
-from quorate.cli.layout import GAP, NONE, headed_table
-from quorate.cli.runs_view import STATUS_STYLES, age, ago, progress
+from quorate.cli.layout import GAP, STATUS_STYLES, headed_table
+from quorate.cli.output import NONE
 from quorate.core.generation import cell_of
 from quorate.history.run_record import RunRecord, Status
-from quorate.observe.progress import lines_of
-from quorate.observe.quantities import blocks_for, count, duration, measure, plural, sparkline
+from quorate.observe.quantities import age, ago, blocks_for, count, duration, measure, plural, sparkline
+from quorate.observe.screen import lines_of
 
 KEYS = "+ -  workers    c  save a checkpoint    s  stop    q  quit"
 CHOICE_KEYS = "up down  choose    enter  look at it    q  quit"
@@ -28,7 +28,7 @@ def snapshot_view(seen: Snapshot, width: int, encoding: str = "utf-8") -> Group:
     """How a run stands: its place, its numbers, its workers, and what was said last."""
     record = seen.record
     status = Text(record.status.value, style=STATUS_STYLES[record.status])
-    parts: list[RenderableType] = [Text.assemble((record.name, "bold"), "  ", status, f"  {progress(record)} steps")]
+    parts: list[RenderableType] = [Text.assemble((record.name, "bold"), "  ", status, f"  {record.progress} steps")]
     if record.total_steps:
         bar = Table.grid()
         bar.add_row(ProgressBar(record.total_steps, record.steps, min(width, 100), complete_style="cyan"))
@@ -113,7 +113,7 @@ def choice_view(running: Sequence[RunRecord], chosen: int | None, now: datetime)
         table.add_row(
             Text(">" if is_chosen else " "),
             Text(record.name, style="reverse" if is_chosen else ""),
-            Text(progress(record)),
+            Text(record.progress),
             Text(str(record.workers or NONE)),
             Text(age(record.age(now))),
             Text(record.task.rpartition("/")[2], style="dim"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def runs_of_job(folder: Path) -> Path:
         is_beside = here not in around and _is_own(folder) and os.access(folder, os.W_OK)
         nearest = (folder if is_beside else here) / USUAL_RUNS
     return USUAL_RUNS if nearest == here / USUAL_RUNS else nearest
+
+
+def as_typed(path: Path) -> str:
+    """A run as it is named on a command line that is typed here: by its name where that is enough."""
+    is_usual = path.parent.absolute() == runs_folder().absolute()
+    return shlex.quote(path.name if is_usual else str(path))
 
 
 def where_looked(runs: Path) -> str:

@@ -161,6 +161,11 @@ class RunRecord:
         """Seconds since it was created."""
         return max(0.0, (now - self.created).total_seconds())
 
+    @property
+    def progress(self) -> str:
+        """The steps done, and how many there are to be."""
+        return f"{self.steps:,}" + ("" if self.total_steps is None else f"/{self.total_steps:,}")
+
 
 def moment(time: float | None) -> datetime | None:
     """A time as an event tells it; none where it is none, or no time that there can be."""
@@ -270,6 +275,12 @@ def chosen(records: Sequence[RunRecord], query: RunQuery) -> tuple[RunRecord, ..
     last = [each for each in fitting if query.order is Order.METRIC and each.best is None]
     placed = [each for each in fitting if query.order is not Order.METRIC or each.best is not None]
     return (*sorted(placed, key=_KEYS[query.order], reverse=query.reverse), *last)
+
+
+def short_task(reference: str) -> str:
+    """A task without the folder that its file is in."""
+    place, colon, class_name = reference.rpartition(":")
+    return f"{place.rpartition('/')[2]}{colon}{class_name}"
 
 
 def has_task(reference: str, wanted: str) -> bool:

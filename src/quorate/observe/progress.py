@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len
@@ -22,6 +22,7 @@ from quorate.observe.events import (
 )
 from quorate.observe.live import Round
 from quorate.observe.quantities import count, duration, measure, plural
+from quorate.observe.screen import lines_of
 from quorate.spec.job import EarlyStopSpec
 
 GAP = "   "
@@ -197,18 +198,6 @@ class Progress:
 
 def _told(numbers: Mapping[str, float | None]) -> list[str]:
     return [f"{name} {measure(number)}" for name, number in numbers.items()]
-
-
-def lines_of(facts: Sequence[str], width: int, gap: str = GAP) -> list[str]:
-    """The facts in order, in as few lines as the width allows."""
-    lines: list[str] = []
-    for fact in facts:
-        longer = f"{lines[-1]}{gap}{fact}" if lines else fact
-        if lines and cell_len(longer) <= width:
-            lines[-1] = longer
-        else:
-            lines.append(fact)
-    return lines
 
 
 def hosting(workers: int, lanes: int, servers: int = 0, mesh: str = "") -> str:

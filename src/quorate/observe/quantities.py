@@ -9,6 +9,7 @@ from collections.abc import Sequence
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.:-=+*#"
 
+_UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -64,6 +65,19 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes:02d}:{rest:02d}"
     return f"{minutes}:{rest:02d}" if minutes else f"{rest} s"
+
+
+def age(seconds: float) -> str:
+    """A time span to one unit: 3 minutes, 1 day."""
+    for length, unit in _UNITS:
+        if seconds >= length:
+            return plural(int(seconds // length), unit)
+    return f"{int(seconds)} s"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was, to one unit."""
+    return f"{age(seconds)} ago" if seconds >= 1 else "just now"
 
 
 def plural(number: int, noun: str) -> str:

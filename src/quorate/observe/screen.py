@@ -2,8 +2,10 @@
 
 import io
 import os
+from collections.abc import Sequence
 from typing import TextIO, cast
 
+from rich.cells import cell_len
 from rich.console import Console
 
 IN_ASCII = str.maketrans({"…": "...", "×": "x", "→": "->", "−": "-", "–": "-", "—": "-", "━": "-", "╸": " ", "╺": " "})
@@ -66,3 +68,15 @@ class _Forgiving(io.TextIOBase):
             return text
         except UnicodeEncodeError:
             return text.translate(IN_ASCII).encode(self._encoding, "backslashreplace").decode(self._encoding)
+
+
+def lines_of(facts: Sequence[str], width: int, gap: str = "   ") -> list[str]:
+    """The facts in order, in as few lines as the width allows."""
+    lines: list[str] = []
+    for fact in facts:
+        longer = f"{lines[-1]}{gap}{fact}" if lines else fact
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(fact)
+    return lines

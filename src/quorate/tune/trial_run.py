@@ -21,9 +21,10 @@ from typing import Any
 
 from quorate.api import session
 from quorate.api.job import job_text
+from quorate.api.prints import Watch
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job
 from quorate.api.result import Result
-from quorate.api.run_part import Runner, Watch
+from quorate.api.run_part import Runner
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, QuorateError, RunError
