@@ -102,6 +102,11 @@ CASES = (
         f"{TASKS.name}:Small",
         {"steps": 15, "workers": 2, "strategy": SERVERS | {"compress": {"top_k": 0.2}}},
     ),
+    Case(
+        "ring-top-k",
+        f"{TASKS.name}:Small",
+        {"steps": 15, "workers": 3, "strategy": {"kind": "ring", "compress": {"top_k": 0.2}}},
+    ),
     Case("ddp", f"{TASKS.name}:Exact", {"steps": 15, "workers": 2, "strategy": {"kind": "ddp"}}, gang=True),
     Case("fsdp", f"{TASKS.name}:Exact", {"steps": 15, "workers": 2, "strategy": {"kind": "fsdp"}}, gang=True),
     Case(
