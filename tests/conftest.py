@@ -6,12 +6,15 @@ import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 import warm
 from options import options_of
+
+TESTS = Path(__file__).parent
 
 # Before torch is imported anywhere: tests fork workers, and a fork after an operation on two threads hangs.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -46,6 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="as root, fail where network namespaces cannot be made, instead of skipping (so too with CI set)",
     )
     parser.addoption("--core", action="store_true", help="leave out the tests of options: see tests/options.py")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --core a file of an option's tests is not even imported: the option may not be there."""
+    is_file = config.getoption("--core") and collection_path.suffix == ".py"
+    return True if is_file and options_of(collection_path.relative_to(TESTS).as_posix()) else None
 
 
 @pytest.hookimpl(tryfirst=True)
