@@ -21,6 +21,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "history/test_written_before.py::*servers*",
     ),
     "gangs": (
+        "strategies/test_strategy_contract.py::*[[]ddp-*",
+        "strategies/test_strategy_kinds_told.py::test_nccl_keys_*",
         "api/test_mesh.py",
         "bits/test_ddp_*",
         "bits/test_fsdp_*",

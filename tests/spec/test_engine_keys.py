@@ -121,7 +121,6 @@ def test_what_is_no_secret_passes() -> None:
         ({"batch_size": "auto"}, "batch_size", "is looked for on this machine"),
         ({"device": "cuda", "gpu": 0}, "engine.per_worker.gpu", "cannot compute on device: cuda"),
         ({"device": "cpu", "gpu": 1}, "engine.per_worker.gpu", "not used: device: cpu"),
-        ({"strategy": {"kind": "ring", "compress": {"bits": 8}}, "gpu": 0.5}, "engine.per_worker.gpu", "compress"),
     ],
     ids=str,
 )

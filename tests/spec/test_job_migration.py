@@ -45,10 +45,6 @@ def test_a_job_is_migrated_by_its_version(job: dict[str, Any], migrated: dict[st
     [
         ("version: 1\non_nonfinite_loss: skip\n", r"on_nonfinite_loss: it is a key of version 2 \(job.yaml line 5\)"),
         ("version: 2\non_poison: skip\n", r"on_poison: there is no such key \(job.yaml line 5\). It is called on_nonf"),
-        (
-            "version: 2\nstrategy: {kind: ring, compress: {random_k: 0.1}}\n",
-            r"random_k: there is no such key \(job.yaml line 5\). It was removed: use top_k, which sends the largest",
-        ),
         ("version: 3\n", r"version: 3 is not 1 or 2, .* written for a newer Quorate; `quorate --version` shows"),
         ("version: 0\n", r"version: 0 is not 1 or 2, .* Write version: 2\."),
         (
