@@ -33,10 +33,9 @@ from quorate.data.streams import preserved_generators, seed_generators
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import JobSpec
 from quorate.training.hints import hint_for
-from quorate.training.hosted_loop import HostedLoop
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
 from quorate.training.own_audit import AUDITED, Audit, marked_locals
-from quorate.training.own_rehearsal import LARGEST, NoRoom, Rehearsal, is_rehearsed, warning_of
+from quorate.training.own_rehearsal import LARGEST, NoRoom, Rehearsal, Rehearsed, is_rehearsed, warning_of
 from quorate.training.own_run import AT_BATCH, AT_STEP, HOW_TO_END, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
 from quorate.training.own_state import Kept, OwnState
 from quorate.training.progress import Progress
@@ -48,7 +47,7 @@ from quorate.training.turns_loop import TurnsLoop
 log = logging.getLogger(__name__)
 
 
-class OwnLoop(HostedLoop):
+class OwnLoop(Rehearsed):
     """A task whose parts come out of `main`, as far as that has come."""
 
     # Not among its attributes, which are held to what they were: these change all the time.

@@ -3,10 +3,11 @@
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,6 +16,7 @@ from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators
 from quorate.training.device import same_bits
 from quorate.training.hints import out_of_memory
+from quorate.training.hosted_loop import HostedLoop
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
 from quorate.training.own_audit import numbers_of, same_numbers
 from quorate.training.own_run import Run
@@ -22,9 +24,6 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.settings import NOTED
 from quorate.training.state_watch import StateWatch
-
-if TYPE_CHECKING:
-    from quorate.training.own_loop import OwnLoop
 
 EARLY = 8
 """Up to here every step after the first is rehearsed."""
@@ -36,6 +35,43 @@ _DEEPEST, _MOST = 2, 100
 
 class NoRoom(Exception):  # noqa: N818 (a happening, not a mistake)
     """Memory does not suffice for a second model."""
+
+
+class Rehearsed(HostedLoop):
+    """A loop of which another one can be brought to the same place."""
+
+    _main: ClassVar[Callable[..., Any]]
+    environment: dict[str, str]
+
+    @abstractmethod
+    def another(self, code: Callable[..., Any] | None = None) -> "Rehearsed":
+        """One that has yet to begin, and runs this code."""
+
+    @abstractmethod
+    def build_on(self, other: Any) -> None:
+        """Come to the loop, with the data of another one."""
+
+    @abstractmethod
+    def loss_of(self, batch: Any) -> Any:
+        """What `main` makes of a batch."""
+
+    @abstractmethod
+    def advance(self, progress: Progress, value: Any, when: str) -> Progress:
+        """Have a turn."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """Let `main` end where it waits."""
+
+    @property
+    @abstractmethod
+    def frame(self) -> FrameType | None:
+        """Where `main` waits."""
+
+    @property
+    @abstractmethod
+    def kept(self) -> str:
+        """What it keeps besides the state."""
 
 
 def is_rehearsed(step: int, sampler: Sampler) -> bool:
@@ -51,7 +87,7 @@ class Rehearsal:
     """Another run of `main`, brought to the same place as a worker that joins is, on a copy of the state. Its modules
     are imported anew: what `main` keeps in globals is then that of a process which has just begun."""
 
-    def __init__(self, main: "OwnLoop", replica: Replica, progress: Progress, sampler: Sampler) -> None:
+    def __init__(self, main: "Rehearsed", replica: Replica, progress: Progress, sampler: Sampler) -> None:
         self._first, self._state, self._step = main, replica, progress.cursor.step
         self._sampler = sampler
         self._differ: list[str] = []
