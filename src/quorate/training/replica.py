@@ -16,7 +16,6 @@ from quorate.core.errors import RunError, TaskError, UnsupportedModelError
 from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.streams import seed_generators
 from quorate.spec.job import JobSpec
-from quorate.training.activation_checkpointing import checkpoint_activations
 from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, digests
 from quorate.training.flat_buffers import MEAN
@@ -57,6 +56,8 @@ class Replica:
         else:
             model = build_model(task, spec.seed)
             if spec.memory.checkpoint_activations:
+                from quorate.training.activation_checkpointing import checkpoint_activations
+
                 checkpoint_activations(model, spec.memory.checkpoint_activations)
             self.model = device.place(model)
         self.buffers = Buffers(self.model, task.buffer_rules, device)
