@@ -52,7 +52,7 @@ class OwnLoop(Rehearsed):
 
     # Not among its attributes, which are held to what they were: these change all the time.
     __slots__ = (
-        *("_audits", "_greenlet", "_has_room", "_last_lane", "_lost", "_rehearsal", "environment"),
+        *("_audits", "_environment", "_greenlet", "_has_room", "_last_lane", "_lost", "_rehearsal"),
         *("_sampler", "_seed", "_state", "_streams", "_tries", "_turns"),
     )
     _main: ClassVar[Callable[..., Any]]
@@ -65,7 +65,7 @@ class OwnLoop(Rehearsed):
         self._tries, self._audits, self._has_room = 0, False, True
         self._rehearsal: Rehearsal | None = None
         self._lost: set[str] = set()  # variables of which a rehearsal has found that nobody saves them
-        self.environment = dict(os.environ)  # before `main` changes it
+        self._environment = dict(os.environ)  # before `main` changes it
         # Of the job: whoever makes a task has seeded the generators for it.
         self._seed = torch.default_generator.initial_seed()
         self._streams: list[int] = []  # what `main` draws from, before and after run.prepare()
@@ -110,7 +110,7 @@ class OwnLoop(Rehearsed):
         up."""
         turns, spec = self._turns, self._turns.spec
         modules, code = imported_anew(type(self)._main, 0 if spec is None else spec.seed)
-        with unheard(), swapped_modules(modules, environment=self.environment):
+        with unheard(), swapped_modules(modules, environment=self._environment):
             scout = self.another(code)
             seed_generators(self._streams[0])
             scout._reach_prepare()
@@ -132,7 +132,7 @@ class OwnLoop(Rehearsed):
         """One that has yet to begin, and runs this code."""
         other = (type(self) if code in (None, type(self)._main) else own_loop_of(code))()
         vars(other).update({name: value for name, value in vars(self).items() if name != LOG})
-        other._seed, other._turns.spec, other.environment = self._seed, self._turns.spec, self.environment
+        other._seed, other._turns.spec, other._environment = self._seed, self._turns.spec, self._environment
         return other
 
     def give_up(self) -> None:
@@ -185,6 +185,10 @@ class OwnLoop(Rehearsed):
         watch.begin_again()
         take_log(self)
         return audit
+
+    @property
+    def first_environment(self) -> dict[str, str]:
+        return self._environment
 
     @property
     def frame(self) -> FrameType | None:

@@ -41,7 +41,6 @@ class Rehearsed(HostedLoop):
     """A loop of which another one can be brought to the same place."""
 
     _main: ClassVar[Callable[..., Any]]
-    environment: dict[str, str]
 
     @abstractmethod
     def another(self, code: Callable[..., Any] | None = None) -> "Rehearsed":
@@ -62,6 +61,11 @@ class Rehearsed(HostedLoop):
     @abstractmethod
     def give_up(self) -> None:
         """Let `main` end where it waits."""
+
+    @property
+    @abstractmethod
+    def first_environment(self) -> dict[str, str]:
+        """The process's environment before `main` changed it."""
 
     @property
     @abstractmethod
@@ -193,7 +197,7 @@ class Rehearsal:
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         """What `main` imports in a function are the modules that were imported anew."""
-        with swapped_modules(self._modules, environment=self._first.environment):
+        with swapped_modules(self._modules, environment=self._first.first_environment):
             yield
 
     def _refused(self, what: str) -> UnsupportedModelError:
