@@ -38,7 +38,7 @@ from quorate.training.run_mode import RunMode
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, checkpointer_of, few_samples
+from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, checkpointer_of
 from quorate.worker.session import DIGEST_INDEX
 from warm import measure_no_more
 from wire.pairs import on_host
@@ -214,8 +214,7 @@ def _work(
     configured = configure(task, spec.params, "test", spec.seed, spec)
     checkpoints = CheckpointFolder(folder / "checkpoints")
     role = Role.of(worker)
-    batch = lambda: few_samples(build_samples(configured, spec))  # noqa: E731
-    cut = sharding_of(spec, worker, len(generation.workers), torch.device("cpu"), batch)
+    cut = sharding_of(spec, worker, len(generation.workers), torch.device("cpu"))
     replica = Replica(configured, spec, CPU, cut)
     samples = build_samples(configured, spec)
     parts = SessionParts(spec, configured, replica, samples, {}, checkpoints, role)

@@ -23,7 +23,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "gangs": (
         "strategies/test_strategy_contract.py::*[[]ddp-*",
         "strategies/test_strategy_kinds_told.py::test_nccl_keys_*",
-        "api/test_mesh.py",
         "bits/test_ddp_*",
         "bits/test_fsdp_*",
         "bits/test_gang_device_bits.py",

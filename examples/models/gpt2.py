@@ -50,6 +50,13 @@ class Gpt2Pretraining(quorate.Task):
         scores = model(tokens[:, :-1])
         return F.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten().long())
 
+    def parallelize(self, model: nn.Module, mesh: Any) -> None:
+        # With `strategy: {kind: fsdp, tensor: 2}`. Attention stays whole: query, key and value are one map, whose
+        # columns one after the other are not those of some of the heads.
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        parallelize_module(model, mesh, {"blocks.*.widen": ColwiseParallel(), "blocks.*.narrow": RowwiseParallel()})
+
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         groups = decayed_in_part(model, self.weight_decay)
         return torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.95))

@@ -111,20 +111,6 @@ def test_float16_is_scaled_by_all_alike(tmp_path: Path) -> None:
     assert far(ring.losses, ddp.losses) < 1e-2
 
 
-def test_sums_in_stages_are_those_of_one(tmp_path: Path) -> None:
-    """With several buckets, on two hosts; the same hosts give the same bits again."""
-    spec = gang.job(Exact, strategy={"kind": "ddp", "hierarchical": True}, bucket_mb=0.0003)
-    folders = [tmp_path / name for name in ("once", "again")]
-    for folder in folders:
-        folder.mkdir()
-    once, again = (gang.train(Exact, spec, 3, folder, hosts="AAB") for folder in folders)
-    plain = train(Exact, 3, tmp_path / "plain", bucket_mb=0.0003)
-    assert not once.failures, once.failures
-    assert "summed within 2 hosts" in once.log
-    assert once.digest == again.digest
-    assert far(plain.losses, once.losses) < CLOSE
-
-
 @pytest.mark.timeout(60)
 def test_the_failure_of_one_worker_is_told_and_ends_the_wait_of_the_others(tmp_path: Path) -> None:
     def fail(position: int, loop: Any) -> None:

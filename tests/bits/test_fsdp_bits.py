@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gang
 from bits import bit_tasks as tasks
@@ -14,13 +15,12 @@ from quorate.training.task import Task
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
-PLAN = {"blocks.*.up": "column", "blocks.*.down": "row"}
 MESHES: dict[str, dict[str, Any]] = {
     "fsdp 1": {"shard": 1},
     "fsdp 2": {"shard": 2},
     "fsdp 4": {"shard": 4},
-    "tp 2": {"shard": 1, "tensor": 2, "plan": PLAN},
-    "fsdp 2 x tp 2": {"shard": 2, "tensor": 2, "plan": PLAN},
+    "tp 2": {"shard": 1, "tensor": 2},
+    "fsdp 2 x tp 2": {"shard": 2, "tensor": 2},
     "replicate 2 x shard 2": {"replicate": 2, "shard": 2},
 }
 
@@ -64,6 +64,18 @@ class Exact(tasks.Momentum):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         inputs, targets = batch
         return super().loss(model, (inputs.double(), targets.double()))
+
+    def parallelize(self, model: nn.Module, mesh: Any) -> None:
+        parallelize_module(model, mesh, {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()})
+
+
+class NotSplit(tasks.Momentum):
+    pass
+
+
+class SplitsNothing(Exact):
+    def parallelize(self, model: nn.Module, mesh: Any) -> None:
+        pass
 
 
 def train(task: type[Task], mesh: dict[str, Any] | None, folder: Path, **keys: Any) -> gang.Ended:
@@ -127,11 +139,16 @@ def test_a_job_changes_between_meshes_and_the_ring(tmp_path: Path) -> None:
     assert ended.progress["tally"] == alone.progress["tally"]
 
 
-def test_a_tensor_dimension_that_cuts_nothing_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [(NotSplit, "needs NotSplit.parallelize()"), (SplitsNothing, "SplitsNothing.parallelize() splits nothing")],
+)
+def test_a_tensor_dimension_that_splits_nothing_is_refused(task: type[Task], words: str, tmp_path: Path) -> None:
     """All of its workers would compute the same."""
-    keys = {"strategy": {"kind": "fsdp", "shard": 1, "tensor": 3}, "workers": 3}
-    ended = gang.train(Exact, gang.job(Exact, **keys), 3, tmp_path)
-    assert "strategy.tensor: 3 cuts nothing of the model" in ended.failure.message
+    keys = {"strategy": {"kind": "fsdp", "shard": 1, "tensor": 2}, "workers": 2}
+    ended = gang.train(task, gang.job(task, **keys), 2, tmp_path)
+    assert words in ended.failure.message
+    assert "    def parallelize(self, model, mesh):" in ended.failure.message
 
 
 def test_what_was_waited_for_is_not_kept(tmp_path: Path) -> None:

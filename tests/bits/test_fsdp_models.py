@@ -13,7 +13,7 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from bits.test_ddp_bits import CLOSE, far
-from bits.test_fsdp_bits import KEYS, PLAN, Block, Exact, Tower, train
+from bits.test_fsdp_bits import KEYS, Block, Exact, Tower, train
 from quorate.core.errors import TaskError
 from quorate.strategies.gangs.fsdp import check_fused
 from quorate.strategies.gangs.shard_units import check_units
@@ -147,11 +147,11 @@ class InTurns(Exact):
         (Exact, SHARD_2 | {"offload": True}, {"clip_norm": 0.1}),
         pytest.param(
             Exact,
-            SHARD_2 | {"tensor": 2, "plan": PLAN},
+            SHARD_2 | {"tensor": 2},
             {"memory": {"checkpoint_activations": "blocks.*"}},
             marks=pytest.mark.long,
         ),
-        pytest.param(Mixed, SHARD_2 | {"tensor": 2, "plan": PLAN}, {"clip_norm": 0.05}, marks=pytest.mark.long),
+        pytest.param(Mixed, SHARD_2 | {"tensor": 2}, {"clip_norm": 0.05}, marks=pytest.mark.long),
         (SometimesUsed, SHARD_2, {"steps": 12, "batch_size": 4, "lanes": 2}),
         pytest.param(InTurns, SHARD_2, {}, marks=pytest.mark.long),
     ],

@@ -22,7 +22,6 @@ CASES = (
     Case("A misspelt key", command="quorate train job.yaml --set checkpoint.evry=3"),
     Case("A setting without a value", command="quorate train job.yaml --set checkpoint.every"),
     Case("An amount of memory that is none", command="quorate plan job.yaml --memory much"),
-    Case("Numbers of GPUs that are none", command="quorate plan job.yaml --gpus 8,many"),
     Case("A misspelt variable", environment={"QUORATE_LANE": "2"}),
     Case("A variable with a wrong value", environment={"QUORATE_LANES": "none"}),
     Case("A job file without a verb", command="quorate job.yaml"),

@@ -22,10 +22,14 @@ from written_before import KEY, QUESTIONS, RUNS, STORED, export_of, lay_out, lea
 REMOVED: dict[str, list[str]] = {
     "names": [],  # of quorate.__all__
     "verbs": [],  # "data index"
-    "options": [],  # "train --detach"; those of a removed verb go with it
+    "options": ["plan --gpus"],  # "train --detach"; those of a removed verb go with it
     "keys": [  # "nccl.debug", or a whole section: "nccl"
         "strategy.compress.momentum",  # the optimizer has one
         "strategy.compress.random_k",  # top_k is for the same
+        "strategy.compress.rank",
+        "strategy.compress.start",
+        "strategy.hierarchical",
+        "strategy.plan",
     ],
     "events": [],
     "exit codes": [],

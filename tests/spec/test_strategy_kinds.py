@@ -86,13 +86,13 @@ def test_a_key_of_a_section_may_have_a_mark_of_its_own() -> None:
         (SYNCED, {"kind": "ddp"}, False),
         ({"kind": "ring"}, SYNCED, False),
         ({"kind": "fsdp"}, {"kind": "ring"}, True),
-        ({"kind": "ddp", "hierarchical": True}, {"kind": "fsdp", "tensor": 2, "units": ["a"], "offload": True}, True),
+        ({"kind": "ddp"}, {"kind": "fsdp", "tensor": 2, "units": ["a"], "offload": True}, True),
         # Weights or gradients that are rounded on the way are no other order of additions.
         ({"kind": "fsdp", "gather": "bf16"}, {"kind": "fsdp", "gather": "bf16", "tensor": 2}, True),
         ({"kind": "fsdp", "gather": "bf16"}, {"kind": "ring"}, False),
         ({"kind": "ddp"}, {"kind": "fsdp", "reduce": "bf16"}, False),
         ({"kind": "fsdp", "gather": "bf16"}, {"kind": "fsdp"}, False),
-        ({"kind": "ddp", "compress": {"rank": 2}}, {"kind": "ddp", "compress": {"rank": 4}}, False),
+        ({"kind": "ddp", "compress": {"dtype": "fp16"}}, {"kind": "ddp", "compress": {"dtype": "bf16"}}, False),
         ({"kind": "parameter-server", "mode": "asynchronous"}, {"kind": "ring"}, False),
     ],
 )
@@ -118,8 +118,6 @@ def test_workers_that_normalize_together_stay_as_many_on_a_resume() -> None:
         ({"mode": "bounded"}, "strategy.staleness"),
         ({"staleness": 2}, "strategy.staleness"),
         ({"damping": True}, "strategy.damping"),
-        ({"kind": "ddp", "compress": {}}, "strategy.compress"),
-        ({"kind": "ddp", "compress": {"dtype": "bf16", "rank": 2}}, "strategy.compress"),
     ],
 )
 def test_keys_that_do_not_go_together_are_told(strategy: dict[str, Any], path: str) -> None:
@@ -191,7 +189,6 @@ def test_a_mode_is_told_with_where_it_was_said_and_not_where_its_strategy_was() 
     [
         ({"strategy": "parameter-server"}, "precision", "not possible with strategy: parameter-server"),
         ({"strategy": {"kind": "parameter-server", "mode": "asynchronous"}}, "precision", "parameter-server"),
-        ({"strategy": {"kind": "ddp", "compress": {"rank": 2}}}, "precision", "is added to the next one"),
         ({"precision": "bf16", "loss_scale": {"initial": 1024}}, "loss_scale", "nothing with precision: bf16"),
     ],
     ids=str,

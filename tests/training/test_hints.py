@@ -6,15 +6,11 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-import torch.testing._internal.distributed.fake_pg  # makes the backend of an imagined mesh known
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import Shard as ShardOf
 
 from quorate.core.errors import UserCodeError
 from quorate.core.user_code import blame_user_code
 from quorate.spec.job import JobSpec
-from quorate.strategies.gangs.tensor_parallel import imagined_mesh
 from quorate.training.hints import Share, hint_for
 from quorate.training.task import Task
 
@@ -78,12 +74,6 @@ def test_a_gpu_that_is_not_there_is_told_with_what_to_leave_out(where: str) -> N
     with pytest.raises(UserCodeError) as other:
         blame_user_code(ValueError("x"), where)
     assert ".cuda()" not in str(other.value)
-
-
-def test_who_calls_a_part_of_a_sharded_model_is_told_to_call_the_model() -> None:
-    with imagined_mesh(2) as mesh:
-        weight = DTensor.from_local(torch.ones(2, 3), mesh, [ShardOf(0)])
-        assert "call the model itself" in hint_for(raised_by(lambda: F.embedding(torch.tensor([1, 2]), weight)))
 
 
 ALLOWED = "`deterministic: false` in the job file allows it; the bits may then differ from run to run."

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quorate.api.mesh import Mesh, ModelNeeds, propose_mesh
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RequestError
 from quorate.core.gpus import gpus_here, memory_of
@@ -18,12 +17,12 @@ from quorate.lanes.traffic import Traffic, ring_traffic
 from quorate.observe.quantities import plural, size
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
+from quorate.spec.options import named_object
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.section import AUTO_BATCH
-from quorate.strategies.gangs.option import DdpSpec
-from quorate.strategies.gangs.sharded_plan import Part, ShardedPlan, Spread
 from quorate.training.footprint import Footprint, ModuleSize, footprint
 from quorate.training.own_loop import OwnLoop
+from quorate.training.spread_plan import Part, Spread, SpreadPlan
 from quorate.training.task import Task, configure
 from quorate.worker.assembly import build_samples
 
@@ -32,7 +31,6 @@ SPARE = 0.1
 FIRST_GUESS = 2
 """Samples at a time, where `batch_size: auto` has not been found yet."""
 _UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_MOST_GPUS = 1024
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,6 @@ class Plan:
     traffic: tuple[Traffic, ...]
     server: Traffic | None
     spread: Spread | None
-    meshes: tuple[Mesh, ...]
-    meshes_checkpointed: bool
     advice: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -106,19 +102,11 @@ def parse_memory(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def parse_gpus(text: str) -> tuple[int, ...]:
-    """Numbers of GPUs: 8,16,32."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= 2**16 for part in parts):
-        raise RequestError(f"--gpus: {text!r} is not a list of numbers of GPUs. Write for example 8 or 8,16,32.")
-    return tuple(map(int, parts))
-
-
-def plan_job(resolved: ResolvedJob, memory: int | None = None, gpus: Sequence[int] = ()) -> Plan:
-    """Plan for devices of so much memory, or for this machine; with `gpus`, also for so many of them together."""
+def plan_job(resolved: ResolvedJob, memory: int | None = None) -> Plan:
+    """Plan for devices of so much memory, or for this machine."""
     spec = resolved.spec
-    # Whoever names a size of memory, or a number of GPUs, means GPUs: this machine need not have any.
-    is_gpu = spec.device == "auto" and (memory is not None or bool(gpus))
+    # Whoever names a size of memory means GPUs: this machine need not have any.
+    is_gpu = spec.device == "auto" and memory is not None
     device = "cuda" if is_gpu else kind_of(spec)
     with TaskLocation(spec.task).loaded(spec.seed) as task_type:
         task = configure(task_type, spec.params, resolved.source, spec.seed, spec)
@@ -128,7 +116,7 @@ def plan_job(resolved: ResolvedJob, memory: int | None = None, gpus: Sequence[in
                 "before it runs. `quorate plan` takes a quorate.Task."
             )
         planning = _Planning(spec, task, device)
-        return planning.plan(_target(spec, device, memory, planning.workers), gpus)
+        return planning.plan(_target(spec, device, memory, planning.workers))
 
 
 class _Planning:
@@ -151,11 +139,12 @@ class _Planning:
         parts = spec.lanes * spec.accumulate
         self.samples = FIRST_GUESS if spec.batch_size == AUTO_BATCH else -(-spec.batch_size // parts)
         self._task = task
-        self._footprints: dict[tuple[bool | str, bool], Footprint] = {}
         self._samples: Samples = build_samples(task, spec)
-        self._sharded = None if shape is None else ShardedPlan(task, spec, shape, self._batch(self.samples))
+        self._sharded: SpreadPlan | None = None
+        if shape is not None:
+            self._sharded = named_object(spec.strategy.planning)(task, spec, shape)
 
-    def plan(self, target: Target, gpus: Sequence[int]) -> Plan:
+    def plan(self, target: Target) -> Plan:
         spec, checkpointed = self.spec, self.spec.memory.checkpoint_activations
         found = self._traced(checkpointed)
         parts = tuple(self._parts(found))
@@ -176,32 +165,19 @@ class _Planning:
             traffic=traffic,
             server=server,
             spread=None if self._sharded is None else self._sharded.spread,
-            meshes=(),
-            meshes_checkpointed=bool(checkpointed),
             advice=(),
             notes=(*found.notes, *self._notes()),
         )
-        can_checkpoint = found.has_blocks and not checkpointed
-        again = self._traced(True) if can_checkpoint and (gpus or not plan.fits) else None
-        meshes = self._meshes(checkpointed, gpus, target) if gpus else ()
-        if again is not None and not all(mesh.fits and mesh.shape.shard == 1 for mesh in meshes):
-            cheaper = self._meshes(True, gpus, target)
-            # What is computed again costs a third more time: only where layouts fit that way alone, or without cutting
-            # tensors, which has every layer exchange its activations.
-            if _suits(cheaper) > _suits(meshes):
-                meshes, plan = cheaper, replace(plan, meshes_checkpointed=True)
-        plan = replace(plan, meshes=meshes)
-        return plan if plan.fits else replace(plan, advice=tuple(self._advice(plan, found, again)))
+        if plan.fits:
+            return plan
+        again = self._traced(True) if found.has_blocks and not checkpointed else None
+        return replace(plan, advice=tuple(self._advice(plan, found, again)))
 
-    def _traced(self, checkpointed: bool | str, whole: bool = False) -> Footprint:
-        """With the model as it is on a worker, or `whole`."""
-        if (checkpointed, whole) not in self._footprints:
-            if self._sharded is None or whole:
-                found = self._trace(checkpointed, None)
-            else:
-                found = self._sharded.traced(lambda cut: self._trace(checkpointed, cut))
-            self._footprints[checkpointed, whole] = found
-        return self._footprints[checkpointed, whole]
+    def _traced(self, checkpointed: bool | str) -> Footprint:
+        """With the model as it is on a worker."""
+        if self._sharded is None:
+            return self._trace(checkpointed, None)
+        return self._sharded.traced(lambda cut: self._trace(checkpointed, cut))
 
     def _trace(self, checkpointed: bool | str, cut: Callable[[Any], None] | None) -> Footprint:
         return footprint(
@@ -239,8 +215,7 @@ class _Planning:
         if spec.average is not None:
             yield Part("averages", found.weights)
         if spec.strategy.keeps_residuals:
-            kept = 1 if isinstance(spec.strategy, DdpSpec) else hosted
-            yield Part("feedback", kept * found.gradients, "what compression has left out so far")
+            yield Part("feedback", hosted * found.gradients, "what compression has left out so far")
         if found.weight_copies:
             yield Part("weight copies", found.weight_copies, f"in {self.precision}")
         yield Part("activations", found.kept, "kept for the backward pass", grows=True)
@@ -259,15 +234,7 @@ class _Planning:
         buckets = plan_buckets(found.trained, self.spec.bucket_mb)
         return ring_traffic([(bucket.numel, sizes[bucket.dtype]) for bucket in buckets], self.hosting), None
 
-    def _meshes(self, checkpointed: bool | str, gpus: Sequence[int], target: Target) -> tuple[Mesh, ...]:
-        found = self._traced(checkpointed, whole=self._sharded is not None)
-        needs = _needs(found, in_bf16=self.precision == "bf16", has_average=self.spec.average is not None)
-        room = replace(target, workers=1).room
-        return tuple(propose_mesh(needs, number, room) for number in gpus)
-
     def _notes(self) -> Iterator[str]:
-        if self._sharded is not None:
-            yield from self._sharded.notes
         if self.spec.batch_size == AUTO_BATCH:
             yield f"batch_size: auto is found when a job begins; this is for {FIRST_GUESS} samples at a time"
         if self.spec.strategy.treatments:
@@ -306,38 +273,11 @@ class _Planning:
             )
         if most:
             yield f"batch_size: {most * each} is the largest that fits otherwise as it is; it changes what is learned."
-        if not plan.meshes and not most and self._sharded is None:
-            yield self._over_shards(plan.target, again is not None)
-
-    def _over_shards(self, target: Target, is_again: bool) -> str:
-        """The smallest number of devices that together have room."""
-        number, with_it = 2, " with checkpoint_activations" if is_again else ""
-        checkpointed = is_again or self.spec.memory.checkpoint_activations
-        while number <= _MOST_GPUS:
-            (mesh,) = self._meshes(checkpointed, (number,), target)
-            if mesh.fits and mesh.shape.tensor == 1:
-                return f"{mesh.strategy} over {number} GPUs{with_it} needs {size(mesh.bytes)} for each, which fits."
-            number *= 2
-        return "Sharding the model would not help either: one micro-batch alone does not fit."
-
-
-def _suits(meshes: Sequence[Mesh]) -> tuple[int, int]:
-    return sum(mesh.fits for mesh in meshes), -sum(mesh.shape.tensor for mesh in meshes)
-
-
-def _needs(found: Footprint, *, in_bf16: bool, has_average: bool) -> ModelNeeds:
-    share = 2 if in_bf16 else 1
-    whole = min(found.weights, 2 * found.largest_block + found.outside_blocks) // share
-    return ModelNeeds(
-        weights=found.weights * (2 if has_average else 1),
-        gradients=found.gradients,
-        optimizer=found.optimizer,
-        weight_copies=found.weight_copies,
-        gathered=whole + max(found.largest_block, found.outside_blocks) // share,
-        travelling=found.weights // share,
-        activations=found.kept + found.working + found.batch + found.buffers,
-        in_bf16=in_bf16,
-    )
+        if not most and self._sharded is None:
+            yield (
+                "strategy: fsdp gives each worker a part of weights, gradients and optimizer: "
+                "`quorate plan JOB --workers 4 --set strategy=fsdp` says what each then needs."
+            )
 
 
 def _sizes(found: Footprint) -> Sizes:

@@ -141,6 +141,12 @@ def set_foreign_aside(run: RunFolder, spec: JobSpec) -> None:
 
 def refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> None:
     """Refuse what would make the run produce something else, with both values and who asks for it."""
+    if recorded.removed:
+        gone = " ".join(f"{key}: {instead}" for key, instead in recorded.removed.items())
+        raise RunError(
+            f"run {run.name} was started with keys that this version of Quorate no longer has. {gone} Then start a new "
+            "run from its checkpoint with --branch."
+        )
     changed = [change for change in refused_on_resume(recorded.spec, resolved.spec) if not is_moved_task(change)]
     if not changed:
         return

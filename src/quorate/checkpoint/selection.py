@@ -12,7 +12,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, QuorateError, RunError
 from quorate.spec.changes import Change, refused_on_resume
 from quorate.spec.job import JobSpec
-from quorate.spec.migration import migrate
+from quorate.spec.migration import migrate, without_removed
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def select(
 def saved_job(info: CheckpointInfo) -> JobSpec | None:
     """The job in a checkpoint; None where it is of another version."""
     try:
-        return JobSpec.model_validate(migrate(info.manifest.job))
+        return JobSpec.model_validate(without_removed(migrate(info.manifest.job))[0])
     except (ValidationError, QuorateError):
         return None
 

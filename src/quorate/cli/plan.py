@@ -15,6 +15,7 @@ from quorate.observe.quantities import plural, size
 if TYPE_CHECKING:  # torch and rich, which a help text does without
     from quorate.api.plan import Plan
     from quorate.cli.layout import Page
+    from quorate.training.spread_plan import Spread
 
 MOST_MODULES = 8
 
@@ -24,12 +25,6 @@ def plan(
     memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory of a GPU, such as 80GB. By default that of this machine."),
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,…", help="Also show how the model could be sharded over these numbers of GPUs, such as 8,16,32."
-        ),
     ] = None,
     workers: Workers = None,
     lanes: Lanes = None,
@@ -46,19 +41,18 @@ def plan(
     Examples:
       quorate plan job.yaml
       quorate plan job.yaml --memory 80GB
-      quorate plan job.yaml --memory 80GB --gpus 8,16,32
+      quorate plan job.yaml --memory 80GB --workers 8 --set strategy=fsdp
       quorate plan job.yaml --set batch_size=512 --json
     """
-    from quorate.api.plan import parse_gpus, parse_memory, plan_job
+    from quorate.api.plan import parse_memory, plan_job
     from quorate.cli.layout import Page
     from quorate.spec.load import load_job
 
     size_of_gpu = None if memory is None else parse_memory(memory)
-    numbers = () if gpus is None else parse_gpus(gpus)
     layer = overrides(settings, workers=workers, lanes=lanes)
     job = load_job(job_file, os.environ, layer)
     with redirect_stdout(sys.stderr):  # what the task prints is no part of the answer
-        made = plan_job(job, size_of_gpu, numbers)
+        made = plan_job(job, size_of_gpu)
     if as_json:
         print_document(to_document(made))
     else:
@@ -88,21 +82,7 @@ def to_document(made: "Plan") -> dict[str, Any]:
         document["spread"] = {
             **asdict(made.spread.shape),
             "units": [{"pattern": pattern, "count": count} for pattern, count in made.spread.units],
-            "cuts": [{"pattern": pattern, "how": how} for pattern, how in made.spread.cuts],
         }
-    document["meshes"] = [
-        {
-            "gpus": mesh.shape.size,
-            "shard": mesh.shape.shard,
-            "replicate": mesh.shape.replicate,
-            "tensor": mesh.shape.tensor,
-            "bytes": mesh.bytes,
-            "sends_bytes": mesh.sends,
-            "fits": mesh.fits,
-            "strategy": mesh.strategy,
-        }
-        for mesh in made.meshes
-    ]
     return document
 
 
@@ -125,14 +105,7 @@ def show_plan(made: "Plan", page: "Page") -> None:
         page.row("", f"and {len(modules) - MOST_MODULES} smaller ones")
 
     if made.spread is not None:
-        page.section("Spread over workers")
-        from quorate.strategies.gangs.sharded_plan import spread_lines
-
-        for name, line in spread_lines(made.spread):
-            page.row(name, line)
-        if made.spread.cuts:
-            page.row("cut across", "these modules, by a share of their outputs (column) or inputs (row)")
-            page.columns(list(made.spread.cuts))
+        _show_spread(made.spread, page)
 
     page.section("Memory of a worker")
     pieces = f": a lane has {made.accumulate} micro-batches" if made.accumulate > 1 else ""
@@ -147,8 +120,6 @@ def show_plan(made: "Plan", page: "Page") -> None:
 
     page.section("Communication of a step")
     _show_traffic(made, page)
-    if made.meshes:
-        _show_meshes(made, page)
     if made.notes:
         page.section("Notes")
         for note in made.notes:
@@ -185,24 +156,13 @@ def _show_traffic(made: "Plan", page: "Page") -> None:
     page.row("", f"{plural(len(made.traffic), 'worker')}, {plural(made.lanes, 'lane')}")
 
 
-def _show_meshes(made: "Plan", page: "Page") -> None:
-    from quorate.cli.layout import headed_table
-
-    page.section("Spread over several GPUs")
-    again = ", with activations computed again" if made.meshes_checkpointed else ""
-    how = f"By arithmetic, {plural(made.samples, 'sample')} at a time on each GPU{again}."
-    page.line(how)
-    headings = ("GPUs", "shards", "replicas", "tensor", "each needs", "each sends a step", "")
-    rows = [
-        (
-            *map(str, (mesh.shape.size, mesh.shape.shard, mesh.shape.replicate, mesh.shape.tensor)),
-            *(size(mesh.bytes), size(mesh.sends), "fits" if mesh.fits else "does not fit"),
-        )
-        for mesh in made.meshes
-    ]
-    page.table(headed_table(headings, rows=rows), 2)
-    if any(mesh.shape.tensor > 1 for mesh in made.meshes):
-        page.line("Where tensors are split, every layer also exchanges activations, which are not counted here.")
-    page.line("In a job file, with as many workers; then `quorate plan` says more:")
-    for mesh in made.meshes:
-        page.line(f"  {mesh.shape.size:>4} GPUs  {mesh.strategy}")
+def _show_spread(spread: "Spread", page: "Page") -> None:
+    shape = spread.shape
+    page.section("Spread over workers")
+    page.row(
+        "mesh",
+        f"{plural(shape.replicate, 'replica')} × {plural(shape.shard, 'shard')} × {shape.tensor} across: "
+        f"{plural(shape.size, 'worker')}, of which {shape.groups} read data of their own",
+    )
+    units = ", ".join(f"{pattern} ({count})" for pattern, count in spread.units)
+    page.row("units", f"{units}, then the rest" if units else "the whole model at once")

@@ -58,6 +58,8 @@ class StrategySection(Section):
     besides."""
     sharding: ClassVar[str] = ""
     """`module:function` of what builds a worker's part of the model, if it holds only a part."""
+    planning: ClassVar[str] = ""
+    """`module:class` of what `quorate plan` shows of such a job: called with the task, the job and its mesh."""
     is_gang: ClassVar[bool] = False
     """Whether its workers exchange tensors by torch.distributed, and a loss ends the generation for all."""
 

@@ -15,7 +15,7 @@ from quorate.core.regular_file import read_regular
 from quorate.core.runs_folder import USUAL_RUNS, runs_of_job
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.keys import keys_of, nearest_file
-from quorate.spec.migration import OldNames, migrate, present_name, renamed
+from quorate.spec.migration import OldNames, migrate, present_name, renamed, without_removed
 from quorate.spec.options import Said, options
 from quorate.spec.override import DEFAULT, ENVIRONMENT, Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, misspelt, plain_problems
@@ -67,8 +67,9 @@ def load_recorded(
     document = read_job_file(path, recorded=True)
     origins = {key: place.comment or RECORDED for key, place in document.places.items()}
     layers = _migrated(Layers(document.value, origins))
-    layers = replace(layers, values=taken(layers.values))
-    return resolve_layers(layers, str(path), environment, overrides, document.problems)
+    values, removed = without_removed(taken(layers.values))
+    resolved = resolve_layers(replace(layers, values=values), str(path), environment, overrides, document.problems)
+    return replace(resolved, removed=removed)
 
 
 def resolve_layers(

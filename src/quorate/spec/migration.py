@@ -1,15 +1,16 @@
 """Jobs of earlier versions, read as jobs of this one: which keys have other names now, and which are gone.
 
-A version that renames keys is a row of `_RENAMED`, and a key that is gone a line of `REMOVED`. Whatever reads a job
+A version that renames keys is a row of `_RENAMED`; which keys are gone their options say. Whatever reads a job
 reads it through here: job files, `--set`, variables, Python, old runs with their checkpoints, and the spaces of
 searches.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from quorate.core.errors import Problem
+from quorate.spec.options import removed_keys
 
 Value = TypeVar("Value")
 
@@ -19,33 +20,54 @@ _RENAMED: dict[int, dict[str, str]] = {1: {"on_poison": "on_nonfinite_loss"}}
 """By version: keys of the job, and their names in the next version."""
 NAMES = {old: new for version in sorted(_RENAMED) for old, new in _RENAMED[version].items()}
 _FIRST_NAMES = {new: old for old, new in NAMES.items()}
-REMOVED = {
-    "strategy.compress.random_k": "It was removed: use top_k, which sends the largest elements.",
-    "strategy.compress.momentum": "It was removed: use the momentum of the optimizer.",
-}
-"""By dotted key what to do instead. A job that says null there, as every job in a run folder does, is read without."""
 
 
 def migrate(job: Mapping[str, Any]) -> dict[str, Any]:
     """A job of any version with the names of this one.
 
+    What is gone is left out where it has the value that it had by default, as in every job in a run folder.
     A job without a version may use the old names too. One of a version that nobody knows is left as it is: the check of
     its keys says so.
     """
-    for key in REMOVED:
-        job = _without_null(job, key.split("."))
+    job = dict(job)
+    for key, removed in removed_keys().items():
+        if _value(job, key) == removed.default:
+            _taken(job, key)
     if "version" not in job:
         return renamed(job)
     return renamed(job) | {"version": VERSION} if _is_earlier(job["version"]) else dict(job)
 
 
-def _without_null(values: Any, path: Sequence[str]) -> Any:
-    key, *inner = path
-    if not isinstance(values, Mapping) or key not in values:
-        return values
-    if inner:
-        return {**values, key: _without_null(values[key], inner)}
-    return values if values[key] is not None else {name: value for name, value in values.items() if name != key}
+def without_removed(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """A recorded job without the keys that are gone; and what to do instead of each, where it said something."""
+    left: dict[str, Any] = dict(job)
+    told = {}
+    for key, removed in removed_keys().items():
+        if _taken(left, key) not in (_MISSING, removed.default):
+            told[key] = removed.instead
+            if removed.with_it:
+                _taken(left, removed.with_it)
+    return left, told
+
+
+def _value(section: Any, key: str) -> Any:
+    for name in key.split("."):
+        section = section.get(name, _MISSING) if isinstance(section, Mapping) else _MISSING
+    return section
+
+
+def _taken(section: dict[str, Any], key: str) -> Any:
+    """Take a dotted key out; the sections on the way are copied."""
+    head, _, inner = key.partition(".")
+    if not inner:
+        return section.pop(head, _MISSING)
+    if not isinstance(section.get(head), Mapping):
+        return _MISSING
+    section[head] = dict(section[head])
+    return _taken(section[head], inner)
+
+
+_MISSING = object()
 
 
 def _is_earlier(version: Any) -> bool:

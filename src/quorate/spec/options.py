@@ -39,18 +39,29 @@ SectionType = TypeVar("SectionType", bound=Section)
 
 
 @dataclass(frozen=True)
+class Removed:
+    """A key that earlier versions had: its default then, and what to do instead. Where it had another value, what it
+    went with is gone as well."""
+
+    default: Any
+    instead: str
+    with_it: str = ""
+
+
+@dataclass(frozen=True)
 class Option:
     """What an option adds to the job file.
 
     `kinds` has by key the kinds of section that may stand there, `keys` by section the further keys in it, each with
     its type and its default. `rules` is the dotted name of a module with `RULES`. `paths` are dotted keys of files and
-    folders, which are relative to the job file.
+    folders, which are relative to the job file. `removed` are dotted keys that recorded runs still have.
     """
 
     kinds: Mapping[str, tuple[type[Section], ...]] = field(default_factory=dict)
     keys: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)
     rules: str | None = None
     paths: tuple[str, ...] = ()
+    removed: Mapping[str, Removed] = field(default_factory=dict)
 
 
 def options(section: str | None = None) -> Iterator[Option]:
@@ -66,6 +77,11 @@ def option_rules() -> Rules:
     """The rules of all options."""
     found = [import_module(option.rules).RULES for option in options() if option.rules is not None]
     return {rule: keys for rules in found for rule, keys in rules.items()}
+
+
+def removed_keys() -> dict[str, Removed]:
+    """The keys that options had in earlier versions."""
+    return {key: removed for option in options() for key, removed in option.removed.items()}
 
 
 def open_to_options(name: str, **kinds: tuple[type[Section], ...]) -> Callable[[type[SectionType]], type[SectionType]]:

@@ -11,7 +11,8 @@ from pydantic_core import ErrorDetails
 
 from quorate.core.errors import Problem
 from quorate.spec.keys import CALLED_ELSEWHERE, PREFIX, Key, beside_names, keys_of, nearest, one_of, suggestions
-from quorate.spec.migration import NAMES, REMOVED
+from quorate.spec.migration import NAMES
+from quorate.spec.options import removed_keys
 from quorate.spec.override import ENVIRONMENT, variable_name
 
 Origin = Callable[[str], str]
@@ -146,8 +147,8 @@ def _unknown_key(path: str, keys: dict[str, Key], origin: str) -> Problem:
         hint += " That counts the samples of all devices and accumulated passes together."
     if path in NAMES:
         hint = f"It is called {NAMES[path]} since version 2 of the job file."
-    elif path in REMOVED:
-        hint = REMOVED[path]
+    elif path in (removed := removed_keys()):
+        hint = f"It was removed: {removed[path].instead}"
     elif not parent and not meant:
         hint = f"If it is a parameter of the task, write it under params. {hint}"
     return Problem(path, f"there is no such key{in_brackets(origin)}", hint)

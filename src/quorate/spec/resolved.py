@@ -1,7 +1,7 @@
 """A job with all its layers applied, and its form in the run folder."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ _HEADER = "# The job as it was resolved: every key, with where its value came fr
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """A valid job, the origin of each of its values by dotted key, and the file or call that it was read from."""
+    """A valid job, the origin of each of its values by dotted key, and the file or call that it was read from.
+    `removed`: keys that it was recorded with and that this version has no more, each with what to do instead."""
 
     spec: JobSpec
     origins: dict[str, str]
     source: str
+    removed: Mapping[str, str] = field(default_factory=dict)
 
 
 def dump_job(resolved: ResolvedJob) -> str:

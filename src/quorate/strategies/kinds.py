@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -94,13 +94,10 @@ class Holdings:
     folder: CheckpointFolder | None = None
 
 
-def sharding_of(
-    spec: JobSpec, worker: int, workers: int, place: torch.device, batch: Callable[[], Any]
-) -> Sharding | None:
-    """What builds the model of a worker that holds a part of it; None where each holds all. `batch` gives one of a few
-    samples."""
-    name = spec.strategy.sharding
-    return named_object(name)(spec, worker, workers, place, batch) if name else None
+def sharding_of(spec: JobSpec, worker: int, workers: int, place: torch.device) -> Sharding | None:
+    """What builds the model of a worker that holds a part of it; None where each holds all."""
+    make: Callable[..., Sharding] | None = named_object(spec.strategy.sharding) if spec.strategy.sharding else None
+    return None if make is None else make(spec, worker, workers, place)
 
 
 def strategy_factory(spec: JobSpec, replica: Replica, held: Holdings | None = None) -> StrategyFactory:

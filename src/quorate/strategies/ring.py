@@ -228,14 +228,9 @@ class RingStrategy:
         agreed = self._agreement.reach(step, results, request)
         self._activity.leave()
         outcome = self._update.apply(step, agreed)
-        if not agreed.is_void:
-            self._applied(step)
         if self._lag is not None:
             self._lag.catch_up()
         return outcome
-
-    def _applied(self, step: int) -> None:
-        """The step has changed the weights."""
 
     def can_lag(self, results: Sequence[LaneResult]) -> bool:
         return self._lag is not None and self._lag.can_take(results)

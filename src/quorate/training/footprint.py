@@ -57,7 +57,6 @@ class Footprint:
     which they are multiplied. `working`: what both passes need beyond that at their worst moment, besides a gradient
     for each parameter; compiled kernels reuse memory that is free by then, so of theirs it is one block that is
     computed again. `exchanged`: where the model is cut, what both passes give to collectives, by their names.
-    `largest_block` and `outside_blocks` cut the weights as sharding does.
     """
 
     samples: int
@@ -71,8 +70,6 @@ class Footprint:
     weight_copies: int
     working: int
     exchanged: dict[str, int]
-    largest_block: int
-    outside_blocks: int
     has_blocks: bool
     notes: tuple[str, ...]
 
@@ -211,7 +208,6 @@ class _Tracing:
         parameters = [(name, local(parameter)) for name, parameter in model.named_parameters()]
         trained = [(name, local(parameter)) for name, parameter in model.named_parameters() if parameter.requires_grad]
         gradients = sum(parameter.nbytes for _, parameter in trained)
-        largest, outside, has_blocks = _blocks(model)
         modules = tuple(_modules(model))
         live = LiveMemory(fused=self.fused, limit=limit, weights=map(local, model.parameters()))
         if self.checkpointed:
@@ -252,9 +248,7 @@ class _Tracing:
             weight_copies=copies,
             working=working,
             exchanged=dict(live.exchanged),
-            largest_block=largest,
-            outside_blocks=outside,
-            has_blocks=has_blocks,
+            has_blocks=bool(find_repeated(model)),
             notes=notes,
         )
 
@@ -297,15 +291,6 @@ def _measure(block: torch.nn.Module, live: LiveMemory) -> None:
             live.block = max(live.block, live.now - before)
 
     block.forward = measured
-
-
-def _blocks(model: torch.nn.Module) -> tuple[int, int, bool]:
-    """Bytes of the largest of the blocks that repeat, and of all that is outside of them."""
-    total = _bytes_of(map(local, model.parameters()))
-    sizes = [_bytes_of(map(local, model.get_submodule(name).parameters())) for name in find_repeated(model)]
-    if not sizes:
-        return 0, total, False
-    return max(sizes), max(0, total - sum(sizes)), True
 
 
 def _modules(model: torch.nn.Module) -> Iterator[ModuleSize]:

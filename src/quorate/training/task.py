@@ -128,6 +128,11 @@ class Task:
     def _begin_job(self, spec: JobSpec) -> None:
         """The job in which it trains is known."""
 
+    def parallelize(self, model: torch.nn.Module, mesh: Any) -> None:
+        """Split modules over the N workers of this DeviceMesh, in place, by torch's parallelize_module; for `strategy:
+        {kind: fsdp, tensor: N}`. The model has no content yet."""
+        raise NotImplementedError
+
     def initial_weights(self) -> Mapping[str, torch.Tensor] | None:
         """Return a state dict to start from; None: start with the weights of model()."""
         return None

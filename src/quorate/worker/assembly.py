@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
-import numpy
 import torch
 
 from quorate.checkpoint.retention import Retention
@@ -23,7 +21,7 @@ from quorate.data.datasets import Dataset, check_dataset
 from quorate.data.feed import Feed
 from quorate.data.lane_sampler import LaneSampler
 from quorate.data.sampler import EvaluationPlan, MicroBatchChanges, Request, Sampler, Source, planned_requests
-from quorate.data.samples import Samples, batch_of
+from quorate.data.samples import Samples
 from quorate.data.stream import Stream, StreamSampler
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
@@ -200,13 +198,6 @@ def build_samples(task: Task, spec: JobSpec, data: str = "") -> Samples:
         # A stream begins a random stream for each of its samples, also for those that are passed over.
         drawing={Source.TRAINING} if isinstance(training, Stream) else set(),
     )
-
-
-def few_samples(samples: Samples) -> Any:
-    """A batch of one or two samples, for whoever looks at what a task does with one."""
-    count = min(2, len(samples.datasets[Source.TRAINING]))
-    request = Request(Source.TRAINING, 0, numpy.arange(count, dtype=numpy.int64), 0)
-    return batch_of(samples[request]).content
 
 
 def check_evaluable(task: Task, samples: Samples, mode: RunMode) -> None:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -75,7 +74,6 @@ from quorate.worker.assembly import (
     check_evaluable,
     checkpointer_of,
     evaluation_plan,
-    few_samples,
 )
 from quorate.worker.assignment import Assignment
 from quorate.worker.coordinator_link import GrpcLink
@@ -361,8 +359,7 @@ class Worker:
         sharding = None
         if self._assignment.mode.is_training:
             place = device.zeros(0, torch.uint8).device
-            batch = partial(self._batch, task)
-            sharding = sharding_of(spec, self._assignment.slot, self._assignment.workers, place, batch)
+            sharding = sharding_of(spec, self._assignment.slot, self._assignment.workers, place)
         replica = Replica(task, spec, device, sharding)
         if self._assignment.workers == 1 and replica.sharding is None:
             # By a task of its own: what the first one keeps from building its model would hide the difference.
@@ -409,9 +406,6 @@ class Worker:
             refuse_short(self._spec, len(training))  # before anything that takes long
         check_evaluable(task, samples, mode)
         return samples
-
-    def _batch(self, task: Task) -> Any:
-        return few_samples(build_samples(task, self._spec))
 
     def _try_compiled(self, parts: SessionParts) -> None:
         """A model that cannot be compiled is computed as it is written, unless the job asks for more."""

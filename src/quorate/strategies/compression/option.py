@@ -7,7 +7,7 @@ from pydantic import Field
 
 from quorate.spec.keys import Allowed
 from quorate.spec.kinds import StrategySection, Treatment
-from quorate.spec.options import Option
+from quorate.spec.options import Option, Removed
 from quorate.spec.section import Fraction
 
 
@@ -36,6 +36,12 @@ _COMPRESS = Annotated[
 OPTION = Option(
     keys={kind: {"compress": (_COMPRESS, None)} for kind in ("strategy.ring", "strategy.parameter-server")},
     rules="quorate.strategies.compression.rules",
+    removed={
+        "strategy.compress.random_k": Removed(
+            None, "use top_k, which sends the largest elements.", with_it="strategy.compress"
+        ),
+        "strategy.compress.momentum": Removed(None, "use the momentum of the optimizer."),
+    },
 )
 
 

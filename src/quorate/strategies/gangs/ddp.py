@@ -6,26 +6,22 @@ number gives the same again, whoever was lost and replaced.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 
+from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Member
-from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.core.worker_status import EXCHANGE
 from quorate.reduce.connect import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
-from quorate.strategies.compression.methods import check_compressible
-from quorate.strategies.gangs.ddp_reducer import BucketSums, DdpReducer, RoundedSums, WholeSums
+from quorate.strategies.gangs.ddp_reducer import BucketSums, DdpReducer
 from quorate.strategies.gangs.gang_gradients import GangGradients
-from quorate.strategies.gangs.hierarchy import summing_group
 from quorate.strategies.gangs.nccl import nccl_of, prepare_nccl
-from quorate.strategies.gangs.option import DdpCompressSpec, DdpSpec
-from quorate.strategies.gangs.power_sgd import PowerSgd, PowerSgdSums
+from quorate.strategies.gangs.option import DdpSpec
 from quorate.strategies.gangs.process_group import GroupLinks, ProcessGroup
 from quorate.strategies.gangs.sync_batch_norm import SyncedNorms
-from quorate.strategies.gangs.worker_residuals import WithFactors, WorkerResiduals
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.lagging import Lag
 from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
@@ -33,7 +29,6 @@ from quorate.training.activity import Activity
 from quorate.training.gradients import gradient_plan, refuse_rows
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated, StateLayout
-from quorate.training.strategy import Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -42,73 +37,39 @@ log = logging.getLogger(__name__)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class LowRank:
-    """PowerSGD's state: what all workers know alike, what this one has held back, and the sums of a generation."""
-
-    power_sgd: PowerSgd
-    residuals: WorkerResiduals
-    sums: PowerSgdSums | None = None
-
-    def begin(self, step: int) -> None:
-        assert self.sums is not None
-        self.sums.begin_step(step)
-
-    def commit(self, step: int) -> None:
-        """The step is applied: what it has left is what was held back."""
-        if self.power_sgd.commit():
-            self.residuals.commit(step)
-
-
-def ddp_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "DdpFactory":
+def ddp_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "DdpFactory":  # noqa: ARG001
     """What makes the gang of each generation."""
     prepare_nccl(spec, on_host=replica.device.is_host)
-    strategy = spec.strategy
-    assert isinstance(strategy, DdpSpec)
-    return DdpFactory(spec, replica, strategy.compress, held.lane_memory, sync_batch_norm=strategy.sync_batch_norm)
+    return DdpFactory(spec, replica)
 
 
 class DdpFactory:
     """Makes a process group of the workers of each generation of a job."""
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        replica: Replica,
-        compress: DdpCompressSpec | None,
-        lane_memory: int | None,
-        *,
-        sync_batch_norm: bool = False,
-    ) -> None:
+    def __init__(self, spec: JobSpec, replica: Replica) -> None:
+        strategy = spec.strategy
+        assert isinstance(strategy, DdpSpec)
         refuse_rows(replica.model, replica.trainable, "strategy: ddp")
         self.spec = spec
         self.replica = replica
         self._plan = gradient_plan(replica.trainable, spec.bucket_mb)
-        self.dtype = None if compress is None or compress.dtype is None else DTYPES[compress.dtype]
+        self.dtype = None
+        if strategy.compress is not None:
+            self.dtype = DTYPES[strategy.compress.dtype]
+            for name, parameter in replica.trainable:
+                if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
+                    raise UnsupportedModelError(
+                        f"'{name}' is of type {parameter.dtype}, whose gradient cannot be compressed. "
+                        "Leave strategy.compress out."
+                    )
         self.norms: SyncedNorms | None = None
-        if sync_batch_norm:
+        if strategy.sync_batch_norm:
             self.norms = SyncedNorms(replica.model)
             log.info("batch norm takes the statistics of all workers, in %d layers", self.norms.count)
-        self._low_rank: LowRank | None = None
         self.layout: StateLayout = Replicated(replica)
-        if compress is not None:
-            check_compressible(replica.trainable)
-        if compress is not None and compress.rank is not None:
-            parameters = [parameter for _, parameter in replica.trainable]
-            power_sgd = PowerSgd(parameters, compress.rank, compress.start, spec.seed)
-            if not power_sgd.narrowed:
-                log.warning(
-                    "strategy.compress: no parameter is large enough for rank %d, so no gradient is compressed",
-                    compress.rank,
-                )
-                return
-            residuals = WorkerResiduals(self._plan, spec.lanes, lane_memory)
-            self._low_rank = LowRank(power_sgd, residuals)
-            self.layout = WithFactors(replica, residuals, power_sgd)
 
     def connect(self, endpoint: Endpoint) -> "DdpConnection":
-        """Waits for the other workers. A worker that is alone has no group, but where PowerSGD is to do the same with
-        what it held back when there were others."""
+        """Waits for the other workers. A worker that is alone has no group."""
         links = plain_links(endpoint, self.replica.device)
         try:
             return self._connected(endpoint, links)
@@ -120,18 +81,14 @@ class DdpFactory:
         spec, replica = self.spec, self.replica
         hosted = endpoint.hosting[endpoint.position]
         parameters = [parameter for _, parameter in replica.trainable]
-        reducer = low_rank = None
+        reducer = None
         workers, groups = len(endpoint.generation.members), list[ProcessGroup]()
         in_turns = self.norms is not None and workers > 1 and _makes_equal_passes(endpoint.hosting)
-        if parameters and (workers > 1 or self._low_rank is not None):
+        if parameters and workers > 1:
             try:
-                group = self._group(endpoint, links, parameters[0].device)
+                group = ProcessGroup(endpoint, links, parameters[0].device, timeout=nccl_of(spec).timeout)
                 groups.append(group)
-                sums: BucketSums = WholeSums(group) if self.dtype is None else RoundedSums(group, self.dtype)
-                if self._low_rank is not None:
-                    sums = PowerSgdSums(self._low_rank.power_sgd, parameters, group, self._low_rank.residuals)
-                    low_rank = replace(self._low_rank, sums=sums)
-                reducer = DdpReducer(parameters, self._plan, spec.bucket_mb, group, sums)
+                reducer = DdpReducer(parameters, self._plan, spec.bucket_mb, group, BucketSums(group, self.dtype))
                 if self.norms is not None and in_turns:
                     # Of its own: which buckets are full when a batch norm's turn comes may differ between workers.
                     groups.append(ProcessGroup(endpoint, links, parameters[0].device, timeout=nccl_of(spec).timeout))
@@ -142,12 +99,7 @@ class DdpFactory:
                     group.close()
                 raise
         gradients = GangGradients(replica.trainable, hosted, reducer, overlaps=spec.overlap, in_turns=in_turns)
-        return DdpConnection(self, endpoint, GroupLinks(links, *groups), gradients, groups, low_rank)
-
-    def _group(self, endpoint: Endpoint, links: Reduction, device: torch.device) -> ProcessGroup:
-        strategy, timeout = self.spec.strategy, nccl_of(self.spec).timeout
-        hierarchical = isinstance(strategy, DdpSpec) and strategy.hierarchical
-        return summing_group(endpoint, links, device, timeout, hierarchical=hierarchical)
+        return DdpConnection(self, endpoint, GroupLinks(links, *groups), gradients, groups)
 
 
 def _makes_equal_passes(hosting: Sequence[range]) -> bool:
@@ -178,7 +130,6 @@ class DdpConnection(RingConnection):
         links: Reduction,
         gradients: GangGradients,
         groups: Sequence[ProcessGroup],
-        low_rank: LowRank | None,
     ) -> None:
         super().__init__(factory.spec, factory.replica, endpoint, links, gradients)
         self._layout = factory.layout
@@ -186,30 +137,11 @@ class DdpConnection(RingConnection):
         self._gang = gradients
         self._norms = factory.norms
         self._groups = groups
-        self._low_rank = low_rank
-
-    def strategy(self, update: Update, activity: Activity) -> Strategy:
-        if self._low_rank is not None:
-            with activity.waiting(OTHERS):
-                self._low_rank.residuals.settle(self._endpoint.generation, self._endpoint.position, self.links)
-        return super().strategy(update, activity)
 
     def _strategy(
         self, own: Member, agreement: StepAgreement, update: Update, activity: Activity, lag: Lag | None
     ) -> "DdpStrategy":
-        if self._low_rank is not None:
-            lag = None  # what is held back counts once its step is applied
-        return DdpStrategy(
-            own,
-            self.links,
-            self._gang,
-            agreement,
-            update,
-            activity,
-            lag=lag,
-            groups=self._groups,
-            low_rank=self._low_rank,
-        )
+        return DdpStrategy(own, self.links, self._gang, agreement, update, activity, lag=lag, groups=self._groups)
 
     def _bytes_per_step(self) -> int | None:
         """As many as a ring sends, which both backends use for what is large."""
@@ -217,8 +149,6 @@ class DdpConnection(RingConnection):
         size = sum(parameter.nbytes for parameter in self._gang.parameters)
         if self._dtype is not None:
             size = self._dtype.itemsize * sum(parameter.numel() for parameter in self._gang.parameters)
-        elif self._low_rank is not None and self._endpoint.generation.cursor.step >= self._low_rank.power_sgd.start:
-            size = self._low_rank.power_sgd.nbytes()
         return 2 * size * (workers - 1) // workers
 
     def close(self) -> None:
@@ -245,26 +175,18 @@ class DdpStrategy(RingStrategy):
         *,
         lag: Lag | None,
         groups: Sequence[ProcessGroup],
-        low_rank: LowRank | None,
     ) -> None:
         super().__init__(own, links, gradients, agreement, update, activity, lag=lag)
         self._groups = groups
-        self._low_rank = low_rank
 
     def begin(self, step: int) -> None:
         super().begin(step)
         for group in self._groups:
             group.begin_step(step)
-        if self._low_rank is not None:
-            self._low_rank.begin(step)
 
     def _sum(self, step: int) -> None:  # noqa: ARG002
         self._activity.enter(EXCHANGE)
         self._gradients.exchange()
-
-    def _applied(self, step: int) -> None:
-        if self._low_rank is not None:
-            self._low_rank.commit(step)
 
     def close(self) -> None:
         """With the groups, or others would wait for a sum until their lease is over."""

@@ -6,7 +6,7 @@ the next backward pass is the last of the step, and by `complete` that there is 
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import GradBucket, Reducer, _register_comm_hook
@@ -18,49 +18,31 @@ _TWICE = "marked as ready"
 """What torch says of a parameter whose gradient is in its bucket already."""
 
 
-class BucketSums(Protocol):
-    """How buckets are summed, each in its place. Summed, not averaged: lanes have weighted their gradients."""
+class BucketSums:
+    """Sums buckets, each in its place, as they are or rounded to a smaller type, in which they are added up too.
 
-    def begin(self, bucket: GradBucket) -> None:
+    Summed, not averaged: lanes have weighted their gradients.
+    """
+
+    def __init__(self, group: ProcessGroup, dtype: torch.dtype | None = None) -> None:
+        self._group = group
+        self._dtype = dtype
+        self._rounded: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def begin(self, bucket: torch.Tensor) -> None:
         """A bucket is full. The backward pass, which calls this, is not to wait for its sum."""
-        ...
+        sent = bucket
+        if self._dtype is not None:
+            sent = bucket.to(self._dtype)
+            self._rounded.append((bucket, sent))
+        self._group.begin_sum(sent)
 
     def finish(self) -> None:
         """Return when all buckets that were begun are the sums. Whoever waits here can be interrupted."""
-        ...
-
-
-class WholeSums:
-    """Buckets travel as they are."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-
-    def begin(self, bucket: GradBucket) -> None:
-        self._group.begin_sum(bucket.buffer())
-
-    def finish(self) -> None:
         self._group.wait()
-
-
-class RoundedSums:
-    """Buckets are rounded to a smaller type, in which they travel and are added up."""
-
-    def __init__(self, group: ProcessGroup, dtype: torch.dtype) -> None:
-        self._group = group
-        self._dtype = dtype
-        self._begun: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def begin(self, bucket: GradBucket) -> None:
-        rounded = bucket.buffer().to(self._dtype)
-        self._begun.append((bucket.buffer(), rounded))
-        self._group.begin_sum(rounded)
-
-    def finish(self) -> None:
-        self._group.wait()
-        for buffer, rounded in self._begun:
-            buffer.copy_(rounded)
-        self._begun.clear()
+        for bucket, rounded in self._rounded:
+            bucket.copy_(rounded)
+        self._rounded.clear()
 
 
 class _Hooked:
@@ -74,7 +56,7 @@ class _Hooked:
 def _begin_sum(hooked: _Hooked, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The sum is formed in the bucket's place: so that is given at once, and `DdpReducer.wait` says when it is true."""
     buffer = bucket.buffer()
-    hooked.sums.begin(bucket)
+    hooked.sums.begin(buffer)
     hooked.all_begun = bucket.is_last()
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
         devices=None if buffer.device.type == "cpu" else [buffer.device]
@@ -101,7 +83,7 @@ class DdpReducer:
         size = max(1, round(bucket_mb * MEBIBYTE))
         self._parameters = parameters
         self._order = [slot.index for bucket in plan for slot in bucket.slots]
-        self._hooked = _Hooked(WholeSums(group))
+        self._hooked = _Hooked(BucketSums(group))
         self._is_armed = False
         self._reducer: Any = Reducer(
             params=list(parameters),

@@ -8,25 +8,16 @@ from pydantic import Field
 from quorate.core.mesh import MeshShape
 from quorate.spec.keys import Allowed, Mark
 from quorate.spec.kinds import ANY, Refusal, StrategySection, Treatment
-from quorate.spec.options import Option
-from quorate.spec.section import AUTO_BATCH, Count, CountOrZero, OptionalCount
+from quorate.spec.options import Option, Removed
+from quorate.spec.section import AUTO_BATCH, Count
 from quorate.strategies.gangs.nccl_settings import NcclSpec
 
 
 class DdpCompressSpec(Treatment):
-    """What is sent of a bucket: all in 16 bits, or after step `start` matrices of a low rank (PowerSGD). One of the
-    two."""
+    """What is sent of a bucket: all of it, in 16 bits."""
 
-    dtype: Annotated[Literal["fp16", "bf16"] | None, Allowed("fp16, bf16, or null")] = None
+    dtype: Annotated[Literal["fp16", "bf16"], Allowed("fp16 or bf16")]
     """Send and sum gradients in this type."""
-    rank: OptionalCount = None
-    """Compress with PowerSGD of this rank."""
-    start: CountOrZero = 1000
-    """With `rank`: steps without compression, before PowerSGD begins."""
-
-    @property
-    def keeps_residuals(self) -> bool:
-        return self.rank is not None
 
 
 class DdpSpec(StrategySection):
@@ -34,10 +25,8 @@ class DdpSpec(StrategySection):
     number of workers."""
 
     kind: Literal["ddp"]
-    hierarchical: bool = False
-    """Sum within each host first, then between the first workers of the hosts."""
     compress: DdpCompressSpec | None = None
-    """Compress gradients. Set `dtype` or `rank`."""
+    """Compress gradients."""
     sync_batch_norm: bool = False
     """Batch norm uses the statistics of the micro-batches that all workers compute at the same time."""
 
@@ -55,16 +44,12 @@ class DdpSpec(StrategySection):
     def refusals(self) -> Iterator[Refusal]:
         yield _CLEAR
         yield _ALONE
-        if self.compress is not None and self.compress.rank is not None:
-            why = "with compress.rank a gradient is added to the next one, whose loss may be scaled by another number"
-            instead = "Use compress: {dtype: fp16} or leave compress out, or use precision: bf16 or fp32."
-            yield Refusal("precision", "fp16", why, instead)
 
 
 class FsdpSpec(StrategySection):
     """Every worker holds a part of the parameters, gradients and optimizer state: FSDP2 and tensor parallelism.
 
-    There are `replicate` × `shard` × `tensor` workers. `units` and `plan` name modules by patterns.
+    There are `replicate` × `shard` × `tensor` workers. `units` names modules by patterns.
     """
 
     kind: Literal["fsdp"]
@@ -75,17 +60,11 @@ class FsdpSpec(StrategySection):
     replicate: Annotated[Count, Mark.MANNER] = 1
     """Copies of the sharded model."""
     tensor: Annotated[Count, Mark.MANNER] = 1
-    """Workers that compute the same samples, each with a part of the matrices."""
+    """Workers that compute the same samples, each with a part of the matrices: the task's `parallelize()` says how."""
     units: Annotated[
         Literal["auto"] | list[str], Mark.MANNER, Allowed('auto, or a list of patterns such as ["blocks.*"]')
     ] = "auto"
     """The modules whose weights are gathered at a time."""
-    plan: Annotated[
-        Literal["auto"] | dict[str, Literal["column", "row", "replicate"]],
-        Mark.MANNER,
-        Allowed("auto, or a mapping from patterns of module names to column, row or replicate"),
-    ] = "auto"
-    """How modules are split for tensor parallelism."""
     gather: Annotated[Literal["fp32", "bf16"] | None, Allowed("fp32, bf16, or null: as they are")] = None
     """The type in which weights are gathered."""
     reduce: Annotated[Literal["fp32", "bf16"] | None, Allowed("fp32, bf16, or null: as they are")] = None
@@ -96,6 +75,7 @@ class FsdpSpec(StrategySection):
     """Keep the shards in the memory of the host."""
 
     factory: ClassVar[str] = "quorate.strategies.gangs.fsdp:fsdp_factory"
+    planning: ClassVar[str] = "quorate.strategies.gangs.sharded_plan:ShardedPlan"
     sharding: ClassVar[str] = "quorate.strategies.gangs.sharded_model:sharding_of"
     is_gang: ClassVar[bool] = True
 
@@ -149,4 +129,19 @@ OPTION = Option(
     kinds={"strategy": (DdpSpec, FsdpSpec)},
     keys={"job": {"nccl": (_NCCL, NcclSpec())}},
     rules="quorate.strategies.gangs.rules",
+    removed={
+        "strategy.hierarchical": Removed(
+            False, "leave it out; NCCL's own algorithms take hosts into account (nccl.algorithm)."
+        ),
+        "strategy.plan": Removed(
+            "auto",
+            "the task says how modules are split: parallelize(self, model, mesh), by torch's parallelize_module.",
+        ),
+        "strategy.compress.rank": Removed(
+            None,
+            "use compress: {dtype: bf16}, or strategy: ring with compress: {top_k: 0.01}.",
+            with_it="strategy.compress",
+        ),
+        "strategy.compress.start": Removed(1000, "leave it out: it went with rank."),
+    },
 )

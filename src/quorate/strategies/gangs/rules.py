@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from quorate.core.errors import Problem
 from quorate.spec.job import JobSpec
 from quorate.spec.options import Rules, Said
-from quorate.strategies.gangs.option import DdpSpec, FsdpSpec
+from quorate.strategies.gangs.option import FsdpSpec
 
 
 def _workers_fill_mesh(job: JobSpec, said: Said) -> Iterator[Problem]:
@@ -68,18 +68,9 @@ def _workers_take_turns(job: JobSpec, said: Said) -> Iterator[Problem]:
             yield Problem(key, text, f"Leave {key} out, or sync_batch_norm.")
 
 
-def _one_compression(job: JobSpec, said: Said) -> Iterator[Problem]:
-    compress = job.strategy.compress if isinstance(job.strategy, DdpSpec) else None
-    if compress is not None and (compress.dtype is None) == (compress.rank is None):
-        both = "neither dtype nor rank is given" if compress.dtype is None else "dtype and rank are given"
-        hint = "Give exactly one: {dtype: bf16}, or {rank: 2}."
-        yield Problem("strategy.compress", f"{both}{said('strategy.compress')}", hint)
-
-
 RULES: Rules = {
     _workers_fill_mesh: frozenset({"strategy", "workers", "lanes", "min_workers"}),
     _workers_take_turns: frozenset(
         {"strategy", "workers", "lanes", "min_workers", "balance", "last_batch", "on_bad_sample"}
     ),
-    _one_compression: frozenset({"strategy"}),
 }

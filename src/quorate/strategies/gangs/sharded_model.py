@@ -1,27 +1,27 @@
 """A model of which this worker holds a part: FSDP2's shards, of modules that may be cut across besides."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from quorate.core.errors import TaskError
+from quorate.core.user_code import building_code
 from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.deferred_init import CannotDefer, deferred
 from quorate.strategies.gangs.gang_world import TENSOR, GangWorld
 from quorate.strategies.gangs.option import FsdpSpec
 from quorate.strategies.gangs.shard_units import batch_norms, check_units, units_of
 from quorate.strategies.gangs.sharded_passes import Passes, param_groups
-from quorate.strategies.gangs.tensor_parallel import parallelize
-from quorate.strategies.gangs.tensor_plan import describe, plan_task
 from quorate.training.activation_checkpointing import checkpoint_activations
-from quorate.training.sharded_tensors import local
+from quorate.training.sharded_tensors import cut_by, local
 from quorate.training.task import Task
 
 log = logging.getLogger(__name__)
@@ -29,26 +29,22 @@ log = logging.getLogger(__name__)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def sharding_of(
-    spec: JobSpec, worker: int, workers: int, place: torch.device, batch: Callable[[], Any]
-) -> "ShardedModel":
-    """What cuts the model; `batch` is asked for where what flows through the model tells how it may be cut across."""
+def sharding_of(spec: JobSpec, worker: int, workers: int, place: torch.device) -> "ShardedModel":
+    """What cuts the model, in the one world of this process."""
     shape = spec.strategy.mesh(workers)
     assert shape is not None
-    world = GangWorld(shape, worker, place)
-    return ShardedModel(spec, world, place, batch() if shape.tensor > 1 else None)
+    return ShardedModel(spec, GangWorld(shape, worker, place), place)
 
 
 class ShardedModel:
     """How the model of a job is spread over the workers of a mesh, of which this is one."""
 
-    def __init__(self, spec: JobSpec, world: GangWorld, device: torch.device, batch: Any = None) -> None:
+    def __init__(self, spec: JobSpec, world: GangWorld, device: torch.device) -> None:
         assert isinstance(spec.strategy, FsdpSpec)
         self.world = world
         self._spec = spec
         self._strategy = spec.strategy
         self._device = device
-        self._batch = batch
         self.passes: Passes
 
     def build(self, task: Task, build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
@@ -86,17 +82,7 @@ class ShardedModel:
     def _cut(self, task: Task, model: torch.nn.Module) -> torch.nn.Module:
         spec, strategy, world = self._spec, self._strategy, self.world
         if strategy.tensor > 1:
-            plan = plan_task(task, strategy, spec.seed, self._batch, model)
-            if not plan.cuts:
-                why = f" ({plan.notes[0]})" if plan.notes else ""
-                raise TaskError(
-                    f"strategy.tensor: {strategy.tensor} cuts nothing of the model{why}: all {strategy.tensor} workers "
-                    "would compute the same. Leave tensor out, name modules in strategy.plan, or choose a number by "
-                    "which heads and widths can be divided; `quorate plan` shows more."
-                )
-            for sentence in describe(plan):
-                log.info("%s", sentence)
-            parallelize(model, world.mesh[TENSOR], plan)
+            parallelize(task, model, world.mesh[TENSOR])
         if spec.memory.checkpoint_activations:
             checkpoint_activations(model, spec.memory.checkpoint_activations)
         policy = MixedPrecisionPolicy(
@@ -156,6 +142,44 @@ class ShardedModel:
             shared.reduce_scatter_state = None
         context.iter_forward_root = None
         context.post_backward_final_callback_queued = False
+
+
+def parallelize(task: Task, model: torch.nn.Module, mesh: DeviceMesh) -> None:
+    """Have the task cut its model across the tensor dimension. Modules that share a weight go on sharing it."""
+    kind = type(task).__name__
+    if type(task).parallelize is Task.parallelize:
+        raise TaskError(f"strategy.tensor: {mesh.size()} needs {kind}.parallelize(), which says {_MISSING}")
+    shared: dict[torch.nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        shared.setdefault(parameter, []).append(name)
+    with building_code("parallelize()"):
+        task.parallelize(model, mesh)
+    for first, *others in shared.values():
+        _share_again(model, first, others)
+    if not any(map(cut_by, model.parameters())):
+        raise TaskError(
+            f"strategy.tensor: {mesh.size()}, and {kind}.parallelize() splits nothing of the model, so that all "
+            f"{mesh.size()} workers would compute the same. It has to say {_MISSING}"
+        )
+
+
+_MISSING = """\
+how modules are split, or leave tensor out. For example:
+    def parallelize(self, model, mesh):
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        parallelize_module(model, mesh, {"blocks.*.up": ColwiseParallel(), "blocks.*.down": RowwiseParallel()})"""
+
+
+def _share_again(model: torch.nn.Module, first: str, others: Sequence[str]) -> None:
+    weight = model.get_parameter(first)
+    for name in others:
+        now = model.get_parameter(name)
+        if getattr(now, "placements", None) != getattr(weight, "placements", None):
+            raise TaskError(
+                f"'{first}' and '{name}' are one weight, and parallelize() splits it in two ways. Split both alike."
+            )
+        module, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, weight)
 
 
 def _move_buffers(model: torch.nn.Module, device: torch.device) -> None:

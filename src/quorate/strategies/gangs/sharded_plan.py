@@ -1,101 +1,74 @@
 """What a worker of `strategy: fsdp` needs: its part of the state, what is gathered, and what is cut across."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from quorate.core.errors import TaskError
 from quorate.core.mesh import MeshShape
 from quorate.data.streams import preserved_generators
 from quorate.lanes.traffic import Traffic, mesh_traffic, tensor_traffic
-from quorate.observe.quantities import plural, size
+from quorate.observe.quantities import size
 from quorate.spec.job import JobSpec
+from quorate.strategies.gangs.gang_world import TENSOR
 from quorate.strategies.gangs.option import FsdpSpec
 from quorate.strategies.gangs.shard_units import units_of
-from quorate.strategies.gangs.tensor_parallel import imagined_mesh, parallelize
-from quorate.strategies.gangs.tensor_plan import TensorPlan, pattern_of, plan_task
+from quorate.strategies.gangs.sharded_model import parallelize
 from quorate.training.footprint import Footprint, make_fake, shapes_of
 from quorate.training.replica import build_model
 from quorate.training.sharded_tensors import local
+from quorate.training.spread_plan import Part, Spread
 from quorate.training.task import Task
 
 _MOST_SHARDS = 1024
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a worker's memory."""
-
-    name: str
-    bytes: int
-    note: str = ""
-    grows: bool = False
-    """Whether it grows with the samples of a micro-batch."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How a model is spread: units are patterns of the modules that are gathered at a time, and how many there are;
-    cuts are patterns of those that are cut across, and how."""
-
-    shape: MeshShape
-    units: tuple[tuple[str, int], ...]
-    cuts: tuple[tuple[str, str], ...]
-
-
 class ShardedPlan:
     """Of one job; `trace` finds a footprint of the model after it was cut."""
 
-    def __init__(self, task: Task, spec: JobSpec, shape: MeshShape, batch: Any) -> None:
+    def __init__(self, task: Task, spec: JobSpec, shape: MeshShape) -> None:
         assert isinstance(spec.strategy, FsdpSpec)
-        self._spec, self._strategy, self._shape = spec, spec.strategy, shape
+        self._task, self._spec, self._strategy, self._shape = task, spec, spec.strategy, shape
         with preserved_generators(), FakeTensorMode(allow_non_fake_inputs=True) as fakes:
             model = build_model(task, spec.seed)
             make_fake(model, fakes)
             self._units = units_of(model, spec.strategy)
             self._tensors = shapes_of(model.named_parameters())
             self._trained = shapes_of((name, p) for name, p in model.named_parameters() if p.requires_grad)
-        self._tensor_plan = TensorPlan(1)
-        if shape.tensor > 1:
-            self._tensor_plan = plan_task(task, spec.strategy, spec.seed, batch, model)
         self._largest = self._outside = 0
         self._measure(model)
 
     @property
     def spread(self) -> Spread:
-        units = Counter(map(pattern_of, self._units))
-        return Spread(self._shape, tuple(units.items()), self._tensor_plan.rows())
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self._tensor_plan.notes
+        units = Counter(re.sub(r"(?<![^.])\d+(?![^.])", "*", name, count=1) for name in self._units)
+        return Spread(self._shape, tuple(units.items()))
 
     def traced(self, trace: Callable[[Callable[[torch.nn.Module], None] | None], Footprint]) -> Footprint:
-        """The footprint of a worker of the tensor dimension. A plan that does not work is an error here."""
-        if not self._tensor_plan.cuts:
+        """The footprint of a worker of the tensor dimension."""
+        if self._shape.tensor == 1:
             return trace(None)
-        try:
-            with imagined_mesh(self._shape.tensor) as mesh:
+        with imagined_mesh(self._shape.tensor) as mesh:
 
-                def cut(model: torch.nn.Module) -> None:
-                    parallelize(model, mesh, self._tensor_plan)
-                    self._measure(model)
+            def cut(model: torch.nn.Module) -> None:
+                parallelize(self._task, model, mesh)
+                self._measure(model)
 
+            try:
                 return trace(cut)
-        except Exception as error:
-            whole = trace(None)
-            if whole.notes:  # it cannot be traced at all
+            except Exception:
+                whole = trace(None)
+                if not whole.notes:
+                    raise
+                # It cannot be traced at all.
                 return replace(whole, notes=(*whole.notes, "it is counted as if no tensor were cut across"))
-            cause = error.__cause__ or error
-            raise TaskError(
-                "strategy.plan: a model that is cut so does not run: "
-                f"{type(cause).__name__}: {str(cause).strip().partition(chr(10))[0]} "
-                "Give the modules around it as replicate."
-            ) from error
 
     def whole(self, found: Footprint) -> Footprint:
         """With the parameters of all workers together."""
@@ -182,13 +155,14 @@ class ShardedPlan:
 _STATE = ("weights", "gradients", "optimizer", "averages")
 
 
-def spread_lines(spread: Spread) -> Iterator[tuple[str, str]]:
-    """Mesh and units, for people."""
-    shape = spread.shape
-    yield (
-        "mesh",
-        f"{plural(shape.replicate, 'replica')} × {plural(shape.shard, 'shard')} × {shape.tensor} across: "
-        f"{plural(shape.size, 'worker')}, of which {shape.groups} read data of their own",
-    )
-    units = ", ".join(f"{pattern} ({count})" for pattern, count in spread.units)
-    yield "units", f"{units}, then the rest" if units else "the whole model at once"
+@contextmanager
+def imagined_mesh(tensor: int) -> Iterator[DeviceMesh]:
+    """A mesh on which this is the first worker and the others are not there, for tensors without content: what is to
+    come from them has the right shape."""
+    if dist.is_initialized():
+        raise TaskError("torch.distributed is in use in this process: how a model is cut cannot be tried in it.")
+    dist.init_process_group("fake", store=HashStore(), rank=0, world_size=tensor)
+    try:
+        yield init_device_mesh("cpu", (tensor,), mesh_dim_names=(TENSOR,))
+    finally:
+        dist.destroy_process_group()
