@@ -33,7 +33,7 @@ def test_a_damaged_one_is_missing_and_copying_again_is_not_advised(source: Sourc
     missing, told = warnings(source, tmp_path)
     assert missing == ["step-00000004"]
     assert "Damaged here, so that no copy is made: step-00000004 (see quorate checkpoints verify" in told
-    assert "quorate checkpoints copy" not in told
+    assert "quorate resume" not in told
 
 
 def test_a_place_that_is_not_there_is_told_with_what_completes_it(source: Source, tmp_path: Path) -> None:
@@ -41,4 +41,4 @@ def test_a_place_that_is_not_there_is_told_with_what_completes_it(source: Source
     missing, told = warnings(source, tmp_path / "nas")
     assert missing == ["step-00000006", "step-00000004", "step-00000002"]
     assert f"{tmp_path}/nas: there is no such folder. Mount it" in told
-    assert "To complete it: quorate checkpoints copy" in told and "Damaged" not in told
+    assert "A resume copies them: quorate resume" in told and "Damaged" not in told

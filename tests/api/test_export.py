@@ -12,7 +12,7 @@ import torch
 
 from checkpoint.split_save import split
 from checkpoint.whole_save import save_whole
-from quorate.api.checkpoints import Format, copy_run, export_model, verify_run
+from quorate.api.checkpoints import Format, export_model, verify_run
 from quorate.api.result import Result
 from quorate.checkpoint.reshard import tensor_forms
 from quorate.checkpoint.store import CheckpointFolder
@@ -144,8 +144,6 @@ def test_a_model_that_lies_in_pieces_is_exported_whole(tmp_path: Path) -> None:
     assert [examined.problem for examined in verify_run(run).examined] == [""]
     done = export_model(run, tmp_path / "model.safetensors", "last", None, force=False, averaged=False)
     assert loaded(tmp_path, done.file, "Tied") == expected
-    (tmp_path / "copies").mkdir()
-    assert copy_run(run, str(tmp_path / "copies")).copied
     averaged = Result.of(run, {"status": "complete"}).load_model(averaged=True)
     assert torch.equal(averaged.embedding.weight, whole["embedding.weight (averaged)"])
 

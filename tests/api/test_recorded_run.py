@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from history.run_builder import Story, add_checkpoint, build_run
-from quorate.api.checkpoints import copy_run, remove_from_run, verify_run
+from quorate.api.checkpoints import remove_from_run, verify_run
 from quorate.api.recorded_run import (
     newest_checkpoint,
     recorded_and_asked,
@@ -106,8 +106,6 @@ def test_whoever_looks_for_the_last_passes_over_one_of_another_job(tmp_path: Pat
     assert [each.path for each in verify_run(run, "last").examined] == [own.path]
     with pytest.raises(RunError, match="has no valid checkpoint left"):
         remove_from_run(run, ["last"], force=False)
-    (tmp_path / "copies").mkdir()
-    assert [copied.name for copied in copy_run(run, str(tmp_path / "copies"), "last").copied] == [own.path.name]
     assert [each.path for each in remove_from_run(run, ["last"], force=True)] == [own.path]
     assert [each.path for each in verify_run(run, "last").examined] == [other.path]
 

@@ -1,6 +1,7 @@
 """`quorate checkpoints`, by the real command on a run that is there."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -148,12 +149,10 @@ def test_a_plain_checkpoint_is_refused_where_encryption_is_asked_for(used_workpl
 
 
 def test_the_best_is_no_other_when_it_is_gone(used_workplace: Workplace) -> None:
-    (used_workplace.folder / "there").mkdir()
     run(used_workplace, "rm", "last", "--checkpoint", "best")
-    for verb in (("copy", "last", "there"), ("verify", "last")):
-        told = run(used_workplace, *verb, "--checkpoint", "best", code=2)["error"]
-        assert "the best evaluation of run tiny-0001 is that of step 8 (loss" in told
-        assert "There are those of steps 4, 6. Choose one of them by its step" in told
+    told = run(used_workplace, "verify", "last", "--checkpoint", "best", code=2)["error"]
+    assert "the best evaluation of run tiny-0001 is that of step 8 (loss" in told
+    assert "There are those of steps 4, 6. Choose one of them by its step" in told
 
 
 def test_what_another_key_leaves_as_it_was_is_told(used_workplace: Workplace) -> None:
@@ -200,33 +199,12 @@ def test_a_run_goes_on_under_another_key_to_the_same_bits(used_workplace: Workpl
     assert resumed.document["weights_digest"] == undisturbed.document["weights_digest"]
 
 
-def test_copies_are_whole_and_made_once(used_workplace: Workplace) -> None:
-    names = used_workplace.checkpoints()
-    assert "there is no such folder" in run(used_workplace, "copy", "last", "there", code=1)["error"]
+def test_who_asks_for_a_copy_is_told_what_makes_one(used_workplace: Workplace) -> None:
+    told = run(used_workplace, "copy", "last", "there", "--checkpoint", "best", code=2)["error"]
+    assert "quorate checkpoints copy is gone: a job copies its checkpoints to the places in checkpoint.to" in told
     there = used_workplace.folder / "there" / "tiny-0001"
-    there.parent.mkdir()
-    best = run(used_workplace, "copy", "last", "there", "--checkpoint", "best")
-    assert (best["copied"], best["place"]) == (names[-1:], str(there))
-    flipped = part_of(used_workplace, names[0])
-    flipped.write_bytes(bytes(flipped.stat().st_size))
-    rest = run(used_workplace, "copy", "last", "there", code=1)
-    assert (rest["copied"], rest["damaged"]) == ([names[1]], [names[0]])
-    again = in_words(used_workplace, "copy", "last", "there")
-    assert f"{names[0]} is damaged and was not copied" in again.stderr
-    assert "copied nothing that is not there already" in again.stdout
-    for name in names[1:]:
-        here = used_workplace.last / "checkpoints" / name
-        assert {file.name: file.read_bytes() for file in here.iterdir()} == {
-            file.name: file.read_bytes() for file in (there / name).iterdir()
-        }
-    assert sorted(entry.name for entry in there.glob("step-*")) == names[1:]
-
-
-def test_the_run_folder_gets_no_copies(used_workplace: Workplace) -> None:
-    before = sorted(used_workplace.last.rglob("*"))
-    for to in ("runs", "runs/tiny-0001"):
-        assert "which is the run's own folder" in run(used_workplace, "copy", "last", to, code=2)["error"]
-    assert sorted(used_workplace.last.rglob("*")) == before
+    shutil.copytree(used_workplace.last, there)
+    assert [each["problem"] for each in run(used_workplace, "verify", str(there))["checkpoints"]] == [None] * 3
 
 
 def test_one_new_key_is_asked_for(used_workplace: Workplace) -> None:

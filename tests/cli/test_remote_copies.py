@@ -22,8 +22,10 @@ from object_store import BUCKET, SECRET_KEY, Relay, SeaweedStore
 from quorate.checkpoint.listing import read_manifest
 from quorate.checkpoint.manifest import MANIFEST, Part
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.spec.load import load_recorded
+from quorate.storage.run_folder import RunFolder
 from quorate.stores.place import Place, place_for
-from quorate.stores.transfer import copy_checkpoints, fetch_checkpoint
+from quorate.stores.transfer import Source, copy_checkpoints, fetch_checkpoint
 from schemas import validate
 from stores.copied_run import infos, make_source
 
@@ -51,6 +53,11 @@ def write_job(workplace: Workplace, to: str, **keys: Any) -> None:
 
 def kinds(workplace: Workplace, kind: str) -> list[dict[str, Any]]:
     return [event for event in workplace.events() if event["kind"] == kind]
+
+
+def copy_to(place: Path, run: RunFolder) -> None:
+    spec = load_recorded(run.job_file, {}, []).spec
+    assert copy_checkpoints(Source.of(run, spec), place_for(str(place), run.name))
 
 
 def assert_all_there(workplace: Workplace, place: Place) -> None:
@@ -154,7 +161,7 @@ def assert_ended_without_copies(workplace: Workplace, done: Done, undisturbed: s
     assert len(kinds(workplace, "copy_failed")) == 1
     assert re.search(reason, kinds(workplace, "copy_failed")[0]["reason"])
     assert re.search(reason, done.stderr)
-    assert f"quorate checkpoints copy tiny-0001 {to}" in done.stderr
+    assert "A resume copies them: quorate resume tiny-0001" in done.stderr
 
 
 @long
@@ -167,7 +174,8 @@ def test_wrong_secret(workplace: Workplace, to: str, undisturbed: str) -> None:
     everything = done.stderr + "".join(file.read_text() for file in workplace.last.rglob("*.*l*") if file.is_file())
     assert "wrong-secret" not in everything and SECRET_KEY not in everything
 
-    done = workplace.run("checkpoints", "copy", "tiny-0001", to)  # as the warning says, with the right one
+    # As the warning says, with the right one.
+    done = workplace.run("resume", "tiny-0001", "--steps", "10", "--json")
     assert done.code == 0, done.stderr
     assert_all_there(workplace, place_for(to, "tiny-0001"))
 
@@ -216,7 +224,7 @@ def test_somebody_ends_the_wait_for_a_store_that_says_nothing(
     assert done.code == 0, done.stderr
     assert done.document["weights_digest"] == undisturbed
     assert done.document["copies"][0]["missing"]
-    assert "quorate checkpoints copy" in done.stderr
+    assert "A resume copies them" in done.stderr
 
 
 COPY = """
@@ -273,7 +281,7 @@ def test_the_run_folder_is_no_place_for_its_copies(workplace: Workplace) -> None
 def test_code_that_somebody_puts_beside_a_copy_is_not_run(used_workplace: Workplace) -> None:
     backup, proof = used_workplace.folder / "backup", used_workplace.folder / "proof"
     backup.mkdir()
-    assert used_workplace.run("checkpoints", "copy", "last", str(backup)).code == 0
+    copy_to(backup, RunFolder(used_workplace.last))
     shutil.rmtree(used_workplace.folder / "runs")
     job = backup / "tiny-0001" / "job.yaml"
     job.write_text(job.read_text().replace(str(used_workplace.task), "/gone/task.py"))
@@ -294,7 +302,7 @@ def test_code_that_somebody_adds_to_a_checkpoint_of_a_copy_is_not_run(used_workp
     """Neither as the task nor as a callback; and the copy is resumed when it is as it was."""
     backup, proof = used_workplace.folder / "backup", used_workplace.folder / "proof"
     backup.mkdir()
-    assert used_workplace.run("checkpoints", "copy", "last", str(backup)).code == 0
+    copy_to(backup, RunFolder(used_workplace.last))
     shutil.rmtree(used_workplace.folder / "runs")
     copy, honest = backup / "tiny-0001", used_workplace.folder / "honest"
     shutil.copytree(copy, honest)

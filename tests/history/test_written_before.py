@@ -21,7 +21,9 @@ from written_before import KEY, QUESTIONS, RUNS, STORED, export_of, lay_out, lea
 
 REMOVED: dict[str, list[str]] = {
     "names": [],  # of quorate.__all__
-    "verbs": [],  # "data index"
+    "verbs": [  # "data index"
+        "checkpoints copy",  # a job copies to checkpoint.to; any tool copies a run's folder
+    ],
     "options": ["plan --gpus"],  # "train --detach"; those of a removed verb go with it
     "keys": [  # "nccl.debug", or a whole section: "nccl"
         "strategy.compress.momentum",  # the optimizer has one

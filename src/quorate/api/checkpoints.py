@@ -1,4 +1,4 @@
-"""What can be done with the checkpoints of a run: verify, copy, export and remove them, and use another key."""
+"""What can be done with the checkpoints of a run: verify, export and remove them, and use another key."""
 
 import contextlib
 import logging
@@ -8,16 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quorate.api.copies import refuse_own_folder
 from quorate.api.result import LoadedModel, model_of
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, cursor_of, survey
-from quorate.checkpoint.selection import BEST, LAST, best_among, own_among, select, why_foreign
+from quorate.checkpoint.selection import BEST, LAST, best_among, own_among, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError, UntrustedError
 from quorate.core.generation import Cursor
 from quorate.core.user_code import given
@@ -30,8 +27,6 @@ from quorate.spec.override import Override
 from quorate.spec.resolved import dump_job
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.run_folder import RunFolder
-from quorate.stores.place import place_for
-from quorate.stores.transfer import CopiedRun, Source, copy_checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -234,21 +229,6 @@ def _why_no_new_key(run: RunFolder, untrusted: Sequence[Skipped]) -> str:
         f"({untrusted[0].reason.rstrip('.')}), and the new key would. Remove what is not yours with `{remove}`, or "
         "trust all of them with --include-untrusted"
     )
-
-
-def copy_run(run: RunFolder, to: str, which: str | None = None) -> CopiedRun:
-    """Copy the checkpoints of a run, or one (last, best, or that of a step), to a folder or URL, below its name.
-
-    From there `quorate resume` goes on. What is there already is left as it is; no copy is made of damage.
-    """
-    spec = load_recorded(run.job_file, {}, []).spec
-    place = place_for(to if is_url(to) else str(Path(to).expanduser().absolute()), run.name)
-    refuse_own_folder(run, place)
-    chosen = None
-    if which is not None:
-        folder, foreign = CheckpointFolder.at(run.checkpoints), partial(why_foreign, spec=spec)
-        chosen = [select(run.name, folder, which, lambda: RunRecord.read(run).best, foreign)]
-    return copy_checkpoints(Source.of(run, spec), place, chosen)
 
 
 class Format(StrEnum):

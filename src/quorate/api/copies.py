@@ -1,6 +1,5 @@
 """The copies of a run's checkpoints at the further places of its job, made by the launcher while the job runs."""
 
-import shlex
 import threading
 import time
 from collections import deque
@@ -8,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from quorate.api.recorded_run import run_argument
-from quorate.core.addresses import shown
 from quorate.core.errors import RequestError
 from quorate.observe.event import KINDS, Event
 from quorate.observe.events import (
@@ -42,7 +40,6 @@ class Copies:
 
     def __init__(self, run: RunFolder, spec: JobSpec, show: Callable[[Event], None]) -> None:
         self._run = run
-        self._places = spec.checkpoint.to[1:]
         self._show = show
         self._sink = JsonlSink(run.events_file)
         # Signals that have ended training; one more ends the wait for copies.
@@ -51,7 +48,7 @@ class Copies:
         # In the file, and not seen by `handle` yet.
         self._unseen: deque[Event] = deque()
         source = Source.of(run, spec)
-        places = [place_for(to, run.name) for to in self._places]
+        places = [place_for(to, run.name) for to in spec.checkpoint.to[1:]]
         for place in places:
             refuse_own_folder(run, place, "checkpoint.to: ")
         self._copiers = [Copier(source, place, self._publish) for place in places]
@@ -85,9 +82,9 @@ class Copies:
 
         ended = [copier.close(max(0.0, over - time.monotonic()), is_interrupted) for copier in self._copiers]
         self._show_unseen()
-        for to, status in zip(self._places, ended, strict=True):
+        for status in ended:
             if status.missing:
-                self._publish("log", None, {"level": "warning", "message": self._incomplete(to, status)})
+                self._publish("log", None, {"level": "warning", "message": self._incomplete(status)})
         self._show_unseen()
         self._sink.close()
         return [{"place": each.place, "copied": each.copied, "missing": list(each.missing)} for each in ended]
@@ -110,14 +107,14 @@ class Copies:
                 return
             time.sleep(0.02)
 
-    def _incomplete(self, to: str, status: CopyStatus) -> str:
+    def _incomplete(self, status: CopyStatus) -> str:
         sentences = [f"not copied to {status.place}: {', '.join(status.missing)}."]
         if status.damaged:
             verify = f"quorate checkpoints verify {run_argument(self._run)}"
             sentences.append(f"Damaged here, so that no copy is made: {', '.join(status.damaged)} (see {verify}).")
         if len(status.damaged) < len(status.missing):
-            command = f"quorate checkpoints copy {run_argument(self._run)} {shlex.quote(shown(to))}"
-            sentences.append(f"{status.reason} To complete it: {command}")
+            resume = f"quorate resume {run_argument(self._run)}"
+            sentences.append(f"{status.reason} A resume copies them: {resume}; or copy {self._run.path} with any tool.")
         return " ".join(sentences)
 
     def _publish(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:

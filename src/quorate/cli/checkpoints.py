@@ -45,7 +45,7 @@ app = group_of_verbs("checkpoints")
 
 @app.callback()
 def checkpoints() -> None:
-    """List, verify, export, copy, encrypt and remove the checkpoints of a run.
+    """List, verify, export, encrypt and remove the checkpoints of a run.
 
     \b
     Examples:
@@ -175,43 +175,6 @@ def export(
 
 
 @app.command()
-def copy(
-    run: Run,
-    to: Annotated[str, typer.Argument(metavar="TO", help="A folder, or a URL such as s3://bucket/prefix.")],
-    checkpoint: OptionalWhich = None,
-    runs: Runs = RUNS,
-    as_json: Json = False,
-) -> None:
-    """Copy checkpoints of a run to another place, in a folder with the run's name.
-
-    Each checkpoint is verified, and copied completely or not at all. Existing copies are left as they are. Another
-    machine can resume from there: quorate resume TO/RUN. Damaged checkpoints are not copied; then the exit code is 1.
-
-    \b
-    Examples:
-      quorate checkpoints copy last /mnt/backup
-      quorate checkpoints copy digits-0001 s3://bucket/prefix --checkpoint best
-    """
-    from quorate.api.checkpoints import copy_run
-
-    folder = RunFolder.find(runs, run)
-    done = copy_run(folder, to, checkpoint)
-    total = sum(each.bytes for each in done.copied)
-    for left in done.damaged:
-        typer.echo(f"WARNING: {left.path.name} is damaged and was not copied: {left.reason}", err=True)
-    fields = {
-        "run": folder.name,
-        "place": done.place,
-        "copied": [each.name for each in done.copied],
-        "bytes": total,
-        "damaged": [each.path.name for each in done.damaged],
-    }
-    names = ", ".join(each.name for each in done.copied) or "nothing that is not there already"
-    print_answer(as_json, fields, f"copied {names} to {done.place}: {size(total)}.")
-    raise typer.Exit(1 if done.damaged else 0)
-
-
-@app.command()
 def rekey(
     run: Run,
     new_key_file: Annotated[
@@ -236,9 +199,9 @@ def rekey(
     """Encrypt the checkpoints of a run with another key.
 
     Checkpoints are rewritten one after the other, each atomically, so that all can be read at any time. The run is then
-    resumed with the new key. Copies in other places are replaced when the run is resumed, or by quorate checkpoints
-    copy. In a run that is encrypted already, checkpoints that were not written with its key are refused: anybody could
-    have put them there. A key is 32 bytes; openssl rand -hex 32 creates one.
+    resumed with the new key. Copies in other places are replaced when the run is resumed. In a run that is encrypted
+    already, checkpoints that were not written with its key are refused: anybody could have put them there. A key is 32
+    bytes; openssl rand -hex 32 creates one.
 
     \b
     Examples:

@@ -20,6 +20,12 @@ _NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
 LONGEST_HELP = 1000
 MEANT = {"fit": "train", "run": "train", "start": "train", "launch": "train"}
 """How others call a verb; to `run`, `runs` would be nearer."""
+GONE = {
+    "checkpoints copy": "a job copies its checkpoints to the places in checkpoint.to, also from a resume on (quorate "
+    "resume RUN --set 'checkpoint.to=[checkpoints, /mnt/backup]'). Of a run that is complete, copy the folder with any "
+    "tool, and read the copy through: quorate checkpoints verify /mnt/backup/RUN"
+}
+"""What is used instead of a verb that was removed."""
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -54,6 +60,8 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and (meant := MEANT.get(args[0])) in self.commands:
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{meant}'?")
+        if (instead := GONE.get(f"{self.name} {args[0]}")) is not None:
+            raise RequestError(f"quorate {self.name} {args[0]} is gone: {instead}")
         return super().resolve_command(ctx, args)
 
 

@@ -3,9 +3,9 @@
 With them go what `quorate resume` needs beside checkpoints, and whose they are.
 """
 
+import contextlib
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -88,51 +88,22 @@ class Copied:
     seconds: float
 
 
-@dataclass(frozen=True)
-class CopiedRun:
-    """Where copies of a run lie now, which of them are new, and what was left out because it is damaged."""
+def copy_checkpoints(source: Source, place: Place) -> tuple[Copied, ...]:
+    """Copy what a place lacks of a run's checkpoints, the newest first, with what a resume needs beside them.
 
-    place: str
-    copied: tuple[Copied, ...]
-    damaged: tuple[Skipped, ...]
-
-
-def copy_checkpoints(
-    source: Source, place: Place, which: Sequence[CheckpointInfo | Skipped] | None = None
-) -> CopiedRun:
-    """Copy these checkpoints of a run, or all of them, to a place, with what a resume needs beside them.
-
-    Those that are there already are left as they are; nothing is removed, and no copy is made of damage. Raises
-    `StoreError` (with a remedy) for trouble with the place. For `checkpoints copy`::
-
-        place = place_for("s3://bucket/prefix", run.name)
-        copied = copy_checkpoints(Source.of(run, spec), place)
+    Nothing is removed, and no copy is made of damage. Raises `StoreError` (with a remedy) for trouble with the place.
     """
-    found = survey(source.run.checkpoints) if which is None else which
-    whole = [each for each in found if isinstance(each, CheckpointInfo)]
-    damaged = [each for each in found if isinstance(each, Skipped)]
-    copied: list[Copied] = []
-    if whole:  # a run that has nothing to copy leaves no trace there
-        claim(source, place)
-    there = place.contents().whole if whole else {}
+    whole = [each for each in survey(source.run.checkpoints) if isinstance(each, CheckpointInfo)]
+    if not whole:  # a run that has nothing to copy leaves no trace there
+        return ()
+    claim(source, place)
+    there = place.contents().whole
+    copied = []
     for info in reversed(whole):
-        if there.get(info.path.name) == files_of(info.manifest) and _is_same_page(info, place):
-            continue
-        try:
-            copied.append(copy_one(info, place))
-        except CheckpointError as error:
-            # A job that runs removes old ones at any moment: what is gone by now was not damaged.
-            damaged += [Skipped.of(info.path, error)] if info.path.exists() else []
-    return CopiedRun(str(place), tuple(copied), tuple(damaged))
-
-
-def _is_same_page(info: CheckpointInfo, place: Place) -> bool:
-    """Whether a manifest there is the one that is here: parts may stay when it is rewritten, for another key say."""
-    content = place.read(f"{info.path.name}/{MANIFEST}")
-    try:
-        return content is not None and read_manifest(info.path, content) == info.manifest
-    except CheckpointError:
-        return False
+        if there.get(info.path.name) != files_of(info.manifest):
+            with contextlib.suppress(CheckpointError):
+                copied.append(copy_one(info, place))
+    return tuple(copied)
 
 
 def claim(source: Source, place: Place) -> None:
