@@ -1,7 +1,7 @@
 """Parameter servers of a simulation: who holds which block, in which version, and what they owe each other.
 
 Where a job has servers its state is spread over them. A block is known by how many steps were applied to it. Who is to
-hold it is the real placement; who gives it to whom is planned here, as strategies/server_align.py does it.
+hold it is the real placement; who gives it to whom is planned here, as strategies/servers/align.py does it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from quorate.core.errors import StateLost
 from quorate.core.generation import Generation, Role
-from quorate.strategies.servers.placement import Holders, place
 from simulation.task import Contribution, Holding
 
 BLOCKS = tuple(f"block {number}" for number in range(7))
 
+Holders = tuple[int, ...]
 Held = Mapping[int, int]
 """Blocks, and how many steps were applied to each."""
 
@@ -33,6 +33,10 @@ def everything(holding: Holding) -> dict[int, int]:
 
 def placement_of(generation: Generation, replicas: int) -> tuple[Holders, ...]:
     """Who is to hold each block: servers that stay."""
+    from quorate.strategies.servers.placement import (
+        place,  # an option, which a simulation without servers does not need
+    )
+
     staying = [server.worker for server in generation.servers if server.role is Role.SERVER]
     return place(BLOCKS, staying, replicas)
 

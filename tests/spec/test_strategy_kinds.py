@@ -75,12 +75,7 @@ def test_a_key_of_a_section_may_have_a_mark_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "keeps"),
     [
-        ({"kind": "ring"}, {"kind": "parameter-server"}, True),
-        ({"kind": "parameter-server", "servers": 3}, {"kind": "ring"}, True),
-        ({"kind": "ring"}, {"kind": "parameter-server", "mode": "asynchronous"}, False),
         ({"kind": "ring"}, {"kind": "ddp"}, True),
-        ({"kind": "ddp"}, {"kind": "parameter-server"}, True),
-        ({"kind": "ddp"}, {"kind": "parameter-server", "mode": "asynchronous"}, False),
         ({"kind": "ddp"}, {"kind": "ddp", "compress": {"dtype": "bf16"}}, False),
         (SYNCED, SYNCED, True),
         (SYNCED, {"kind": "ddp"}, False),
@@ -93,7 +88,6 @@ def test_a_key_of_a_section_may_have_a_mark_of_its_own() -> None:
         ({"kind": "ddp"}, {"kind": "fsdp", "reduce": "bf16"}, False),
         ({"kind": "fsdp", "gather": "bf16"}, {"kind": "fsdp"}, False),
         ({"kind": "ddp", "compress": {"dtype": "fp16"}}, {"kind": "ddp", "compress": {"dtype": "bf16"}}, False),
-        ({"kind": "parameter-server", "mode": "asynchronous"}, {"kind": "ring"}, False),
     ],
 )
 def test_a_run_may_go_on_with_a_strategy_that_keeps_the_bits(
@@ -110,22 +104,6 @@ def test_workers_that_normalize_together_stay_as_many_on_a_resume() -> None:
     keys = {**PLAIN, "lanes": 4, "strategy": SYNCED}
     old, new = (JobSpec.model_validate({**keys, "workers": count, "min_workers": count}) for count in (2, 4))
     assert [change.key for change in refused_on_resume(old, new)] == ["workers"]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "path"),
-    [
-        ({"mode": "bounded"}, "strategy.staleness"),
-        ({"staleness": 2}, "strategy.staleness"),
-        ({"damping": True}, "strategy.damping"),
-    ],
-)
-def test_keys_that_do_not_go_together_are_told(strategy: dict[str, Any], path: str) -> None:
-    with pytest.raises(JobFileError) as raised:
-        rules.checked_job(
-            {"task": "a.py:A", "batch_size": 8, "steps": 1, "strategy": {"kind": "parameter-server", **strategy}}
-        )
-    assert [problem.path for problem in raised.value.problems] == [path]
 
 
 @pytest.mark.parametrize(
@@ -169,26 +147,9 @@ def test_the_kind_says_whether_each_worker_hosts_a_lane(strategy: Any, is_broken
     assert ("workers" in {problem.path for problem in rules.broken_rules(job)}) is is_broken
 
 
-@pytest.mark.parametrize(("key", "value"), [("average", {"decay": 0.9}), ("balance", "speed")])
-def test_what_needs_steps_is_refused_where_there_are_units(key: str, value: Any) -> None:
-    strategy = {"kind": "parameter-server", "mode": "asynchronous"}
-    with pytest.raises(JobFileError) as raised:
-        rules.checked_job({"task": "a.py:A", "batch_size": 8, "steps": 1, key: value, "strategy": strategy})
-    assert [problem.path for problem in raised.value.problems] == [key]
-
-
-def test_a_mode_is_told_with_where_it_was_said_and_not_where_its_strategy_was() -> None:
-    job = JobSpec.model_validate(PLAIN | {"strategy": {"kind": "parameter-server", "mode": "bounded"}})
-    found = rules.broken_rules(job, {"batch_size"}, lambda key: f" (said of {key})")
-    texts = {problem.path: problem.text for problem in found}
-    assert "bounded (said of strategy.mode)" in texts["strategy.staleness"]
-
-
 @pytest.mark.parametrize(
     ("keys", "path", "words"),
     [
-        ({"strategy": "parameter-server"}, "precision", "not possible with strategy: parameter-server"),
-        ({"strategy": {"kind": "parameter-server", "mode": "asynchronous"}}, "precision", "parameter-server"),
         ({"precision": "bf16", "loss_scale": {"initial": 1024}}, "loss_scale", "nothing with precision: bf16"),
     ],
     ids=str,
