@@ -19,7 +19,7 @@ from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.strategies.servers.exchange import Exchange, SharedExchange, Star
-from quorate.strategies.servers.links import Spokes, connect_star
+from quorate.strategies.servers.links import LinkedReduction, Spokes, connect_star
 from quorate.wire.handshake import Credentials
 
 LOOPBACK = "127.0.0.1"
@@ -102,7 +102,6 @@ def _exchange(seat: Seat, order: dict[str, Any], token: str, size: int, repeats:
                 return list(ask(Worker(exchange, reduction, memory, plan), repeats))
             return list(serve(Server(exchange, reduction, plan).answer_one, repeats))
         finally:
-            exchange.close()
             reduction.close()
     finally:
         listeners.close()
@@ -118,7 +117,7 @@ def _connected(endpoint: Endpoint, plan: Sequence[Bucket], links: str) -> tuple[
     peers = connect_star(endpoint, reduction)
     spokes = Spokes(generation, worker, peers, *watch(endpoint, list(peers.values())))
     holders = [(SERVER,)] * sum(len(bucket.slots) for bucket in plan)
-    return Star(spokes, plan, holders, memory.lanes), reduction, memory
+    return Star(spokes, plan, holders, memory.lanes), LinkedReduction(reduction, peers), memory
 
 
 def endpoint_of(

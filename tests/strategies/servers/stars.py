@@ -104,7 +104,7 @@ def stars(given: Case, seconds: float = 10) -> Iterator[list[Star]]:
         yield made
     finally:
         for star in made:
-            star.close()
+            star.spokes.close()
 
 
 def at_all(given: list[Star], work: Callable[[int, Star], T]) -> list[T]:

@@ -98,7 +98,7 @@ def test_gradients_where_the_other_end_sees_another_placement_are_refused() -> N
 def test_a_member_that_is_gone_is_a_lost_peer_to_everybody(gone: int) -> None:
     given = case([(ALONE, F32), (10, F32), (7, F32)], 4, 2, 2, replicas=1)
     with stars(given, seconds=30) as members:
-        members[gone].close()
+        members[gone].spokes.close()
 
         def work(position: int, star: Star) -> str:
             if position != gone:

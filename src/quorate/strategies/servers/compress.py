@@ -38,7 +38,7 @@ _ROOM = 64 * 2**10
 
 
 class EncodedExchange(Exchange):
-    """An `Exchange` over the links of `spokes`, which it closes.
+    """An `Exchange` over the links of `spokes`.
 
     `holders` has for each block the positions of the servers that hold it, the primary first; `blocks` are those that
     are exchanged here. What `push` sends is in `lanes`: for each lane its gradient as `compressors` encode it. What
@@ -156,9 +156,6 @@ class EncodedExchange(Exchange):
                 content = torch.frombuffer(answer, dtype=torch.uint8, count=size, offset=start)
                 values[block].view(torch.uint8).copy_(content)
             start += size
-
-    def close(self) -> None:
-        self.spokes.close()
 
     def _held(self, server: int) -> list[int]:
         """The groups of which a server has a copy."""

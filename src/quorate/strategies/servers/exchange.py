@@ -27,7 +27,7 @@ Lanes = Mapping[int, Sequence[torch.Tensor]]
 
 
 class Exchange:
-    """One member's end of the exchange of tensors in a generation. Any failure closes it.
+    """One member's end of the exchange of tensors in a generation. Any failure closes its links, which others own.
 
     A *block* is a trainable parameter, by its index in `plan`. All tensors are flat. In a step a worker pushes and
     pulls, a server receives, adds up and publishes, in this order; in between, members agree by gathers of their
@@ -69,10 +69,6 @@ class Exchange:
         """A worker: fill the values of all blocks with those that the servers publish."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Any thread may call it, any number of times."""
-        raise NotImplementedError
-
     def _within(self, buckets: Sequence[torch.Tensor], block: int) -> torch.Tensor:
         """A block in tensors that are laid out like the plan."""
         of = self._blocks[block]
@@ -80,7 +76,7 @@ class Exchange:
 
 
 class Star(Exchange):
-    """Over the links of `spokes`, which it closes: each worker is linked to each server.
+    """Over the links of `spokes`: each worker is linked to each server.
 
     `holders` has for each block the positions of the servers that hold it, the primary first. `lanes` is the memory of
     a worker's lanes. One thread at a time.
@@ -140,9 +136,6 @@ class Star(Exchange):
                     with self._packing.unpacked([values[slot.index] for slot in parcel.slots]) as content:
                         self.spokes.receive(server, self._tag(step, PUBLISH_CHANNEL, 0, parcel), content)
 
-    def close(self) -> None:
-        self.spokes.close()
-
     def _make_room(self, held: set[int]) -> None:
         parcels, lanes = self._pushed[self.spokes.position], self.spokes.generation.lanes
         for block in held:
@@ -193,9 +186,6 @@ class SharedExchange(Exchange):
         self._reduction.gather(step, PUBLISHED_INDEX, b"")
         for block, value in values.items():
             _copy(self.room(block), value)
-
-    def close(self) -> None:
-        self._reduction.close()
 
 
 class StagedExchange(Exchange):
@@ -260,9 +250,6 @@ class StagedExchange(Exchange):
         self._device.wait()
         for block, value in values.items():
             _copy(self.room(block), value)
-
-    def close(self) -> None:
-        self._exchange.close()
 
 
 def _place(slot: Slot) -> slice:

@@ -195,10 +195,6 @@ class RowExchange:
                 pulled |= self._receive(server, step, _PUBLISHED, self._led[server])
         return pulled
 
-    def close(self) -> None:
-        """Any thread may call it, any number of times."""
-        self._spokes.close()
-
     def _send(self, peer: int, step: int, lane: int, blocks: Sequence[int], rows: ByBlock) -> None:
         if not blocks:
             return

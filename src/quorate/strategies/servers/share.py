@@ -194,13 +194,10 @@ class Share:
 
     def compared(self) -> dict[str, torch.Tensor]:
         """What this member has of the state, by names for people, for others to compare with what they have."""
-        replica = self.replica
-        trained = dict(replica.trainable)
-        left_out = {name for block, (name, _) in enumerate(replica.trainable) if block not in self.held}
-        if not self.is_server:
-            left_out = set()
+        replica, held = self.replica, self.held if self.is_server else range(len(self.replica.trainable))
+        left_out = {name for block, (name, _) in enumerate(replica.trainable) if block not in held}
         numbers = {place: parameter for parameter, place in replica.optimizers.places().items()}
-        kept = {id(trained[name]) for name in trained.keys() - left_out}
+        kept = {id(self.parameter(block)) for block in held}
         named = {
             name: tensor
             for name, tensor in replica.tensors()
@@ -214,8 +211,8 @@ class Share:
                         for key, value in values.items()
                         if isinstance(value, torch.Tensor)
                     }
-        exact = {f"{replica.trainable[block][0]} (exact)": value for block, value in self.exact.items()}
-        return named | {name: value for name, value in exact.items() if name.removesuffix(" (exact)") not in left_out}
+        exact = {block: value for block, value in self.exact.items() if block in held}
+        return named | {f"{replica.trainable[block][0]} (exact)": value for block, value in exact.items()}
 
     def _take_exact(self, blocks: Iterable[int], saved: Mapping[str, torch.Tensor]) -> None:
         """Where none were saved, those that workers have."""

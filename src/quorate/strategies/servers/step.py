@@ -29,7 +29,7 @@ from quorate.strategies.servers.exchange import Exchange
 from quorate.strategies.servers.member import MemberConnection, MemberStrategy
 from quorate.strategies.servers.rows import RowExchange, RowGradients, Rows
 from quorate.strategies.servers.share import Pending
-from quorate.strategies.servers.update import HeldGradients, scale, total_norms
+from quorate.strategies.servers.update import HeldGradients, total_norms
 from quorate.training.activity import Activity
 from quorate.training.divergence import ReplicaDigests
 from quorate.training.flat_gradients import FlatGradients, flattened, shaped
@@ -66,12 +66,6 @@ class ServersConnection(MemberConnection):
                 share.residuals.settle(self.generation, self.endpoint.position, self.links)
         kind = ServerStep if share.is_server else WorkerStep
         return kind(self, update, activity)
-
-    def close(self) -> None:
-        if self.rows is not None:
-            self.rows.close()
-        self.exchange.close()
-        super().close()
 
 
 class _Step(MemberStrategy):
@@ -219,7 +213,7 @@ class ServerStep(_Step):
             self.share.begin_update(agreed)
             self._held.install(agreed.present)
             for name, norm in norms.items() if self._clip is not None else ():
-                scale(self._held, update.parameters_of(name), agreed.present, norm, self._clip, self._replica.device)
+                self._held.clip(update.parameters_of(name), agreed.present, norm, self._clip)
             change = optimizers.update if answers is None else partial(answers.update, step, optimizers.update)
             update.change(step, agreed, change)
         self.share.commit(step, agreed)

@@ -34,7 +34,7 @@ class HeldGradients(LoneGradients):
         if share.by_rows:
             # Rows are checked where they come from; torch would warn of it in every process.
             torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
-        device = share.replica.device
+        self._device = device = share.replica.device
         offsets = {slot.index: slot.offset for bucket in plan for slot in bucket.slots}
         self.totals = {}
         for block, one in held.items():
@@ -63,6 +63,15 @@ class HeldGradients(LoneGradients):
             if block in blocks
         }
 
+    def clip(self, parameters: Sequence[torch.Tensor], present: int, norm: float, clip: float | None) -> None:
+        """Clip the gradients of one optimizer's parameters, as far as they are held here, by the norm of all."""
+        numbers = {id(one): block for block, one in enumerate(self.parameters)}
+        updated = [one for one in parameters if present >> numbers[id(one)] & 1]
+        held = [one for one in updated if one.grad is not None]
+        if held and clip is not None:
+            dtype = reduce(torch.promote_types, (one.dtype for one in updated))
+            clip_grads_with_norm_(held, clip, self._device.move(torch.tensor(norm, dtype=dtype)))
+
     def _gradient(self, block: int) -> torch.Tensor | None:
         dense = self._views.get(block)
         return dense if dense is not None else self._sparse.get(block)
@@ -70,23 +79,6 @@ class HeldGradients(LoneGradients):
     def close(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
-
-
-def scale(
-    gradients: HeldGradients,
-    parameters: Sequence[torch.Tensor],
-    present: int,
-    norm: float,
-    clip: float | None,
-    on: Device,
-) -> None:
-    """Clip the gradients of one optimizer's parameters, as far as they are held here, by the norm of all."""
-    numbers = {id(one): block for block, one in enumerate(gradients.parameters)}
-    updated = [one for one in parameters if present >> numbers[id(one)] & 1]
-    held = [one for one in updated if one.grad is not None]
-    if held and clip is not None:
-        dtype = reduce(torch.promote_types, (one.dtype for one in updated))
-        clip_grads_with_norm_(held, clip, on.move(torch.tensor(norm, dtype=dtype)))
 
 
 def total_norms(
