@@ -142,6 +142,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 ROOMS: dict[str, tuple[str, ...]] = {
+    "gangs": ("quorate.strategies.gangs.",),
     "shards": ("quorate.shards",),
     "encryption": ("quorate.encryption.cipher", "quorate.encryption.key"),
     "servers": ("quorate.strategies.servers.",),
@@ -160,8 +161,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "chaos": ("quorate.chaos",),
     "doctor": ("quorate.doctor",),
 }
-"""How the names of an option's modules begin, of which a worker of a plain ring job imports none. Whoever gives an
-option a room of its own adds it here."""
+"""How the names of an option's modules begin, of which a worker of a plain ring job imports none but `option`.
+Whoever gives an option a room of its own adds it here."""
 
 
 def options_of(test: str) -> list[str]:

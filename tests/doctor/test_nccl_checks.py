@@ -6,7 +6,7 @@ import pytest
 from quorate.doctor.nccl import Network, check_nccl, is_meant, settings_of
 from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Level
-from quorate.strategies.gangs.nccl_settings import NcclSpec
+from quorate.strategies.gangs.option import NcclSpec
 
 NOWHERE = Network({"lo": True}, {})
 ONE_GPU = TorchFacts(version="2.11.0", repeats_bits=True, cuda=("H200",), nccl="2.28.9")

@@ -9,14 +9,8 @@ from quorate.spec.changes import refused_on_resume
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark
 from quorate.spec.load import resolve_mapping
-from quorate.strategies.gangs.nccl_settings import (
-    KEYS,
-    REPEATABLE,
-    VARIABLES,
-    NcclSpec,
-    nccl_variables,
-    set_variables,
-)
+from quorate.strategies.gangs.nccl import KEYS, REPEATABLE, VARIABLES, nccl_variables, set_variables
+from quorate.strategies.gangs.option import NcclSpec
 
 JOB: dict[str, Any] = {"task": "a.py:A", "batch_size": 8, "steps": 1}
 

@@ -20,7 +20,6 @@ from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.machine import fresh_memory
 from quorate.reduce.ring import Ring
 from quorate.strategies import state_copy
-from quorate.strategies.gangs.sharded_layout import Sharded
 from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
 from quorate.training.device import CPU, Device
@@ -183,7 +182,9 @@ class Part:
         return Progress.from_dict(decode(encoded.skeleton, encoded.tensors)["progress"])
 
     def donors(self, generation: Generation) -> Mapping[int, int]:
-        return Sharded.donors(self, generation)  # type: ignore[arg-type]  # it looks at the generation alone
+        behind = [generation.position(worker) for worker in generation.behind]
+        holders = {position: generation.holders(generation.members[position].part) for position in behind}
+        return {position: of[0] for position, of in holders.items() if of}
 
     def weights_digest(self, gather: Gather) -> str:
         raise AssertionError("nobody is done here")

@@ -10,8 +10,8 @@ from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
 from quorate.observe.quantities import plural, some_of
 from quorate.spec.load import load_recorded, resolve_mapping
-from quorate.strategies.gangs.nccl import nccl_of
-from quorate.strategies.gangs.nccl_settings import KEYS, NcclSpec
+from quorate.strategies.gangs.nccl import KEYS, nccl_of
+from quorate.strategies.gangs.option import NcclSpec
 
 _ANY_JOB = {"task": "task.py:Task", "batch_size": 2**40, "steps": 1}
 _UNUSED = "^lo,docker"

@@ -1,15 +1,46 @@
-"""NCCL as a worker uses it: told what the job says before a group is made, and ended so that nobody waits for it."""
+"""NCCL as a worker uses it: told what the job says before a group is made, and ended so that nobody waits for it.
+
+Nothing else in Quorate names its environment variables. They are set in the process of a worker.
+"""
 
 import logging
 import os
 import threading
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from quorate.spec.job import JobSpec
 from quorate.spec.options import added
-from quorate.strategies.gangs.nccl_settings import NcclSpec, nccl_variables, set_variables
+from quorate.strategies.gangs.option import NcclSpec
 
 log = logging.getLogger(__name__)
+
+REPEATABLE = "^NVLS,NVLSTree"
+"""The algorithms of a deterministic job: a switch that adds up what comes (NVLS) does it in no fixed order."""
+
+
+VARIABLES: Mapping[str, tuple[str, ...]] = {
+    "interface": ("NCCL_SOCKET_IFNAME",),
+    "infiniband": ("NCCL_IB_DISABLE", "NCCL_IB_HCA"),
+    "p2p_level": ("NCCL_P2P_LEVEL",),
+    "algorithm": ("NCCL_ALGO",),
+    "protocol": ("NCCL_PROTO",),
+    "debug": ("NCCL_DEBUG",),
+}
+"""The variables of each key. `timeout` has none: it is an argument of the group."""
+
+KEYS = {variable: f"nccl.{key}" for key, variables in VARIABLES.items() for variable in variables}
+
+_OURS = {
+    # An error ends the sum and not the process: whoever was lost is replaced, and the others keep what they have.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    # A GPU that has failed is told by the worker itself, which a thread that raises would not let live so long.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    # Heartbeats and the lease say whether a worker hangs, and the coordinator ends it.
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # Else torch sleeps for a minute before it gives back what a failed group holds: for a dump that nobody reads.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
 
 ABORT_PATIENCE = 2.0
 """Seconds that the end of a group is waited for. Mostly it takes milliseconds."""
@@ -29,6 +60,32 @@ def prepare_nccl(spec: JobSpec, *, on_host: bool) -> None:
         return
     for told in set_variables(nccl_variables(nccl, deterministic=spec.deterministic), os.environ):
         log.warning("%s", told)
+
+
+def nccl_variables(nccl: NcclSpec, *, deterministic: bool) -> dict[str, str]:
+    """The variables that a job sets, by their names."""
+    set_by_key = {
+        "NCCL_SOCKET_IFNAME": nccl.interface,
+        "NCCL_IB_DISABLE": None if nccl.infiniband is None else "1" if nccl.infiniband is False else "0",
+        "NCCL_IB_HCA": nccl.infiniband if isinstance(nccl.infiniband, str) else None,
+        "NCCL_P2P_LEVEL": nccl.p2p_level,
+        "NCCL_ALGO": nccl.algorithm or (REPEATABLE if deterministic else None),
+        "NCCL_PROTO": nccl.protocol,
+        "NCCL_DEBUG": nccl.debug,
+    }
+    return {name: value for name, value in set_by_key.items() if value is not None} | _OURS
+
+
+def set_variables(wanted: Mapping[str, str], environment: MutableMapping[str, str]) -> list[str]:
+    """Set them; what is to be told of those that the shell had set to something else."""
+    told = []
+    for name, value in wanted.items():
+        before = environment.get(name, value)
+        if before != value:
+            by = f" ({KEYS[name]})" if name in KEYS else ""
+            told.append(f"{name}={before} of the shell is not used: the job sets it to {value}{by}")
+        environment[name] = value
+    return told
 
 
 class Ending:

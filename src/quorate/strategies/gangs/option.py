@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from quorate.core.mesh import MeshShape
-from quorate.spec.keys import Allowed, Mark
+from quorate.spec.keys import Allowed, Mark, one_of
 from quorate.spec.kinds import ANY, Refusal, StrategySection, Treatment
 from quorate.spec.options import Option, Removed
-from quorate.spec.section import AUTO_BATCH, Count
-from quorate.strategies.gangs.nccl_settings import NcclSpec
+from quorate.spec.section import AUTO_BATCH, Count, OptionalPositive, Section
+
+ALGORITHMS = ("Ring", "Tree", "CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT")
+PROTOCOLS = ("LL", "LL128", "Simple")
 
 
 class DdpCompressSpec(Treatment):
@@ -106,6 +108,53 @@ class FsdpSpec(StrategySection):
         yield Refusal("compile", True, gathered, "Use compile: auto.")
         one = "the largest batch is looked for on one device"
         yield Refusal("batch_size", AUTO_BATCH, one, "Use a number: `quorate plan` says what fits.")
+
+
+def _checked(text: str | None, names: tuple[str, ...]) -> str | None:
+    """A list of names, led by ^ where they are the ones not to be used; of some collectives alone as `allreduce:Ring`,
+    with a semicolon between."""
+    known = {name.lower() for name in names}
+    for part in [] if text is None else text.split(";"):
+        listed = part.rpartition(":")[2].removeprefix("^").split(",")
+        if unknown := [name for name in listed if name.strip().lower() not in known]:
+            raise ValueError(f"{unknown[0]!r} is not one of {', '.join(names)}; ^ before a list leaves those out.")
+    return text
+
+
+class NcclSpec(Section):
+    """A key that is null is left to NCCL, or to its variable in your shell."""
+
+    interface: Annotated[
+        str | None,
+        Field(min_length=1),
+        Allowed('the beginning of the names of network interfaces, such as eth or "=eth0,eth1" or ^docker, or null'),
+    ] = None
+    """Network interfaces to use."""
+    infiniband: Annotated[
+        bool | Annotated[str, Field(min_length=1)] | None,
+        Allowed('true, false, the beginning of the names of adapters, such as mlx5 or "=mlx5_0:1", or null'),
+    ] = None
+    """Whether to use InfiniBand or RoCE, or which adapters."""
+    p2p_level: Literal["LOC", "NVL", "PIX", "PXB", "PHB", "SYS"] | None = None
+    """Between which GPUs of a host memory is read directly: up to this distance."""
+    algorithm: Annotated[
+        str | None,
+        Mark.MEANING,
+        AfterValidator(lambda text: _checked(text, ALGORITHMS)),
+        Allowed(f"a list of {one_of(list(ALGORITHMS))}, or ^ and a list of those to leave out, or null"),
+    ] = None
+    """The algorithms that NCCL may use."""
+    protocol: Annotated[
+        str | None,
+        Mark.MEANING,
+        AfterValidator(lambda text: _checked(text, PROTOCOLS)),
+        Allowed(f"a list of {one_of(list(PROTOCOLS))}, or ^ and a list of those to leave out, or null"),
+    ] = None
+    """The protocols that NCCL may use."""
+    debug: Literal["VERSION", "WARN", "INFO", "TRACE"] | None = None
+    """How much NCCL logs."""
+    timeout: OptionalPositive = None
+    """Seconds after which NCCL itself gives up waiting."""
 
 
 _CLEAR = Refusal(
