@@ -496,7 +496,7 @@ class SimulatedWorker(Process):
         self._ground.referee.copied(self)
 
     def _align_with_servers(self, generation: Generation) -> None:
-        """As strategies/server_align.py does: nothing is taken up before all have all."""
+        """As strategies/servers/align.py does: nothing is taken up before all have all."""
         step = generation.cursor.step
         self.enter("copy")
         pending = self._pending

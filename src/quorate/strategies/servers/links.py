@@ -184,7 +184,6 @@ class Spokes:
             raise reason from None
 
     def name(self, peer: int) -> str:
-        """For people."""
         return name_of(self.generation.members[peer].worker)
 
     def close(self) -> None:

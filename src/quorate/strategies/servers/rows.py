@@ -52,7 +52,6 @@ class Table:
             raise FrameError(f"{whose} sent {count} rows of a table of {self.rows}")
 
     def empty(self, count: int) -> "Rows":
-        """Room for so many."""
         return Rows(torch.empty(count, dtype=torch.int64), torch.empty((count, *self.shape), dtype=self.dtype))
 
 
@@ -78,18 +77,15 @@ class Rows:
 
     @classmethod
     def of_table(cls, parameter: torch.Tensor, indices: torch.Tensor) -> "Rows":
-        """Some rows of a parameter, as they are now."""
         values = parameter.detach().index_select(0, indices.to(parameter.device))
         return cls(indices, values.to(_HOST))
 
     def put_into(self, parameter: torch.Tensor) -> None:
-        """Make them those of a parameter."""
         there = self.to(parameter.device)
         with torch.no_grad():
             parameter.index_copy_(0, there.indices, there.values)
 
     def to(self, device: torch.device) -> "Rows":
-        """The same on a device, or on the host."""
         return Rows(self.indices.to(device), self.values.to(device))
 
     @property

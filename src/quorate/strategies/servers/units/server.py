@@ -164,7 +164,6 @@ class UnitServer:
             raise self._error
 
     def learning_rates(self, step: int) -> dict[str, float]:
-        """Those of a step, by the names of the optimizers."""
         with self._changed:
             return self._settings.learning_rates(step)
 

@@ -48,7 +48,6 @@ class StepSettings:
         return self._kept[step]
 
     def learning_rates(self, step: int) -> dict[str, float]:
-        """By the optimizers' names."""
         return {
             name: float(groups[0]["lr"]) for name, groups in zip(self._optimizers.by_name, self.at(step), strict=True)
         }
