@@ -28,3 +28,11 @@ def test_a_ring_worker_imports_nothing_of_an_option() -> None:
         # Its section of the job file is there, for whoever asks what may be written.
         found = [module for module in imported if module.startswith(prefixes) and not module.endswith(".option")]
         assert not found, f"{option}: {found}"
+
+
+def test_who_starts_a_job_on_this_machine_imports_no_store() -> None:
+    code = "import sys, quorate.api.session; print(*(name for name in sys.modules if name.startswith('quorate.')))"
+    told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    imported = told.stdout.split()
+    assert "quorate.storage.objects" in imported, "these are the modules of a launcher"
+    assert not [module for module in imported if module.startswith("quorate.stores")]

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.retention import Retention
 from quorate.core.generation import Cursor
+from quorate.core.runs_folder import ORIGIN
 from quorate.storage.objects import StoreError
 from quorate.stores.copier import LONGEST_PAUSE, pause_after, plan_copies
 from quorate.stores.place import Contents, FolderPlace, files_of
-from quorate.stores.transfer import LEFT_BEHIND, ORIGIN, copy_checkpoints, copy_one
+from quorate.stores.transfer import LEFT_BEHIND, copy_checkpoints, copy_one
 from stores.copied_run import infos, make_source
 
 NOW = 1_000_000.0

@@ -11,7 +11,7 @@ import pytest
 
 from checkpoint.only_part import part_of
 from object_store import BUCKET, SeaweedStore
-from quorate.api.fetch import fetch_run, is_copy
+from quorate.api.fetch import fetch_run
 from quorate.api.recorded_run import OTHERS
 from quorate.api.tasks import find_task
 from quorate.checkpoint.listing import read_manifest
@@ -19,6 +19,7 @@ from quorate.checkpoint.manifest import MANIFEST
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
 from quorate.core.generation import Cursor
+from quorate.core.runs_folder import ORIGIN, is_copy
 from quorate.core.task_source import TaskSource
 from quorate.spec.job import CheckpointSpec
 from quorate.spec.load import load_recorded
@@ -26,7 +27,7 @@ from quorate.storage.kept_source import keep_source, read_source
 from quorate.storage.run_folder import RunFolder
 from quorate.stores.objects import FsspecStore
 from quorate.stores.place import FolderPlace, place_for
-from quorate.stores.transfer import LEFT_BEHIND, ORIGIN, Source, copy_checkpoints, fetch_checkpoint, fetch_newest
+from quorate.stores.transfer import LEFT_BEHIND, Source, copy_checkpoints, fetch_checkpoint, fetch_newest
 from stores.copied_run import Encrypted, infos, make_source, save
 
 CODE = TaskSource("task.py", {"task.py": b"x = 1\n", "parts/net.py": b""})

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.engines import node_code, refuse_missing_engine
-from quorate.api.fetch import is_copy, refuse_others_run
 from quorate.api.job import job_text
 from quorate.api.prints import Watch
 from quorate.api.ray_jobs import jobs_at, refuse_ended, submit_launcher
-from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped
+from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped, refuse_others_run
 from quorate.api.result import Result
 from quorate.api.session import is_private, resumable, resume_in, run_on_engine, start_in
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, RequestError, RunError
+from quorate.core.runs_folder import is_copy
 from quorate.engines.node_code import NodeCode, below
 from quorate.engines.ray.option import RaySpec
 from quorate.spec.job import TaskReference

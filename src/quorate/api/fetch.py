@@ -14,31 +14,31 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from quorate.api.recorded_run import recorded_and_asked, set_foreign_aside
+from quorate.api.recorded_run import KEY, keyed_folder, names_key, recorded_and_asked, set_foreign_aside, without_key
 from quorate.api.tasks import is_source_of
 from quorate.checkpoint.listing import CheckpointInfo, Search
 from quorate.checkpoint.selection import Foreign, saved_job, search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder, why_not_plain
 from quorate.core.addresses import is_url, normalised, shown
-from quorate.core.errors import CheckpointError, JobFileError, QuorateError, RunError
+from quorate.core.errors import JobFileError, QuorateError, RunError
 from quorate.core.masking import shown_value
+from quorate.core.runs_folder import ORIGIN
 from quorate.engines.engine import SOURCE
 from quorate.observe.events import LogMessage
 from quorate.observe.jsonl import JsonlSink
 from quorate.spec.changes import changes
 from quorate.spec.job import OWN_PLACE, JobSpec
 from quorate.spec.load import RECORDED, Taken, load_recorded, resolve_mapping
-from quorate.spec.override import Override, environment_overrides, is_asked
+from quorate.spec.override import Override, environment_overrides
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import discard, move_into_place
 from quorate.storage.kept_source import FOLDER as SOURCE_FOLDER
-from quorate.storage.kept_source import SourcePage, read_source
-from quorate.storage.run_folder import RunFolder, is_in_use, refuse_untrusted, why_untrusted, write_creation
+from quorate.storage.kept_source import SourcePage
+from quorate.storage.run_folder import RunFolder, write_creation
 from quorate.stores.place import Place, place_at
 from quorate.stores.transfer import (
     FETCHING,
-    ORIGIN,
     PAGES,
     SOURCE_PAGE,
     Origin,
@@ -53,14 +53,8 @@ log = logging.getLogger(__name__)
 
 Jobs = Callable[[RunFolder], tuple[ResolvedJob, ResolvedJob]]
 """The job of a run as it is recorded, and with what is asked for now over it."""
-_KEY = "checkpoint.encrypt"
-NAMING = ("callbacks", "notify", "track", "engine", "encrypt", "share", "checkpoint.to", _KEY)
+NAMING = ("callbacks", "notify", "track", "engine", "encrypt", "share", "checkpoint.to", KEY)
 """The keys of a job that name code, commands, addresses, keys or destinations, or switch off what protects them."""
-
-
-def is_copy(reference: str) -> bool:
-    """Whether a person means a copy of a run by this: a URL, or a folder that has one."""
-    return is_url(reference) or (Path(reference).expanduser() / ORIGIN).is_file()
 
 
 @dataclass(frozen=True)
@@ -109,54 +103,6 @@ def fetch_run(
     return FetchedRun(run.path, _take_source(run, place, jobs, trust_source))
 
 
-def refuse_others_run(
-    runs: Path,
-    reference: str,
-    run: RunFolder,
-    environment: Mapping[str, str] = MappingProxyType({}),
-    overrides: Sequence[Override] = (),
-    *,
-    trust_job: bool = False,
-) -> None:
-    """Refuse a run that is named by its path and that others may have written. With a key that the person names, its
-    job is the one in the newest checkpoint that was written with it."""
-    if is_in_use(runs, reference, run.path):
-        return
-    if _names_key([*environment_overrides(environment)[0], *overrides]):
-        asked = load_recorded(run.job_file, environment, overrides, _without_key)
-        if asked.spec.checkpoint.sealing is not None:
-            _take_sealed(run, asked, environment, overrides)
-            return
-    if not trust_job:
-        refuse_untrusted(why_untrusted(runs, reference, run.path), run.path, "what its job names is not used")
-
-
-def _take_sealed(
-    run: RunFolder, asked: ResolvedJob, environment: Mapping[str, str], overrides: Sequence[Override]
-) -> None:
-    """Give a run the job and the environment of its newest checkpoint that was written with the key asked for."""
-    with run.lock():
-        newest = _folder(run, here_at(run.path), asked).search(lambda _: "").newest
-        saved = None if newest is None else saved_job(newest)
-        if newest is None or saved is None:
-            raise RunError(f"no checkpoint in {run.checkpoints} was written with the key, so the job may be anybody's.")
-        kept, told = read_source(run.path), newest.manifest.environment.get(SOURCE)
-        if kept is not None and kept.source.digest != told and not is_asked("task", environment, overrides):
-            raise RunError(
-                f"the source in {kept.folder} is not the code that encrypted checkpoint {newest.path.name} records "
-                f"(digest {kept.source.digest}, and {told}). Name the task by --task FILE:Class."
-            )
-        keys = saved.model_dump()
-        now = resolve_mapping(_without_key(keys), RECORDED, environment, overrides)
-        if changed := changes(asked.spec, now.spec):
-            log.warning(
-                "%s is not what the key authenticates; the job of checkpoint %s is used: %s",
-                *(run.job_file, newest.path.name, "; ".join(map(str, changed))),
-            )
-            run.write_job(dump_job(resolve_mapping(keys, RECORDED, {}, [])), is_private=True)
-        run.write_environment(newest.manifest.environment)
-
-
 class _Load(Protocol):
     """A job that was fetched: under what is asked for, and of its own keys what is taken."""
 
@@ -183,7 +129,7 @@ class _Words:
         the copy has it, if that was written with the person's key."""
         said = [*environment_overrides(self.environment)[0], *self.overrides]
         # A key of the person's stands for that of the job as a whole: one names a file, and one a variable.
-        everything = load(self.environment, self.overrides, _without_key if _names_key(said) else dict)
+        everything = load(self.environment, self.overrides, without_key if names_key(said) else dict)
         sections = {key.partition(".")[0] for key in NAMING}
         own = [each for each in said if each.key.partition(".")[0] in sections]
         try:
@@ -197,7 +143,7 @@ class _Words:
 
     def _harmless(self, job: dict[str, Any]) -> dict[str, Any]:
         """The keys of a valid job but for those that name something else than the place that the person has named."""
-        job = _without_key(job)
+        job = without_key(job)
         if self.trusts:
             return job
         checkpoint = job["checkpoint"]
@@ -239,8 +185,8 @@ class _Words:
     def _refusal(self, named: Sequence[str], spec: JobSpec, authenticated: str) -> str:
         values = spec.model_dump(mode="json")
         listed = "".join(f"\n  {key}: {write_value(_shown(key, _at(values, key)))}" for key in named)
-        own = f"name the key yourself: --set {_KEY}.key_file=PATH (or .key_env=VARIABLE)" if _KEY in named else ""
-        others = [key for key in named if key != _KEY]
+        own = f"name the key yourself: --set {KEY}.key_file=PATH (or .key_env=VARIABLE)" if KEY in named else ""
+        others = [key for key in named if key != KEY]
         if others:
             sets = " ".join(f"--set {key}=VALUE" for key in others)
             whose = f"{own}; give the others" if own else "give them"
@@ -368,10 +314,7 @@ def _folder(run: RunFolder, place: Place, job: ResolvedJob) -> CheckpointFolder:
     rules = job.spec.checkpoint
     if rules.sealing is None and (name := encrypted_at(place)) is not None:
         raise RunError(why_not_plain(f"{place}/{name}", run.name))
-    try:
-        return CheckpointFolder.of_job(run.checkpoints, rules)
-    except CheckpointError as error:
-        raise RunError(f"checkpoint.encrypt: {error.message}") from None
+    return keyed_folder(run, rules)
 
 
 def _take_source(run: RunFolder, place: Place, jobs: Jobs, trusted: bool) -> str:
@@ -409,17 +352,6 @@ def _would_run(page: SourcePage, place: Place) -> str:
     files = sorted(page.source.files, key=lambda name: name != page.source.main)
     named = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     return f"resuming would run the source at {place} ({SOURCE_PAGE}: {named})"
-
-
-def _without_key(job: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a job, which need not be valid, but for that of its checkpoints."""
-    section = job.get("checkpoint")
-    given = section if isinstance(section, Mapping) else {}
-    return {**job, "checkpoint": {key: value for key, value in given.items() if key != "encrypt"}}
-
-
-def _names_key(said: Sequence[Override]) -> bool:
-    return any(f"{each.key}.".startswith(f"{_KEY}.") for each in said)
 
 
 def _spelled(address: str) -> str:

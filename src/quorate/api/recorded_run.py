@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, survey
@@ -20,18 +21,20 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, DamagedFileError, RunError
 from quorate.core.failure import CHECKPOINT_LOST, FOLDER_LOST, Failure, Remains
 from quorate.core.runs_folder import runs_folder
+from quorate.engines.engine import SOURCE
 from quorate.history.run_record import RunRecord
 from quorate.observe.events import CheckpointSaved
 from quorate.observe.jsonl import EventTail
 from quorate.observe.notices import EARLY_STOP
-from quorate.spec.changes import Change, refused_on_resume
+from quorate.spec.changes import Change, changes, refused_on_resume
 from quorate.spec.job import OWN_PLACE, CheckpointSpec, JobSpec
 from quorate.spec.load import RECORDED, load_recorded, resolve_mapping
-from quorate.spec.override import DEFAULT, Override
+from quorate.spec.override import DEFAULT, Override, environment_overrides, is_asked
 from quorate.spec.problems import in_brackets
-from quorate.spec.resolved import ResolvedJob
+from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.atomic import move_into_place
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.kept_source import read_source
+from quorate.storage.run_folder import RunFolder, is_in_use, refuse_untrusted, why_untrusted
 
 log = logging.getLogger(__name__)
 
@@ -347,3 +350,75 @@ def short_path(path: Path) -> str:
     except FileNotFoundError:  # Ray removes the copy of a project while its launcher is there
         return str(path)
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+KEY = "checkpoint.encrypt"
+"""Where a job says which key its checkpoints have."""
+
+
+def keyed_folder(run: RunFolder, rules: CheckpointSpec) -> CheckpointFolder:
+    """The checkpoints of a run with the key that a person or a job names."""
+    try:
+        return CheckpointFolder.of_job(run.checkpoints, rules)
+    except CheckpointError as error:
+        raise RunError(f"{KEY}: {error.message}") from None
+
+
+def refuse_others_run(
+    runs: Path,
+    reference: str,
+    run: RunFolder,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    overrides: Sequence[Override] = (),
+    *,
+    trust_job: bool = False,
+) -> None:
+    """Refuse a run that is named by its path and that others may have written. With a key that the person names, its
+    job is the one in the newest checkpoint that was written with it."""
+    if is_in_use(runs, reference, run.path):
+        return
+    if names_key([*environment_overrides(environment)[0], *overrides]):
+        asked = load_recorded(run.job_file, environment, overrides, without_key)
+        if asked.spec.checkpoint.sealing is not None:
+            _take_sealed(run, asked, environment, overrides)
+            return
+    if not trust_job:
+        refuse_untrusted(why_untrusted(runs, reference, run.path), run.path, "what its job names is not used")
+
+
+def _take_sealed(
+    run: RunFolder, asked: ResolvedJob, environment: Mapping[str, str], overrides: Sequence[Override]
+) -> None:
+    """Give a run the job and the environment of its newest checkpoint that was written with the key asked for."""
+    with run.lock():
+        newest = keyed_folder(run, asked.spec.checkpoint).search(lambda _: "").newest
+        saved = None if newest is None else saved_job(newest)
+        if newest is None or saved is None:
+            raise RunError(f"no checkpoint in {run.checkpoints} was written with the key, so the job may be anybody's.")
+        kept, told = read_source(run.path), newest.manifest.environment.get(SOURCE)
+        if kept is not None and kept.source.digest != told and not is_asked("task", environment, overrides):
+            raise RunError(
+                f"the source in {kept.folder} is not the code that encrypted checkpoint {newest.path.name} records "
+                f"(digest {kept.source.digest}, and {told}). Name the task by --task FILE:Class."
+            )
+        keys = saved.model_dump()
+        now = resolve_mapping(without_key(keys), RECORDED, environment, overrides)
+        if changed := changes(asked.spec, now.spec):
+            log.warning(
+                "%s is not what the key authenticates; the job of checkpoint %s is used: %s",
+                *(run.job_file, newest.path.name, "; ".join(map(str, changed))),
+            )
+            run.write_job(dump_job(resolve_mapping(keys, RECORDED, {}, [])), is_private=True)
+        run.write_environment(newest.manifest.environment)
+
+
+def without_key(job: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a job, which need not be valid, but for that of its checkpoints."""
+    section = job.get("checkpoint")
+    given = section if isinstance(section, Mapping) else {}
+    return {**job, "checkpoint": {key: value for key, value in given.items() if key != "encrypt"}}
+
+
+def names_key(said: Sequence[Override]) -> bool:
+    """Whether a person names the key of checkpoints."""
+    return any(f"{each.key}.".startswith(f"{KEY}.") for each in said)

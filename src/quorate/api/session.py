@@ -14,7 +14,6 @@ from pathlib import Path
 
 from quorate.api.batch_size import with_batch_found
 from quorate.api.engines import engine_of, refuse_missing_engine
-from quorate.api.fetch import fetch_run, is_copy, refuse_others_run
 from quorate.api.job import job_text
 from quorate.api.lineage import has_trained_parts, is_on_the_way, train_lineage
 from quorate.api.observers import refuse_missing_libraries
@@ -28,6 +27,7 @@ from quorate.api.recorded_run import (
     refuse_early_stopped,
     refuse_edited_job,
     refuse_other_meaning,
+    refuse_others_run,
     restore_environment,
     set_foreign_aside,
     warn_of_damaged_result,
@@ -43,6 +43,7 @@ from quorate.core.debugger import is_attached
 from quorate.core.errors import CheckpointError, JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.masking import mask_all, secrets_in
+from quorate.core.runs_folder import is_copy
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.engines.node_code import NodeCode
@@ -121,6 +122,8 @@ def resume(
     refuse_in_worker()
     untrusted = ""
     if is_copy(reference):
+        from quorate.api.fetch import fetch_run
+
         fetched = fetch_run(runs, reference, environment, overrides, trust_source=trust_source, trust_job=trust_job)
         reference, untrusted = str(fetched.path), fetched.untrusted
     run = RunFolder(RunFolder.find(runs, reference).path.absolute())

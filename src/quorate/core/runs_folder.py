@@ -6,7 +6,11 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from quorate.core.addresses import is_url
+
 USUAL_RUNS = Path("runs")
+ORIGIN = "origin.json"
+"""Says of copies whose they are."""
 RUNS_ENV = "QUORATE_RUNS"
 """It sets the key `runs` of every job: what `train` writes there must be found there again."""
 
@@ -16,6 +20,11 @@ def is_run(folder: Path) -> bool:
     with contextlib.suppress(PermissionError):  # another's folder must not hide the others
         return (folder / "created").is_file() or ((folder / "job.yaml").is_file() and (folder / "checkpoints").is_dir())
     return False
+
+
+def is_copy(reference: str) -> bool:
+    """Whether a person means a copy of a run by this: a URL, or a folder that has one."""
+    return is_url(reference) or (Path(reference).expanduser() / ORIGIN).is_file()
 
 
 def is_search(folder: Path) -> bool:

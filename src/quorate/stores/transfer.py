@@ -29,6 +29,7 @@ from quorate.checkpoint.store import CheckpointFolder, cipher_of
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, QuorateError, UntrustedError
 from quorate.core.generation import Cursor
 from quorate.core.regular_file import read_regular
+from quorate.core.runs_folder import ORIGIN
 from quorate.spec.job import JobSpec
 from quorate.storage.atomic import discard
 from quorate.storage.kept_source import read_source
@@ -36,7 +37,6 @@ from quorate.storage.objects import ObjectMissing, StoreError
 from quorate.storage.run_folder import RunFolder
 from quorate.stores.place import FolderPlace, Place, files_of, last_change
 
-ORIGIN = "origin.json"
 SOURCE_PAGE = "source.json"
 PAGES = ("job.yaml", "environment.json")
 FETCHING = ".fetching-"
