@@ -23,14 +23,15 @@ from quorate.strategies.compression.methods import check_compressible, method_of
 from quorate.strategies.compression.option import CompressSpec, lane_compression
 from quorate.strategies.compression.residuals import Residuals
 from quorate.strategies.kinds import Holdings
-from quorate.strategies.ring import GATHER_INDEX, RingConnection, agreement_of
+from quorate.strategies.lagging import Lag
+from quorate.strategies.ring import RingConnection, RingStrategy
 from quorate.training.activity import Activity
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import gradient_plan
 from quorate.training.lane import LaneResult
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated, StateLayout
-from quorate.training.strategy import StepOutcome, StepRequest
+from quorate.training.strategy import StepOutcome, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -92,17 +93,24 @@ class CompressedRingConnection(RingConnection):
         self._compressor = compressor
         self._residuals = residuals
 
-    def strategy(self, update: Update, activity: Activity) -> "CompressedRingStrategy":
-        generation, position = self._endpoint.generation, self._endpoint.position
+    def strategy(self, update: Update, activity: Activity) -> Strategy:
         if self._residuals is not None:
             with activity.waiting(OTHERS):
-                self._residuals.settle(generation, position, self.links)
-        own = generation.members[position]
-        agreement = agreement_of(self._spec, self._replica, self.links, generation.workers, own)
-        agreement.audit = update.audit
-        traffic = Traffic(str(generation.id), own.worker, position, self._compressor.dense_bytes, self._dense_bytes())
+                self._residuals.settle(self._endpoint.generation, self._endpoint.position, self.links)
+        return super().strategy(update, activity)
+
+    def _strategy(
+        self,
+        own: Member,
+        agreement: StepAgreement,
+        update: Update,
+        activity: Activity,
+        lag: Lag | None,  # noqa: ARG002
+    ) -> "CompressedRingStrategy":
+        generation, position = str(self._endpoint.generation.id), self._endpoint.position
+        traffic = Traffic(generation, own.worker, position, self._compressor.dense_bytes, self._dense_bytes())
         return CompressedRingStrategy(
-            own, self.links, self._flat, self._compressor, self._residuals, agreement, update, activity, traffic
+            own, self.links, self._flat, agreement, update, activity, self._compressor, self._residuals, traffic
         )
 
     def _bytes_per_step(self) -> int | None:
@@ -139,7 +147,7 @@ class Traffic:
         )
 
 
-class CompressedRingStrategy:
+class CompressedRingStrategy(RingStrategy):
     """Gathers every lane's encoded gradient, and sums them in the order that the job fixes."""
 
     def __init__(
@@ -147,54 +155,44 @@ class CompressedRingStrategy:
         own: Member,
         links: Reduction,
         gradients: FlatGradients,
-        compressor: Compressor,
-        residuals: Residuals | None,
         agreement: StepAgreement,
         update: Update,
         activity: Activity,
+        compressor: Compressor,
+        residuals: Residuals | None,
         traffic: Traffic,
     ) -> None:
-        self.worker = own.worker
-        self.hosted = own.lanes
-        self.leads = 0 in own.lanes
-        self._links = links
-        self._gradients = gradients
+        super().__init__(own, links, gradients, agreement, update, activity)
+        self._lanes = gradients
         self._compressor = compressor
         self._residuals = residuals
-        self._agreement = agreement
-        self._update = update
-        self._activity = activity
         self._traffic: Traffic | None = traffic
-
-    def begin(self, step: int) -> None:  # noqa: ARG002
-        self._links.spans = self._activity.spans
+        self._told: tuple[GradientsCompressed, ...] = ()
+        self._results: Sequence[LaneResult] = ()
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
-        """What lanes hold back after this step counts once it is applied; a void one leaves them what they had."""
+        self._results = results
+        outcome, told = super().advance(step, results, request), self._told
+        if self._residuals is not None and not outcome.agreed.is_void:
+            # What lanes hold back after this step counts now; after a void one they have what they had.
+            self._residuals.commit(step)
+        self._told = ()
+        return outcome._replace(told=told) if told else outcome
+
+    def _sum(self, step: int) -> None:
         self._activity.enter(EXCHANGE)
-        own = {result.lane: self._encode(step, result) for result in results}
+        own = {result.lane: self._encode(step, result) for result in self._results}
+        self._results = ()
         payloads = self._links.gather(step, GRADIENTS_INDEX, pack_lanes(own))
         lanes = {lane: self._compressor.decode(step, lane, content) for lane, content in unpack_lanes(payloads)}
-        self._compressor.add_up(lanes, self._gradients.total.buckets)
-        agreed = self._agreement.reach(step, results, request)
-        self._activity.leave()
-        outcome = self._update.apply(step, agreed)
-        if self._residuals is not None and not agreed.is_void:
-            self._residuals.commit(step)
-        # Once in a generation: steps differ by a few bytes.
-        traffic, self._traffic = self._traffic, None
-        return outcome if traffic is None else outcome._replace(told=(traffic.event(step, payloads, len(lanes)),))
-
-    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
-        with self._activity.waiting(OTHERS):
-            return self._links.gather(step, GATHER_INDEX, payload)
-
-    def close(self) -> None:
-        self._links.close()
-        self._gradients.close()
+        self._compressor.add_up(lanes, self._lanes.total.buckets)
+        if self._traffic is not None:
+            # Once in a generation: steps differ by a few bytes.
+            self._told = (self._traffic.event(step, payloads, len(lanes)),)
+            self._traffic = None
 
     def _encode(self, step: int, result: LaneResult) -> EncodedLane:
-        gradient = self._gradients.lanes[result.lane].buckets
+        gradient = self._lanes.lanes[result.lane].buckets
         if self._residuals is None:
             return self._compressor.encode(step, result.lane, result.present, gradient)
         (encoded,) = self._residuals.encode([self._compressor], step, result.lane, result.present, gradient)
