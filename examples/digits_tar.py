@@ -5,7 +5,6 @@
     python scripts/shards.py digits-tar                         # makes the files in data/digits-tar
     quorate data index data/digits-tar/train                    # lists them, once
     quorate data index data/digits-tar/validation
-    quorate data preview data/digits-tar/train -o data/digits.png
     quorate train examples/digits_tar.yaml
 
 A record is a dict of bytes by ending; `decode` makes a sample of it. What it draws at random depends on the seed, the

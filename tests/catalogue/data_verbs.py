@@ -93,20 +93,5 @@ CASES = (
         story="The last byte of photos/index.quorate is lost.",
         prepare=files(WORDS, indexed=True, damaged=True),
     ),
-    Case(
-        "A contact sheet in the place of a shard",
-        command="quorate data preview photos -o photos/a.txt",
-        prepare=files(WORDS, indexed=True),
-    ),
-    Case(
-        "A preview from beyond the end",
-        command="quorate data preview photos --from 3",
-        prepare=files(WORDS, indexed=True),
-    ),
-    Case(
-        "A contact sheet of records without pictures",
-        command="quorate data preview photos -o sheet.png",
-        story="`photos` has lines of text.",
-        prepare=files(WORDS, indexed=True),
-    ),
+    Case("A verb that is gone", command="quorate data preview photos"),
 )

@@ -112,13 +112,12 @@ def test_the_verbs_stand_in_panels() -> None:
         ["show", "last", "--plot", "file"],
         ["trace", "last", "--chrome", "file"],
         ["find-lr", "job.yaml", "--plot", "file"],
-        ["data", "preview", "folder", "--sheet", "file"],
         ["checkpoints", "export", "last", "file"],
     ],
     ids=" ".join,
 )
 def test_a_file_to_write_is_o_in_the_help_and_its_former_name_is_understood(typed: list[str]) -> None:
-    *path, last = (word for word in typed if word in VERBS or word in ("preview", "export"))
+    *path, last = (word for word in typed if word in VERBS or word == "export")
     parent = GROUP.commands[path[0]] if path else GROUP
     verb, arguments = parent.commands[last], typed[len(path) + 1 :]
     with verb.make_context(last, list(arguments)) as context:
@@ -127,7 +126,7 @@ def test_a_file_to_write_is_o_in_the_help_and_its_former_name_is_understood(type
         assert str(context.params["output"]) == "file"
     text = help_of(*path, last)
     assert "-o, --output" in text.replace("--output, -o", "-o, --output")
-    assert not re.search(r"--plot|--chrome|--sheet|OUT\b|\[\]", text)
+    assert not re.search(r"--plot|--chrome|OUT\b|\[\]", text)
 
 
 def test_files_of_a_project_take_the_place_of_no_module_of_python(tmp_path: Path) -> None:

@@ -53,16 +53,10 @@ def typed(checkout: Workplace, command: list[str]) -> str:
 @pytest.mark.parametrize("name", shards.DATASETS)
 def test_the_commands_of_the_page_train_the_same_on_one_worker_and_on_two(name: str, checkout: Workplace) -> None:
     commands = commands_about(name)
-    assert [words[:3] for words in commands[1:4]] == [
-        ["quorate", "data", "index"],
-        ["quorate", "data", "index"],
-        ["quorate", "data", "preview"],
-    ]
+    assert [words[:3] for words in commands[1:3]] == [["quorate", "data", "index"]] * 2
     printed = [typed(checkout, command) for command in commands]
     assert printed[0].startswith(f"{name}: 320 for train and 40 for validation in data/{name}")
     assert "8 " in printed[1] and "320 records" in printed[1]
-    assert "of 320 records." in printed[3]
-    assert (checkout.folder / "data" / "digits.png").exists() == (name == "digits-tar")
     job = next(words[2] for words in commands if words[:2] == ["quorate", "train"])
     alone = checkout.run("show", "last", "--json").document
     together = checkout.run("train", job, "--workers", "2", "--epochs", "2", "--json").document

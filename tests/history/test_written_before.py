@@ -23,6 +23,7 @@ REMOVED: dict[str, list[str]] = {
     "names": [],  # of quorate.__all__
     "verbs": [  # "data index"
         "checkpoints copy",  # a job copies to checkpoint.to; any tool copies a run's folder
+        "data preview",  # data verify, and Python
     ],
     "options": ["plan --gpus"],  # "train --detach"; those of a removed verb go with it
     "keys": [  # "nccl.debug", or a whole section: "nccl"

@@ -5,14 +5,12 @@ Each is described by a schema in docs/json; those that tell of runs are in `hist
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from quorate.api.chaos import Trial
 from quorate.api.checkpoints import Verified as VerifiedCheckpoints
 from quorate.api.data import Indexed, Stats, Verified
 from quorate.api.models import ModelVersion
-from quorate.api.preview import Previewed, short_fields
 from quorate.api.tracker import Tracked
 from quorate.chaos.fault import PHASES, Firing
 from quorate.core.generation import Phase
@@ -136,27 +134,6 @@ def stats_document(found: Stats) -> dict[str, Any]:
         "block_records": asdict(found.block_records),
         "schema": dict(found.index.schema),
         "digest": found.index.digest,
-    }
-
-
-def preview_document(
-    index: ShardIndex, found: Sequence[Previewed], sheet: Path | None, pictures: int
-) -> dict[str, Any]:
-    """Some records, each field as a short text."""
-    return {
-        **_head(index),
-        "preview": [
-            {
-                "sample": each.sample,
-                "file": each.file,
-                "row": each.row,
-                "fields": {} if each.bad else short_fields(each.record),
-                "bad": each.bad or None,
-            }
-            for each in found
-        ],
-        "sheet": None if sheet is None else str(sheet.absolute()),
-        "pictures": pictures,
     }
 
 

@@ -1,11 +1,21 @@
 """`quorate data`: one verb for each thing that can be done with data in shards."""
 
-from pathlib import Path
-from typing import Annotated
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorate.cli.options import Json, formerly, group_of_verbs
+from quorate.cli.options import Json, group_of_verbs
+from quorate.cli.output import print_document
+from quorate.observe.quantities import duration, plural, size
+
+if TYPE_CHECKING:  # torch, which a help text does without
+    from quorate.api.data import Spread
+    from quorate.shards.index import ShardIndex
+
+MOST_FLAWS = 50
 
 Place = Annotated[
     str, typer.Argument(metavar="PATH", help="The folder of the shards, or a URL such as s3://bucket/prefix.")
@@ -19,13 +29,13 @@ app = group_of_verbs("data")
 
 @app.callback()
 def data() -> None:
-    """Index, verify, count and preview data in shards.
+    """Index, verify and count data in shards.
 
     \b
     Examples:
       quorate data index /data/photos
       quorate data verify /data/photos
-      quorate data preview /data/photos -o photos.png
+      quorate data stats /data/photos
     """
 
 
@@ -60,9 +70,26 @@ def index(
       quorate data index /data/photos
       quorate data index s3://bucket/photos --force
     """
-    from quorate.cli.data_view import show_index
+    from quorate.api.data import LARGE_BLOCK, index_data
+    from quorate.api.documents import index_document
+    from quorate.cli.layout import Page
+    from quorate.history.streaming import shown_place
 
-    show_index(path, output, force, as_json)
+    with counting("indexed", as_json) as progress:
+        done = index_data(path, output, force=force, progress=progress)
+    if as_json:
+        print_document(index_document(done))
+        return
+    page, index = Page(), done.index
+    page.line(f"{_counted(index)}, {size(int(index.sizes.sum()))}, in {duration(done.seconds)}.")
+    page.whole("index", shown_place(done.file))
+    page.whole("digest", index.digest)
+    largest = 0 if index.kind == "hdf5" else int(index.length.max())
+    if largest > LARGE_BLOCK:
+        page.line(
+            f"The largest block has {size(largest)}, and a block is read at once: shards with smaller "
+            f"{'row groups' if index.kind == 'parquet' else 'records'} need less memory."
+        )
 
 
 @app.command()
@@ -77,9 +104,33 @@ def verify(path: IndexedPlace, as_json: Json = False) -> None:
       quorate data verify /data/photos
       quorate data verify s3://bucket/photos --json
     """
-    from quorate.cli.data_view import show_verified
+    from quorate.api.data import verify_data
+    from quorate.api.documents import verified_data_document
+    from quorate.cli.layout import Page
 
-    raise typer.Exit(0 if show_verified(path, as_json) else 1)
+    with counting("verified", as_json) as progress:
+        done = verify_data(path, progress)
+    if as_json:
+        print_document(verified_data_document(done))
+        raise typer.Exit(1 if done.flaws else 0)
+    page = Page()
+    for flaw in done.flaws[:MOST_FLAWS]:
+        place = f", {flaw.place}" if flaw.place else ""
+        page.line(f"{flaw.file}{place}: {flaw.problem}")
+    if len(done.flaws) > MOST_FLAWS:
+        page.line(f"… and {len(done.flaws) - MOST_FLAWS:,} more, which --json lists.")
+    if done.damaged_shards:
+        page.line(
+            f"{done.damaged_shards:,} of {len(done.index.shards):,} shards are not as they were indexed; "
+            f"{done.damaged_records:,} of {len(done.index):,} records cannot be read."
+        )
+    else:
+        page.line(f"{_counted(done.index)}: all are as they were indexed.")
+    if done.new_shards:
+        page.line(
+            f"{done.new_shards:,} new, not in the index: `quorate data index PATH --force` lists what there is now."
+        )
+    raise typer.Exit(1 if done.flaws else 0)
 
 
 @app.command()
@@ -93,38 +144,57 @@ def stats(path: IndexedPlace, as_json: Json = False) -> None:
       quorate data stats /data/photos
       quorate data stats /data/photos --json
     """
-    from quorate.cli.data_view import show_stats
+    from rich.text import Text
 
-    show_stats(path, as_json)
+    from quorate.api.data import data_stats
+    from quorate.api.documents import stats_document
+    from quorate.cli.layout import Page
+    from quorate.history.streaming import shown_place
+
+    found = data_stats(path)
+    if as_json:
+        print_document(stats_document(found))
+        return
+    page, index = Page(), found.index
+    page.title(Text(_counted(index), style="bold"))
+    page.whole("place", shown_place(index.place))
+    page.row("size", size(found.bytes))
+    page.row("shards", f"{_sizes(found.shard_bytes)}; {_numbers(found.shard_records)} records")
+    in_bytes = "" if found.block_bytes is None else f"{_sizes(found.block_bytes)}; "
+    page.row("blocks", f"{in_bytes}{_numbers(found.block_records)} records")
+    page.whole("digest", index.digest)
+    if index.schema:
+        page.section("fields")
+        page.columns([(name or "record", kind) for name, kind in index.schema.items()])
 
 
-@app.command(context_settings=formerly("sheet"))
-def preview(
-    path: IndexedPlace,
-    records: Annotated[int, typer.Option(metavar="N", min=1, help="How many records to show.")] = 10,
-    first: Annotated[int, typer.Option("--from", metavar="N", min=0, help="The number of the first record.")] = 0,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the pictures of the records into one file, NAME.png.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Show some records and where they are stored, or write their pictures as a contact sheet.
+@contextmanager
+def counting(word: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
+    """A line on the terminal that counts shards while they are read, and is gone afterwards."""
+    from rich.progress import Progress, TextColumn
 
-    Records that cannot be read are marked as bad, with the reason.
+    from quorate.observe.screen import Screen
 
-    \b
-    Examples:
-      quorate data preview /data/photos
-      quorate data preview /data/photos --from 31415 --records 1
-      quorate data preview /data/photos --records 64 -o photos.png
-    """
-    from quorate.cli.data_view import show_preview
+    screen = Screen(sys.stderr)
+    line = TextColumn(f"{word} {{task.completed:,}} of {{task.total:,}} shards", style="none")
+    is_hidden = as_json or not screen.is_terminal
+    with Progress(line, console=screen, transient=True, disable=is_hidden, redirect_stdout=False) as progress:
+        task = progress.add_task(word, visible=False)
+        yield lambda done, total: progress.update(task, completed=done, total=total, visible=True)
 
-    show_preview(path, records, first, output, as_json)
+
+def _counted(index: "ShardIndex") -> str:
+    shards = plural(len(index.shards), f"{index.kind} shard")
+    return f"{shards} with {plural(len(index), 'record')} in {plural(index.blocks, 'block')}"
+
+
+def _sizes(spread: "Spread") -> str:
+    if spread.min == spread.max:
+        return f"{size(spread.max)} each"
+    return f"{size(spread.min)} to {size(spread.max)}, half of them up to {size(spread.median)}"
+
+
+def _numbers(spread: "Spread") -> str:
+    if spread.min == spread.max:
+        return f"{spread.max:,}"
+    return f"{spread.min:,} to {spread.max:,}"

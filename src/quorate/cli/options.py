@@ -23,7 +23,9 @@ MEANT = {"fit": "train", "run": "train", "start": "train", "launch": "train"}
 GONE = {
     "checkpoints copy": "a job copies its checkpoints to the places in checkpoint.to, also from a resume on (quorate "
     "resume RUN --set 'checkpoint.to=[checkpoints, /mnt/backup]'). Of a run that is complete, copy the folder with any "
-    "tool, and read the copy through: quorate checkpoints verify /mnt/backup/RUN"
+    "tool, and read the copy through: quorate checkpoints verify /mnt/backup/RUN",
+    "data preview": "quorate data verify says what cannot be read, and Python shows a record: "
+    "python -c 'import quorate; print(quorate.Shards(\"PATH\")[0])'",
 }
 """What is used instead of a verb that was removed."""
 Choice = TypeVar("Choice", bound=StrEnum)

@@ -9,15 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from quorate.api.live import Snapshot, WorkerNow
-from quorate.cli.layout import GAP, STATUS_STYLES, headed_table
+from quorate.cli.layout import STATUS_STYLES, headed_table
 from quorate.cli.output import NONE
 from quorate.core.generation import cell_of
 from quorate.history.run_record import RunRecord, Status
 from quorate.observe.quantities import age, ago, blocks_for, count, duration, measure, plural, sparkline
 from quorate.observe.screen import lines_of
 
-KEYS = "+ -  workers    c  save a checkpoint    s  stop    q  quit"
-CHOICE_KEYS = "up down  choose    enter  look at it    q  quit"
 SILENT = 1.0
 """Seconds after which it is told how long a worker was not heard."""
 _SPARK = 40
@@ -101,23 +99,15 @@ def _cells(each: WorkerNow) -> dict[str, str]:
     }
 
 
-def choice_view(running: Sequence[RunRecord], chosen: int | None, now: datetime) -> Group:
-    """All running jobs, the one that is chosen marked."""
+def list_view(running: Sequence[RunRecord], now: datetime) -> Group:
+    """All running jobs."""
     if not running:
         return Group(Text("No job is running in this folder of runs."))
-    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    for heading in ("", "name", "steps", "workers", "age", "task"):
-        table.add_column(Text(heading), no_wrap=heading in ("steps", "age"), overflow="fold")
-    for number, record in enumerate(running):
-        is_chosen = number == chosen
-        table.add_row(
-            Text(">" if is_chosen else " "),
-            Text(record.name, style="reverse" if is_chosen else ""),
-            Text(record.progress),
-            Text(str(record.workers or NONE)),
-            Text(age(record.age(now))),
-            Text(record.task.rpartition("/")[2], style="dim"),
-        )
+    rows = [
+        (each.name, each.progress, str(each.workers or NONE), age(each.age(now)), each.task.rpartition("/")[2])
+        for each in running
+    ]
+    table = headed_table(("name", "steps", "workers", "age", "task"), whole=("steps", "age"), rows=rows)
     return Group(Text(plural(len(running), "running job"), style="bold"), table)
 
 
