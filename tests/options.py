@@ -33,6 +33,11 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "history/test_written_before.py::*fsdp*",
         "simulation/test_simulated_meshes.py",
         "spec/test_nccl_keys.py",
+        "spec/test_engine_keys.py::test_a_job_that_cannot_grow_*fsdp*",
+        "spec/test_strategy_kinds.py::test_a_run_may_go_on_with_a_strategy_that_keeps_the_bits*",
+        "spec/test_strategy_kinds.py::test_the_kind_says_whether_each_worker_hosts_a_lane*",
+        "spec/test_strategy_kinds.py::test_the_largest_batch_of_a_sharded_model_is_not_looked_for",
+        "spec/test_strategy_kinds.py::test_workers_that_normalize_together_*",
         "strategies/gangs/*",
     ),
     "compression": (
