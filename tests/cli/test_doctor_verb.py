@@ -24,7 +24,7 @@ def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 # A machine may have too little of them, and runs these tests all the same.
-RESOURCES = {"memory", "open files", "runs folder", "temporary files", "clock"}
+RESOURCES = {"memory", "open files", "runs folder"}
 
 
 @pytest.mark.long

@@ -1,20 +1,15 @@
-import os
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from quorate.doctor.machine import (
     Trial,
-    check_clock,
     check_runs_folder,
-    check_temporary_folder,
     nearest_folder,
     try_to_write,
 )
 from quorate.doctor.report import Level
 
-NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 PLENTY = 10**12
 
 
@@ -52,23 +47,3 @@ def test_the_runs_folder(trial: Trial, level: Level, words: str) -> None:
     assert found.level is level
     assert words in found.text
     assert bool(found.remedy) is (level is not Level.OK)
-
-
-def test_a_run_from_the_future_stays_last() -> None:
-    assert check_clock(NOW, None).level is Level.OK
-    assert check_clock(NOW, NOW - timedelta(days=3)).level is Level.OK
-    found = check_clock(NOW, NOW + timedelta(hours=2))
-    assert found.level is Level.WARNING
-    assert "created 2:00:00 later" in found.text
-
-
-def test_temporary_files(tmp_path: Path) -> None:
-    used = Trial(tmp_path, free=PLENTY)
-    assert check_temporary_folder({}, used).level is Level.OK
-    assert check_temporary_folder({"TMPDIR": f"{tmp_path}{os.sep}"}, used).level is Level.OK
-    ignored = check_temporary_folder({"TMPDIR": "/not/there"}, used)
-    assert ignored.level is Level.WARNING
-    assert "TMPDIR is /not/there" in ignored.text
-    nowhere = check_temporary_folder({}, Trial(tmp_path, trouble="No space left on device"))
-    assert nowhere.level is Level.PROBLEM
-    assert "No space left on device" in nowhere.text

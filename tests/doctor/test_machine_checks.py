@@ -4,37 +4,12 @@ import pytest
 
 from quorate.doctor.machine import (
     ADMINISTRATOR,
-    check_cores,
-    check_loopback,
     check_memory,
     check_open_files,
-    talk_to_a_child,
 )
 from quorate.doctor.report import Level
 
 GIGABYTE = 10**9
-
-
-def test_cores_say_what_auto_makes_of_them() -> None:
-    found = check_cores(present=16, allowed=4)
-    assert (found.level, found.text) == (Level.OK, "4 of 16 may be used; `workers: auto` starts 4 for 8 lanes")
-    assert "starts 8 for 8 lanes" in check_cores(present=64, allowed=64).text
-
-
-@pytest.mark.parametrize(
-    ("quota", "level", "text"),
-    [
-        (None, Level.OK, "4 of 16 may be used; `workers: auto` starts 4 for"),
-        (4.0, Level.OK, "4 of 16 may be used; `workers: auto` starts 4 for"),
-        (3.5, Level.OK, "4 of 16 may be used, for the time of 3.5; `workers: auto` starts 3 for"),
-        (0.5, Level.WARNING, "4 of 16 may be used, for the time of 0.5; `workers: auto` starts 1 for"),
-    ],
-)
-def test_a_container_with_less_time_than_cores(quota: float | None, level: Level, text: str) -> None:
-    found = check_cores(present=16, allowed=4, quota=quota)
-    assert found.level is level
-    assert found.text.startswith(text)
-    assert ("--cpus" in found.remedy) is (level is Level.WARNING)
 
 
 @pytest.mark.parametrize(
@@ -60,26 +35,3 @@ def test_memory_has_to_hold_the_workers(free: int, level: Level) -> None:
 def test_open_files(limit: float, highest: float, level: Level, remedy: str) -> None:
     found = check_open_files(limit, highest)
     assert (found.level, found.remedy) == (level, remedy)
-
-
-def test_two_processes_of_this_machine_talk() -> None:
-    found = check_loopback(lambda: talk_to_a_child(patience=40.0))
-    assert found.level is Level.OK, found.text
-    assert "127.0.0.1:" in found.text
-
-
-def test_processes_that_cannot_talk() -> None:
-    def refuses() -> int:
-        raise PermissionError(13, "Permission denied")
-
-    found = check_loopback(refuses)
-    assert found.level is Level.PROBLEM
-    assert "Permission denied" in found.text
-    assert "firewall" in found.remedy
-
-
-def test_a_call_that_never_comes_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorate.doctor.machine._CALLER", "pass")
-    found = check_loopback(lambda: talk_to_a_child(patience=0.2))
-    assert found.level is Level.PROBLEM
-    assert "timed out" in found.text

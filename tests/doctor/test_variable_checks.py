@@ -1,7 +1,7 @@
 import pytest
 
 from quorate.doctor.report import Level
-from quorate.doctor.software import check_job_variable, check_job_variables, check_pinned_variables
+from quorate.doctor.software import check_job_variable, check_job_variables
 
 
 def test_variables_of_others_are_none_of_ours() -> None:
@@ -52,10 +52,3 @@ def test_what_a_parameter_of_a_task_is_set_to_is_nobodys_business(name: str, val
 @pytest.mark.parametrize(("name", "value"), [("QUORATE_WORKERS", "100"), ("QUORATE_LANES", "512")])
 def test_what_may_suit_some_job_is_not_warned_of(name: str, value: str) -> None:
     assert check_job_variable(name, value).level is Level.NOTE
-
-
-def test_thread_variables_are_harmless() -> None:
-    assert check_pinned_variables({"PATH": "/bin"}).level is Level.OK
-    found = check_pinned_variables({"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "2"})
-    assert found.level is Level.NOTE
-    assert found.text == "MKL_NUM_THREADS=2, OMP_NUM_THREADS=4: harmless, workers set their own"

@@ -4,16 +4,12 @@ Whatever one of them does, there is a finding, and soon.
 """
 
 import math
-import os
 import resource
 import socket
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,13 +18,12 @@ from quorate.core.addresses import split_address
 from quorate.core.errors import FrameError, LinkError, QuorateError, RunError
 from quorate.core.installation import install_of
 from quorate.core.machine import read_limits, usable_cores
-from quorate.core.processes import describe_departure
 from quorate.core.user_code import describe
 from quorate.doctor import machine, software
 from quorate.doctor.cluster import judge
 from quorate.doctor.nccl import Network, check_nccl, settings_of
 from quorate.doctor.node_probe import NodeProbe
-from quorate.doctor.probes import probe_kernel, probe_torch
+from quorate.doctor.probes import probe_torch
 from quorate.doctor.report import Finding, Level
 from quorate.engines.ray.option import RaySpec
 from quorate.spec.load import resolve_mapping
@@ -36,8 +31,6 @@ from quorate.storage.run_folder import Door, RunFolder
 
 PATIENCE = 10.0
 TORCH_PATIENCE = 60.0
-# For a process that starts Python: on a machine that is busy with something else this takes seconds.
-PROCESS_PATIENCE = 20.0
 CLUSTER_PATIENCE = 600.0
 REPORT_IT = "This check failed itself; please report it."
 
@@ -67,22 +60,12 @@ def checks_of(runs: Path, environment: Mapping[str, str], run: RunFolder | None 
     return [
         Check("quorate", software.check_installation),
         Check("torch", lambda: _torch(environment, run), TORCH_PATIENCE + PATIENCE),
-        Check("cores", _cores),
         Check("memory", _memory),
         Check("open files", _open_files),
-        Check("kernel", _kernel, 2 * PROCESS_PATIENCE),
-        Check(
-            "ports",
-            lambda: machine.check_loopback(lambda: machine.talk_to_a_child(PROCESS_PATIENCE)),
-            2 * PROCESS_PATIENCE,
-        ),
         Check(
             "runs folder", lambda: machine.check_runs_folder(runs, machine.try_to_write(machine.nearest_folder(runs)))
         ),
-        Check("clock", lambda: _clock(runs)),
-        Check("temporary files", lambda: _temporary_files(environment)),
         Check("job variables", lambda: software.check_job_variables(environment)),
-        Check("thread variables", lambda: software.check_pinned_variables(environment)),
         Check("extras", software.check_extras),
         Check("coordinators", lambda: _coordinators(runs, run), 4 * PATIENCE),
     ]
@@ -142,10 +125,6 @@ def _cluster(engine: RaySpec) -> Sequence[Finding]:
     return judge(read_cluster(engine.address, engine.storage), NodeProbe().facts()["versions"])
 
 
-def _cores() -> Finding:
-    return machine.check_cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), read_limits().cores)
-
-
 def _memory() -> Finding:
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     kibibytes = {words[0].rstrip(":"): int(words[1]) for words in lines}
@@ -160,30 +139,6 @@ def _open_files() -> Finding:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
     return machine.check_open_files(soft, hard)
-
-
-def _clock(runs: Path) -> Finding:
-    newest = max((run.created for run in RunFolder.all_in(runs)), default=None)
-    return machine.check_clock(datetime.now(UTC), newest)
-
-
-def _kernel() -> Finding:
-    try:
-        return machine.check_kernel(probe_kernel(PROCESS_PATIENCE))
-    except subprocess.TimeoutExpired:
-        text = f"not known: the process that tries its features has not ended within {PROCESS_PATIENCE:g} s"
-        return Finding("kernel", Level.WARNING, text, "If this machine is busy just now, ask again later.")
-    except subprocess.CalledProcessError as error:
-        text = f"the process that tries its features {describe_departure(error.returncode)}"
-        return Finding("kernel", Level.PROBLEM, text, machine.KERNEL_REMEDY)
-
-
-def _temporary_files(environment: Mapping[str, str]) -> Finding:
-    try:
-        trial = machine.try_to_write(Path(tempfile.gettempdir()))
-    except FileNotFoundError as error:  # in none of the usual places
-        trial = machine.Trial(Path(environment.get("TMPDIR", "/tmp")), trouble=str(error))
-    return machine.check_temporary_folder(environment, trial)
 
 
 def _coordinators(folder: Path, run: RunFolder | None) -> Sequence[Finding]:

@@ -1,15 +1,9 @@
-"""What is tried in a process of its own: ``python -m quorate.doctor.probes kernel``, and ``… torch``.
+"""Torch, tried in a process of its own, ``python -m quorate.doctor.probes``: one that hangs takes nobody with it."""
 
-Forking is for processes with one thread, and a torch that hangs or dies while it is imported takes nobody with it.
-"""
-
-import ctypes
-import fcntl
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -18,8 +12,6 @@ from quorate.core.processes import describe_departure
 from quorate.core.user_code import describe
 from quorate.engines.local import ENVIRONMENT
 from quorate.observe.quantities import size
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -38,18 +30,14 @@ class TorchFacts:
     apart: tuple[tuple[int, int], ...] = ()
 
 
-def probe_kernel(patience: float) -> dict[str, str]:
-    """What went wrong with each feature of the kernel that jobs use; empty where it works."""
-    done = _run("kernel", patience)
-    done.check_returncode()
-    answer: dict[str, str] = json.loads(done.stdout)
-    return answer
-
-
 def probe_torch(patience: float) -> TorchFacts:
     """Import torch with the environment that workers have, and compute the same twice."""
+    command = [sys.executable, "-P", "-m", "quorate.doctor.probes"]
+    environment = {**os.environ, **ENVIRONMENT}
     try:
-        done = _run("torch", patience)
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, check=False
+        )
     except subprocess.TimeoutExpired:
         return TorchFacts(error=f"its import has not ended within {patience:g} s")
     # The last line: torch or a plug-in of it may have said something before.
@@ -59,53 +47,6 @@ def probe_torch(patience: float) -> TorchFacts:
         return TorchFacts(**{**fields, "cuda": tuple(fields["cuda"]), "apart": apart})
     except (IndexError, ValueError, KeyError, TypeError):
         return TorchFacts(error=f"the process that imported it {describe_departure(done.returncode)}")
-
-
-def _run(probe: str, patience: float) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-P", "-m", "quorate.doctor.probes", probe]
-    environment = {**os.environ, **ENVIRONMENT}
-    return subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, check=False
-    )
-
-
-def _try_kernel() -> dict[str, str]:
-    features: dict[str, Callable[[], None]] = {
-        "fork": _fork,
-        "pidfd": lambda: os.close(os.pidfd_open(os.getpid())),
-        "parent-death signal": _death_signal,
-        "memfd": _memfd,
-    }
-    troubles = dict.fromkeys(features, "")
-    for name, attempt in features.items():
-        try:
-            attempt()
-        except Exception as error:
-            troubles[name] = describe(error)
-    return troubles
-
-
-def _fork() -> None:
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    if status != 0:
-        raise OSError(f"the child ended with status {status}")
-
-
-def _memfd() -> None:
-    descriptor = os.memfd_create("quorate-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.posix_fallocate(descriptor, 0, 4096)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    finally:
-        os.close(descriptor)
-
-
-def _death_signal() -> None:
-    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0) != 0:
-        raise OSError("prctl has refused it")
 
 
 def _try_torch() -> TorchFacts:
@@ -161,4 +102,4 @@ def _pairs_apart() -> tuple[tuple[int, int], ...]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_try_kernel() if sys.argv[1] == "kernel" else asdict(_try_torch())))
+    print(json.dumps(asdict(_try_torch())))

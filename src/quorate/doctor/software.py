@@ -13,7 +13,6 @@ from quorate.core.gpus import driver_here, gpus_here
 from quorate.core.installation import install_of
 from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
-from quorate.engines.local import ENVIRONMENT
 from quorate.observe.quantities import plural
 from quorate.spec.keys import PREFIX
 from quorate.spec.load import resolve_mapping
@@ -230,12 +229,3 @@ def check_job_variable(name: str, value: str) -> Finding:
 def _is_unknown(key: str, problem: Problem) -> bool:
     """Whether it says that no job has the key's first part: what is written below that has no origin of its own."""
     return "." in key and problem.path == key.split(".")[0] and problem.text.startswith("there is no such key")
-
-
-def check_pinned_variables(environment: Mapping[str, str]) -> Finding:
-    """Variables that change how many threads a library uses: workers have their own."""
-    pinned = {"OMP_THREAD_LIMIT", *ENVIRONMENT}
-    found = [f"{name}={environment[name]}" for name in sorted(pinned) if name in environment]
-    if not found:
-        return Finding("thread variables", Level.OK, "none is set, and workers set their own")
-    return Finding("thread variables", Level.NOTE, f"{', '.join(found)}: harmless, workers set their own")
