@@ -85,13 +85,9 @@ class ObjectFolder(ShownFolder):
 
     def remove(self, name: str) -> None:
         """Remove a checkpoint, or what lies there for one."""
-        found = [key for key in self.objects() if key.startswith(f"{name}/")]
-        if not found:
-            raise CheckpointError(f"cannot remove checkpoint {name}: it is not in {self.store}.")
-        # The manifest first: what is left then is no checkpoint.
-        for key in sorted(found, key=lambda each: not each.endswith(f"/{MANIFEST}")):
-            with explaining():
-                self.store.remove(key)
+        with explaining():
+            if not remove_below(self.store, name):
+                raise CheckpointError(f"cannot remove checkpoint {name}: it is not in {self.store}.")
         discard(self.folder / name)
 
     def keep(self, name: str, content: bytes) -> None:
@@ -104,6 +100,14 @@ class ObjectFolder(ShownFolder):
         names = [key for key in self.objects() if key.startswith(beginning)]
         with explaining():
             return [(name, self.store.read(name)) for name in names]
+
+
+def remove_below(store: ObjectStore, name: str) -> bool:
+    """Remove all below a name, the manifest first: what is left then is no checkpoint. Whether there was anything."""
+    found = [key for key in store.list() if key.startswith(f"{name}/")]
+    for key in sorted(found, key=lambda each: not each.endswith(f"/{MANIFEST}")):
+        store.remove(key)
+    return bool(found)
 
 
 @contextlib.contextmanager

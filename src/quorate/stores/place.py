@@ -30,6 +30,7 @@ from quorate.core.generation import Cursor
 from quorate.core.regular_file import opened_regular, read_regular
 from quorate.storage.atomic import discard, move_into_place, put_in_place, sync_folder, write_atomically, write_new_file
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, open_store
+from quorate.stores.object_folder import remove_below
 from quorate.stores.objects import refuse_unknown_store
 
 COPYING = ".copying-"
@@ -140,11 +141,7 @@ class ObjectPlace:
         return len(content) + sum(part.bytes for part in missing)
 
     def remove(self, name: str) -> None:
-        files = self._files(name)
-        # The manifest first: what is left then is no checkpoint.
-        for file in sorted(files, key=lambda each: each != MANIFEST):
-            self._store.remove(f"{name}/{file}")
-        if not files:
+        if not remove_below(self._store, name):
             self._store.remove(name)
 
     def read(self, file: str) -> bytes | None:
@@ -198,9 +195,10 @@ class FolderPlace:
                 if entry.name.startswith((COPYING, REMOVING)):
                     unfinished[entry.name] = last_change(entry)
                 elif cursor_of(entry.name) is not None:
-                    files[entry.name] = {file.name: file.stat().st_size for file in entry.iterdir()}
-                    if MANIFEST not in files[entry.name]:
-                        unfinished[entry.name] = last_change(entry)
+                    with contextlib.suppress(FileNotFoundError):  # it is being removed
+                        files[entry.name] = {file.name: file.stat().st_size for file in entry.iterdir()}
+                        if MANIFEST not in files[entry.name]:
+                            unfinished[entry.name] = last_change(entry)
         return Contents(_whole(files), unfinished)
 
     def receive(self, name: str, manifest: Manifest, content: bytes, source: Place) -> int:
