@@ -66,6 +66,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "stores": (
         "api/test_changed_copies.py",
+        "api/test_session.py::*what_copiers_write*",
+        "checkpoint/test_checkpoint_store.py::*objects*",
         "api/test_copies_told.py",
         "cli/test_remote_copies.py",
         "engines/test_shared_storage.py",
@@ -73,6 +75,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "stores/*",
     ),
     "encryption": (
+        "api/test_checkpoints.py",
         "checkpoint/test_cipher.py",
         "checkpoint/test_key.py",
         "checkpoint/test_rekeying.py",

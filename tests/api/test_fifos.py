@@ -18,7 +18,6 @@ from quorate.history.run_detail import RunDetail
 from quorate.history.run_record import read_runs
 from quorate.storage.kept_source import keep_source
 from quorate.storage.run_folder import RunFolder
-from quorate.stores.transfer import Source
 from storage.in_time import in_time
 
 
@@ -71,7 +70,6 @@ def test_whoever_reads_it_is_told_at_once(tmp_path: Path, name: str) -> None:
         lambda: recorded_environment(run, None),
         lambda: verify_run(run),
         lambda: find_task(run, "/gone/task.py:Tiny"),
-        lambda: Source.of(run, recorded_job(run).spec).pages(),
         run.next_incarnation,
         run.holder,
         run.lock().__enter__,

@@ -9,8 +9,7 @@ import pytest
 
 from command import Workplace
 from made_events import make_event
-from quorate.api import copies, run_part, session
-from quorate.api.copies import Copies
+from quorate.api import run_part, session
 from quorate.api.prints import NoDisplay, RunStart
 from quorate.api.recorded_run import warn_of_stretched_schedule
 from quorate.coordinator.news import Outcome
@@ -168,10 +167,12 @@ def test_gpus_that_stay_idle_are_told_when_a_run_begins(
 def test_what_copiers_write_before_the_job_has_begun_is_news(
     used_workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from quorate.api import copies
+
     run = RunFolder(used_workplace.last)
     before, told = run.events_file.stat().st_size, []
 
-    class Hasty(Copies):
+    class Hasty(copies.Copies):
         def __init__(self, *parts: Any) -> None:
             super().__init__(*parts)
             self._publish("log", None, {"message": "copied"})

@@ -3,6 +3,7 @@
 import errno
 import os
 import secrets
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from checkpoint.memory_store import MemoryStore
 from checkpoint.split_save import split
 from checkpoint.whole_save import save_whole
 from object_store import BUCKET
-from quorate.checkpoint import store as store_module
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder, CheckpointStore, NoSpace, remove_surplus
@@ -21,9 +21,8 @@ from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import encode
 from quorate.core.errors import AttemptGone, CheckpointError, LeaseExpired
 from quorate.core.generation import Cursor
+from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder
-from quorate.stores import checkpoints
-from quorate.stores.objects import FsspecStore
 
 STATE = {"a": torch.arange(4.0), "b": {"c": torch.ones(2, dtype=torch.int64), "d": "text"}}
 
@@ -34,7 +33,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
         return MemoryStore()
     if request.param == "objects":
         request.getfixturevalue("s3")
-        RunFolder(tmp_path).keep_in(FsspecStore(f"s3://{BUCKET}/{tmp_path.name}-{secrets.token_hex(4)}"))
+        RunFolder(tmp_path).keep_in(open_store(f"s3://{BUCKET}/{tmp_path.name}-{secrets.token_hex(4)}"))
     return CheckpointFolder.at(tmp_path / "checkpoints")
 
 
@@ -172,8 +171,7 @@ def _fill(store: CheckpointStore, patch: pytest.MonkeyPatch) -> None:
     if isinstance(store, MemoryStore):
         store.free = 1
     else:
-        patch.setattr(store_module, "write_part", full)
-        patch.setattr(checkpoints, "write_part", full)
+        patch.setattr(sys.modules[type(store).__module__], "write_part", full)
 
 
 def test_after_a_power_cut_what_was_committed_is_there_and_nothing_else() -> None:

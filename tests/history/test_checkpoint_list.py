@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
+from checkpoint.saved_run import make_run
 from quorate.checkpoint.retention import Reason
 from quorate.history.checkpoint_list import CheckpointList
 from quorate.observe.events import CheckpointSaved
 from quorate.observe.jsonl import JsonlSink
-from stores.copied_run import make_source
 
 
 def test_one_that_is_kept_for_audits_says_so(tmp_path: Path) -> None:
-    run = make_source(tmp_path, 2, 4, 6, keys="checkpoint: {keep: 1}\n").run
+    run = make_run(tmp_path, 2, 4, 6, keys="checkpoint: {keep: 1}\n")
     sink = JsonlSink(run.events_file)
     sink.handle(CheckpointSaved(step=6, audited=5))
     sink.close()

@@ -5,58 +5,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from checkpoint.whole_save import save_whole
+from checkpoint.saved_run import add_checkpoint, make_run
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.retention import Retention, Watched
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.generation import Phase
 from quorate.encryption.key import read_key
 from quorate.spec.load import load_recorded
 from quorate.spec.override import Override
-from quorate.spec.resolved import dump_job
-from quorate.storage.run_folder import RunFolder
 from quorate.stores.place import FolderPlace
 from quorate.stores.transfer import Source, copy_checkpoints
 
 
 def make_source(runs: Path, *steps: int, keep: int = 3, numbers: int = 64, keys: str = "") -> Source:
     """A new run with checkpoints of these steps; `keys` are further ones of its job."""
-    run = RunFolder.create(runs, "tiny")
-    run.write_job(f"task: task.py:Tiny\nbatch_size: 8\nsteps: 8\n{keys}")
-    run.write_job(dump_job(load_recorded(run.job_file, {}, [])))  # as a run has it
-    run.write_environment({"torch": "2"})
-    source = Source(run, Retention(keep), Watched("loss", "min"))
-    for step in steps:
-        save(source, step, numbers=numbers)
-    return source
+    run = make_run(runs, *steps, numbers=numbers, keys=keys)
+    return Source(run, Retention(keep), Watched("loss", "min"))
 
 
-def save(
-    source: Source,
-    step: int,
-    *,
-    loss: float | None = None,
-    numbers: int = 64,
-    folder: CheckpointFolder | None = None,
-    environment: dict[str, Any] | None = None,
-    job: dict[str, Any] | None = None,
-) -> CheckpointInfo:
-    """Add a checkpoint; with a loss, it was evaluated."""
-    folder = folder or CheckpointFolder(source.run.checkpoints)
-    state: dict[str, Any] = {"model": {"weight": torch.arange(float(numbers)) * step}, "epoch": step}
-    save_whole(
-        folder,
-        state,
-        step=step,
-        phase=int(Phase.TRAINED if loss is None else Phase.EVALUATED),
-        weights_digest=f"weights of {step}",
-        job=job or {"seed": 7},
-        environment=environment or {"torch": "2"},
-        metrics={} if loss is None else {"loss": loss},
-    )
-    return folder.list()[-1]
+def save(source: Source, step: int, **about: Any) -> CheckpointInfo:
+    """Add a checkpoint."""
+    return add_checkpoint(source.run, step, **about)
 
 
 def infos(source: Source) -> dict[str, CheckpointInfo]:

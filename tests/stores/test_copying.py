@@ -1,3 +1,5 @@
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
@@ -6,12 +8,14 @@ from hypothesis import strategies as st
 
 from quorate.checkpoint.listing import checkpoint_name
 from quorate.checkpoint.retention import Retention
+from quorate.core.errors import QuorateError
 from quorate.core.generation import Cursor
 from quorate.core.runs_folder import ORIGIN
 from quorate.storage.objects import StoreError
 from quorate.stores.copier import LONGEST_PAUSE, pause_after, plan_copies
 from quorate.stores.place import Contents, FolderPlace, files_of
 from quorate.stores.transfer import LEFT_BEHIND, copy_checkpoints, copy_one
+from storage.in_time import in_time
 from stores.copied_run import infos, make_source
 
 NOW = 1_000_000.0
@@ -113,3 +117,12 @@ def test_a_run_without_checkpoints_claims_no_place(tmp_path: Path) -> None:
     place = FolderPlace(tmp_path / "copy")
     assert copy_checkpoints(make_source(tmp_path), place) == ()
     assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "environment.json"])
+def test_a_page_that_is_a_pipe_is_told_at_once(tmp_path: Path, name: str) -> None:
+    source = make_source(tmp_path, 2)
+    (source.run.path / name).unlink()
+    os.mkfifo(source.run.path / name)
+    with in_time(), contextlib.suppress(QuorateError, OSError):
+        assert name not in source.pages()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from checkpoint.whole_save import save_whole
 from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import AttemptGone, CheckpointError
@@ -15,6 +16,7 @@ from quorate.history.checkpoint_list import CheckpointList
 from quorate.storage.objects import Stored
 from quorate.storage.run_folder import RunFolder
 from quorate.stores.objects import FsspecStore
+from quorate.supervisor.supervisor import find_newest
 
 MANIFEST = Manifest(1, 0, "", (), {}, "weights", {}, {}, {})
 
@@ -152,3 +154,16 @@ def test_a_manifest_of_the_same_length_is_shown_anew(
     reads.clear()
     assert [info.manifest.weights_digest for info in folder.list()] == ["WEIGHTS"]
     assert reads == ([] if has_tags else [key])
+
+
+def test_several_set_aside_at_once(folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_whole(folder, {"step": 4}, step=4, weights_digest="w")
+    second = CheckpointFolder.at(folder.folder)
+    listed = second.list()
+    folder.set_aside(0)
+    with monkeypatch.context() as patched:
+        answers = iter([listed])
+        patched.setattr(second, "list", lambda: next(answers, ()))  # it has looked before
+        second.set_aside(0)
+    assert {info.path.name for info in folder.distrusted()} == {"step-00000004"}
+    assert find_newest(folder, None, saved=4) is None

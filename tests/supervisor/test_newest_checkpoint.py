@@ -1,6 +1,5 @@
 """From what a job goes on when nobody holds its state: the newest whole checkpoint, or nothing if none was saved."""
 
-import uuid
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,12 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder, Loaded
 from quorate.core.errors import CheckpointError, LinkError
 from quorate.core.failure import CHECKPOINT_LOST, JobFailed
-from quorate.storage.run_folder import RunFolder
-from quorate.stores.objects import FsspecStore
 from quorate.supervisor.supervisor import find_newest
 from quorate.worker.process import load_meant, newest_instead
 
 
 def save(folder: Path, step: int) -> Path:
-    return save_whole(CheckpointFolder.at(folder), {"step": step}, step=step, weights_digest="w").path
+    return save_whole(CheckpointFolder(folder), {"step": step}, step=step, weights_digest="w").path
 
 
 def damage(checkpoint: Path) -> None:
@@ -115,21 +112,6 @@ def test_what_may_be_wrong_is_set_aside_and_without_any_other_the_job_begins_aga
     save(tmp_path, 8)  # as it is computed again
     folder.set_aside(0)
     assert find_newest(folder, None, saved=8) is None
-
-
-def test_in_a_store_too_and_by_several_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RunFolder.create(tmp_path, "tiny")
-    run.keep_in(FsspecStore(f"memory://{uuid.uuid4().hex}/tiny"))
-    save(run.checkpoints, 4)
-    first, second = CheckpointFolder.at(run.checkpoints), CheckpointFolder.at(run.checkpoints)
-    listed = second.list()
-    first.set_aside(0)
-    with monkeypatch.context() as patched:
-        answers = iter([listed])
-        patched.setattr(second, "list", lambda: next(answers, ()))  # it has looked before
-        second.set_aside(0)
-    assert {info.path.name for info in first.distrusted()} == {"step-00000004"}
-    assert find_newest(first, None, saved=4) is None
 
 
 def test_one_that_cannot_be_set_aside_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
