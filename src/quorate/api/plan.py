@@ -9,6 +9,7 @@ from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RequestError
 from quorate.core.gpus import gpus_here, memory_of
 from quorate.core.machine import free_memory, usable_cores
+from quorate.core.named import named_object
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Samples, batch_of
 from quorate.lanes.buckets import plan_buckets
@@ -17,7 +18,6 @@ from quorate.lanes.traffic import Traffic, ring_traffic
 from quorate.observe.quantities import plural, size
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
-from quorate.spec.options import named_object
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.section import AUTO_BATCH
 from quorate.training.footprint import Footprint, ModuleSize, footprint

@@ -36,6 +36,7 @@ from quorate.spec.job import TaskReference
 from quorate.spec.override import ENVIRONMENT
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.secrets import job_secrets
+from quorate.spec.section import usual_mode
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
@@ -113,6 +114,12 @@ class Part:
             self._say(notice)
         if (idle := idle_gpus(self._spec, self._workers)) is not None:
             log.warning("%s", idle)
+        for key, watched in (("evaluate", self._spec.evaluate), ("early_stop", self._spec.early_stop)):
+            metric = None if watched is None else watched.metric
+            if watched is not None and metric is not None and usual_mode(metric) not in (None, watched.mode):
+                better = "smaller" if watched.mode == "min" else "larger"
+                text = f"{key}: a {better} {metric} counts as better (mode: {watched.mode}). If the opposite is meant, "
+                self._display.handle(LogMessage(level="warning", message=f"{text}write mode: {usual_mode(metric)}."))
             self._display.handle(LogMessage(level="warning", message=idle))
         try:
             # Before there are copiers, which write events themselves: those are news.

@@ -43,6 +43,7 @@ from quorate.core.debugger import is_attached
 from quorate.core.errors import CheckpointError, JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.masking import mask_all, secrets_in
+from quorate.core.named import named_object
 from quorate.core.runs_folder import is_copy
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
@@ -50,7 +51,6 @@ from quorate.engines.node_code import NodeCode
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
 from quorate.spec.lineage import with_branch
-from quorate.spec.options import named_object
 from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.secrets import job_secrets

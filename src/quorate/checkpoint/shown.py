@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from quorate.spec.options import named_object
+from quorate.core.named import named_object
 from quorate.storage.run_folder import RunFolder
 
 

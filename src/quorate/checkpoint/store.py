@@ -37,9 +37,9 @@ from quorate.checkpoint.seal import Seal
 from quorate.checkpoint.shown import shown_by
 from quorate.core.errors import AttemptGone, CheckpointError, UntrustedError
 from quorate.core.generation import Cursor, GenerationId
+from quorate.core.named import named_object
 from quorate.core.regular_file import read_regular
 from quorate.spec.job import CheckpointSpec
-from quorate.spec.options import named_object
 from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder, write_atomically, write_new_file
 
 log = logging.getLogger(__name__)

@@ -162,7 +162,8 @@ def autopsy_of_hangs(members: Members, failure: Failure) -> Failure | None:
     if members.hangs is None or members.hangs.times < MOST_HANGS:
         return None
     message = (
-        f"{failure.message} Workers have now hung there {members.hangs.times} times in a row, so the job is stopped."
+        f"{failure.message} Workers have now hung there {members.hangs.times} times in a row, so the job is stopped. "
+        "If it may take so long, raise or remove step_timeout."
     )
     return failure.at(message=message)
 

@@ -46,6 +46,10 @@ _REMEDIES: tuple[tuple[str, _Say], ...] = (
         'There is no GPU here that this job uses. Leave out .cuda() and .to("cuda"): model and batches are put on the '
         "job's device (`device`) as they are; a tensor made in loss() is put beside others with device=batch.device.",
     ),
+    (
+        r"element 0 of tensors does not require grad",
+        "If that is a backward() in loss() or metrics(), leave it out: Quorate calls it for what loss() returns.",
+    ),
     (r"^ModuleNotFoundError: No module named '([^']+)'", _no_module),
     (
         r"before Module\.__init__\(\) call",

@@ -113,9 +113,3 @@ def added(section: Section, key: str, kind: type[SectionType]) -> SectionType:
     value = getattr(section, key)
     assert isinstance(value, kind), key
     return value
-
-
-def named_object(name: str) -> Any:
-    """What `package.module:name` names, which is imported now."""
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)

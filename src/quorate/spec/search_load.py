@@ -1,7 +1,6 @@
 """From a search file or a call to a checked search with its job: read, layer, check, and tell every mistake at once."""
 
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from quorate.spec.problems import describe_errors, in_brackets, plain_problems
 from quorate.spec.resolved import ResolvedJob, dump_lines
 from quorate.spec.search import SearchSpec
 from quorate.spec.search_rules import broken_search_rules, space_problems
-from quorate.spec.section import AUTO_BATCH
+from quorate.spec.section import AUTO_BATCH, usual_mode
 from quorate.spec.space import DimensionSpec, dimension_problems
 
 log = logging.getLogger(__name__)
@@ -33,8 +32,6 @@ SEARCH_FILE, JOB_FILE = "search.yaml", "job.yaml"
 USUAL_TRIALS = 16
 """Of a search that is made from a job file alone."""
 _HEADER = "# The search as it was resolved: every key, with where its value came from. Its job is next to it."
-_SMALLER = re.compile(r"loss|error|perplexity|mae|mse|rmse", re.IGNORECASE)
-_LARGER = re.compile(r"acc|accuracy|top\d*|f1|auc|recall|precision|iou|map|bleu|score|reward|r2", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -269,7 +266,7 @@ class SearchReading:
         if values.get("mode") is None:
             names = values["metric"] if isinstance(values["metric"], list) else [values["metric"]]
             told = [known.get(name) if isinstance(name, str) else None for name in names]
-            modes = [_usual_mode(name) if said is None else said[0] for name, said in zip(names, told, strict=True)]
+            modes = [usual_mode(name) if said is None else said[0] for name, said in zip(names, told, strict=True)]
             if modes and None not in modes:
                 values["mode"] = modes if isinstance(values["metric"], list) else modes[0]
                 origins["mode"] = told[0][1] if told[0] is not None else "default"
@@ -348,10 +345,3 @@ class SearchReading:
         except JobFileError as error:
             self._job_problems += [replace(one, path=f"trial.{one.path}") for one in error.problems]
             return job
-
-
-def _usual_mode(metric: Any) -> str | None:
-    words = re.split(r"[\W_]+", str(metric))
-    if any(_SMALLER.fullmatch(word) for word in words):
-        return "min"
-    return "max" if any(_LARGER.fullmatch(word) for word in words) else None

@@ -1,5 +1,6 @@
 """What the sections of a job file are made of."""
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +17,19 @@ OptionalPositive = Annotated[float | None, Field(gt=0), Allowed("a number above 
 AUTO = "auto"
 AUTO_BATCH = 2**62
 """Stands for `batch_size: auto` until a number is found, before the run has its folder: nothing is trained with it."""
+
+
+_SMALLER = re.compile(r"loss|error|perplexity|mae|mse|rmse", re.IGNORECASE)
+_LARGER = re.compile(r"acc|accuracy|top\d*|f1|auc|recall|precision|iou|map|bleu|score|reward|r2", re.IGNORECASE)
+
+
+def usual_mode(metric: Any) -> str | None:
+    """Whether of a metric with such a name smaller ("min") or larger ("max") values are better; None if it does not
+    say."""
+    words = re.split(r"[\W_]+", str(metric))
+    if any(_SMALLER.fullmatch(word) for word in words):
+        return "min"
+    return "max" if any(_LARGER.fullmatch(word) for word in words) else None
 
 
 def spelled_out(section: Any) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quorate.core.addresses import has_secret, shown
 from quorate.core.errors import JobError, RequestError
-from quorate.spec.options import named_object
+from quorate.core.named import named_object
 
 SLOWEST = 100_000
 """Bytes a second that are waited for at least, of what is moved."""

@@ -8,11 +8,11 @@ import torch
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Role
+from quorate.core.named import named_object
 from quorate.observe.events import BlocksPlaced, LinksMeasured
 from quorate.reduce.connect import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
-from quorate.spec.options import named_object
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
 from quorate.training.loop import Loop

@@ -147,6 +147,7 @@ def metric_of(metrics: Mapping[str, float], name: str, key: str) -> float:
     if name not in metrics:
         near = "".join(f" Did you mean {meant}?" for meant in difflib.get_close_matches(name, metrics, n=1))
         given = ", ".join(metrics) or "none"
+        given = "loss alone, as for a task without metrics()" if given == "loss" else given
         raise MetricError(f"{key}: there is no metric '{name}'; metrics() gives {given}.{near}")
     return metrics[name]
 

@@ -7,7 +7,7 @@ import heapq
 import random
 from dataclasses import dataclass, field
 
-from quorate.strategies.servers.units.dealing import AppliedSet, Dealer, Unit, applied_everywhere
+from quorate.strategies.servers.dealing import AppliedSet, Dealer, Unit, applied_everywhere
 
 
 class RuleBroken(BaseException):

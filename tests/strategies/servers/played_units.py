@@ -14,11 +14,11 @@ from quorate.core.generation import GenerationId
 from quorate.data.lane_sampler import LaneSampler
 from quorate.data.ledger import Tally
 from quorate.spec.job import JobSpec
+from quorate.strategies.servers.dealing import Unit, UnitRecord, applied_everywhere
 from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.servers.parcels import Parcel
 from quorate.strategies.servers.placement import place
 from quorate.strategies.servers.units.channel import Blocks, Head, UnitChannel, UnitPlan
-from quorate.strategies.servers.units.dealing import Unit, UnitRecord, applied_everywhere
 from quorate.strategies.servers.units.loop import agreement_of
 from quorate.strategies.servers.units.server import Hub, UnitServer
 from quorate.strategies.servers.units.settings import StepSettings

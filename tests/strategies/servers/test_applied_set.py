@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from quorate.strategies.servers.units.dealing import AppliedSet, Unit, applied_everywhere
+from quorate.strategies.servers.dealing import AppliedSet, Unit, applied_everywhere
 
 LANES = 3
 units = some.sets(some.builds(Unit, some.integers(1, 5), some.integers(0, LANES - 1)))

@@ -12,7 +12,7 @@ import gang
 from bits.bit_tasks import Adam, BatchNormAndDropout, Momentum, Regression
 from quorate.core.errors import LossError, UnsupportedModelError
 from quorate.data.ledger import Tally, total
-from quorate.strategies.servers.units.dealing import AppliedSet, Unit
+from quorate.strategies.servers.dealing import AppliedSet, Unit
 from quorate.strategies.servers.units.settings import StepSettings
 from quorate.training.replica import Replica
 from quorate.training.task import Task

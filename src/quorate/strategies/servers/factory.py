@@ -10,6 +10,7 @@ from quorate.strategies.compression.methods import check_compressible, method_of
 from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.servers.compress import EncodedExchange
+from quorate.strategies.servers.dealing import UnitRecord
 from quorate.strategies.servers.exchange import Exchange, SharedExchange, StagedExchange, Star
 from quorate.strategies.servers.links import LinkedReduction, Spokes, connect_star
 from quorate.strategies.servers.option import ServersSpec
@@ -18,7 +19,6 @@ from quorate.strategies.servers.rows import RowExchange, RowGradients, Table, ch
 from quorate.strategies.servers.share import OnServers, Share, writing_order
 from quorate.strategies.servers.step import ServersConnection
 from quorate.strategies.servers.units.connection import UnitConnection, connect_units
-from quorate.strategies.servers.units.dealing import UnitRecord
 from quorate.strategies.servers.update import HeldGradients, check_optimizers
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients, gradient_plan, parameters_by_rows, refuse_rows

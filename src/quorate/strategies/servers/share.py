@@ -19,7 +19,7 @@ from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation, Role
 from quorate.strategies.compression.residuals import LANES, Residuals
-from quorate.strategies.servers.units.dealing import UnitRecord
+from quorate.strategies.servers.dealing import UnitRecord
 from quorate.training.progress import Progress
 from quorate.training.replica import AVERAGED, Replica
 from quorate.training.state_layout import Gather, HeldState, Parts

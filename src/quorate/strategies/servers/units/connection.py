@@ -16,13 +16,13 @@ from quorate.core.generation import Role
 from quorate.reduce.connect import Endpoint, connect, watch
 from quorate.spec.job import JobSpec
 from quorate.strategies.servers.align import Aligner, Transfer
+from quorate.strategies.servers.dealing import AppliedSet, applied_everywhere
 from quorate.strategies.servers.links import LinkedReduction, connect_star
 from quorate.strategies.servers.member import MemberConnection
 from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.servers.placement import Holders
 from quorate.strategies.servers.share import Share
 from quorate.strategies.servers.units.channel import UnitChannel, UnitPlan
-from quorate.strategies.servers.units.dealing import AppliedSet, applied_everywhere
 from quorate.strategies.servers.units.loop import Standing, UnitLoop, UnitStrategy
 from quorate.strategies.state_copy import Passing
 from quorate.training.activity import Activity

@@ -15,10 +15,10 @@ from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.data.ledger import total
 from quorate.observe.events import StalenessObserved
 from quorate.strategies.agreement import mean_log, pack, skipped_of, total_losses, unpack
+from quorate.strategies.servers.dealing import AppliedSet, Unit, UnitRecord
 from quorate.strategies.servers.member import MemberConnection, MemberStrategy
 from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.servers.units.channel import UnitChannel, UnitPlan
-from quorate.strategies.servers.units.dealing import AppliedSet, Unit, UnitRecord
 from quorate.strategies.servers.units.server import Hub, UnitServer
 from quorate.strategies.servers.units.settings import StepSettings
 from quorate.strategies.servers.units.worker import UnitNote, UnitWorker

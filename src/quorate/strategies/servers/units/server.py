@@ -13,8 +13,8 @@ import torch
 
 from quorate.core.user_code import RAISED, blame_user_code
 from quorate.strategies.agreement import pack, unpack
+from quorate.strategies.servers.dealing import AppliedSet, Dealer, Unit, UnitRecord
 from quorate.strategies.servers.units.channel import Head, UnitChannel, UnitPlan
-from quorate.strategies.servers.units.dealing import AppliedSet, Dealer, Unit, UnitRecord
 from quorate.strategies.servers.units.settings import StepSettings
 from quorate.training.replica import Replica
 
