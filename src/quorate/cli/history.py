@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose, run_names
-from quorate.cli.output import NONE, print_document, print_growing_document
+from quorate.cli.output import NONE, print_answer, print_document, print_growing_document
 from quorate.core.errors import RequestError, RunError
 from quorate.core.generation import cell_of, names_of
 from quorate.core.runs_folder import is_run, is_search
-from quorate.observe.quantities import duration, visible
+from quorate.observe.quantities import duration, size, visible
+from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
 from quorate.storage.search_folder import SearchFolder
 
@@ -283,13 +284,23 @@ def report(
       quorate report digits-search-0001 -o search.md
     """
     if (search := SearchFolder.meant(runs, run)) is not None:
-        from quorate.cli.search_view import write_search_report
+        from quorate.cli.search_view import search_report
 
-        write_search_report(search, output, as_json)
-        return
-    from quorate.cli.run_view import write_report
+        name, page = search.name, search_report(search, as_markdown=output is not None and output.suffix == ".md")
+    else:
+        from quorate.cli.run_view import run_report
 
-    write_report(RunFolder.find(runs, run), output, as_json)
+        folder = RunFolder.find(runs, run)
+        name, page = folder.name, run_report(folder)
+    file = Path(f"{name}.html") if output is None else output
+    try:
+        write_atomically(file, page)
+    except OSError as error:
+        raise RunError(
+            f"cannot write the report to {file}: {error.strerror or error}. Name a file that can be written with -o."
+        ) from None
+    fields = {"run": name, "file": str(file.absolute()), "bytes": len(page)}
+    print_answer(as_json, fields, f"{file}: {size(len(page))}")
 
 
 def diff(

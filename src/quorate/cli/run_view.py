@@ -44,7 +44,6 @@ from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_document import write_value
-from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -91,8 +90,8 @@ def show_run(folder: RunFolder, samples: dict[str, Any], as_json: bool) -> None:
         print_run(Page(), detail, advice, now)
 
 
-def write_report(folder: RunFolder, output: Path | None, as_json: bool) -> None:
-    """Write a run as a page of HTML, and say where."""
+def run_report(folder: RunFolder) -> bytes:
+    """A run as a page of HTML."""
     # Only here: it draws with numpy, which takes long to import.
     from quorate.history.report.page import report_page
 
@@ -100,18 +99,7 @@ def write_report(folder: RunFolder, output: Path | None, as_json: bool) -> None:
     detail, now = RunDetail.read(folder, as_rows=True), datetime.now(UTC)
     spec = None if detail.job is None else detail.job.spec
     advice = advise(detail.record, spec, detail.checkpoints, as_typed(detail.record.path))
-    page = report_page(detail, advice, now).encode()
-    file = Path(f"{folder.name}.html") if output is None else output
-    try:
-        write_atomically(file, page)
-    except OSError as error:
-        raise RunError(
-            f"cannot write the report to {file}: {error.strerror or error}. Name a file that can be written with -o."
-        ) from None
-    if as_json:
-        print_document({"run": folder.name, "file": str(file.absolute()), "bytes": len(page)})
-    else:
-        Page().line(f"{file}: {size(len(page))}")
+    return report_page(detail, advice, now).encode()
 
 
 def print_run(page: Page, detail: RunDetail, advice: Advice | None, now: datetime) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,7 +11,6 @@ from rich.text import Text
 
 from quorate.cli.layout import GAP, STATUS_STYLES, Page, headed_table
 from quorate.cli.output import NONE, print_document
-from quorate.core.errors import RunError
 from quorate.core.runs_folder import as_typed
 from quorate.history.best_job import advise_on_search
 from quorate.history.importance import Importance, importance_of
@@ -20,10 +18,9 @@ from quorate.history.run_detail import Advice
 from quorate.history.search_document import search_document
 from quorate.history.search_log import TrialStatus
 from quorate.history.search_record import SearchRecord, TrialRecord
-from quorate.observe.quantities import age, blocks_for, duration, measure, plural, size, sparkline, visible
+from quorate.observe.quantities import age, blocks_for, duration, measure, plural, sparkline, visible
 from quorate.observe.screen import lines_of
 from quorate.spec.yaml_document import write_value
-from quorate.storage.atomic import write_atomically
 from quorate.storage.search_folder import SearchFolder
 
 TRIAL_STYLES = {
@@ -49,28 +46,16 @@ def show_search(folder: SearchFolder, as_json: bool) -> None:
         print_search(Page(), record, importance, advice)
 
 
-def write_search_report(folder: SearchFolder, output: Path | None, as_json: bool) -> None:
-    """Write a search as a page of HTML, or as Markdown where the file is called so, and say where."""
+def search_report(folder: SearchFolder, *, as_markdown: bool) -> bytes:
+    """A search as a page of HTML, or as Markdown."""
     # Only here: it draws with numpy, which takes long to import.
     from quorate.history.report.search_files import page_of
     from quorate.history.report.search_markdown import search_markdown
 
     record = SearchRecord.read(folder)
-    file = Path(f"{folder.name}.html") if output is None else output
-    if file.suffix == ".md":
-        content = search_markdown(record, importance_of(record)).encode()
-    else:
-        content = page_of(record, as_typed(folder.path), datetime.now(UTC)).encode()
-    try:
-        write_atomically(file, content)
-    except OSError as error:
-        raise RunError(
-            f"cannot write the report to {file}: {error.strerror or error}. Name a file that can be written with -o."
-        ) from None
-    if as_json:
-        print_document({"run": folder.name, "file": str(file.absolute()), "bytes": len(content)})
-    else:
-        Page().line(f"{file}: {size(len(content))}")
+    if as_markdown:
+        return search_markdown(record, importance_of(record)).encode()
+    return page_of(record, as_typed(folder.path), datetime.now(UTC)).encode()
 
 
 def live_view(record: SearchRecord, elapsed: float, width: int, encoding: str = "utf-8", rows: int = ROWS) -> Group:
