@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from quorate.strategies.servers import dealing
 from quorate.strategies.servers.dealing import AppliedSet, ClockViolation, Dealer, Unit, check_begun, may_begin
-from quorate.strategies.servers.units import dealing
 from strategies.servers.dealt_schedules import Play, RuleBroken, Schedule
 
 SOME = 500
