@@ -11,9 +11,9 @@ from command import PATIENCE, Done, Workplace
 
 SOONER = """
 from quorate.cli.main import run
-from quorate.supervisor import setup_watch
+from quorate.supervisor import worker_processes
 
-setup_watch.FIRST_NOTICE = 0.3
+worker_processes.FIRST_NOTICE = 0.3
 
 if __name__ == "__main__":
     run()

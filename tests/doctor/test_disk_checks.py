@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.doctor.machine import (
+from quorate.doctor.checkup import (
     Trial,
     check_runs_folder,
     nearest_folder,

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from quorate.doctor.machine import (
+from quorate.doctor.checkup import (
     ADMINISTRATOR,
     check_memory,
     check_open_files,

@@ -9,8 +9,7 @@ import pytest
 
 from observe.test_trace_ids import MEMBERS, hop, recovery_events, step_of
 from quorate.core.spans import ROOT, Span
-from quorate.history.chrome_trace import chrome_document
-from quorate.history.traces import traces_in
+from quorate.history.traces import chrome_document, traces_in
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, StepTraced
 from quorate.observe.jsonl import JsonlSink

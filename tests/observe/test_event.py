@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from made_events import EVERY, fields_of, make_event
-from quorate.history.account import Account
+from quorate.history.ledger import Account
 from quorate.history.timeline import Timeline
 from quorate.observe.event import KINDS, VERSION, Event, UnknownEvent
 from quorate.observe.events import GenerationFormed, Resized, RunBegan, RunFailed, StepCompleted, WorkerLost, read_event

@@ -16,11 +16,9 @@ from quorate.history.search_record import SearchRecord
 from quorate.spec.search import SearchSpec
 from quorate.spec.search_load import load_recorded_search
 from quorate.tune.journal import Journal
-from quorate.tune.mlflow_parent import MlflowParent
-from quorate.tune.ray_schedulers import Asha
 from quorate.tune.ray_search import own_error
-from quorate.tune.ray_searcher import RaySearcher
-from quorate.tune.run_search import run_search
+from quorate.tune.ray_tune import Asha, RaySearcher
+from quorate.tune.run_search import MlflowParent, run_search
 from quorate.tune.trial_source import TrialSource
 
 

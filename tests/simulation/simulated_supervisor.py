@@ -25,7 +25,7 @@ from quorate.core.errors import LinkError
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
 from quorate.engines.engine import Capacity, CoordinatorChild, Exited, Notice, SettingUp, Started
-from quorate.supervisor.coordinator_watch import OutcomeWatch
+from quorate.supervisor.coordinator_process import OutcomeWatch
 from quorate.supervisor.worker_processes import WorkerProcesses
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import Status

@@ -10,7 +10,7 @@ from quorate.coordinator.news import News, Outcome, Vacancy
 from quorate.core.errors import LinkError
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
-from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
+from quorate.supervisor.coordinator_process import EventFollower, OutcomeWatch
 
 
 class Coordinator:

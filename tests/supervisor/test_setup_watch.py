@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from memory_engine import MemoryEngine
 from quorate.core.failure import JobFailed
 from quorate.supervisor import worker_processes
-from quorate.supervisor.setup_watch import FORK_SERVER, IMPORTING, SetupWatch
-from quorate.supervisor.worker_processes import WorkerProcesses
+from quorate.supervisor.worker_processes import FORK_SERVER, IMPORTING, SetupWatch, WorkerProcesses
 from quorate.worker.assignment import Assignment
 
 ONE = {(0, 4711): "datasets()"}

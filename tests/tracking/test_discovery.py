@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking import discovery
-from quorate.tracking.discovery import FILE, RUN_LABEL, announce, withdraw
+from quorate.tracking import prometheus
+from quorate.tracking.prometheus import FILE, RUN_LABEL, announce, withdraw
 
 spawn = multiprocessing.get_context("spawn")
 
@@ -90,7 +90,7 @@ def test_a_killed_launcher_stays_listed_for_a_while_after_its_last_event(
         announce(other, "tiny", "127.0.0.1:1")
         assert listed(tmp_path) == {"tiny-0002": "127.0.0.1:1"}, "another has its address"
         announce(gone, "tiny", "127.0.0.1:3")
-        monkeypatch.setattr(discovery, "_KEPT", 0.0)
+        monkeypatch.setattr(prometheus, "_KEPT", 0.0)
         announce(other, "tiny", "127.0.0.1:1")
         assert listed(tmp_path) == {"tiny-0002": "127.0.0.1:1"}, "a while later"
 
@@ -119,9 +119,9 @@ def test_entries_of_others_stay_and_a_run_elsewhere_is_not_looked_for(tmp_path: 
 
 
 def test_a_writer_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "_PATIENCE", 0.1)
+    monkeypatch.setattr(prometheus, "_PATIENCE", 0.1)
     run = RunFolder.create(tmp_path, "tiny")
-    with (tmp_path / discovery._LOCK).open("w") as held:
+    with (tmp_path / prometheus._LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(TimeoutError, match="locked"):
             announce(run, "tiny", "127.0.0.1:9400")

@@ -33,8 +33,7 @@ from quorate.observe.events import (
     WorkerLost,
 )
 from quorate.observe.recoveries import CAUSES, cause_of
-from quorate.tracking.metrics import MOST_GPUS
-from quorate.tracking.step_sums import MOST_NAMES
+from quorate.tracking.metrics import MOST_GPUS, MOST_NAMES
 from tracking.metrics_read import Scraped
 
 MONITORING = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "monitoring.md"

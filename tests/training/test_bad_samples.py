@@ -13,8 +13,7 @@ from bits.bit_tasks import BatchNormAndDropout, Points, Regression
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.data.bad_sample import BadSample
 from quorate.data.indices import numbers_in
-from quorate.history.account import Account
-from quorate.history.ledger import Ledger, judge
+from quorate.history.ledger import Account, Ledger, judge
 from quorate.observe.event import Event
 from quorate.shards.dataset import Shards
 from quorate.shards.index import NAME, save_index

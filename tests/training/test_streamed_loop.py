@@ -12,8 +12,7 @@ from gang import job
 from quorate.core.errors import TaskError
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.lane_sampler import LaneSampler
-from quorate.history.account import Account
-from quorate.history.ledger import Ledger, judge
+from quorate.history.ledger import Account, Ledger, judge
 from quorate.observe.event import Event
 from quorate.observe.events import RunBegan, StepCompleted, TrainingBlocks
 from quorate.worker.assembly import sampler_of

@@ -7,12 +7,12 @@ import contextlib
 import logging
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from quorate.api.batch_size import with_batch_found
 from quorate.api.engines import engine_of, refuse_missing_engine
 from quorate.api.job import job_text
 from quorate.api.lineage import has_trained_parts, is_on_the_way, train_lineage
@@ -42,6 +42,8 @@ from quorate.coordinator.news import Outcome
 from quorate.core.debugger import is_attached
 from quorate.core.errors import CheckpointError, JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
+from quorate.core.gpus import gpus_here
+from quorate.core.machine import usable_cores
 from quorate.core.masking import mask_all, secrets_in
 from quorate.core.named import named_object
 from quorate.core.runs_folder import is_copy
@@ -49,10 +51,12 @@ from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.engines.node_code import NodeCode
 from quorate.observe.event import Event
+from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.lineage import with_branch
 from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, dump_job
+from quorate.spec.rules import checked_job
 from quorate.spec.secrets import job_secrets
 from quorate.spec.section import AUTO_BATCH
 from quorate.storage.objects import open_store
@@ -60,6 +64,7 @@ from quorate.storage.run_folder import RunFolder
 from quorate.storage.submission import forget_asked, forget_submission
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch, Supervisor
+from quorate.training.run_mode import MICRO_BATCH, RunMode
 from quorate.wire.certificates import refuse_without_library
 
 log = logging.getLogger(__name__)
@@ -399,3 +404,46 @@ def _adopt(
     keep_task(run, resolved.spec.task, now.source, place)
     # How an earlier part has ended would pass for the end of this one, should nobody live to write that.
     run.result_file.unlink(missing_ok=True)
+
+
+BATCH_FOUND = "auto: the largest that fits"
+
+Beside = Callable[[Launch, Callable[[Event], None], Callable[[Prepared], None]], Outcome]
+"""Runs a job to its end: shows its events, and has the machine and the task accepted first."""
+
+
+def with_batch_found(
+    resolved: ResolvedJob, place: TaskLocation, run: Beside, signals: Signals
+) -> tuple[ResolvedJob, str]:
+    """The job with a number for `batch_size: auto`, and what to tell of it.
+
+    Memory is needed for one micro-batch at a time, whoever hosts its lane; so that is what is tried, and the batch is
+    as many of them as a step has.
+    """
+    spec = resolved.spec
+    each = spec.lanes * spec.accumulate
+    tried = spec.model_copy(update={"batch_size": each, "port": 0, "workers": 1, "min_workers": 1, "spares": 0})
+    tried = tried.model_copy(update={"track": None, "notify": None, "loader_workers": 0})
+    with tempfile.TemporaryDirectory(prefix="quorate-batch-") as scratch:
+        folder = RunFolder.create(Path(scratch), spec.name)
+        mode = RunMode(batch_for=_sharing(spec))
+        launch = Launch(folder, tried, 1, resolved.source, None, mode, place.reference, place.search_path)
+        outcome = run(launch, lambda _: None, lambda _: None)
+    if outcome.failure is not None:
+        raise outcome.failure.error()
+    if outcome.result["ending"] == signals.reason:
+        raise JobFailed(signals.failure(f"{signals.reason}; no run was begun."))
+    samples = int(outcome.result["final_metrics"][MICRO_BATCH])
+    number = samples * each
+    found = checked_job(spec.model_dump() | {"batch_size": number})
+    parts = f" in {spec.accumulate} micro-batches" if spec.accumulate > 1 else ""
+    told = f"batch_size: auto is {number:,}: {samples:,} samples at a time, in each of {spec.lanes} lanes{parts}"
+    return replace(resolved, spec=found, origins=resolved.origins | {"batch_size": BATCH_FOUND}), told
+
+
+def _sharing(spec: JobSpec) -> int:
+    """How many workers, and on GPUs servers, have one device's memory between them."""
+    workers = workers_here(spec, usable_cores())
+    if kind_of(spec) == "cpu":
+        return workers
+    return -(-(workers + spec.strategy.server_count) // max(1, len(gpus_here())))

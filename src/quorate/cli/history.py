@@ -370,9 +370,8 @@ def trace(
 
 def _show_traces(run: RunFolder, step: int | None, last: bool, chrome: Path | None, as_json: bool) -> None:
     from quorate.cli.layout import Page
-    from quorate.history.chrome_trace import write_chrome_trace
     from quorate.history.documents import trace_document
-    from quorate.history.traces import traces_in
+    from quorate.history.traces import traces_in, write_chrome_trace
 
     traces = traces_in(run, step, 1 if last else NEWEST_TRACES if step is None else None)
     if not traces:

@@ -39,7 +39,7 @@ def list_runs(folder: Path, query: RunQuery, as_json: bool) -> None:
         return
     # Only here: few folders have one, and what reads them takes time to import.
     from quorate.cli.search_view import search_table
-    from quorate.history.search_document import search_summary
+    from quorate.history.documents import search_summary
     from quorate.history.search_record import SearchRecord
 
     records = [SearchRecord.read(folder, with_runs=False) for folder in reversed(found)]

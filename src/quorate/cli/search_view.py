@@ -13,9 +13,9 @@ from quorate.cli.layout import GAP, STATUS_STYLES, Page, headed_table
 from quorate.cli.output import NONE, print_document
 from quorate.core.runs_folder import as_typed
 from quorate.history.best_job import advise_on_search
+from quorate.history.documents import search_document
 from quorate.history.importance import Importance, importance_of
 from quorate.history.run_detail import Advice
-from quorate.history.search_document import search_document
 from quorate.history.search_log import TrialStatus
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.quantities import age, blocks_for, duration, measure, plural, sparkline, visible
@@ -49,8 +49,7 @@ def show_search(folder: SearchFolder, as_json: bool) -> None:
 def search_report(folder: SearchFolder, *, as_markdown: bool) -> bytes:
     """A search as a page of HTML, or as Markdown."""
     # Only here: it draws with numpy, which takes long to import.
-    from quorate.history.report.search_files import page_of
-    from quorate.history.report.search_markdown import search_markdown
+    from quorate.history.report.search_files import page_of, search_markdown
 
     record = SearchRecord.read(folder)
     if as_markdown:

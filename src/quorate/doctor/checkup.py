@@ -4,8 +4,10 @@ Whatever one of them does, there is a finding, and soon.
 """
 
 import math
+import os
 import resource
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,14 +21,17 @@ from quorate.core.errors import FrameError, LinkError, QuorateError, RunError
 from quorate.core.installation import install_of
 from quorate.core.machine import read_limits, usable_cores
 from quorate.core.user_code import describe
-from quorate.doctor import machine, software
+from quorate.doctor import software
 from quorate.doctor.cluster import judge
 from quorate.doctor.nccl import Network, check_nccl, settings_of
 from quorate.doctor.node_probe import NodeProbe
 from quorate.doctor.probes import probe_torch
 from quorate.doctor.report import Finding, Level
 from quorate.engines.ray.option import RaySpec
+from quorate.observe.quantities import size
+from quorate.spec.job import JobSpec
 from quorate.spec.load import resolve_mapping
+from quorate.storage.lock import hold
 from quorate.storage.run_folder import Door, RunFolder
 
 PATIENCE = 10.0
@@ -62,9 +67,7 @@ def checks_of(runs: Path, environment: Mapping[str, str], run: RunFolder | None 
         Check("torch", lambda: _torch(environment, run), TORCH_PATIENCE + PATIENCE),
         Check("memory", _memory),
         Check("open files", _open_files),
-        Check(
-            "runs folder", lambda: machine.check_runs_folder(runs, machine.try_to_write(machine.nearest_folder(runs)))
-        ),
+        Check("runs folder", lambda: check_runs_folder(runs, try_to_write(nearest_folder(runs)))),
         Check("job variables", lambda: software.check_job_variables(environment)),
         Check("extras", software.check_extras),
         Check("coordinators", lambda: _coordinators(runs, run), 4 * PATIENCE),
@@ -132,13 +135,13 @@ def _memory() -> Finding:
     free, total = kibibytes["MemAvailable"] * 1024, kibibytes["MemTotal"] * 1024
     free = free if limits.free_memory is None else min(free, limits.free_memory)
     total = total if limits.memory is None else min(total, limits.memory)
-    return machine.check_memory(free, total, machine.automatic_workers(usable_cores()))
+    return check_memory(free, total, automatic_workers(usable_cores()))
 
 
 def _open_files() -> Finding:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    return machine.check_open_files(soft, hard)
+    return check_open_files(soft, hard)
 
 
 def _coordinators(folder: Path, run: RunFolder | None) -> Sequence[Finding]:
@@ -211,3 +214,85 @@ def call_coordinator(door: Door) -> bool:
         return client.news(timeout=0).outcome is not None
     finally:
         client.close()
+
+
+# Measured with a small model on two workers: processes that have imported torch share most of it.
+MEMORY_OF_A_JOB, MEMORY_OF_A_WORKER = 300 * 10**6, 120 * 10**6
+FEW_FILES, TOO_FEW_FILES = 1024, 64
+ADMINISTRATOR = "Have the hard limit raised too; in a container: docker run --ulimit nofile=4096"
+LITTLE, TOO_LITTLE = 2 * 10**9, 10**8
+
+
+def automatic_workers(cores: int) -> int:
+    """How many workers `workers: auto` starts for a job that sets neither `lanes` nor `threads`."""
+    return JobSpec(task="task.py:Task", batch_size=1024, steps=1).worker_count(cores)
+
+
+def check_memory(free: int, total: int, workers: int) -> Finding:
+    """Whether workers fit in, before their model and data."""
+    needed = MEMORY_OF_A_JOB + workers * MEMORY_OF_A_WORKER
+    text = f"{size(free)} free of {size(total)}"
+    if free >= 2 * needed:
+        return Finding("memory", Level.OK, text)
+    level, joint = (Level.PROBLEM, ";") if free < needed else (Level.WARNING, ", of which")
+    text = f"{text}{joint} {workers} workers take about {size(needed)} before their model and data"
+    return Finding("memory", level, text, "Train on fewer workers (--workers 1), or end what else runs here.")
+
+
+def check_open_files(limit: float, highest: float) -> Finding:
+    """How many descriptors a process may have, and how many it might ask for; infinite where there is no limit."""
+    if math.isinf(limit):
+        return Finding("open files", Level.OK, "as many as are wanted")
+    text = f"{limit:,.0f} at once for each process"
+    raised = f"ulimit -n {min(highest, 4 * FEW_FILES):.0f}" if highest > limit else ADMINISTRATOR
+    if limit < TOO_FEW_FILES:
+        return Finding("open files", Level.PROBLEM, f"{text}; a job needs {TOO_FEW_FILES}", raised)
+    if limit < FEW_FILES:
+        return Finding("open files", Level.WARNING, f"{text}; with loader_workers it may be too few", raised)
+    return Finding("open files", Level.OK, text)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of writing a file in a folder: trouble, or a file; and how much space there is."""
+
+    folder: Path
+    trouble: str = ""
+    free: int = 0
+
+
+def nearest_folder(path: Path) -> Path:
+    """The folder itself, or the nearest above it that is there already."""
+    path = path.absolute()
+    return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
+
+
+def try_to_write(folder: Path) -> Trial:
+    """Write a file as a run does, lock it, and remove it again."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".quorate-doctor-") as file:
+            file.write(b"may I?\n")
+            file.flush()
+            os.fsync(file.fileno())
+            with hold(Path(file.name)):
+                pass
+        space = os.statvfs(folder)
+    except OSError as error:
+        return Trial(folder, trouble=error.strerror or str(error))
+    return Trial(folder, free=space.f_bavail * space.f_frsize)
+
+
+def check_runs_folder(runs: Path, trial: Trial) -> Finding:
+    """Whether runs can be made in it. The trial was made there, or in the nearest folder above that is there."""
+    elsewhere = "Choose another folder with `runs`, such as --set runs=/data/runs"
+    if trial.trouble:
+        text = f"nothing can be written in {trial.folder}: {trial.trouble}"
+        return Finding("runs folder", Level.PROBLEM, text, elsewhere)
+    made = "" if trial.folder == runs.absolute() else ", made by the first run"
+    text = f"{runs}{made}: {size(trial.free)} free"
+    if trial.free < TOO_LITTLE:
+        return Finding("runs folder", Level.PROBLEM, text, f"Make room, or: {elsewhere}")
+    if trial.free < LITTLE:
+        text = f"{text}; checkpoints may fill it"
+        return Finding("runs folder", Level.WARNING, text, "Make room, or keep fewer with checkpoint: {keep: 1}")
+    return Finding("runs folder", Level.OK, text)

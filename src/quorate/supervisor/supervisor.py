@@ -38,8 +38,7 @@ from quorate.spec.device import kind_of
 from quorate.spec.job import JobSpec
 from quorate.spec.kinds import GrowSpec
 from quorate.storage.run_folder import RunFolder
-from quorate.supervisor.coordinator_process import CoordinatorProcess
-from quorate.supervisor.coordinator_watch import EventFollower, OutcomeWatch
+from quorate.supervisor.coordinator_process import CoordinatorProcess, EventFollower, OutcomeWatch
 from quorate.supervisor.growth import Growth, numbers_of_use
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.worker_processes import TICK, EngineLost, WorkerProcesses

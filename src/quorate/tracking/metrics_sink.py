@@ -13,8 +13,7 @@ from quorate.observe import events
 from quorate.observe.event import Event
 from quorate.observe.recoveries import RecoveryLog, brief, cause_of
 from quorate.spec.job import JobSpec
-from quorate.tracking.metrics import TRAFFIC, UPDATE_BOUNDS, Metrics
-from quorate.tracking.step_sums import Distribution
+from quorate.tracking.metrics import TRAFFIC, UPDATE_BOUNDS, Distribution, Metrics
 
 
 class MetricsSink:

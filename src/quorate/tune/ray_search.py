@@ -44,7 +44,7 @@ def on_ray(search: ResolvedSearch, folder: SearchFolder) -> Iterator[Callable[[D
 
 
 def _train(search: ResolvedSearch, sent: Path | None, driver: Driver, manner: dict[str, Any]) -> None:
-    from quorate.tune.ray_driver import RayDriver
+    from quorate.tune.ray_tune import RayDriver
 
     try:
         searcher, scheduler = _parts(search, driver)
@@ -67,8 +67,7 @@ def own_error(error: BaseException) -> BaseException:
 
 
 def _parts(search: ResolvedSearch, driver: Driver) -> tuple[Any, Any]:
-    from quorate.tune.ray_schedulers import Asha, Hyperband, NoScheduler, Population
-    from quorate.tune.ray_searcher import RaySearcher
+    from quorate.tune.ray_tune import Asha, Hyperband, NoScheduler, Population, RaySearcher
 
     spec = search.spec
     searcher = RaySearcher(driver.source, None if isinstance(spec.scheduler, HyperbandSpec) else spec.concurrent)
@@ -125,7 +124,7 @@ def _tuner(
 def import_ray() -> None:
     """What a search imports of Ray's, ahead of its need."""
     with _environment(_TUNE):
-        import quorate.tune.ray_driver  # noqa: F401
+        import quorate.tune.ray_tune  # noqa: F401
 
 
 def _settings(spec: SearchSpec) -> contextlib.AbstractContextManager[None]:

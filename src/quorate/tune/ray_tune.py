@@ -1,22 +1,68 @@
-"""Schedulers of Ray Tune, each with the reason for what it decides: none, ASHA, HyperBand, and populations.
+"""What Ray Tune is given: a searcher, a scheduler that has a reason for what it decides, and who hears of trials.
 
-A trial is judged by its evaluations, at the steps that they are of.
+The schedulers are none, ASHA, HyperBand, and populations. A trial is judged by its evaluations, at the steps that they
+are of.
 """
 
 import math
 from typing import Any, Protocol
 
+from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, HyperBandScheduler, TrialScheduler
 from ray.tune.schedulers.async_hyperband import _Bracket
+from ray.tune.search import Searcher
 
+from quorate.core.errors import JobError
 from quorate.history.search_log import ENDED
 from quorate.observe.quantities import measure
 from quorate.spec.search import AshaSpec, HyperbandSpec, PbtSpec, SearchSpec
+from quorate.tune.driver import DEATHS, Driver
 from quorate.tune.journal import Journal, reports_of
 from quorate.tune.population import decide
-from quorate.tune.ray_searcher import RaySearcher
-from quorate.tune.ray_trial import METRIC
+from quorate.tune.ray_trial import METRIC, report_of
 from quorate.tune.trial_run import run_name
+from quorate.tune.trial_source import TrialSource
+
+
+class RaySearcher(Searcher):  # type: ignore[misc] # Ray has no types here
+    """Gives Tune as many trials as may run at a time."""
+
+    def __init__(self, source: TrialSource, limit: int | None) -> None:
+        super().__init__()
+        self.source = source
+        self._limit = limit
+        self._live: dict[str, int] = {}
+        self._paused: set[str] = set()
+
+    def pause(self, trial_id: str, is_paused: bool = True) -> None:
+        """A paused trial leaves its place to another."""
+        (self._paused.add if is_paused else self._paused.discard)(trial_id)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may run."""
+        return self._limit is None or len(self._live.keys() - self._paused) < self._limit
+
+    def suggest(self, trial_id: str) -> Any:
+        if not self.source.has_more:
+            # To Tune, the end of proposals is the end of actors that nobody has a trial for: of a paused one, too.
+            return None if self._paused and not self.source.is_over else Searcher.FINISHED
+        if not self.has_room:
+            return None
+        number, params = self.source.next()
+        self._live[trial_id] = number
+        return {"trial": number, "params": params}
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:  # noqa: ARG002
+        number = self._live.pop(trial_id, None)
+        self._paused.discard(trial_id)
+        if number is not None:
+            self.source.ended(number)
+
+    def save(self, checkpoint_path: str) -> None: ...
+
+    def restore(self, checkpoint_path: str) -> None: ...
+
 
 ENDLESS = 2**40
 """More steps than any trial has: how long they are is known only when the first has begun."""
@@ -270,3 +316,60 @@ class _Stopping:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._controller, name)
+
+
+class RayDriver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no types here
+    """Hears Tune, and ends its experiment when the driver ends the search."""
+
+    def __init__(self, driver: Driver, scheduler: Explained) -> None:
+        self._driver = driver
+        self._scheduler = scheduler
+        self._trials: list[Any] = []
+
+    def on_trial_start(self, trial: Any, **_: Any) -> None:
+        self._driver.began(trial.config["trial"], trial.config.get("branches", 0))
+
+    def on_trial_result(self, trial: Any, result: dict[str, Any], **_: Any) -> None:
+        report = report_of(result)
+        if not report.ending:
+            # Whichever actor goes on with it need not tell this again.
+            trial.config["after"] = report.step
+        stopped = self._scheduler.reasons.get(trial.trial_id, "")
+        self._driver.told(trial.config["trial"], report, node=result.get("hostname", ""), stopped=stopped)
+
+    def on_trial_complete(self, trial: Any, **_: Any) -> None:
+        """Of those that a scheduler stops while they are paused, nothing else is heard."""
+        if reason := self._scheduler.reasons.get(trial.trial_id):
+            step = trial.config.get("after", 0)
+            self._driver.journal.tell("stopped", trial.config["trial"], step=step, reason=reason)
+
+    def on_trial_recover(self, trial: Any, **_: Any) -> None:
+        driver, number = self._driver, trial.config["trial"]
+        if why := driver.died(number):
+            trial.config["failed"] = why
+        if driver.deaths[number] > DEATHS and driver.refusal is None:  # not even that can be told
+            driver.refusal = JobError(f"trials cannot be started: {_last_line(trial.get_error())}")
+            driver.end(driver.refusal.message)
+
+    def on_trial_error(self, trial: Any, **_: Any) -> None:
+        message = str(trial.error_file or "Ray Tune gave it up")
+        self._driver.journal.tell("failed", trial.config["trial"], message=message)
+
+    def on_step_end(self, trials: list[Any], **_: Any) -> None:
+        self._trials = trials
+        self._driver.turn()
+
+    def stop_all(self) -> bool:
+        """When all that were under way have stopped in order, those that wait are dropped as well."""
+        return bool(self._driver.reason) and not any(trial.status == "RUNNING" for trial in self._trials)
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        return False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune writes down what it is given, and this is never read back
+
+
+def _last_line(error: Exception | None) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else "Ray says no more"
