@@ -160,7 +160,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "quorate.reduce.connect_devices",
         "quorate.reduce.cuda_",
         "quorate.reduce.device_",
-        "quorate.reduce.fused_sum",
         "quorate.training.cuda_",
     ),
     "ray": ("quorate.ray", "quorate.engines.ray_"),

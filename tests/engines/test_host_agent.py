@@ -11,19 +11,20 @@ from command import PATIENCE, await_condition
 from memory_engine import MemoryEngine
 from quorate.core.errors import JobError
 from quorate.core.networks import Network
-from quorate.engines import host, log_tails
+from quorate.engines import host
 from quorate.engines.engine import Exited, Preparation, Ready, Started
 from quorate.engines.host import (
     AgentFailed,
     CoordinatorAnswered,
     CoordinatorEnded,
     HostAgent,
+    LogLines,
+    LogTails,
     Report,
+    Scratch,
     WorkersEnded,
 )
-from quorate.engines.log_tails import LogLines, LogTails
 from quorate.engines.remote_coordinator import RemoteCoordinator
-from quorate.engines.scratch import Scratch
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
@@ -165,7 +166,7 @@ def test_logs_that_were_full_more_than_once_between_two_looks_are_read_in_order(
 
 def test_more_than_is_sent_at_once_has_arrived_before_the_end_of_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "UNDERWAY", 1)
-    monkeypatch.setattr(log_tails, "AT_ONCE", 100)
+    monkeypatch.setattr(host, "AT_ONCE", 100)
     engines: list[RememberingEngine] = []
     with agent_of(engines) as agent:
         listener = Listener(agent)

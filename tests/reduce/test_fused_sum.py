@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from quorate.reduce import fused_sum
+from quorate.reduce import cuda_memory
 from quorate.reduce.reduction import add_up
 from reduce.reference import bits, wide_values
 
@@ -35,22 +35,22 @@ def from_zero(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
 
 
 def test_one_that_adds_as_torch_does_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_sum, "fused_sum", lambda: in_order)
-    assert fused_sum.choose_sum(CPU) is in_order
+    monkeypatch.setattr(cuda_memory, "fused_sum", lambda: in_order)
+    assert cuda_memory.choose_sum(CPU) is in_order
 
 
 @pytest.mark.parametrize("wrong", [backwards, rounded_once, without_denormals, from_zero], ids=lambda f: f.__name__)
 def test_one_with_other_bits_is_not(
-    wrong: fused_sum.AddUp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wrong: cuda_memory.AddUp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fused_sum, "fused_sum", lambda: wrong)
-    assert fused_sum.choose_sum(CPU) is not wrong
+    monkeypatch.setattr(cuda_memory, "fused_sum", lambda: wrong)
+    assert cuda_memory.choose_sum(CPU) is not wrong
     assert "a fused one has other bits" in caplog.text
 
 
 def test_without_triton_torch_adds(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        chosen = fused_sum.choose_sum(CPU)
+        chosen = cuda_memory.choose_sum(CPU)
     assert "one kernel for each addition" in caplog.text
     terms = wide_values(5, 1001, seed=2)
     expected, given = torch.empty_like(terms[0]), torch.empty_like(terms[0])

@@ -662,7 +662,7 @@ class SimulatedWorker(Process):
             self._ground.referee.differ(generation)
             raise ReplicasDiffer("the replicas differ", found[1])
 
-    # --- audits, as training/audited_lanes.py and strategies/agreement.py have them
+    # --- audits, as training/hosted_lanes.py and strategies/agreement.py have them
 
     def _audit_of(self, generation: Generation) -> LaneAudit:
         """So often that of every worker a lane is audited at each step: nothing that is wrong is ever applied."""

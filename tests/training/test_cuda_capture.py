@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quorate.training.cuda_capture import CudaCapture
+from quorate.training.cuda_device import CudaCapture
 
 
 class Allocator:

@@ -14,7 +14,7 @@ from quorate.data.samples import Batch
 from quorate.training import activity as activity_module
 from quorate.training.activity import Activity
 from quorate.training.device import CpuDevice
-from quorate.training.lane_reader import LaneReader
+from quorate.training.hosted_lanes import LaneReader
 
 HOSTED = range(1, 3)
 LAST = 3

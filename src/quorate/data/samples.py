@@ -11,8 +11,7 @@ import numpy
 from quorate.core.debugger import quit_in
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, UserCodeError
-from quorate.core.first_aid import first_aid
-from quorate.core.user_code import RAISED, describe, is_ctrl_c, user_traceback, with_hint
+from quorate.core.user_code import RAISED, describe, first_aid, is_ctrl_c, user_traceback, with_hint
 from quorate.data.bad_sample import BadSample, LeftOut, Unreachable
 from quorate.data.block_set import COLLATE, LIMIT, SKIP, BlockSet
 from quorate.data.collate import ScarceRoom, UnlikeSamples, collate, fresh_copy

@@ -38,8 +38,7 @@ from quorate.engines.host import (
 )
 from quorate.engines.hosts import Host, Hosts, Nodes
 from quorate.engines.node_code import with_remedy
-from quorate.engines.placement import likely_nodes
-from quorate.engines.places import Place, Places
+from quorate.engines.places import Place, Places, likely_nodes
 from quorate.engines.remote_coordinator import Coordinators, RemoteCoordinator
 from quorate.engines.shared_storage import Reach, share
 from quorate.storage.run_folder import RunFolder

@@ -5,12 +5,16 @@ connection may break at any moment and nothing is lost or told twice.
 """
 
 import contextlib
+import fcntl
 import itertools
 import logging
+import os
+import shutil
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -23,9 +27,8 @@ from quorate.core.networks import Network
 from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import Engine, Notice, Preparation, Unprepared
 from quorate.engines.local import LocalEngine
-from quorate.engines.log_tails import LogLines, LogTails
-from quorate.engines.scratch import Scratch
 from quorate.engines.shared_storage import why_out_of_reach
+from quorate.storage.log_file import parts_of
 from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
@@ -68,6 +71,18 @@ class StorageChecked:
     """Whether this host reaches the run's storage; `reason` is why it does not."""
 
     reason: str
+
+
+AT_ONCE = 4 * 2**20
+"""Bytes that are read at once."""
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """What a process of this host has logged: whole lines, for the log of that name."""
+
+    log: str
+    text: bytes
 
 
 @dataclass(frozen=True)
@@ -274,3 +289,103 @@ class HostAgent:
         self._end_workers()
         self._read_logs()
         self._logs.close()
+
+
+PREFIX = "quorate-host-"
+
+
+class Scratch:
+    """A folder for as long as this process lives. What agents that were killed have left is removed by the next one
+    on the same machine: a folder whose owner lives is locked."""
+
+    def __init__(self) -> None:
+        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            descriptor = self._locked(left)
+            if descriptor is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(descriptor)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            descriptor = self._locked(self.path)
+            if descriptor is not None:  # otherwise another agent took it for one that was left
+                self._descriptor = descriptor
+                break
+
+    @staticmethod
+    def _locked(folder: Path) -> int | None:
+        """The lock of a folder; None where another process has it, or there is none of ours."""
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_uid == os.getuid() and folder.exists():
+                return descriptor
+        except OSError:
+            pass
+        os.close(descriptor)
+        return None
+
+    def close(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._descriptor)
+
+
+class LogTails:
+    """Reads on where a log is full and followed by another file, also by several."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptors: dict[str, int] = {}
+        self._partial: dict[str, bytes] = {}
+
+    def read(self, limit: int) -> Iterator[LogLines]:
+        """Whole lines, of so many bytes in all or a little more."""
+        # One that has just become full has no file of its name until the next line.
+        for name in sorted({path.stem for path in self._folder.glob("*.jsonl")} | self._descriptors.keys()):
+            while limit > 0:
+                # Looked for first: only a file that is followed by another is written no more, and ends where a read
+                # after that finds nothing.
+                following = self._following(name)
+                descriptor = self._descriptors.get(name)
+                data = b"" if descriptor is None else os.read(descriptor, AT_ONCE)
+                if data:
+                    limit -= len(data)
+                    whole, end, rest = (self._partial.get(name, b"") + data).rpartition(b"\n")
+                    self._partial[name] = rest
+                    if end:
+                        yield LogLines(name, whole + end)
+                elif following is None:
+                    break
+                else:
+                    self._go_on_with(name, *following)
+
+    def _following(self, name: str) -> tuple[Path, int] | None:
+        """The file after the one that is read, and its inode; the oldest where that was removed or there is none."""
+        try:
+            parts = [(part, part.stat().st_ino) for part in parts_of(self._folder / f"{name}.jsonl")]
+        except OSError:  # they are being renamed: the next look finds them
+            return None
+        known = self._descriptors.get(name)
+        inodes = [inode for _, inode in parts]
+        read = None if known is None else os.fstat(known).st_ino
+        after = parts[inodes.index(read) + 1 :] if read in inodes else parts
+        return next(iter(after), None)
+
+    def _go_on_with(self, name: str, path: Path, inode: int) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        if os.fstat(descriptor).st_ino != inode:  # renamed since
+            os.close(descriptor)
+            return
+        known = self._descriptors.get(name)
+        if known is not None:
+            os.close(known)
+        self._descriptors[name] = descriptor
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])

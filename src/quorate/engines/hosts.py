@@ -10,8 +10,7 @@ from typing import Any
 
 from quorate.engines.cluster import Cluster, ClusterView, HostLink, HostLost, HostSilent, NodeLost, node_of
 from quorate.engines.event_loop import EventLoop
-from quorate.engines.host import Report
-from quorate.engines.log_tails import LogLines
+from quorate.engines.host import LogLines, Report
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 

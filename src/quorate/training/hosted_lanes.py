@@ -1,24 +1,120 @@
-"""The lanes that a worker hosts, one after the other: what each reads, and what becomes of it."""
+"""The lanes that a worker hosts, one after the other: what each reads, and what becomes of it. Before them it may run
+lanes of others, which it audits."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from time import perf_counter
+from typing import Any
 
+import torch
+
+from quorate.core.generation import Cursor
 from quorate.core.user_code import describe
 from quorate.core.worker_status import COMPUTE, DATA
 from quorate.data.bad_sample import LeftOut
+from quorate.data.feed import Feed
 from quorate.data.indices import joined
 from quorate.data.ledger import Tally
-from quorate.data.sampler import micro_batch_count
+from quorate.data.sampler import (
+    EvaluationPlan,
+    MicroBatchChanges,
+    Request,
+    Sampler,
+    Source,
+    micro_batch_count,
+    planned_requests,
+)
 from quorate.data.samples import Batch
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
-from quorate.training.device import Device
+from quorate.training.audit import LaneAudit, Outcome
+from quorate.training.device import Device, digests
 from quorate.training.hints import out_of_memory
 from quorate.training.lane import LaneResult, LaneRunner
-from quorate.training.lane_reader import LaneReader
 from quorate.training.progress import Progress, worth_telling
 from quorate.training.state_watch import news
+
+
+class LaneReader:
+    """Has the batches of lanes in the order of the feed's plan.
+
+    `read_ahead` has the next lane's batches on their way to the device while that computes a lane. The host has no time
+    to spare while it computes itself: there nobody reads ahead.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        sampler: Sampler,
+        evaluation: EvaluationPlan,
+        hosted: range,
+        activity: Activity,
+        device: Device,
+        audited: Callable[[int], Sequence[int]] = lambda _: (),
+    ) -> None:
+        self._feed = feed
+        self._sampler = sampler
+        self._evaluation = evaluation
+        self._hosted = hosted
+        self._activity = activity
+        self._device = device
+        self._audited = audited
+        self._ahead: tuple[int, int, bool] | None = None
+        self._batches: list[Batch] = []
+
+    def read(self, step: int, lane: int, changes: MicroBatchChanges, *, aside: bool = False) -> list[Batch]:
+        """The micro-batches of a lane, as the feed answers; `aside`: of one that is audited here."""
+        place, batches = self._ahead, self._batches
+        self._ahead, self._batches = None, []
+        return batches if place == (step, lane, aside) else self._ask(step, lane, changes)
+
+    def read_ahead(self, step: int, lane: int, last: int, changes: MicroBatchChanges, *, aside: bool = False) -> None:
+        """Those of the lane that follows this one, unless an evaluation comes first or the end, at step `last`: the
+        feed answers in the order of its plan."""
+        if self._device.is_host:
+            return
+        rest = self._order(step)
+        rest = rest[rest.index((lane, aside)) + 1 :]
+        if not rest and (step >= last or self._evaluation.is_due(step, self._sampler)):
+            return
+        place = (step, *rest[0]) if rest else (step + 1, *self._order(step + 1)[0])
+        began = perf_counter()
+        batches = self._ask(*place[:2], changes)
+        self._activity.count_as(DATA, perf_counter() - began)
+        with suppress(torch.OutOfMemoryError):  # there is room when the lane is done
+            batches = [replace(batch, content=self._device.move(batch.content)) for batch in batches]
+        self._ahead, self._batches = place, batches
+
+    def _order(self, step: int) -> list[tuple[int, bool]]:
+        """The lanes of a step as they are read: those that are audited here, then the hosted ones."""
+        return [*((lane, True) for lane in self._audited(step)), *((lane, False) for lane in self._hosted)]
+
+    def begin_again(self, cursor: Cursor, changes: MicroBatchChanges) -> None:
+        """Read on from here, by another plan."""
+        self._ahead, self._batches = None, []
+        plan = planned_requests(self._sampler, self._evaluation, self._hosted, cursor, changes, self._audited)
+        self._feed.begin_again(plan)
+
+    def read_again(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
+        """What a lane of the present step reads, and nothing else afterwards: this generation has no other step."""
+        self._feed.begin_again(iter(self._requests(step, lane, changes)))
+        return self._ask(step, lane, changes)
+
+    def _ask(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
+        requests = self._requests(step, lane, changes)
+        # Before the first is read: if that kills the worker, somebody can tell which they were.
+        self._activity.write_samples(self._sampler.epoch_of(step), joined([each.numbers for each in requests]).data)
+        return [self._feed.next(request) for request in requests]
+
+    def _requests(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Request]:
+        epoch, planned = self._sampler.epoch_of(step), self._sampler.micro_batches(step, lane, changes)
+        return [Request(Source.TRAINING, epoch, samples, lane) for samples in planned]
+
+
+Read = Callable[[], list[Batch]]
 
 
 class HostedLanes:
@@ -118,3 +214,74 @@ class HostedLanes:
         self._runner.abandon(lane)
         self._device.free_unused()
         return LaneResult(lane, 0, shortage=why)
+
+
+class AuditedLanes(HostedLanes):
+    """Hosted lanes of which some are audited, and which are computed after those that this worker audits.
+
+    Where memory runs out in an audit, nothing is compared: the step goes on without it.
+    """
+
+    def __init__(self, audit: LaneAudit, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.audit = audit
+
+    def run(self, step: int, epoch: int, batch_samples: int, progress: Progress, last: int) -> list[LaneResult]:
+        audit, changes = self.audit, progress.micro_batches
+        for lane in audit.lanes(step):
+            read = partial(self.reader.read, step, lane, changes, aside=True)
+            following = partial(self.reader.read_ahead, step, lane, last, changes, aside=True)
+            audit.see(lane, self._outcome(self._run_aside(step, lane, batch_samples, read, following)))
+
+        def again(lane: int) -> Outcome | None:
+            read = partial(self.reader.read_again, step, lane, changes)
+            return self._outcome(self._run_aside(step, lane, batch_samples, read, by_tensor=True))
+
+        audit.compute = again
+        return super().run(step, epoch, batch_samples, progress, last)
+
+    def run_lane(
+        self, step: int, epoch: int, lane: int, batch_samples: int, progress: Progress, last: int
+    ) -> LaneResult:
+        result = super().run_lane(step, epoch, lane, batch_samples, progress, last)
+        if lane in self.audit.owned(step):
+            with suppress(torch.OutOfMemoryError):
+                self._runner.digest(result)
+        return result
+
+    def _run_aside(
+        self,
+        step: int,
+        lane: int,
+        batch_samples: int,
+        read: Read,
+        following: Callable[[], None] = lambda: None,
+        *,
+        by_tensor: bool = False,
+    ) -> LaneResult:
+        """A lane in the place of a hosted one. What it has read, logged and assigned is told by its host."""
+        slot, runner = self._lanes[0], self._runner
+        self._check_lease()
+        self._activity.enter(DATA, lane)
+        batches = [(len(batch.samples), batch.content) for batch in read() if len(batch.samples)]
+        self._activity.leave()
+        if not batches:
+            return LaneResult(lane, 0)
+
+        def run() -> LaneResult:
+            self._activity.enter(COMPUTE, lane)
+            runner.put_back()  # or what was assigned before the step would look like a fault of this worker
+            result = runner.run(step, lane, batches, batch_samples, meanwhile=following)
+            with suppress(torch.OutOfMemoryError):  # a digest takes as much again as the gradient
+                runner.digest(result, by_tensor=by_tensor)
+            runner.read([result])
+            self._activity.leave()
+            return result
+
+        with runner.aside(slot):
+            return self._tried(run, slot, catches=runner.can_abandon)
+
+    def _outcome(self, result: LaneResult) -> Outcome | None:
+        if result.shortage or (result.samples and not result.digests):
+            return None
+        return Outcome.of(result, digests(result.buffers.items(), self._device), self._runner.tensors)

@@ -24,24 +24,20 @@ from quorate.observe.events import EvaluationDone, LogMessage, RunBegan, StepCom
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit
-from quorate.training.audited_lanes import AuditedLanes
 from quorate.training.buffers import notice_of_few_samples
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.evaluation import Evaluated, Evaluator
-from quorate.training.hosted_lanes import HostedLanes
+from quorate.training.hosted_lanes import AuditedLanes, HostedLanes, LaneReader
 from quorate.training.lane import LaneRunner
-from quorate.training.lane_reader import LaneReader
 from quorate.training.loss_scale import LEAST
-from quorate.training.memory_watch import MemoryWatch
-from quorate.training.pending_steps import Laps, PendingSteps, Timing
+from quorate.training.memory_watch import MemoryWatch, memory_ran_out, more_micro_batches
+from quorate.training.pending_steps import Laps, PendingSteps, Timing, step_completed
 from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on
 from quorate.training.rate_schedule import notice_of_pace
 from quorate.training.replica import Replica
 from quorate.training.run_mode import MICRO_BATCH, RunMode
 from quorate.training.save import Draft
-from quorate.training.shortage import memory_ran_out, more_micro_batches
 from quorate.training.state_watch import StateWatch, warn_of
-from quorate.training.step_event import step_completed
 from quorate.training.strategy import (
     NOTHING_ASKED,
     Agreement,

@@ -34,8 +34,17 @@ from quorate.observe.events import StepCompleted
 from quorate.spec.job import JobSpec
 from quorate.training.hints import hint_for
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
-from quorate.training.own_audit import AUDITED, Audit, marked_locals
-from quorate.training.own_rehearsal import LARGEST, NoRoom, Rehearsal, Rehearsed, is_rehearsed, warning_of
+from quorate.training.own_rehearsal import (
+    AUDITED,
+    LARGEST,
+    Audit,
+    NoRoom,
+    Rehearsal,
+    Rehearsed,
+    is_rehearsed,
+    marked_locals,
+    warning_of,
+)
 from quorate.training.own_run import AT_BATCH, AT_STEP, HOW_TO_END, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
 from quorate.training.own_state import Kept, OwnState
 from quorate.training.progress import Progress

@@ -31,8 +31,8 @@ from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, With
 from quorate.training.activity import Activity
 from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.checkpointer import Checkpointer
+from quorate.training.divergence import GradientCheck
 from quorate.training.evaluation import Evaluator
-from quorate.training.gradient_check import GradientCheck
 from quorate.training.hosted_loop import HostedLoop
 from quorate.training.job_length import sets_of
 from quorate.training.lane import LaneRunner

@@ -80,8 +80,7 @@ from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Backlog, PaceMeter
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import Dismissed, JobEnded
-from quorate.worker.same_data import check_same_data, data_facts
-from quorate.worker.same_device import device_changes
+from quorate.worker.same_data import check_same_data, data_facts, device_changes
 from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, REGISTERING, RESTORING, StatusPage, status_file
 from quorate.worker.task_mlflow import mlflow_of_job

@@ -1,4 +1,4 @@
-"""Whether a run that goes on reads the data that it has read until then."""
+"""Whether a run that goes on reads the data that it has read until then, and is computed by the same device."""
 
 import re
 from collections.abc import Mapping
@@ -76,3 +76,19 @@ def _differ(recorded: Mapping[str, Any], present: Mapping[str, str], fact: str) 
     if fact == LAYOUT:  # what it is in words is not compared: an earlier version had none
         then, now = (value.partition(" ")[0] for value in (then, now))
     return then != now and all(_WHOLE.fullmatch(value) for value in (then, now))
+
+
+# The launcher compares the rest. It has not spoken to the GPU's driver, and has compiled nothing.
+_KNOWN_BY_WORKERS = ("precision", "gpu", "gpu capability", "cuda", "cudnn", "attention", "compiled")
+
+
+def device_changes(run: str, recorded: Mapping[str, Any], present: Mapping[str, str]) -> list[str]:
+    """What is to be told of a device that computes otherwise than when a checkpoint was saved, such as one whose trial
+    of compiling has come out otherwise. What an earlier version, or another kind of device, has not recorded is not
+    compared."""
+    both = [name for name in _KNOWN_BY_WORKERS if name in recorded and name in present]
+    return [
+        f"{name} was {recorded[name]} when run {run} was saved and is {present[name]} now: the bits may differ"
+        for name in both
+        if str(recorded[name]) != present[name]
+    ]

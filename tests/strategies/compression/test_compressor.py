@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.reduction import sum_lanes
-from quorate.strategies.compression import top_k
+from quorate.strategies.compression import methods
 from quorate.strategies.compression.compressor import Compressor, EncodedLane, Method
-from quorate.strategies.compression.eight_bits import RUN, EightBits
 from quorate.strategies.compression.encoded import MalformedGradient, decode_ascending, encode_ascending
-from quorate.strategies.compression.top_k import TopK, count_of
+from quorate.strategies.compression.methods import RUN, EightBits, TopK, count_of
 from reduce.reference import bits, wide_values
 
 METHODS = [TopK(0.1), EightBits()]
@@ -81,10 +80,10 @@ def test_a_look_at_a_sample_changes_nothing(seed: int, repeats: int, fraction: f
     values[torch.arange(0, size, repeats)] = 1e-3
     magnitudes, count = values.view(torch.int32).numpy(), count_of(fraction, size)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(top_k, "_SAMPLED", 100)
-        patched.setattr(top_k, "_SAMPLE", 200)
-        sampled = top_k.largest(magnitudes, count)
-    assert sampled.tolist() == top_k.largest(magnitudes, count).tolist()
+        patched.setattr(methods, "_SAMPLED", 100)
+        patched.setattr(methods, "_SAMPLE", 200)
+        sampled = methods.largest(magnitudes, count)
+    assert sampled.tolist() == methods.largest(magnitudes, count).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -15,8 +15,8 @@ from quorate.reduce.ring import Ring
 from quorate.strategies.compression import residuals as module
 from quorate.strategies.compression.compressor import Compressor
 from quorate.strategies.compression.lane_memory import LaneMemory
+from quorate.strategies.compression.methods import TopK
 from quorate.strategies.compression.residuals import Residuals
-from quorate.strategies.compression.top_k import TopK
 from reduce.rings import memory_links
 from wire.pairs import within
 

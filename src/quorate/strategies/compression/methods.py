@@ -1,17 +1,19 @@
-"""What the strategies that compress gradients have in common: the method of a job, and what its lanes hold back."""
+"""The methods by which gradients are compressed: the largest elements of each block, or all of them in 8 bits."""
 
+import math
 from collections.abc import Sequence
 
+import numpy
 import torch
+from numpy.typing import NDArray
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import Bucket
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.compressor import Method
-from quorate.strategies.compression.eight_bits import EightBits
+from quorate.strategies.compression.encoded import Dense, MalformedGradient, Sparse, decode_ascending, encode_ascending
 from quorate.strategies.compression.option import CompressSpec, lane_compression
 from quorate.strategies.compression.residuals import Residuals
-from quorate.strategies.compression.top_k import TopK
 
 
 def check_compressible(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -33,3 +35,158 @@ def residuals_of(spec: JobSpec, plan: Sequence[Bucket], descriptor: int | None =
     """What a job's lanes hold back, in the memory that this descriptor is of; None where they hold nothing back."""
     compress = lane_compression(spec.strategy)
     return Residuals(plan, spec.lanes, descriptor) if compress is not None and compress.feedback else None
+
+
+RUN = 1024
+"""Elements that share a scale. No run reaches beyond its block: a block has one code, whoever encodes it with which
+others."""
+
+_LARGEST = 127
+
+
+class EightBits:
+    """Every element, as a multiple of the scale of its run: a whole number of −127 … 127.
+
+    A run with an element that is not finite comes back as NaN altogether: it is for the loss to say what is wrong.
+    """
+
+    def encode(self, flat: torch.Tensor, sizes: Sequence[int]) -> tuple[bytes, Dense]:
+        values = _computed(flat)
+        starts, lengths = _runs(sizes)
+        with numpy.errstate(all="ignore"):
+            largest = numpy.maximum.reduceat(numpy.abs(values), starts) if len(starts) else values[:0]
+            scales = numpy.where(numpy.isfinite(largest), largest / _LARGEST, numpy.nan).astype(values.dtype)
+            multiples = numpy.rint(values / numpy.repeat(scales, lengths))
+            # 0 / 0 and whatever a scale makes of it that has no room for so small a number: it is held back.
+            numpy.nan_to_num(multiples, copy=False, nan=0.0)
+            codes = numpy.clip(multiples, -_LARGEST, _LARGEST).astype(numpy.int8)
+        codes[numpy.repeat(scales == 0, lengths)] = 0
+        return scales.tobytes() + codes.tobytes(), Dense(_restored(codes, scales, lengths, flat.dtype))
+
+    def decode(self, payload: memoryview, dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Dense, int]:
+        starts, lengths = _runs(sizes)
+        computed = _computed(torch.empty(0, dtype=dtype)).dtype
+        split, end = len(starts) * computed.itemsize, len(starts) * computed.itemsize + sum(sizes)
+        if len(payload) < end:
+            raise MalformedGradient(f"it has {len(payload)} bytes where {end} are expected")
+        scales = numpy.frombuffer(payload[:split], dtype=computed)
+        codes = numpy.frombuffer(payload[split:end], dtype=numpy.int8)
+        if (codes == -128).any() or (scales < 0).any() or numpy.isinf(scales).any():
+            raise MalformedGradient("it has a code that no gradient has")
+        return Dense(_restored(codes, scales, lengths, dtype)), end
+
+
+def _computed(flat: torch.Tensor) -> NDArray[numpy.floating]:
+    """In the type that is computed in: halves would lose what is divided."""
+    return (flat if flat.dtype is torch.float64 else flat.float()).numpy()
+
+
+def _restored(
+    codes: NDArray[numpy.int8], scales: NDArray[numpy.floating], lengths: NDArray[numpy.int64], dtype: torch.dtype
+) -> torch.Tensor:
+    with numpy.errstate(all="ignore"):
+        values = codes.astype(scales.dtype) * numpy.repeat(scales, lengths)
+    return torch.from_numpy(values).to(dtype)
+
+
+def _runs(sizes: Sequence[int]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """Where each run begins, and how long it is."""
+    of = numpy.asarray(sizes, dtype=numpy.int64)
+    counts = -(-of // RUN)
+    ends = numpy.cumsum(of)
+    first = numpy.repeat(numpy.cumsum(counts) - counts, counts)
+    within = (numpy.arange(counts.sum(), dtype=numpy.int64) - first) * RUN
+    starts = numpy.repeat(ends - of, counts) + within
+    return starts, numpy.minimum(numpy.repeat(ends, counts) - starts, RUN)
+
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SAMPLED = 2**16
+"""Elements from which a block is looked at twice: a sample first, to know which elements can be among the largest."""
+_SAMPLE = 2**12
+
+
+class TopK:
+    """The elements of a block that are furthest from zero: of each block this fraction, and at least one.
+
+    Which they are depends on nothing but its content: elements of equal size go by the lower place, which `torch.topk`
+    leaves open.
+    """
+
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
+
+    def encode(self, flat: torch.Tensor, sizes: Sequence[int]) -> tuple[bytes, Sparse]:
+        magnitudes = _magnitudes(flat)
+        chosen, start = [], 0
+        for size in sizes:
+            if size:
+                of_block = largest(magnitudes[start : start + size], count_of(self._fraction, size))
+                chosen.append(of_block + start)
+            start += size
+        places = numpy.concatenate(chosen) if chosen else numpy.empty(0, dtype=numpy.int64)
+        content = _picked(flat, places)
+        return encode_ascending(places) + _as_bytes(content.values), content
+
+    def decode(self, payload: memoryview, dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Sparse, int]:
+        counts = [count_of(self._fraction, size) for size in sizes]
+        places, split = decode_ascending(payload, sum(counts), sum(sizes))
+        ends = numpy.cumsum(sizes)
+        if (numpy.diff(numpy.searchsorted(places, ends), prepend=0) != counts).any():
+            raise MalformedGradient("it has more of one block and less of another than is expected")
+        values, end = _values(payload, split, len(places), dtype)
+        return Sparse(torch.from_numpy(places), values), end
+
+
+def count_of(fraction: float, size: int) -> int:
+    """How many elements go of a block: at least one, where it has any."""
+    return min(size, math.ceil(fraction * size))
+
+
+def largest(magnitudes: NDArray[numpy.integer], count: int) -> NDArray[numpy.int64]:
+    """The places of the largest, ascending; of equal ones those that come first."""
+    candidates = _candidates(magnitudes, count)
+    of = magnitudes if candidates is None else magnitudes[candidates]
+    least = numpy.partition(of, len(of) - count)[len(of) - count]
+    chosen = numpy.flatnonzero(of >= least)
+    if len(chosen) > count:
+        ties = numpy.flatnonzero(of[chosen] == least)
+        chosen = numpy.delete(chosen, ties[count - len(chosen) :])
+    return chosen if candidates is None else candidates[chosen]
+
+
+def _candidates(magnitudes: NDArray[numpy.integer], count: int) -> NDArray[numpy.int64] | None:
+    """Few places among which the largest are for sure; None where that cannot be told by a sample."""
+    size = len(magnitudes)
+    if size < _SAMPLED or 4 * count > size:
+        return None
+    sample = magnitudes[:: size // _SAMPLE]
+    rank = min(len(sample), 2 * math.ceil(len(sample) * count / size) + 8)
+    bound = numpy.partition(sample, len(sample) - rank)[len(sample) - rank]
+    found = numpy.flatnonzero(magnitudes >= bound)
+    return found if len(found) >= count else None
+
+
+def _magnitudes(flat: torch.Tensor) -> NDArray[numpy.integer]:
+    """Whole numbers in the order of the absolute values: the bits without the sign. NaN is beyond infinity."""
+    kind = _INTEGERS[flat.itemsize]
+    found: NDArray[numpy.integer] = flat.view(kind).numpy() & torch.iinfo(kind).max
+    return found
+
+
+def _picked(flat: torch.Tensor, places: NDArray[numpy.int64]) -> Sparse:
+    indices = torch.from_numpy(places)
+    return Sparse(indices, flat[indices])
+
+
+def _as_bytes(values: torch.Tensor) -> bytes:
+    return values.view(torch.uint8).numpy().tobytes() if len(values) else b""
+
+
+def _values(payload: memoryview, start: int, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    end = start + count * dtype.itemsize
+    if len(payload) < end:
+        raise MalformedGradient(f"it has {len(payload)} bytes where {end} are expected")
+    values = torch.empty(count, dtype=dtype)
+    values.view(torch.uint8).numpy()[:] = numpy.frombuffer(payload[start:end], dtype=numpy.uint8)
+    return values, end

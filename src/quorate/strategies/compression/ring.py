@@ -7,7 +7,9 @@ lane alone and lanes are added in the order of the ring, so the bits do not depe
 import logging
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from quorate.checkpoint.tree import Encoded
 from quorate.core.errors import FrameError
 from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
@@ -18,10 +20,9 @@ from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.compression.compressor import Compressor, EncodedLane
-from quorate.strategies.compression.layout import WithResiduals
 from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
 from quorate.strategies.compression.option import CompressSpec, lane_compression
-from quorate.strategies.compression.residuals import Residuals
+from quorate.strategies.compression.residuals import LANES, Residuals
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.lagging import Lag
 from quorate.strategies.ring import RingConnection, RingStrategy
@@ -29,8 +30,9 @@ from quorate.training.activity import Activity
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import gradient_plan
 from quorate.training.lane import LaneResult
+from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.state_layout import Replicated, StateLayout
+from quorate.training.state_layout import HeldState, Parts, Replicated, StateLayout, shared_out
 from quorate.training.strategy import StepOutcome, StepRequest, Strategy
 from quorate.training.update import Update
 
@@ -40,6 +42,29 @@ GRADIENTS_INDEX = 5
 """Tells the lanes' encoded gradients from what else is gathered in a step."""
 
 _LANE = struct.Struct("<IQ")
+
+
+@dataclass(frozen=True)
+class WithResiduals(Replicated):
+    """Besides what every member holds, each has what its lanes have held back: whoever hosts a lane writes that."""
+
+    residuals: Residuals
+
+    def state(self, progress: Progress) -> HeldState:
+        held, of_lanes = super().state(progress), self.residuals.state()
+        skeleton = {"dict": held.encoded.skeleton["dict"] | {LANES: of_lanes.skeleton}}
+        encoded = Encoded(skeleton, held.encoded.tensors | of_lanes.tensors)
+        return replace(held, encoded=encoded, of_lanes=frozenset(of_lanes.tensors))
+
+    def parts(self, held: HeldState, writers: int) -> Parts:
+        if not self.residuals.applied:
+            return super().parts(held, writers)
+        return shared_out(held.common.tensors, self.residuals.names_by_host(writers))
+
+    def load(self, encoded: Encoded) -> Progress:
+        fields = dict(encoded.skeleton["dict"])
+        self.residuals.load(fields.pop(LANES, None), encoded.tensors)
+        return super().load(Encoded({"dict": fields}, encoded.tensors))
 
 
 def compressed_ring_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "CompressedRingFactory":

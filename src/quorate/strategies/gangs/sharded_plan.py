@@ -20,8 +20,7 @@ from quorate.observe.quantities import size
 from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.gang_world import TENSOR
 from quorate.strategies.gangs.option import FsdpSpec
-from quorate.strategies.gangs.shard_units import units_of
-from quorate.strategies.gangs.sharded_model import parallelize
+from quorate.strategies.gangs.sharded_model import parallelize, units_of
 from quorate.training.footprint import Footprint, make_fake, shapes_of
 from quorate.training.replica import build_model
 from quorate.training.sharded_tensors import local

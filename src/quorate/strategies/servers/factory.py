@@ -5,11 +5,10 @@ from quorate.reduce.connect import Endpoint, Neighbour, connect, watch
 from quorate.reduce.memory import GradientMemory, zeros
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.spec.job import JobSpec
-from quorate.strategies.compression.deltas import Deltas
 from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
 from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.kinds import Holdings
-from quorate.strategies.servers.compress import EncodedExchange
+from quorate.strategies.servers.compress import Deltas, EncodedExchange
 from quorate.strategies.servers.dealing import UnitRecord
 from quorate.strategies.servers.exchange import Exchange, SharedExchange, StagedExchange, Star
 from quorate.strategies.servers.links import LinkedReduction, Spokes, connect_star
