@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from quorate.core.errors import JobFileError
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark
-from quorate.spec.rules import checked_job
+from quorate.spec.rules import checked_job, doubtful_modes
 
 MINIMAL: dict[str, Any] = {"task": "package.module:Task", "batch_size": 64, "epochs": 1}
 
@@ -294,3 +294,20 @@ def test_rules_of_checkpoints(checkpoint: dict[str, Any], path: str, told: str) 
     assert told in problem.text
     assert problem.hint
     assert ":word" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("watched", "told"),
+    [
+        ({"metric": "val_accuracy"}, "a smaller val_accuracy counts as better (mode: min)"),
+        ({"metric": "accuracy", "mode": "max"}, ""),
+        ({"metric": "loss", "mode": "max"}, "a larger loss counts as better (mode: max)"),
+        ({"metric": "loss"}, ""),
+        ({"metric": "wetness"}, ""),
+    ],
+    ids=str,
+)
+def test_a_mode_that_the_name_of_its_metric_contradicts_is_in_doubt(watched: dict[str, Any], told: str) -> None:
+    (doubt,) = list(doubtful_modes(job(evaluate=watched))) or [""]
+    assert told in doubt and bool(told) is bool(doubt)
+    assert len(list(doubtful_modes(job(early_stop={"patience": 1, **watched})))) == bool(told)

@@ -35,8 +35,8 @@ from quorate.spec.device import idle_gpus, workers_here
 from quorate.spec.job import TaskReference
 from quorate.spec.override import ENVIRONMENT
 from quorate.spec.resolved import ResolvedJob
+from quorate.spec.rules import doubtful_modes
 from quorate.spec.secrets import job_secrets
-from quorate.spec.section import usual_mode
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
@@ -114,13 +114,9 @@ class Part:
             self._say(notice)
         if (idle := idle_gpus(self._spec, self._workers)) is not None:
             log.warning("%s", idle)
-        for key, watched in (("evaluate", self._spec.evaluate), ("early_stop", self._spec.early_stop)):
-            metric = None if watched is None else watched.metric
-            if watched is not None and metric is not None and usual_mode(metric) not in (None, watched.mode):
-                better = "smaller" if watched.mode == "min" else "larger"
-                text = f"{key}: a {better} {metric} counts as better (mode: {watched.mode}). If the opposite is meant, "
-                self._display.handle(LogMessage(level="warning", message=f"{text}write mode: {usual_mode(metric)}."))
             self._display.handle(LogMessage(level="warning", message=idle))
+        for doubt in doubtful_modes(self._spec):
+            self._display.handle(LogMessage(level="warning", message=doubt))
         try:
             # Before there are copiers, which write events themselves: those are news.
             events_from = end_of_events(self.run.events_file)

@@ -12,7 +12,7 @@ from quorate.core.errors import JobFileError, Problem
 from quorate.spec.job import OWN_PLACE, JobSpec, LossScaleSpec
 from quorate.spec.kinds import ANY
 from quorate.spec.options import Rules, Said, option_rules
-from quorate.spec.section import AUTO, AUTO_BATCH, Section
+from quorate.spec.section import AUTO, AUTO_BATCH, Section, usual_mode
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 
@@ -23,6 +23,18 @@ def checked_job(values: Mapping[str, Any]) -> JobSpec:
     if problems := broken_rules(job):
         raise JobFileError("the job", problems)
     return job
+
+
+def doubtful_modes(job: JobSpec) -> Iterator[str]:
+    """Metrics by whose names the opposite of their `mode` may be meant."""
+    for key, watched in (("evaluate", job.evaluate), ("early_stop", job.early_stop)):
+        metric = None if watched is None else watched.metric
+        if watched is not None and metric is not None and usual_mode(metric) not in (None, watched.mode):
+            better = "smaller" if watched.mode == "min" else "larger"
+            yield (
+                f"{key}: a {better} {metric} counts as better (mode: {watched.mode}). If the opposite is meant, write "
+                f"mode: {usual_mode(metric)}."
+            )
 
 
 def broken_rules(job: JobSpec, doubtful: Collection[str] = (), said: Said = lambda _: "") -> list[Problem]:
