@@ -48,7 +48,8 @@ def train_lineage(run: RunFolder, resolved: ResolvedJob, train: Trainer) -> Chec
             part = RunFolder.create(folder, PART)
             part.write_job(job_text(job), is_private=not run.job_file.stat().st_mode & 0o077)
         if (part.whole_result() or {}).get("ending") != PAUSED:
-            own = _own_checkpoint(part, job.spec)
+            is_begun = bool(CheckpointFolder.at(part.checkpoints).list())
+            own = newest_checkpoint(part, job.spec, job.spec.checkpoint) if is_begun else None
             part.result_file.unlink(missing_ok=True)
             try:
                 with part.lock():
@@ -60,13 +61,6 @@ def train_lineage(run: RunFolder, resolved: ResolvedJob, train: Trainer) -> Chec
         checkpoint = newest_checkpoint(part, job.spec, job.spec.checkpoint)
     assert checkpoint is not None
     return checkpoint
-
-
-def _own_checkpoint(part: RunFolder, spec: JobSpec) -> CheckpointInfo | None:
-    """That of an earlier attempt."""
-    if not CheckpointFolder.at(part.checkpoints).list():
-        return None
-    return newest_checkpoint(part, spec, spec.checkpoint)
 
 
 def _stopped(run: RunFolder, result: Result) -> Result:

@@ -127,7 +127,6 @@ class LiveRun:
         self._notices: deque[str] = deque(maxlen=NOTICES)
 
     def look(self) -> Snapshot:
-        """How it stands now."""
         self._reader.read_on()
         timeline, now = self._reader.timeline(), datetime.now(UTC)
         record = RunRecord.read(self.run, timeline)
@@ -176,8 +175,6 @@ def _workers(members: Sequence[HostedLanes], answer: JobStatus | None) -> tuple[
 
 @dataclass(frozen=True)
 class _Recent:
-    """What the last steps tell."""
-
     losses: dict[str, float] = field(default_factory=dict)
     values: tuple[float, ...] = ()
     samples_per_second: float | None = None

@@ -1,7 +1,7 @@
 """`quorate plan`: what a job needs, before anything is trained: parameters, memory, communication, and what fits."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,7 +91,9 @@ class Plan:
 
     @property
     def most_samples(self) -> int:
-        return _most_samples(self.parts, self.samples, self.target.room)
+        fixed = sum(part.bytes for part in self.parts if not part.grows)
+        growing = sum(part.bytes for part in self.parts if part.grows)
+        return max(0, (self.target.room - fixed) * self.samples // max(1, growing))
 
 
 def parse_memory(text: str) -> int:
@@ -287,12 +289,6 @@ def _sizes(found: Footprint) -> Sizes:
         by_dtype[name] = by_dtype.get(name, 0) + shape.nbytes
     trained = sum(shape.numel for shape in found.trained)
     return Sizes(sum(shape.numel for shape in found.tensors), trained, found.weights, by_dtype, found.modules)
-
-
-def _most_samples(parts: Sequence[Part], samples: int, room: int) -> int:
-    fixed = sum(part.bytes for part in parts if not part.grows)
-    growing = sum(part.bytes for part in parts if part.grows)
-    return max(0, (room - fixed) * samples // max(1, growing))
 
 
 def _target(spec: JobSpec, device: str, memory: int | None, workers: int) -> Target:

@@ -268,7 +268,9 @@ def _train_in_new_run(
         with run.lock():
             try:
                 run.write_job(text, is_private=is_private(resolved.spec))
-                notices = (*notices, *_place_told(run))
+                if run.path.parent.parent in Path.cwd().parents:  # not where a person looks first
+                    told = f"{run.name} lies in {run.path.parent}: the nearest folder above that has runs"
+                    notices = (*notices, told)
                 beginning = _Beginning(run, resolved, resolved.spec.task, runner, place, watch, until, notices)
                 return beginning.train(signals, checkpoint)
             except RequestError:
@@ -276,13 +278,6 @@ def _train_in_new_run(
                 if not CheckpointFolder.at(run.checkpoints).list() and not has_trained_parts(run):
                     shutil.rmtree(run.path, ignore_errors=True)
                 raise
-
-
-def _place_told(run: RunFolder) -> Iterator[str]:
-    """Where the run lies, unless that is where a person looks first."""
-    runs = run.path.parent
-    if runs.parent in Path.cwd().parents:
-        yield f"{run.name} lies in {runs}: the nearest folder above that has runs"
 
 
 @dataclass(frozen=True)
@@ -346,7 +341,8 @@ def _refuse_what_is_missing(spec: JobSpec) -> None:
     """Before anything is started."""
     refuse_missing_engine(spec)  # its extra has what the next ones may lack, too
     _refuse_without_key(spec)
-    _refuse_without_certificates(spec)
+    if spec.encrypt is True or (spec.encrypt == "auto" and spec.engine.is_cluster):
+        refuse_without_library()  # for what makes certificates
     refuse_missing_libraries(spec.track)
 
 
@@ -358,12 +354,6 @@ def _refuse_without_key(spec: JobSpec) -> None:
         named_object(spec.checkpoint.sealing.opened_by)(spec.checkpoint.sealing)
     except CheckpointError as error:
         raise RunError(f"checkpoint.encrypt: {error}") from None
-
-
-def _refuse_without_certificates(spec: JobSpec) -> None:
-    """Before there is a run: what makes certificates may not be installed."""
-    if spec.encrypt is True or (spec.encrypt == "auto" and spec.engine.is_cluster):
-        refuse_without_library()
 
 
 @contextlib.contextmanager

@@ -278,7 +278,7 @@ def predict(
       quorate predict last validation -o predictions.jsonl
       quorate predict digits-0001 new.py:pictures -o out.parquet --workers 2
     """
-    from quorate.api.predict import predict_run
+    from quorate.api.evaluate import predict_run
 
     layer = overrides(settings, workers=workers, task=task)
     predicted = partial(predict_run, runs, run, data, output, checkpoint, os.environ, layer)

@@ -52,7 +52,8 @@ def check_nccl(
     """Everything about it; a single line where there is nothing to check."""
     if facts.error:
         return []
-    variables = [check_variable(name, environment[name]) for name in sorted(environment) if _is_nccls(name)]
+    names = sorted(name for name in environment if name.startswith(("NCCL_", "TORCH_NCCL_")))
+    variables = [check_variable(name, environment[name]) for name in names]
     if not facts.nccl:
         text = "nothing to check: there is no GPU here that torch can use, and gangs exchange tensors by Gloo"
         return [Finding("nccl", Level.NOTE, text), *variables]
@@ -147,10 +148,6 @@ def is_meant(name: str, listed: str) -> bool:
     is_whole, listed = listed.startswith("="), listed.removeprefix("=")
     names = [each.strip().partition(":")[0] for each in listed.split(",")]
     return any(name == each if is_whole else name.startswith(each) for each in names) is not is_excluding
-
-
-def _is_nccls(name: str) -> bool:
-    return name.startswith(("NCCL_", "TORCH_NCCL_"))
 
 
 def _read(file: Path) -> str:

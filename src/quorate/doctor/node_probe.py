@@ -26,12 +26,10 @@ class NodeProbe:
         self._listener: socket.socket | None = None
 
     def facts(self) -> dict[str, Any]:
-        """What is installed here."""
         versions = {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()}
         return {"host": socket.gethostname(), "versions": versions}
 
     def clock(self) -> float:
-        """What time it is here."""
         return time.time()
 
     def listen(self, host: str) -> tuple[str, int, bytes]:

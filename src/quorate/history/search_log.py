@@ -170,7 +170,8 @@ class SearchLog:
         step, donor = _whole(told["step"]), self.trials[_whole(told["from"])]
         params = renamed(_mapping(told["params"]))
         run, reason = str(told.get("run") or ""), str(told.get("reason") or "")
-        trial.lineage = _inherited(donor, step)
+        led_here = (*donor.lineage, Ancestor(step, donor.number, donor.now.run, donor.now.params))
+        trial.lineage = tuple(_up_to(step, led_here))
         trial.parts.append(Part(params, run, step, donor.number, reason, step))
         trial.status = TrialStatus.RUNNING
 
@@ -196,11 +197,6 @@ _TAKEN: dict[str, Callable[[SearchLog, LoggedTrial, float, dict[str, Any]], None
     "finished": SearchLog._finished,
     "failed": SearchLog._failed,
 }
-
-
-def _inherited(donor: LoggedTrial, step: int) -> tuple[Ancestor, ...]:
-    """All that led to a donor's checkpoint of a step."""
-    return tuple(_up_to(step, (*donor.lineage, Ancestor(step, donor.number, donor.now.run, donor.now.params))))
 
 
 def _up_to(step: int, lineage: Iterable[Ancestor]) -> Iterator[Ancestor]:

@@ -171,7 +171,8 @@ def _events_of(trace: Trace, origin: float) -> Iterator[dict[str, Any]]:
     by_id = {span.span_id: span for span in trace.spans}
     about = {"step": trace.step, "generation": trace.generation, "trace": trace.id}
     for span in trace.spans:
-        place = {"pid": _process(span.worker), "tid": _track(span, by_id), "cat": "quorate"}
+        pid = _COORDINATORS_PLACE if span.worker == COORDINATOR else span.worker
+        place = {"pid": pid, "tid": _track(span, by_id), "cat": "quorate"}
         start = (span.start - origin) * 1e6
         is_root = span.name in (STEP, JOIN, SAVE, RECOVERY)
         args = {**span.attributes, **(about if is_root else {}), "span": span.span_id}
@@ -195,10 +196,6 @@ def _names(process: int, track: int, is_new: bool) -> list[dict[str, Any]]:
     name = name_of(process) if is_worker else "coordinator"
     order = process if is_worker else -1
     return [named("process_name", 0, name=name), named("process_sort_index", 0, sort_index=order), *names]
-
-
-def _process(worker: int) -> int:
-    return _COORDINATORS_PLACE if worker == COORDINATOR else worker
 
 
 def _track(span: TracedSpan, by_id: dict[str, TracedSpan]) -> int:

@@ -246,7 +246,6 @@ class RecoveryLog:
             self._position = event.from_step
 
     def take_step(self, step: int, time: float) -> None:
-        """A step was completed."""
         if self._by_units or time > self._formed:
             self._position = max(self._position, step)
         for loss in self._losses:

@@ -100,7 +100,6 @@ class Growth:
         self.is_over = False
 
     def handle(self, event: Event) -> None:
-        """Take note of what has happened."""
         match event:
             case GenerationFormed():
                 self._present, self._window = len(event.computing), []
@@ -114,7 +113,6 @@ class Growth:
                     self._rates.setdefault(self._present, median(self._window[WARMING:]))
 
     def verdict(self) -> Verdict | None:
-        """What is to be done now, if anything is."""
         if self.is_over or self._asked is not None or self._present != self._wanted:
             return None
         if self._wanted not in self._rates:

@@ -153,7 +153,6 @@ class Supervisor:
         self._servers = launch.spec.strategy.server_count if launch.mode.is_training else 0
 
     def run(self) -> Outcome:
-        """Run the job to its end."""
         self._warn_of_crowd()
         with contextlib.closing(self._engine), contextlib.ExitStack() as stack:
             # Last of all: a program that runs many jobs would have more to look for in each line that it logs.

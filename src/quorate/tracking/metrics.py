@@ -71,7 +71,6 @@ class StepSums:
         self._phases = tuple(self.by_phase.values())
 
     def add(self, event: StepCompleted) -> None:
-        """Count a step."""
         seconds = (event.data_s or 0.0, event.compute_s or 0.0, event.exchange_s or 0.0, event.apply_s or 0.0)
         for distribution, took in zip(self._phases, seconds, strict=True):
             distribution.add(took)
@@ -336,7 +335,8 @@ class Metrics:
         placed = {(str(one), said.host): said.device_memory for one, said in systems.items()}
         yield from _families(OF_DEVICES, [(place, use) for place, use in placed.items() if use is not None], "worker")
         # Several may have spoken for one machine, one after the other.
-        hosts = {said.host: said for said in sorted(systems.values(), key=_spoken) if said.machine is not None}
+        in_order = sorted(systems.values(), key=lambda said: said.time)
+        hosts = {said.host: said for said in in_order if said.machine is not None}
         yield from _families(OF_MACHINES, [((host,), said.machine) for host, said in hosts.items()])
         for name, text in TRAFFIC.items():
             family = CounterMetricFamily(f"{PREFIX}machine_{name}_bytes", text, labels=["host"])
@@ -371,10 +371,6 @@ def _histogram(name: str, text: str, values: Mapping[str, Distribution], *labels
     for each, distribution in values.items():
         family.add_metric([each] if labels else [], distribution.buckets(), distribution.total)
     return family
-
-
-def _spoken(said: SystemSampled) -> float:
-    return said.time
 
 
 def _families(

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.core.failure import Failure
 from quorate.core.generation import name_of
 from quorate.core.log_records import Place, RecordHandler
 from quorate.core.masking import mask_all, register_secrets, shown_webhook, url_secrets
@@ -86,17 +85,14 @@ class Notifier:
                 self._tell(LOST, "running", text, event.time)
             case RunFailed() if not self._has_ended:
                 self._has_ended = True
-                self._tell_failure(event.failure, event.time)
+                failure, status = event.failure, event.failure.stopped
+                self._tell(FAILED if status is None else FINISHED, status or FAILED, failure.message, event.time)
             case RunFinished() if not self._has_ended:
                 self._has_ended = True
                 self._tell_end(dict(event.result or {}), event.time)
 
     def close(self) -> None:
         """What is on its way arrives without us."""
-
-    def _tell_failure(self, failure: Failure, moment: float) -> None:
-        status = failure.stopped
-        self._tell(FAILED if status is None else FINISHED, status or FAILED, failure.message, moment)
 
     def _tell_end(self, result: dict[str, Any], moment: float) -> None:
         self._steps = result.get("steps", self._steps)

@@ -174,9 +174,11 @@ class TrialRun:
         reached = saved[-1].cursor.step if saved else 0
         is_over = result.get("status") in ("complete", "failed") and not _is_full(_failure_of(result))
         until = math.inf if plan.until is None else plan.until
-        for report in _recorded(run) if known else ():
-            if report.step <= until and (is_over or report.step <= reached):
-                reports.put(report)
+        if known:
+            told = Timeline.glance(run.events_file)
+            for step, metrics in told.evaluations.items():
+                if step <= until and (is_over or step <= reached):
+                    reports.put(Report(step, metrics, told.total_steps))
         if (result.get("steps") or reached) > until or (reached == until and not is_over):
             return None
         if is_over:
@@ -216,8 +218,6 @@ class TrialRun:
 
 
 class _Evaluations:
-    """Hears of evaluations; the sink of a run."""
-
     def __init__(self, tell: Callable[[Report], None]) -> None:
         self._tell = tell
         self._total: int | None = None
@@ -257,13 +257,6 @@ def _await_lock(run: RunFolder, signals: Signals) -> None:
             raise RunBusyError(f"run {run.name} is still in use by {run.holder()}.")
 
         time.sleep(GLANCE)
-
-
-def _recorded(run: RunFolder) -> Iterator[Report]:
-    """What a run has told before."""
-    told = Timeline.glance(run.events_file)
-    for step, metrics in told.evaluations.items():
-        yield Report(step, metrics, told.total_steps)
 
 
 def _report_of(run: RunFolder, fields: dict[str, Any]) -> Report:

@@ -78,11 +78,8 @@ def objectives(spec: SearchSpec, trial: LoggedTrial) -> list[float] | None:
         return None if best is None else [best.value]
     last = reports[max(reports)]
     values = [last.get(metric) for metric in spec.metrics]
-    return [float(value) for value in values if is_number(value) and value == value] if _are_numbers(values) else None
-
-
-def _are_numbers(values: list[Any]) -> bool:
-    return all(is_number(value) and value == value for value in values)
+    numbers = [float(value) for value in values if is_number(value) and value == value]
+    return numbers if len(numbers) == len(values) else None
 
 
 def _distribution(optuna: Any, dimension: DimensionSpec) -> Any:
