@@ -19,11 +19,10 @@ from quorate.core.user_code import RAISED, blame_user_code, building_code, given
 from quorate.data.sampler import Sampler
 from quorate.spec.job import JobSpec
 from quorate.training.device import CPU, Device
-from quorate.training.job_length import knowing_length
 from quorate.training.rate_schedule import RateRange, factor_at
 from quorate.training.settings import Settings, state_of
 from quorate.training.sharded_tensors import is_spread, spread_like
-from quorate.training.task import Task
+from quorate.training.task import Task, knowing_length
 
 SOLE = ""
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)

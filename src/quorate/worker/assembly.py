@@ -19,8 +19,15 @@ from quorate.data.block_sampler import Blocked, BlockSampler
 from quorate.data.collate import collate
 from quorate.data.datasets import Dataset, check_dataset
 from quorate.data.feed import Feed
-from quorate.data.lane_sampler import LaneSampler
-from quorate.data.sampler import EvaluationPlan, MicroBatchChanges, Request, Sampler, Source, planned_requests
+from quorate.data.sampler import (
+    EvaluationPlan,
+    LaneSampler,
+    MicroBatchChanges,
+    Request,
+    Sampler,
+    Source,
+    planned_requests,
+)
 from quorate.data.samples import Samples
 from quorate.data.stream import Stream, StreamSampler
 from quorate.data.streams import seed_generators
@@ -34,7 +41,6 @@ from quorate.training.checkpointer import Checkpointer
 from quorate.training.divergence import GradientCheck
 from quorate.training.evaluation import Evaluator
 from quorate.training.hosted_loop import HostedLoop
-from quorate.training.job_length import sets_of
 from quorate.training.lane import LaneRunner
 from quorate.training.lane_program import Captures
 from quorate.training.loop import Loop
@@ -47,7 +53,7 @@ from quorate.training.source import load_dataset
 from quorate.training.state_layout import StateLayout
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest
-from quorate.training.task import Task
+from quorate.training.task import Task, sets_of
 from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.reduction import sum_lanes
 from quorate.strategies.compression import methods
-from quorate.strategies.compression.compressor import Compressor, EncodedLane, Method
-from quorate.strategies.compression.encoded import MalformedGradient, decode_ascending, encode_ascending
+from quorate.strategies.compression.compressor import (
+    Compressor,
+    EncodedLane,
+    MalformedGradient,
+    Method,
+    decode_ascending,
+    encode_ascending,
+)
 from quorate.strategies.compression.methods import RUN, EightBits, TopK, count_of
 from reduce.reference import bits, wide_values
 

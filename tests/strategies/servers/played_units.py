@@ -11,8 +11,8 @@ import torch
 
 from memory_link import memory_link_pair
 from quorate.core.generation import GenerationId
-from quorate.data.lane_sampler import LaneSampler
 from quorate.data.ledger import Tally
+from quorate.data.sampler import LaneSampler
 from quorate.spec.job import JobSpec
 from quorate.strategies.servers.dealing import Unit, UnitRecord, applied_everywhere
 from quorate.strategies.servers.option import ServersSpec
@@ -20,8 +20,7 @@ from quorate.strategies.servers.parcels import Parcel
 from quorate.strategies.servers.placement import place
 from quorate.strategies.servers.units.channel import Blocks, Head, UnitChannel, UnitPlan
 from quorate.strategies.servers.units.loop import agreement_of
-from quorate.strategies.servers.units.server import Hub, UnitServer
-from quorate.strategies.servers.units.settings import StepSettings
+from quorate.strategies.servers.units.server import Hub, StepSettings, UnitServer
 from quorate.strategies.servers.units.worker import UnitNote, UnitWorker
 from quorate.training.gradients import LoneGradients, gradient_plan
 from quorate.training.lane import LaneResult, LaneRunner

@@ -10,8 +10,14 @@ from numpy.typing import NDArray
 from quorate.core.errors import UnsupportedModelError
 from quorate.lanes.buckets import Bucket
 from quorate.spec.job import JobSpec
-from quorate.strategies.compression.compressor import Method
-from quorate.strategies.compression.encoded import Dense, MalformedGradient, Sparse, decode_ascending, encode_ascending
+from quorate.strategies.compression.compressor import (
+    Dense,
+    MalformedGradient,
+    Method,
+    Sparse,
+    decode_ascending,
+    encode_ascending,
+)
 from quorate.strategies.compression.option import CompressSpec, lane_compression
 from quorate.strategies.compression.residuals import Residuals
 

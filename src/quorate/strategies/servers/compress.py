@@ -20,8 +20,14 @@ from quorate.core.generation import Generation, Member
 from quorate.lanes.buckets import Bucket
 from quorate.observe.events import GradientsCompressed
 from quorate.reduce.memory import dtype_of
-from quorate.strategies.compression.compressor import Compressor, EncodedLane, Method
-from quorate.strategies.compression.encoded import Content, MalformedGradient, Sparse
+from quorate.strategies.compression.compressor import (
+    Compressor,
+    Content,
+    EncodedLane,
+    MalformedGradient,
+    Method,
+    Sparse,
+)
 from quorate.strategies.compression.residuals import Residuals
 from quorate.strategies.servers.exchange import Exchange, Values
 from quorate.strategies.servers.links import Spokes

@@ -19,8 +19,7 @@ from quorate.strategies.servers.dealing import AppliedSet, Unit, UnitRecord
 from quorate.strategies.servers.member import MemberConnection, MemberStrategy
 from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.servers.units.channel import UnitChannel, UnitPlan
-from quorate.strategies.servers.units.server import Hub, UnitServer
-from quorate.strategies.servers.units.settings import StepSettings
+from quorate.strategies.servers.units.server import Hub, StepSettings, UnitServer
 from quorate.strategies.servers.units.worker import UnitNote, UnitWorker
 from quorate.training.activity import Activity
 from quorate.training.lane import LaneResult
