@@ -8,12 +8,12 @@ import torch
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.errors import RunError
-from quorate.reduce.host_memory import HostMemory
+from quorate.reduce.device_reduction import HostMemory
 from quorate.reduce.memory import NotShareable
 from quorate.spec.device import kind_of
-from quorate.training import devices
 from quorate.training.device import CPU, CpuDevice
 from quorate.training.task import Task
+from quorate.worker import assembly
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -51,7 +51,7 @@ def test_a_job_without_a_gpu_computes_on_the_cpu(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("quorate.spec.device.gpus_here", tuple)
     spec = gang.job(tasks.Momentum)
     assert kind_of(spec) == "cpu"
-    assert devices.device_for(spec, 0) is CPU
+    assert assembly.device_for(spec, 0) is CPU
 
 
 def test_a_gpu_is_found_and_used_where_the_strategy_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,13 +67,13 @@ def test_a_gpu_is_found_and_used_where_the_strategy_can(monkeypatch: pytest.Monk
 
 
 def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpus_here", tuple)
+    monkeypatch.setattr(assembly, "gpus_here", tuple)
     with pytest.raises(RunError, match="asks for a GPU, and this machine has none"):
-        devices.device_for(gang.job(tasks.Momentum, device="cuda"), 0)
+        assembly.device_for(gang.job(tasks.Momentum, device="cuda"), 0)
 
 
 def test_on_a_cpu_bf16_is_computed_by_autocast() -> None:
-    device = devices.device_for(gang.job(tasks.Momentum, device="cpu", precision="bf16"), 0)
+    device = assembly.device_for(gang.job(tasks.Momentum, device="cpu", precision="bf16"), 0)
     assert device.facts(1, True)["precision"] == "bf16"
     with device.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16

@@ -17,9 +17,10 @@ from bits.bit_tasks import Momentum
 from quorate.checkpoint.tensor_file import Arena
 from quorate.core.errors import GpuLost, RunError
 from quorate.data.batch_nest import mapped
-from quorate.training import cuda_device, devices
+from quorate.training import cuda_device
 from quorate.training.cuda_device import CudaDevice, count_differing, oldest_capability
 from quorate.training.device import CPU, same_bits
+from quorate.worker import assembly
 
 TYPES = (torch.float32, torch.float64)
 VALUES = (0.0, -0.0, 1.0, float("nan"), float("inf"))
@@ -141,11 +142,11 @@ def test_a_chip_that_is_too_old_is_told_with_both_numbers_and_what_to_do(chip: C
 
 def test_of_several_gpus_each_worker_sees_one_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    monkeypatch.setattr(devices, "gpus_here", lambda: ("4", "7"))
+    monkeypatch.setattr(assembly, "gpus_here", lambda: ("4", "7"))
     monkeypatch.setattr(cuda_device, "CudaDevice", lambda *_, **__: CPU)
     spec, seen = gang.job(Momentum, device="cuda"), []
     for place in range(3):
-        devices.device_for(spec, place)
+        assembly.device_for(spec, place)
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
     assert seen == ["4", "7", "4"]
 

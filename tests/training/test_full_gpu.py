@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from quorate.core.errors import OutOfMemory
-from quorate.training import devices
 from quorate.training.device import CpuDevice
+from quorate.worker import assembly
 
 
 class Full(CpuDevice):
@@ -21,14 +21,14 @@ class Full(CpuDevice):
     "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: out of memory")]
 )
 def test_who_fills_it_is_told(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "users_of", lambda gpu: f"process {gpu}11 (python) has 70,000 MiB")
+    monkeypatch.setattr(assembly, "users_of", lambda gpu: f"process {gpu}11 (python) has 70,000 MiB")
     with pytest.raises(OutOfMemory, match=r"GPU 7 is full: process 711 \(python\) has 70,000 MiB\."):
-        devices.check_room(Full(error), "7")
-    monkeypatch.setattr(devices, "users_of", lambda _: "")
+        assembly.check_room(Full(error), "7")
+    monkeypatch.setattr(assembly, "users_of", lambda _: "")
     with pytest.raises(OutOfMemory, match="nvidia-smi does not say"):
-        devices.check_room(Full(error), "7")
+        assembly.check_room(Full(error), "7")
 
 
 def test_another_error_is_none_of_memory() -> None:
     with pytest.raises(RuntimeError, match="no kernel image"):
-        devices.check_room(Full(RuntimeError("CUDA error: no kernel image is available")), "0")
+        assembly.check_room(Full(RuntimeError("CUDA error: no kernel image is available")), "0")

@@ -132,7 +132,7 @@ class Secrets:
             return self.mask(value)
         if isinstance(value, Mapping):
             return {key: self.mask_all(inner) for key, inner in value.items()}
-        if isinstance(value, list | tuple) and _has_text(value):
+        if isinstance(value, list | tuple) and any(isinstance(one, str | Mapping | list | tuple) for one in value):
             masked = [self.mask_all(inner) for inner in value]
             return masked if isinstance(value, list) else tuple(masked)
         return value
@@ -286,10 +286,6 @@ def _looks_random(value: str) -> bool:
         return False
     has_both = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
     return has_both or len(value) >= 20
-
-
-def _has_text(values: Iterable[Any]) -> bool:
-    return any(isinstance(value, str | Mapping | list | tuple) for value in values)
 
 
 def _decoded(data: bytes) -> str:

@@ -108,7 +108,6 @@ class SearchFolder:
             return datetime.fromtimestamp(self.search_file.stat().st_mtime, UTC)
 
     def run(self, name: str) -> RunFolder:
-        """The run of a trial, by its name."""
         return RunFolder(self.trials / name)
 
     def holder(self) -> Holder | None:

@@ -29,9 +29,7 @@ class AccumulatedMetric(Protocol):
         """What it has seen so far: tensors, numbers, texts, and lists and dicts of them."""
         ...
 
-    def reset(self) -> None:
-        """Forget it."""
-        ...
+    def reset(self) -> None: ...
 
     def compute(self) -> Any:
         """The metric: a number, or a dict of numbers by name."""

@@ -238,7 +238,7 @@ class LaneAudit:
         if len(told) == 1 or isinstance(differing, Doubt):
             raise self._go_back(step, what, (), min(clean.values()))
         if self.own.worker == second:
-            raise LanesDisputed(f"{_lower(what)}. A third has to compute it, in the place of this one.")
+            raise LanesDisputed(f"{what[:1].lower()}{what[1:]}. A third has to compute it, in the place of this one.")
         if self.own.worker == first:
             self.record.doubt = Doubt(step, lane, first, found[first][0], second, found[second][0], clean[second])
         self.gather(step, PART_INDEX, b"")  # which breaks when the other is gone
@@ -285,7 +285,3 @@ def _differing_parts(outcomes: Sequence[Mapping[str, str]]) -> str:
 
 def _named(party: int) -> str:
     return name_of(party) if party >= 0 else f"the {name_of(~party)} that was replaced"
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]

@@ -247,7 +247,7 @@ class CpuDevice:
 
     @property
     def shareable(self) -> DeviceMemory:
-        from quorate.reduce.host_memory import HostMemory  # only what stands for another device asks for it
+        from quorate.reduce.device_reduction import HostMemory  # only what stands for another device asks for it
 
         return HostMemory()
 

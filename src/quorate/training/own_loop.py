@@ -306,7 +306,6 @@ class OwnLoop(Rehearsed):
             raise self._returned_early()
 
     def begin_step(self, progress: Progress, replica: Replica) -> None:
-        """A step begins."""
         turns, step = self._turns, progress.cursor.step + 1
         self._end_rehearsal()
         is_due = self._has_room and is_rehearsed(step, self._sampler)

@@ -11,8 +11,9 @@ from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.tensor_file import Arena
 from quorate.core.digests import derive_seed
-from quorate.core.errors import TaskError
+from quorate.core.errors import OutOfMemory, RunError, TaskError
 from quorate.core.generation import Cursor, Generation, GenerationId, Phase, Role
+from quorate.core.gpus import VISIBLE, gpus_here, use_gpu, users_of
 from quorate.core.user_code import building_code
 from quorate.core.worker_status import CHECKPOINT
 from quorate.data.block_sampler import Blocked, BlockSampler
@@ -32,12 +33,14 @@ from quorate.data.samples import Samples
 from quorate.data.stream import Stream, StreamSampler
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
+from quorate.spec.device import gpu_of, kind_of
 from quorate.spec.job import JobSpec
 from quorate.spec.strategy import RingSpec
 from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, WithLoop, strategy_factory
 from quorate.training.activity import Activity
 from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.checkpointer import Checkpointer
+from quorate.training.device import CPU, CpuDevice, Device
 from quorate.training.divergence import GradientCheck
 from quorate.training.evaluation import Evaluator
 from quorate.training.hosted_loop import HostedLoop
@@ -431,3 +434,35 @@ def checkpointer_of(
         tracer=tracer,
         restored=restored,
     )
+
+
+def device_for(spec: JobSpec, member: int, compile_cache: Path | None = None) -> Device:
+    """The device of a worker or a server. Of several GPUs each gets one, in turn, and sees no other."""
+    if kind_of(spec) == "cpu":
+        return CPU if spec.precision in ("auto", "fp32") else CpuDevice(spec.precision)
+    gpus = gpus_here()
+    if not gpus:
+        raise RunError("`device: cuda` asks for a GPU, and this machine has none. Use `device: cpu`, or `auto`.")
+    gpu = gpus[gpu_of(member, len(gpus))]
+    use_gpu(gpu)
+    # Imported only here: a job on the CPU never needs it.
+    from quorate.training.compiler import can_compile
+    from quorate.training.cuda_device import CudaDevice
+
+    is_sharded = spec.strategy.mesh(1) is not None  # gathers its weights on the way, which is not compiled
+    compiles = not is_sharded and (can_compile() if spec.compile == "auto" else spec.compile)
+    captures = spec.capture and not is_sharded
+    device = CudaDevice(spec.precision, compiles=compiles, captures=captures, cache=compile_cache)
+    check_room(device, gpu)
+    return device
+
+
+def check_room(device: Device, gpu: str) -> None:
+    """Refuse a GPU that has no room for anything. It may have later: whoever was killed there takes a while to go."""
+    try:
+        device.zeros(1, torch.float32)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        users = users_of(gpu) or "who uses it, nvidia-smi does not say here"
+        raise OutOfMemory(f"GPU {gpu} is full: {users}. Another can be chosen with {VISIBLE}.") from None

@@ -57,7 +57,6 @@ from quorate.strategies.kinds import sharding_of
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.device import Device, canary, digests
-from quorate.training.devices import device_for
 from quorate.training.evaluation import sanity_check_evaluation
 from quorate.training.hosted_loop import HostedLoop
 from quorate.training.imported_anew import swapped_modules, unheard
@@ -73,6 +72,7 @@ from quorate.worker.assembly import (
     build_samples,
     check_evaluable,
     checkpointer_of,
+    device_for,
     evaluation_plan,
 )
 from quorate.worker.assignment import Assignment
