@@ -15,7 +15,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "faults/test_served_faults.py",
         "faults/test_server_compressed_faults.py",
         "faults/test_unit_modes.py",
-        "observe/test_staleness.py",
+        "history/test_staleness.py",
         "simulation/test_simulated_servers.py",
         "strategies/servers/*",
         "history/test_written_before.py::*servers*",

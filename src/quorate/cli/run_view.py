@@ -17,7 +17,7 @@ from quorate.core.errors import RunError
 from quorate.core.generation import name_of, names_of
 from quorate.core.runs_folder import as_typed
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
-from quorate.history.documents import detail_document
+from quorate.history.documents import Staleness, detail_document
 from quorate.history.run_detail import Advice, RunDetail, advise, job_values
 from quorate.history.run_record import Status, short_task
 from quorate.history.timeline import Curve, RunPace, Timeline, logged_curves, loss_curves, metric_curves
@@ -37,7 +37,6 @@ from quorate.observe.events import (
 )
 from quorate.observe.quantities import ago, blocks_for, count, duration, measure, plural, size, some_of, sparkline
 from quorate.observe.recoveries import brief
-from quorate.observe.staleness import Staleness
 from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
 from quorate.spec.job import JobSpec

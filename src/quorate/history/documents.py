@@ -4,8 +4,9 @@ Each is described by a schema in docs/json. Whoever writes one down writes null 
 of the ledger and of the progress in shards stand with their things: they need numpy, which takes long to import.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -28,7 +29,7 @@ from quorate.observe.events import (
     StalenessObserved,
     WorkerLost,
 )
-from quorate.observe.staleness import Staleness
+from quorate.observe.quantities import plural
 from quorate.spec.keys import Absent
 
 
@@ -349,3 +350,45 @@ def _trial(record: SearchRecord, trial: TrialRecord) -> dict[str, Any]:
         "weights_digest": trial.digest or None,
         "lineage": [asdict(each) for each in trial.lineage],
     }
+
+
+@dataclass
+class Staleness:
+    """All that was observed: how many units came with how many updates of others between their pull and their push.
+
+    `gap` is how many steps ahead of the oldest unapplied one a unit was begun at most, `bound` how many are allowed.
+    """
+
+    updates: Counter[int] = field(default_factory=Counter)
+    gap: int = 0
+    bound: int | None = None
+
+    @classmethod
+    def of(cls, events: Iterable[StalenessObserved]) -> "Staleness | None":
+        """What these tell together; None where there are none."""
+        total: Staleness | None = None
+        for event in events:
+            total = total or cls()
+            for updates, units in event.updates.items():
+                total.updates[int(updates)] += units
+            total.gap, total.bound = max(total.gap, event.gap), event.bound
+        return total
+
+    @property
+    def mean(self) -> float:
+        units = sum(self.updates.values())
+        return sum(late * count for late, count in self.updates.items()) / units if units else 0.0
+
+    @property
+    def most(self) -> int:
+        return max(self.updates, default=0)
+
+    def in_words(self) -> str:
+        allowed = "" if self.bound is None else f" of {self.bound} allowed"
+        late = f"updates came {self.mean:.1f} others late, at most {self.most}"
+        return f"{late}; begun at most {plural(self.gap, 'step')}{allowed} ahead"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `quorate show --json` prints it."""
+        updates = {str(late): units for late, units in sorted(self.updates.items())}
+        return {"updates": updates, "mean": round(self.mean, 3), "gap": self.gap, "bound": self.bound}
