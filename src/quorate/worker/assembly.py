@@ -20,9 +20,9 @@ from quorate.data.block_sampler import Blocked, BlockSampler
 from quorate.data.collate import collate
 from quorate.data.datasets import Dataset, check_dataset
 from quorate.data.feed import Feed
+from quorate.data.lane_sampler import LaneSampler
 from quorate.data.sampler import (
     EvaluationPlan,
-    LaneSampler,
     MicroBatchChanges,
     Request,
     Sampler,
