@@ -13,6 +13,7 @@ import pytest
 
 import warm
 from options import options_of
+from quorate.core.masking import forget_secrets, known_secrets
 
 TESTS = Path(__file__).parent
 
@@ -137,3 +138,11 @@ def cold() -> Iterator[None]:
     """For tests of how an interpreter starts: every one is a new one."""
     with warm.cold():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests() -> Iterator[None]:
+    """What a job of one test keeps secret is plain text in the next."""
+    before = set(known_secrets())
+    yield
+    forget_secrets(set(known_secrets()) - before)

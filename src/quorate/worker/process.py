@@ -196,8 +196,6 @@ class Worker:
 
     def _gpu_lost(self, error: Exception) -> GpuLost | None:
         """Whoever's code the error was raised in, it is nobody's there but of the GPU."""
-        if self._device is not None and self._device.is_host:
-            return None
         from quorate.core.gpu_faults import cuda_error_of, describe_fault
 
         told = cuda_error_of(error, None if self._device is None else self._device.synchronize)
