@@ -8,7 +8,8 @@ import pytest
 import gang
 from bits import bit_tasks as tasks
 from bits.test_bits import CASES, Case, alone
-from quorate.training.device import CpuDevice
+from quorate.training.device import Device
+from reduce.host_memory import HostMemory
 from training.recording_capture import RecordingCapture
 
 CAPTURED = "is captured in a graph"
@@ -49,7 +50,7 @@ def test_a_captured_lane_has_the_bits_of_an_eager_one(
     number: int, lanes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, eager = CASES[number], alone(number, lanes)
-    monkeypatch.setattr(CpuDevice, "capture", RecordingCapture())
+    monkeypatch.setattr(Device, "capture", RecordingCapture())
     captured = train(case, lanes, 1, tmp_path / "captured")
     assert captured.digest == eager.digest
     assert captured.losses == eager.losses
@@ -81,9 +82,9 @@ def test_captured_interrupted_and_resumed_with_and_without(
     for after in (RecordingCapture(), None):
         folder = tmp_path / str(after is None)
         folder.mkdir()
-        monkeypatch.setattr(CpuDevice, "capture", RecordingCapture())
+        monkeypatch.setattr(Device, "capture", RecordingCapture())
         stopped = gang.train(case.task, spec, workers, folder, stop_at=4)
-        monkeypatch.setattr(CpuDevice, "capture", after)
+        monkeypatch.setattr(Device, "capture", after)
         resumed = gang.train(case.task, spec, 1, folder)
         assert resumed.digest == eager.digest
         assert stopped.losses + resumed.losses == eager.losses
@@ -96,8 +97,9 @@ def test_captured_lanes_of_steps_that_are_read_late(
 ) -> None:
     case = Case(tasks.BatchNormAndDropout, {"accumulate": 2, "batch_size": 24, "clip_norm": 0.5})
     eager = train(case, lanes, 1, tmp_path / "eager")
-    monkeypatch.setattr(CpuDevice, "is_host", False)
-    monkeypatch.setattr(CpuDevice, "capture", RecordingCapture())
+    monkeypatch.setattr(Device, "is_host", False)
+    monkeypatch.setattr(Device, "shareable", HostMemory())
+    monkeypatch.setattr(Device, "capture", RecordingCapture())
     captured = train(case, lanes, 1, tmp_path / "captured")
     assert captured.digest == eager.digest
     assert captured.losses == eager.losses

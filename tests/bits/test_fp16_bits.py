@@ -10,7 +10,7 @@ from torch import nn
 
 import gang
 from bits import bit_tasks as tasks
-from quorate.training.device import CpuDevice
+from quorate.training.device import Device
 from quorate.training.pending_steps import LAG
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
@@ -33,8 +33,8 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.fixture(params=["cpu", "away"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CpuDevice:
-    made = CpuDevice() if request.param == "cpu" else AwayDevice()
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device() if request.param == "cpu" else AwayDevice()
     made.precision = "fp16"
     monkeypatch.setattr(gang, "CPU", made)
     return made
@@ -65,7 +65,7 @@ def overflows(ran: Run) -> list[int | None]:
     ids=str,
 )
 def test_one_digest_on_any_number_of_workers_and_after_a_resume(
-    task: type[Task], keys: dict[str, Any], tmp_path: Path, device: CpuDevice
+    task: type[Task], keys: dict[str, Any], tmp_path: Path, device: Device
 ) -> None:
     keys = KEYS | keys
     ran = on_one_and_on_three(task, tmp_path, **keys)
@@ -82,10 +82,10 @@ def test_one_digest_on_any_number_of_workers_and_after_a_resume(
 @quick_away
 @pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_a_captured_lane_reads_the_scale_of_each_replay(
-    lanes: int, tmp_path: Path, device: CpuDevice, monkeypatch: pytest.MonkeyPatch
+    lanes: int, tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eager = run(tasks.Momentum, tmp_path / "eager", lanes=lanes, **KEYS)
-    monkeypatch.setattr(CpuDevice, "capture", RecordingCapture())
+    monkeypatch.setattr(Device, "capture", RecordingCapture())
     captured = run(tasks.Momentum, tmp_path / "captured", lanes=lanes, **KEYS)
     assert "is captured in a graph" in captured.ended.log
     assert not isinstance(device, AwayDevice) or 2 < device.longest_lag <= LAG
@@ -102,7 +102,7 @@ class Poisoned(tasks.Regression):
 
 
 @quick_away
-def test_a_loss_that_is_not_finite_is_poison_and_says_nothing_of_the_scale(tmp_path: Path, device: CpuDevice) -> None:
+def test_a_loss_that_is_not_finite_is_poison_and_says_nothing_of_the_scale(tmp_path: Path, device: Device) -> None:
     ran = on_one_and_on_three(Poisoned, tmp_path, on_nonfinite_loss="skip", **KEYS | {"batch_size": 8})
     skipped = [step for step, loss in ran.fields("step", "loss").items() if loss is None]
     told = ran.fields("step", "loss_scale")
@@ -118,7 +118,7 @@ class Huge(tasks.Regression):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_gradients_that_overflow_at_any_scale_end_the_job(workers: int, tmp_path: Path, device: CpuDevice) -> None:
+def test_gradients_that_overflow_at_any_scale_end_the_job(workers: int, tmp_path: Path, device: Device) -> None:
     keys = KEYS | {"loss_scale": {"initial": 4}, "checkpoint": {"every": 2}}
     ran = run(Huge, tmp_path / "huge", workers, **keys)
     assert "The gradients of step 3 overflow float16 even with a loss scale of 1." in ran.ended.failure.message
@@ -154,14 +154,14 @@ class FrozenHalf(tasks.Momentum):
 
 
 def test_a_state_without_a_scale_begins_with_the_first_one_whatever_was_before() -> None:
-    scale = Replica(FrozenHalf(), gang.job(FrozenHalf, precision="fp16"), CpuDevice("fp16")).loss_scale
+    scale = Replica(FrozenHalf(), gang.job(FrozenHalf, precision="fp16"), Device("fp16")).loss_scale
     assert scale is not None
     scale.load({"scale": torch.tensor(8.0), "good_steps": torch.tensor(7)})
     scale.load({})
     assert [float(value) for value in scale.state().values()] == [65536, 0]
 
 
-def test_the_search_for_a_batch_makes_what_optimizers_keep(tmp_path: Path, device: CpuDevice) -> None:
+def test_the_search_for_a_batch_makes_what_optimizers_keep(tmp_path: Path, device: Device) -> None:
     seen = tmp_path / "states"
 
     def attach(_: int, loop: Any) -> None:

@@ -13,7 +13,7 @@ import gang
 from bits import bit_tasks as tasks
 from bits import test_fsdp_bits as fsdp
 from quorate.training.cuda_device import CudaDevice
-from quorate.training.device import CpuDevice
+from quorate.training.device import Device
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -32,10 +32,10 @@ class Fused(fsdp.Exact):
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Optimizers are those of a GPU from now on: fused where torch has such a kernel, else for all parameters at once.
     Call it, and the device is not the host."""
-    monkeypatch.setattr(CpuDevice, "tune", CudaDevice.tune)
+    monkeypatch.setattr(Device, "tune", CudaDevice.tune)
     kernels = sys.modules["torch.optim.optimizer"]  # torch.optim has no attribute of this name
     monkeypatch.setattr(kernels, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
-    return lambda: monkeypatch.setattr(CpuDevice, "is_host", False)
+    return lambda: monkeypatch.setattr(Device, "is_host", False)
 
 
 @pytest.mark.long

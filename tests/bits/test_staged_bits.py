@@ -8,12 +8,12 @@ import torch
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.errors import RunError
-from quorate.reduce.device_reduction import HostMemory
 from quorate.reduce.memory import NotShareable
 from quorate.spec.device import kind_of
-from quorate.training.device import CPU, CpuDevice
+from quorate.training.device import CPU, Device
 from quorate.training.task import Task
 from quorate.worker import assembly
+from reduce.host_memory import HostMemory
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -30,7 +30,8 @@ def test_sums_on_a_device_and_by_way_of_the_host_have_the_same_bits(
     task: type[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_place = trained(task, 1, tmp_path / "in place").digest
-    monkeypatch.setattr(CpuDevice, "is_host", False)
+    monkeypatch.setattr(Device, "is_host", False)
+    monkeypatch.setattr(Device, "shareable", HostMemory())
     alone, shared, ring = (
         trained(task, workers, tmp_path / f"{workers} {links}", links)
         for workers, links in ((1, "auto"), (3, "auto"), (2, "tcp"))

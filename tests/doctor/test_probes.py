@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quorate.doctor.probes import _try_torch, probe_torch
-from quorate.training.device import CpuDevice
+from quorate.training.device import Device
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_torch_that_misbehaves_takes_nobody_with_it(
 
 def test_the_torch_that_is_installed_gives_the_same_bits_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which has imported it already; the verb does it in another among the long tests."""
-    monkeypatch.setattr(CpuDevice, "pin", lambda *_, **__: None)
+    monkeypatch.setattr(Device, "pin", lambda *_, **__: None)
     facts = _try_torch()
     assert facts.error == ""
     assert facts.version == torch.__version__

@@ -19,15 +19,21 @@ class Plain(Tiny):
 """
 AWAY = """
 
-from quorate.training.device import CpuDevice
+from quorate.training.device import Device
 
 
-def tune(device: CpuDevice, optimizer: torch.optim.Optimizer) -> None:
+class Memory:
+    zeros_on_host = staticmethod(lambda size, dtype: torch.zeros(size, dtype=dtype))
+    pin = staticmethod(lambda region: lambda: None)
+    wait = staticmethod(lambda: None)
+
+
+def tune(device: Device, optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         group["fused"] = True
 
 
-CpuDevice.is_host, CpuDevice.tune = False, tune
+Device.is_host, Device.tune, Device.shareable = False, tune, Memory()
 """
 KEYS: dict[str, Any] = {
     "task": "task.py:Plain",

@@ -14,8 +14,8 @@ import torch
 from quorate.reduce import cuda_memory
 from quorate.reduce.cuda_driver import OUT_OF_MEMORY, DriverError
 from quorate.reduce.cuda_memory import CudaMemory
-from quorate.reduce.device_reduction import HostMemory
 from quorate.reduce.memory import DeviceMemory, NotShareable
+from reduce.host_memory import HostMemory
 from wire.pairs import open_descriptors
 
 UNIT = 2**16

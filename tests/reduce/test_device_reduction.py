@@ -18,10 +18,11 @@ from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.connect import Endpoint, Listeners
 from quorate.reduce.connect_devices import connect_devices
-from quorate.reduce.device_reduction import DeviceReduction, HostMemory, Staged
+from quorate.reduce.device_reduction import DeviceReduction, Staged
 from quorate.reduce.memory import DeviceMemory, GradientMemory, NotShareable, zeros
 from quorate.reduce.reduction import Reduction
 from quorate.wire.handshake import Credentials
+from reduce.host_memory import HostMemory
 from reduce.reference import bits, reference_sum, wide_values
 from wire.pairs import open_descriptors, within
 

@@ -8,12 +8,14 @@ from typing import Any
 import numpy
 import torch
 
-from quorate.training.device import EVERYTHING, CopyOut, CpuDevice, Model, Numbers
+from quorate.reduce.memory import DeviceMemory
+from quorate.training.device import EVERYTHING, CopyOut, Device, Model, Numbers
+from reduce.host_memory import HostMemory
 
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
-class AwayDevice(CpuDevice):
+class AwayDevice(Device):
     """It computes as a CPU does. `delay`: numbers have arrived when they were looked for so often; whoever asks for
     them before that has waited. Waits are shared with the processes that are forked from this one."""
 
@@ -32,6 +34,10 @@ class AwayDevice(CpuDevice):
 
     def room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
+
+    @property
+    def shareable(self) -> DeviceMemory:
+        return HostMemory()
 
     @property
     def waits(self) -> int:
@@ -118,7 +124,7 @@ class _LateCopy:
             self._is_done = True
 
 
-class _Late:
+class _Late(Numbers):
     def __init__(self, numbers: list[float], delay: int, counts: "numpy.typing.NDArray[numpy.int64]") -> None:
         self._numbers, self._delay, self._counts = numbers, delay, counts
         self._is_read = False

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import quorate
-from quorate.training.device import EVERYTHING, CpuDevice, Numbers
+from quorate.training.device import EVERYTHING, Device, Numbers
 
 KINDS = ("numbers", "content", "same_bits", "move")
 FLOORS = tuple(str(Path(quorate.__file__).parent / floor) for floor in ("training", "strategies"))
@@ -19,7 +19,7 @@ FLOORS = tuple(str(Path(quorate.__file__).parent / floor) for floor in ("trainin
 READS = {"item", "numpy", "tolist", "__float__", "__int__", "__bool__", "equal"}
 
 
-class CountingDevice(CpuDevice):
+class CountingDevice(Device):
     """It computes as a CPU does. Its counts are shared with the processes that are forked from this one."""
 
     name = "counting"

@@ -28,7 +28,7 @@ class RecordingCapture:
             work()
         return f"loss() waits for the device ({reading.found})" if reading.found else None
 
-    def record(self, work: Callable[[], None]) -> "RecordedGraph":
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
         stream = torch.default_generator.get_state()
         with _Recording() as recording:
             try:
@@ -37,7 +37,7 @@ class RecordingCapture:
                 torch.default_generator.set_state(stream)
         recording.undo()
         self.records += 1
-        return RecordedGraph(self, recording.calls)
+        return RecordedGraph(self, recording.calls).replay
 
     def host_streams(self) -> Hashable:
         return random.getstate(), str(numpy.random.get_state())

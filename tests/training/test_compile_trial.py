@@ -18,7 +18,7 @@ from bits import sparse_tasks
 from quorate.training import compiler
 from quorate.training.captured_program import WARM_UPS, LaneGraphs
 from quorate.training.compile_trial import FirstBatch, first_micro_batch, why_not_compiled
-from quorate.training.device import CPU, CpuDevice, Device, Loss, Model
+from quorate.training.device import CPU, Device, Loss, Model
 from quorate.training.gradients import LoneGradients
 from quorate.training.lane import LaneRunner
 from quorate.training.replica import Replica
@@ -119,7 +119,7 @@ def wrong_backwards(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("compiled", [alike, wrong_backwards])
 def test_gradients_are_compared_where_the_first_steps_overflow_float16(compiled: Forward) -> None:
-    trial = Trial(tasks.Momentum, compiled, CpuDevice("fp16"), precision="fp16", loss_scale={"initial": 2**30})
+    trial = Trial(tasks.Momentum, compiled, Device("fp16"), precision="fp16", loss_scale={"initial": 2**30})
     why = trial.why()
     assert why is None if compiled is alike else "the norm of its gradient is" in str(why)
     scale = trial.replica.loss_scale
@@ -152,7 +152,7 @@ def test_a_model_that_torch_compiles_is_used() -> None:
     assert trial.replica.model._compiled_call_impl is None
 
 
-class TracingDevice(CpuDevice):
+class TracingDevice(Device):
     """Has everything traced, as a GPU has, and computes what was traced without a compiler."""
 
     compiles = compiles_loss = True

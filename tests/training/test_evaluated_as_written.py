@@ -8,13 +8,13 @@ import torch
 
 import gang
 from bits import bit_tasks as tasks
-from quorate.training.device import CPU, CpuDevice, Model
+from quorate.training.device import CPU, Device, Model
 from training.recorded import run
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
 
-class Compiling(CpuDevice):
+class Compiling(Device):
     """Its compiled models do not survive evaluation."""
 
     compiles = True

@@ -9,7 +9,7 @@ from torch import nn
 from quorate.core.errors import TaskError
 from quorate.spec.job import JobSpec
 from quorate.training import footprint as module
-from quorate.training.device import CpuDevice
+from quorate.training.device import Device
 from quorate.training.footprint import Footprint, footprint
 from quorate.training.task import Task
 
@@ -78,7 +78,7 @@ def really_kept(task: Task, batch: Any, precision: str) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), CpuDevice(precision).autocast():
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), Device(precision).autocast():
         loss = task.loss(model, batch)
     assert loss.requires_grad
     return sum(kept.values())

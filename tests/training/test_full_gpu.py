@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from quorate.core.errors import OutOfMemory
-from quorate.training.device import CpuDevice
+from quorate.training.device import Device
 from quorate.worker import assembly
 
 
-class Full(CpuDevice):
+class Full(Device):
     def __init__(self, error: RuntimeError) -> None:
         super().__init__()
         self._error = error

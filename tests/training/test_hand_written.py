@@ -13,7 +13,7 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from quorate.core.digests import derive_seed
-from quorate.training.device import CpuDevice, digests
+from quorate.training.device import Device, digests
 from quorate.training.task import Task
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
@@ -129,7 +129,7 @@ def test_half_precision_has_the_bits_of_a_grad_scaler(
     task: type[Task], clip_norm: float | None, accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Buffers and averages included: as there, only the optimizer leaves out a step that overflows."""
-    monkeypatch.setattr(gang, "CPU", CpuDevice("fp16"))
+    monkeypatch.setattr(gang, "CPU", Device("fp16"))
     keys: dict[str, Any] = {"precision": "fp16", "loss_scale": {"initial": 2**16, "growth_interval": 2}}
     keys |= {"clip_norm": clip_norm, "accumulate": accumulate, "average": {"decay": 0.7}}
     ended = gang.train(task, gang.job(task, lanes=1, batch_size=BATCH, steps=STEPS, **keys), 1, tmp_path)

@@ -13,14 +13,14 @@ from quorate.data.indices import indices_of
 from quorate.data.samples import Batch
 from quorate.training import activity as activity_module
 from quorate.training.activity import Activity
-from quorate.training.device import CpuDevice
+from quorate.training.device import Device
 from quorate.training.hosted_lanes import LaneReader
 
 HOSTED = range(1, 3)
 LAST = 3
 
 
-class Away(CpuDevice):
+class Away(Device):
     """Not the host's memory. It marks what was sent there."""
 
     is_host = False
@@ -54,7 +54,7 @@ class PlannedFeed:
 class Reading:
     """A reader of two lanes with one micro-batch each; an evaluation follows step 2."""
 
-    def __init__(self, device: CpuDevice | None = None) -> None:
+    def __init__(self, device: Device | None = None) -> None:
         self.feed = PlannedFeed()
         self.activity = Activity(lambda *_: None)
         self.activity.begin_step(1)
@@ -80,8 +80,8 @@ def test_what_was_read_ahead_is_on_the_device_and_is_not_asked_for_again() -> No
     assert reading.feed.asked == [1, 2, 1]
 
 
-@pytest.mark.parametrize(("step", "device"), [(2, Away()), (LAST, Away()), (1, CpuDevice())])
-def test_nothing_is_read_ahead_past_an_evaluation_or_the_end_or_by_a_host(step: int, device: CpuDevice) -> None:
+@pytest.mark.parametrize(("step", "device"), [(2, Away()), (LAST, Away()), (1, Device())])
+def test_nothing_is_read_ahead_past_an_evaluation_or_the_end_or_by_a_host(step: int, device: Device) -> None:
     reading = Reading(device)
     reading.ahead(step, 2)
     assert reading.feed.asked == []

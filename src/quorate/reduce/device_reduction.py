@@ -6,9 +6,8 @@ lie; then everybody copies what the others have summed. What a device has not fi
 waits for its own device and then for the others, so nothing that runs on a device waits for another worker.
 """
 
-import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -16,10 +15,9 @@ from quorate.core.generation import Generation
 from quorate.core.spans import BUCKET
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.chunks import cut, summation_order
-from quorate.reduce.memory import DeviceMemory, GradientMemory, SharedMemory, dtype_of, layout_of, zeros
-from quorate.reduce.reduction import Reduction, Wrapped, add_up, sum_lanes
+from quorate.reduce.memory import DeviceMemory, GradientMemory, SharedMemory, dtype_of, layout_of
+from quorate.reduce.reduction import Reduction, Wrapped, sum_lanes
 from quorate.reduce.shared_memory import SharedMemoryReduction
-from quorate.wire.shared_memory import Segment
 
 
 class DeviceGradients(GradientMemory):
@@ -158,37 +156,3 @@ def _buckets_in(piece: torch.Tensor, plan: Sequence[Bucket], start: int) -> tupl
         piece[start + offset :][: bucket.numel * dtype_of(bucket).itemsize].view(dtype_of(bucket))
         for bucket, offset in zip(plan, layout_of(plan).offsets, strict=True)
     )
-
-
-class HostMemory:
-    """A `DeviceMemory` that any process of the host can map."""
-
-    def place(self) -> str:
-        return "host"
-
-    def create(self, size: int) -> tuple[torch.Tensor, int]:
-        segment = Segment.create(size)
-        return torch.frombuffer(segment.shared(), dtype=torch.uint8), segment.descriptor
-
-    def adopt(self, descriptor: int, size: int) -> torch.Tensor:
-        segment = Segment.adopt(os.dup(descriptor), size)
-        try:
-            return torch.frombuffer(segment.shared(), dtype=torch.uint8)
-        finally:
-            segment.close()
-
-    def wait(self) -> None:
-        """Everything is done."""
-
-    def add_up(self, terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        add_up(terms[0], terms[1:], out)
-
-    def zeros_on_host(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return zeros(size, dtype)
-
-    def pin(self, region: memoryview) -> Callable[[], None]:  # noqa: ARG002
-        return _nothing
-
-
-def _nothing() -> None:
-    """Nothing is to be undone."""

@@ -71,15 +71,10 @@ class RingFactory:
         return RingConnection(spec, replica, endpoint, links, gradients, together)
 
 
-def plain_links(endpoint: Endpoint, device: Device) -> Reduction:
-    """Links for what workers agree on; gradients are summed in another way."""
-    return _connect(endpoint, (), device)[0]
-
-
 def _connect(
-    endpoint: Endpoint, plan: Sequence[Bucket], device: Device, *, trusts_versions: bool = False
+    endpoint: Endpoint, plan: Sequence[Bucket], device: Device, *, trusts_versions: bool
 ) -> tuple[Reduction, GradientMemory, SumAll | None]:
-    if device.is_host:
+    if device.is_host or not plan:
         return *connect(endpoint, plan, trusts_versions=trusts_versions), None
     # A job on the host imports none of it.
     from quorate.reduce.connect_devices import connect_devices

@@ -18,7 +18,7 @@ import torch
 
 from quorate.core.spans import REPLAY, SpanRecorder
 from quorate.data.batch_nest import StructureError, mapped, structure_of
-from quorate.training.device import Capture, Graph
+from quorate.training.device import Capture
 from quorate.training.gradients import Gradients, run_backward
 from quorate.training.lane_program import Captures, LaneProgram, MicroBatch
 from quorate.training.losses import GivenLoss, checked_losses
@@ -45,7 +45,7 @@ class _CaptureError(Exception):
 class _Captured:
     """A graph with the tensors that it reads and writes."""
 
-    graph: Graph
+    replay: Callable[[], None]
     batch: list[torch.Tensor]
     weights: list[torch.Tensor]
     losses: list[GivenLoss]
@@ -180,7 +180,7 @@ class LaneGraphs(Captures):
             for tensor, weight in zip(captured.weights, weighted, strict=True):
                 tensor.fill_(weight)
             captured.weighted = weighted
-        captured.graph.replay()
+        captured.replay()
         if captured.logged:
             self._task.__dict__[LOG] = {name: [_kept(one) for one in ones] for name, ones in captured.logged.items()}
         return [
@@ -212,7 +212,7 @@ class LaneGraphs(Captures):
         before = take_log(task)
         task.__dict__[LOG] = {}
         try:
-            graph = self._capture.record(run)
+            replay = self._capture.record(run)
             logged: dict[str, list[Any]] = task.__dict__.get(LOG, {})
         finally:
             task.__dict__[LOG] = before
@@ -221,7 +221,7 @@ class LaneGraphs(Captures):
         found = [parameter.grad for parameter in gradients.parameters]
         if any(one is not None and (one.layout is not torch.strided or one.requires_grad) for one in found):
             raise _CaptureError("a gradient is sparse, or carries a graph")
-        return _Captured(graph, inputs, weights, losses, logged, found, self._addresses())
+        return _Captured(replay, inputs, weights, losses, logged, found, self._addresses())
 
     def _tell(self, note: str) -> None:
         log.warning("%s", note)

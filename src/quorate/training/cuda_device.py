@@ -31,11 +31,10 @@ from quorate.training.device import (
     EVERYTHING,
     HALVES,
     CopyOut,
-    CpuDevice,
+    Device,
     Loss,
     Model,
     Numbers,
-    ThereAlready,
     bytes_of,
 )
 from quorate.training.sharded_tensors import is_spread
@@ -59,7 +58,7 @@ def oldest_capability() -> tuple[int, int]:
     return min(((int(name[1]), int(name[2])) for name in names if name), default=(0, 0))
 
 
-class CudaDevice(CpuDevice):
+class CudaDevice(Device):
     """The one GPU that this process sees."""
 
     name = "cuda"
@@ -195,7 +194,7 @@ class CudaDevice(CpuDevice):
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
         """One transfer: what they were computed by is waited for when the numbers are asked for."""
         if not scalars:
-            return ThereAlready([])
+            return Numbers([])
         # By type, so that a handful of kernels do for any number of them.
         by_type: dict[torch.dtype, list[int]] = {}
         for index, scalar in enumerate(scalars):
@@ -286,7 +285,7 @@ class _CopiedOut:
         return bool(self._done.query())  # type: ignore[no-untyped-call]
 
 
-class _OnTheirWay:
+class _OnTheirWay(Numbers):
     """Numbers that are being copied to the host, in the order of these places."""
 
     def __init__(self, host: torch.Tensor, places: Sequence[int]) -> None:
@@ -350,7 +349,7 @@ class CudaCapture:
             return None
         return "loss() or its backward pass waits for the GPU, as .item(), `if` on a tensor and indexing by a mask do"
 
-    def record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
         side, current = self._side(), torch.cuda.current_stream(self._device)
         if not self._graphs:
             # The allocator refuses a pool whose graphs are all gone, as long as something still lies in it.
@@ -368,7 +367,7 @@ class CudaCapture:
         finally:
             generator.set_state(stream)
         self._graphs.add(graph)
-        return graph
+        return graph.replay
 
     def host_streams(self) -> Hashable:
         of_torch = torch.default_generator.get_state().numpy().tobytes()

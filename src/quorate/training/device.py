@@ -32,18 +32,9 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The types of 16 bits that loss() may compute in, by the name of their precision."""
 
 
-class Numbers(Protocol):
-    """Numbers on their way to the host: the call waits for them."""
-
-    def __call__(self) -> list[float]: ...
-
-    def is_there(self) -> bool:
-        """Whether they have arrived, so that the call does not wait."""
-        ...
-
-
-class ThereAlready:
-    """Numbers that the host has."""
+class Numbers:
+    """Numbers that the host has, or that are on their way there: the call waits for them, and `is_there` says whether
+    they have arrived, so that it does not."""
 
     def __init__(self, numbers: list[float]) -> None:
         self._numbers = numbers
@@ -56,28 +47,17 @@ class ThereAlready:
 
 
 class CopyOut(Protocol):
-    """Tensors of a device that are being copied to the host, beside all that is computed there."""
+    """Tensors of a device that are being copied to the host, beside all that is computed there.
 
-    def hold_back(self) -> None:
-        """Called before anything is begun that changes these tensors: the device begins it when the copy is whole. Does
-        not wait itself."""
-        ...
+    `hold_back` is called before anything is begun that changes these tensors: the device begins it when the copy is
+    whole, and nobody waits. `wait` waits until it is whole, in a thread of its own.
+    """
 
-    def wait(self) -> None:
-        """Until the copy is whole; for a thread of its own."""
-        ...
+    def hold_back(self) -> None: ...
 
-    def is_done(self) -> bool:
-        """Whether it is whole."""
-        ...
+    def wait(self) -> None: ...
 
-
-class Graph(Protocol):
-    """Kernels that were recorded, with the addresses that they read and write."""
-
-    def replay(self) -> None:
-        """Run them again; random numbers go on from where the device's generator is. Does not wait."""
-        ...
+    def is_done(self) -> bool: ...
 
 
 class Capture(Protocol):
@@ -91,10 +71,11 @@ class Capture(Protocol):
         """Run this where it will be recorded. Why it cannot be, if something in it says so."""
         ...
 
-    def record(self, work: Callable[[], None]) -> Graph:
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Call this, and record it instead of running it: afterwards nothing has changed, random streams included, and
-        the tensors that were made in it have no content before the first replay. Raises what the call raises, or a
-        RuntimeError of torch's where something cannot be recorded; the device is as before then."""
+        the tensors that were made in it have no content before the first replay. Returns what runs the same kernels
+        again, without waiting; random numbers go on from where the device's generator is. Raises what the call raises,
+        or a RuntimeError of torch's where something cannot be recorded; the device is as before then."""
         ...
 
     def host_streams(self) -> Hashable:
@@ -102,138 +83,19 @@ class Capture(Protocol):
         ...
 
 
-class Device(Protocol):
-    """One worker's device. Made once in a process; the replica has it, and whoever trains asks it there.
+class Device:
+    """One worker's device: here the host's own processor and memory, where nothing is moved and nothing waits. Another
+    kind changes what is different there. Made once in a process; the replica has it, and whoever trains asks it there.
 
     Only `numbers`, `content` and `same_bits` bring something from the device to the host, and may have to wait for all
     that was begun on it. On a host a step calls `numbers` once a lane and once an update, elsewhere once for all lanes
     and once for the update; where it lags (`strategies.lagging`), once, and asks for them when they are there.
+
+    Whoever exchanges tensors may read them where they lie if it `is_host`. `capture` records a lane's work, where that
+    brings anything; `compiles` says whether the model that was placed is compiled, `compiles_loss` whether all of
+    loss() is: what comes before and after the model costs time, too. `room` makes memory of the host that batches are
+    sent from, where they are sent.
     """
-
-    @property
-    def name(self) -> str:
-        """What a person calls it."""
-        ...
-
-    @property
-    def is_host(self) -> bool:
-        """Whether its memory is the host's, so that whoever exchanges tensors may read them where they lie."""
-        ...
-
-    @property
-    def shareable(self) -> DeviceMemory:
-        """Its memory, as far as other workers of the host may read it: asked where its memory is not the host's."""
-        ...
-
-    @property
-    def capture(self) -> Capture | None:
-        """Records a lane's work for running it again; None where that would bring nothing."""
-        ...
-
-    @property
-    def compiles(self) -> bool:
-        """Whether the model that it has placed is compiled."""
-        ...
-
-    compiles_loss: bool
-    """Whether all of loss() is compiled, and not the model alone: what comes before and after it costs time, too."""
-
-    def compiled(self, loss: Loss) -> Loss:
-        """What computes the loss of a micro-batch: the task's own loss(), or what was compiled of it."""
-        ...
-
-    def uncompile(self, model: torch.nn.Module) -> None:
-        """Have everything computed as it is written, from now on."""
-        ...
-
-    def as_written(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Have it so in a block."""
-        ...
-
-    def pin(self, threads: int, deterministic: bool) -> None:
-        """Compute with a fixed number of threads and with kernels that give the same bits each time."""
-        ...
-
-    def facts(self, threads: int, deterministic: bool) -> dict[str, str]:
-        """Everything outside the job that the bits depend on, for the run folder and for comparing workers."""
-        ...
-
-    def place(self, model: Model) -> Model:
-        """The model with its parameters and buffers here. Called once, before anything refers to them."""
-        ...
-
-    def tune(self, optimizer: torch.optim.Optimizer) -> None:
-        """Choose the fastest kernels that an optimizer has here, where the task has not chosen. Called once."""
-        ...
-
-    @property
-    def room(self) -> Room | None:
-        """Makes memory of the host that batches are sent from; None where nothing is sent."""
-        ...
-
-    def move(self, batch: Any) -> Any:
-        """A batch with its tensors here. Called for each micro-batch and evaluation batch; does not wait."""
-        ...
-
-    def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Flat memory here, in which the gradients of lanes are collected and summed. Called once a generation."""
-        ...
-
-    def seed(self, seed: int) -> None:
-        """Begin a random stream in every generator that user code may draw from: before each lane, each evaluation
-        batch, and each update that runs code of the task."""
-        ...
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Around each loss() and metrics(): the precision of the job."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until all that was begun here is done: before a thread of its own reads the state."""
-        ...
-
-    def limit_memory(self, share: float) -> None:
-        """Let this process have so much of the device's memory at most: beyond it, memory has run out."""
-        ...
-
-    def free_unused(self) -> None:
-        """Let go of memory that is kept for later, after it ran out: smaller tensors need other pieces of it."""
-        ...
-
-    def memory_use(self) -> DeviceMemoryUse | None:
-        """The most that was used since it was last asked, by any thread; does not wait. None where its memory is the
-        host's, of which a process is not told its own part."""
-        ...
-
-    def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
-        """Begin to bring numbers to the host, all in one transfer. Call what it gives as late as possible."""
-        ...
-
-    def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
-        """The bytes of a tensor, or some of them, on the host; without a copy where they lie there in a row."""
-        ...
-
-    def host_view(self, tensor: torch.Tensor) -> memoryview | None:
-        """The bytes of a tensor where they lie, now and later; None where the host cannot see them as they are."""
-        ...
-
-    def same_bits(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-        """Of each two tensors, whether they are equal to the last bit."""
-        ...
-
-    def lock_pages(self, memory: "numpy.ndarray[Any, Any]") -> None:
-        """Have the device read and write this memory of the host by itself, for as long as it is there. Called in
-        threads, and seldom: it takes as long as to fill the memory."""
-        ...
-
-    def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> CopyOut | None:
-        """Begin to copy tensors, each into the first of a pair, of which all lie in memory that was locked. As they are
-        when all that was begun before is done; nobody waits. None where whoever copies them may as well do it."""
-        ...
-
-
-class CpuDevice:
-    """The host's own processor and memory: nothing is moved, nothing waits."""
 
     name = "cpu"
     is_host = True
@@ -247,11 +109,11 @@ class CpuDevice:
 
     @property
     def shareable(self) -> DeviceMemory:
-        from quorate.reduce.device_reduction import HostMemory  # only what stands for another device asks for it
-
-        return HostMemory()
+        """Its memory, as far as other workers of the host may read it: asked where its memory is not the host's."""
+        raise NotImplementedError
 
     def pin(self, threads: int, deterministic: bool) -> None:
+        """Compute with a fixed number of threads and with kernels that give the same bits each time."""
         torch.set_num_threads(threads)
         torch.set_flush_denormal(False)
         # What torch.use_deterministic_algorithms does, without importing the compiler, which takes two seconds.
@@ -260,6 +122,7 @@ class CpuDevice:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def facts(self, threads: int, deterministic: bool) -> dict[str, str]:
+        """Everything outside the job that the bits depend on, for the run folder and for comparing workers."""
         return {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -274,17 +137,21 @@ class CpuDevice:
         }
 
     def place(self, model: Model) -> Model:
+        """The model with its parameters and buffers here. Called once, before anything refers to them."""
         return model
 
     def compiled(self, loss: Loss) -> Loss:
+        """What computes the loss of a micro-batch: the task's own loss(), or what was compiled of it."""
         return loss
 
     def uncompile(self, model: torch.nn.Module) -> None:
+        """Have everything computed as it is written, from now on."""
         self.compiles = self.compiles_loss = False
         model._compiled_call_impl = None
 
     @contextmanager
     def as_written(self, model: torch.nn.Module) -> Iterator[None]:
+        """Have it so in a block."""
         (compiled, model._compiled_call_impl), loss = (model._compiled_call_impl, None), self.compiles_loss
         self.compiles_loss = False
         try:
@@ -293,41 +160,50 @@ class CpuDevice:
             model._compiled_call_impl, self.compiles_loss = compiled, loss
 
     def tune(self, optimizer: torch.optim.Optimizer) -> None:
-        """As they are."""
+        """Choose the fastest kernels that an optimizer has here, where the task has not chosen. Called once."""
 
     def move(self, batch: Any) -> Any:
+        """A batch with its tensors here. Called for each micro-batch and evaluation batch; does not wait."""
         return batch
 
     def zeros(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Flat memory here, in which the gradients of lanes are collected and summed. Called once a generation."""
         return torch.zeros(size, dtype=dtype)
 
     def seed(self, seed: int) -> None:
+        """Begin a random stream in every generator that user code may draw from: before each lane, each evaluation
+        batch, and each update that runs code of the task."""
         seed_generators(seed)
 
     def autocast(self) -> AbstractContextManager[Any]:
+        """Around each loss() and metrics(): the precision of the job."""
         half = HALVES.get(self.precision)
         return _AS_IT_IS if half is None else torch.autocast("cpu", half)
 
     def synchronize(self) -> None:
-        """Everything is done."""
+        """Wait until all that was begun here is done: before a thread of its own reads the state."""
 
     def limit_memory(self, share: float) -> None:
-        """The host's is not limited."""
+        """Let this process have so much of the device's memory at most: beyond it, memory has run out."""
 
     def free_unused(self) -> None:
-        """None is kept."""
+        """Let go of memory that is kept for later, after it ran out: smaller tensors need other pieces of it."""
 
     def memory_use(self) -> DeviceMemoryUse | None:
+        """The most that was used since it was last asked, by any thread; does not wait. None where its memory is the
+        host's, of which a process is not told its own part."""
         return None
 
     def numbers(self, scalars: Sequence[torch.Tensor]) -> Numbers:
-        return ThereAlready([float(scalar.item()) for scalar in scalars])
+        """Begin to bring numbers to the host, all in one transfer. Call what it gives as late as possible."""
+        return Numbers([float(scalar.item()) for scalar in scalars])
 
     def content(self, tensor: torch.Tensor, part: slice = EVERYTHING) -> memoryview:
+        """The bytes of a tensor, or some of them, on the host; without a copy where they lie there in a row."""
         return bytes_of(tensor)[part].numpy().data
 
     def host_view(self, tensor: torch.Tensor) -> memoryview | None:
-        """None for a tensor whose values are not simply its bytes in a row."""
+        """The bytes of a tensor where they lie, now and later; None where the host cannot see them as they are."""
         if tensor.device.type != "cpu" or is_spread(tensor):
             return None
         if not tensor.numel() or tensor.is_conj() or tensor.is_neg():
@@ -338,16 +214,20 @@ class CpuDevice:
             return None
 
     def same_bits(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+        """Of each two tensors, whether they are equal to the last bit."""
         return [same_bits(left, right) for left, right in pairs]
 
     def lock_pages(self, memory: "numpy.ndarray[Any, Any]") -> None:
-        """It is where it computes."""
+        """Have the device read and write this memory of the host by itself, for as long as it is there. Called in
+        threads, and seldom: it takes as long as to fill the memory."""
 
     def copy_out(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> CopyOut | None:  # noqa: ARG002
+        """Begin to copy tensors, each into the first of a pair, of which all lie in memory that was locked. As they are
+        when all that was begun before is done; nobody waits. None where whoever copies them may as well do it."""
         return None
 
 
-CPU = CpuDevice()
+CPU = Device()
 _AS_IT_IS = nullcontext()
 
 

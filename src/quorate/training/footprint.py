@@ -24,7 +24,7 @@ from quorate.data.batch_nest import mapped
 from quorate.lanes.buckets import TensorShape
 from quorate.spec.job import JobSpec
 from quorate.training.activation_checkpointing import checkpoint_activations, chosen_blocks, find_repeated
-from quorate.training.device import CpuDevice
+from quorate.training.device import Device
 from quorate.training.gradients import run_backward
 from quorate.training.losses import checked_losses
 from quorate.training.optimizers import SOLE, Optimizers
@@ -216,7 +216,7 @@ class _Tracing:
             checkpoint_activations(model, self.checkpointed)
         optimizers = Optimizers(self.task, model, None)
         with live, _without_log(self.task):
-            with user_code("loss()"), CpuDevice(self.precision).autocast():
+            with user_code("loss()"), Device(self.precision).autocast():
                 given = self.task.loss(model, batch)
             losses = checked_losses(given, samples, optimizers.by_name)
             del given

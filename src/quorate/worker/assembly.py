@@ -40,7 +40,7 @@ from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, With
 from quorate.training.activity import Activity
 from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.device import CPU, CpuDevice, Device
+from quorate.training.device import CPU, Device
 from quorate.training.divergence import GradientCheck
 from quorate.training.evaluation import Evaluator
 from quorate.training.hosted_loop import HostedLoop
@@ -439,7 +439,7 @@ def checkpointer_of(
 def device_for(spec: JobSpec, member: int, compile_cache: Path | None = None) -> Device:
     """The device of a worker or a server. Of several GPUs each gets one, in turn, and sees no other."""
     if kind_of(spec) == "cpu":
-        return CPU if spec.precision in ("auto", "fp32") else CpuDevice(spec.precision)
+        return CPU if spec.precision in ("auto", "fp32") else Device(spec.precision)
     gpus = gpus_here()
     if not gpus:
         raise RunError("`device: cuda` asks for a GPU, and this machine has none. Use `device: cpu`, or `auto`.")

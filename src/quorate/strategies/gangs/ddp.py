@@ -12,7 +12,7 @@ import torch
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE
-from quorate.reduce.connect import Endpoint
+from quorate.reduce.connect import Endpoint, connect
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
@@ -24,7 +24,7 @@ from quorate.strategies.gangs.process_group import GroupLinks, ProcessGroup
 from quorate.strategies.gangs.sync_batch_norm import SyncedNorms
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.lagging import Lag
-from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
+from quorate.strategies.ring import RingConnection, RingStrategy
 from quorate.training.activity import Activity
 from quorate.training.gradients import gradient_plan, refuse_rows
 from quorate.training.replica import Replica
@@ -70,7 +70,7 @@ class DdpFactory:
 
     def connect(self, endpoint: Endpoint) -> "DdpConnection":
         """Waits for the other workers. A worker that is alone has no group."""
-        links = plain_links(endpoint, self.replica.device)
+        links, _ = connect(endpoint, ())
         try:
             return self._connected(endpoint, links)
         except BaseException:

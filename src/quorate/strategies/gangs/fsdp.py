@@ -16,7 +16,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import StateLost, TaskError
 from quorate.core.generation import Member
 from quorate.core.worker_status import OTHERS
-from quorate.reduce.connect import Endpoint
+from quorate.reduce.connect import Endpoint, connect
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
@@ -28,7 +28,7 @@ from quorate.strategies.gangs.sharded_layout import Sharded
 from quorate.strategies.gangs.sharded_model import ShardedModel
 from quorate.strategies.gangs.sharded_passes import Passes, UnitOrder
 from quorate.strategies.kinds import Holdings
-from quorate.strategies.ring import RingConnection, RingStrategy, plain_links
+from quorate.strategies.ring import RingConnection, RingStrategy
 from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
 from quorate.training.device import Device
@@ -150,7 +150,7 @@ class FsdpFactory:
     def connect(self, endpoint: Endpoint) -> "FsdpConnection":
         """Waits for the other workers."""
         world = self._world
-        links = plain_links(endpoint, self._replica.device)
+        links, _ = connect(endpoint, ())
         try:
             groups = world.connect(endpoint, links, nccl_of(self._spec).timeout)
         except BaseException:
