@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from command import Workplace, await_condition
+from command import Workplace
 from schemas import validate
 
 
@@ -18,18 +18,6 @@ def test_a_checkpoint_evaluated_again_gives_the_bits_of_the_run_and_leaves_it_as
     assert done.document["weights_digest"] == used_workplace.result()["weights_digest"]
     assert done.document["step"] == 8
     assert sorted(str(path) for path in used_workplace.last.rglob("*")) == before
-
-
-@pytest.mark.usefixtures("unmeasured")
-def test_what_a_killed_evaluation_has_left_is_removed_by_the_next(used_workplace: Workplace) -> None:
-    running = used_workplace.start("eval", "last", TROUBLE="slow datasets")
-    await_condition("the evaluation", (used_workplace.folder / "in-datasets").exists)
-    running.process.kill()
-    running.done()
-    used_workplace.assert_nobody_left()
-    assert list(used_workplace.temporary.glob("quorate-aside-*/tiny-0001/logs"))
-    assert used_workplace.run("eval", "last").code == 0
-    assert list(used_workplace.temporary.glob("quorate-aside-*")) == []
 
 
 @pytest.mark.usefixtures("unmeasured")

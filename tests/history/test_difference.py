@@ -62,7 +62,7 @@ def test_the_last_numbers_that_both_have_logged(tmp_path: Path) -> None:
     pair = RunPair.read(left, right)
     assert pair.logged == {"accuracy": (0.5, 0.75), "norm": (2.0, None)}
     shown = io.StringIO()
-    print_difference(pair, None, Screen(shown))
+    print_difference(pair, Screen(shown))
     assert "logged at the last step" in shown.getvalue()
 
 
@@ -92,5 +92,5 @@ def test_the_code_of_two_tasks_is_compared_where_both_runs_keep_it(tmp_path: Pat
         "+RATE = 0.2",
     ]
     told = io.StringIO()
-    print_difference(pair, None, Screen(told))
+    print_difference(pair, Screen(told))
     assert "\nThe code of their tasks differs:\n" + "\n".join(pair.source) in told.getvalue()

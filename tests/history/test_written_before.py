@@ -24,8 +24,13 @@ REMOVED: dict[str, list[str]] = {
     "verbs": [  # "data index"
         "checkpoints copy",  # a job copies to checkpoint.to; any tool copies a run's folder
         "data preview",  # data verify, and Python
+        "find-lr",  # tune
     ],
-    "options": ["plan --gpus"],  # "train --detach"; those of a removed verb go with it
+    "options": [
+        "diff --tensor",
+        "diff --trust-job",
+        "plan --gpus",
+    ],  # "train --detach"; those of a removed verb go with it
     "keys": [  # "nccl.debug", or a whole section: "nccl"
         "strategy.compress.momentum",  # the optimizer has one
         "strategy.compress.random_k",  # top_k is for the same
@@ -36,7 +41,7 @@ REMOVED: dict[str, list[str]] = {
     ],
     "events": [],
     "exit codes": [],
-    "answers": [],  # patterns of what is no longer in a document: "show */pace/*"
+    "answers": ["diff */replay"],  # patterns of what is no longer in a document: "show */pace/*"
 }
 ANSWERS: dict[str, dict[str, Any]] = json.loads(written_before.ANSWERS.read_text())
 SURFACE: dict[str, list[str]] = json.loads(written_before.SURFACE.read_text())

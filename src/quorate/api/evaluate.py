@@ -1,10 +1,12 @@
 """`quorate.evaluate`, `quorate predict`, and how a job's code runs beside its run: in a folder that is thrown away."""
 
+import contextlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -23,7 +25,6 @@ from quorate.api.recorded_run import (
     refuse_lost_checkpoints,
 )
 from quorate.api.result import refuse_without_average
-from quorate.api.scratch import hold_checkpoint, scratch_folder
 from quorate.api.session import refuse_in_worker, run_locally
 from quorate.api.tasks import TaskLocation, find_task, is_other_code, refuse_others_task
 from quorate.api.train import passing_on_signals
@@ -163,7 +164,7 @@ def look_at_checkpoint(
             info, path = choose(scratch)
         except CheckpointError:  # what a running job removes in between is chosen anew, once
             info, path = choose(scratch)
-        _, result = run_in_scratch(scratch, resolved, mode, path, look, place, watch=watch)
+        result = run_in_scratch(scratch, resolved, mode, path, look, place, watch=watch)
     return run, info, resolved, result
 
 
@@ -181,26 +182,62 @@ def _refuse_other_meaning(run: RunFolder, recorded: ResolvedJob, resolved: Resol
         )
 
 
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for what nobody will look at later."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="quorate-aside-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise RequestError(
+            f"cannot make a folder for temporary files: {error.strerror or error}. Choose another with TMPDIR."
+        ) from error
+    with folder as name:
+        yield Path(name)
+
+
+def hold_checkpoint(run: RunFolder, info: CheckpointInfo, scratch: Path) -> Path:
+    """Where a checkpoint of a run can be read for as long as it takes: a job that is under way prunes its own."""
+    if run.holder() is None:
+        return info.path
+    safe = scratch / "held" / info.path.name
+    safe.mkdir(parents=True)
+    try:
+        for file in info.path.iterdir():
+            try:
+                os.link(file, safe / file.name)
+            except OSError:  # another disk, or one without links
+                shutil.copyfile(file, safe / file.name)
+    except FileNotFoundError as error:
+        shutil.rmtree(safe)
+        raise CheckpointError(
+            f"checkpoint {info.path.name} of run {run.name} was removed by the running job, which keeps the last "
+            "`checkpoint.keep`. Try again"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot copy checkpoint {info.path.name} of run {run.name}, which is running, to {scratch}: "
+            f"{error.strerror or error}. Choose another folder with TMPDIR, or wait for the run's end"
+        ) from error
+    return safe
+
+
 def run_in_scratch(
     scratch: Path,
     resolved: ResolvedJob,
     mode: RunMode,
-    checkpoint: Path | None,
+    checkpoint: Path,
     accept: Callable[[Prepared], None],
     place: TaskLocation,
-    micro_batches: Sequence[tuple[int, int]] = (),
     watch: Watch = lambda _: NoDisplay(),
-) -> tuple[RunFolder, dict[str, Any]]:
-    """Run a job beside its run, in a folder below `scratch`; that folder and its result. `accept` refuses a machine or
-    a task that does not fit. Steps are cut as the run has cut them. An interruption raises `JobFailed` too."""
+) -> dict[str, Any]:
+    """Run a job beside its run, in a folder below `scratch`; its result. `accept` refuses a machine or a task that does
+    not fit. An interruption raises `JobFailed` too."""
     # Its recorded port may be in use: by the very run that it stands beside. One run of a few steps is done sooner here
     # than it is placed in a cluster.
     spec = resolved.spec.model_copy(update={"port": 0, "engine": LocalSpec()})
     workers = workers_here(spec, usable_cores())
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)
-        if micro_batches:
-            run.write_micro_batches(micro_batches)
         launch = Launch(run, spec, workers, resolved.source, checkpoint, mode, place.reference, place.search_path)
         display = Guarded(WithPrints(watch(RunStart(run, spec, workers)), run))
         try:
@@ -212,7 +249,7 @@ def run_in_scratch(
         raise outcome.failure.error()
     if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped
         raise JobFailed(signals.failure(f"{signals.reason}; the run is as it was."))
-    return run, outcome.result
+    return outcome.result
 
 
 LINES, PARQUET = (".jsonl", ".ndjson"), ".parquet"

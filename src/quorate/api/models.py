@@ -20,7 +20,6 @@ from urllib.parse import unquote, urlsplit
 
 from quorate.api.model_artifact import Lineage, build_artifact, sha256_of
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job, refuse_lost_checkpoints
-from quorate.api.scratch import scratch_folder
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
@@ -155,8 +154,8 @@ class ModelRegistry:
                 told = known.lineage.checkpoint, known.lineage.weights_digest
                 if told == (info.path.name, info.manifest.weights_digest):
                     return known
-        with scratch_folder() as scratch:
-            made = build_artifact(run, which, task, scratch / MODEL)
+        with tempfile.TemporaryDirectory(prefix="quorate-model-") as scratch:
+            made = build_artifact(run, which, task, Path(scratch) / MODEL)
             if made.why_no_graph:
                 log.warning(
                     "the model is logged without a graph: %s. Its weights and its source are there", made.why_no_graph

@@ -2,13 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from quorate.api.replay import Replay, TensorDifference, replay
 from quorate.cli.output import NONE, print_document
 from quorate.history.difference import Pair, RunPair, RunSide
 from quorate.history.documents import difference_document
@@ -20,25 +18,20 @@ from quorate.spec.keys import Absent
 from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
 
-TENSORS_SHOWN = 12
 DIGEST_SHOWN = 12
 GAP = "  "
 
 
-def show_difference(left: RunFolder, right: RunFolder, with_tensors: bool, as_json: bool) -> None:
-    """Print how two runs differ; with their tensors, replay the step at which they part."""
+def show_difference(left: RunFolder, right: RunFolder, as_json: bool) -> None:
+    """Print how two runs differ."""
     pair = RunPair.read(left, right)
-    parting, replayed = pair.comparison.parting, None
-    if with_tensors and parting is not None:
-        ours, others = ({name: values[side] for name, values in parting.values.items()} for side in (0, 1))
-        replayed = replay((pair.left.folder, pair.right.folder), parting.step, (ours, others))
     if as_json:
-        print_document(difference_document(pair) | {"replay": None if replayed is None else asdict(replayed)})
+        print_document(difference_document(pair))
     else:
-        print_difference(pair, replayed, Screen(sys.stdout))
+        print_difference(pair, Screen(sys.stdout))
 
 
-def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> None:
+def print_difference(pair: RunPair, screen: Screen) -> None:
     """Print how two runs differ: verdict first, then what was asked, what came out, and what the bits depend on."""
     names = (pair.left.folder.name, pair.right.folder.name)
     first, second = _result(pair.left), _result(pair.right)
@@ -51,8 +44,6 @@ def print_difference(pair: RunPair, replayed: Replay | None, screen: Screen) -> 
         screen.print(Text(verdict, style="green" if same else "yellow"))
     if not same and (why := _why_weights_differ(pair)):
         screen.print(why)
-    if replayed is not None:
-        _print_replay(screen, replayed)
     tables = {
         "keys": {
             f"{change.key} ({change.mark})": (_value(change.before), _value(change.after)) for change in pair.keys
@@ -122,34 +113,6 @@ def _parting(pair: RunPair) -> Text:
         tensor = "" if parting.tensor is None else f", first in that of '{parting.tensor}'"
         values.insert(0, f"the gradient of lane {parting.lane}{tensor}")
     return Text(f"They diverge at step {parting.step:,}: {'; '.join(values)}.", style="yellow")
-
-
-def _print_replay(screen: Screen, replayed: Replay) -> None:
-    step = f"step {replayed.step:,}"
-    for run in replayed.unfaithful:
-        screen.print(
-            f"Replayed here, run {run} does not give what it recorded: it ran with another processor, library or data."
-        )
-    if replayed.moment is None:
-        screen.print(f"Replayed here, they are equal before and after {step}.")
-        return
-    earlier = "" if replayed.moment == "before" else f" Before {step} they are equal."
-    screen.print(f"Replayed, {len(replayed.tensors)} tensors differ {replayed.moment} {step}.{earlier} The first:")
-    for tensor in replayed.tensors[:TENSORS_SHOWN]:
-        screen.print(f"  {_tensor(tensor)}")
-    rest = len(replayed.tensors) - TENSORS_SHOWN
-    if rest > 0:
-        screen.print(f"  … and {rest} more; --json has all of them")
-
-
-def _tensor(tensor: TensorDifference) -> str:
-    shape = "×".join(map(str, tensor.shape)) or "scalar"
-    if tensor.largest is None:
-        return f"{tensor.name} ({shape}): another shape or type, or only in one of them"
-    return (
-        f"{tensor.name} ({shape}): {tensor.differing:,} of {tensor.elements:,} elements, "
-        f"by {measure(tensor.largest)} at most"
-    )
 
 
 def _result(side: RunSide) -> dict[str, str]:

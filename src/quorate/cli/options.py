@@ -24,6 +24,8 @@ GONE = {
     "checkpoints copy": "a job copies its checkpoints to the places in checkpoint.to, also from a resume on (quorate "
     "resume RUN --set 'checkpoint.to=[checkpoints, /mnt/backup]'). Of a run that is complete, copy the folder with any "
     "tool, and read the copy through: quorate checkpoints verify /mnt/backup/RUN",
+    "quorate find-lr": "a search of a few short trials finds a rate: quorate tune job.yaml, or a search file "
+    "whose space has params.learning_rate: {loguniform: [1e-5, 1e-1]}",
     "data preview": "quorate data verify says what cannot be read, and Python shows a record: "
     "python -c 'import quorate; print(quorate.Shards(\"PATH\")[0])'",
 }
@@ -63,7 +65,8 @@ class Verbs(TyperGroup):
         if args[0] not in self.commands and (meant := MEANT.get(args[0])) in self.commands:
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{meant}'?")
         if (instead := GONE.get(f"{self.name} {args[0]}")) is not None:
-            raise RequestError(f"quorate {self.name} {args[0]} is gone: {instead}")
+            verb = args[0] if self.name == "quorate" else f"{self.name} {args[0]}"
+            raise RequestError(f"quorate {verb} is gone: {instead}")
         return super().resolve_command(ctx, args)
 
 

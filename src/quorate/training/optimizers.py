@@ -19,7 +19,7 @@ from quorate.core.user_code import RAISED, blame_user_code, building_code, given
 from quorate.data.sampler import Sampler
 from quorate.spec.job import JobSpec
 from quorate.training.device import CPU, Device
-from quorate.training.rate_schedule import RateRange, factor_at
+from quorate.training.rate_schedule import factor_at
 from quorate.training.settings import Settings, state_of
 from quorate.training.sharded_tensors import is_spread, spread_like
 from quorate.training.task import Task, knowing_length
@@ -87,8 +87,7 @@ class Optimizers:
         factor = factor_at(self._schedule, step, sampler)
         for name, optimizer in self.by_name.items():
             for group, base in zip(optimizer.param_groups, self._base_rates[name], strict=True):
-                if not isinstance(self._schedule, RateRange) or self._schedule.is_followed(base):
-                    group["lr"] = base * factor
+                group["lr"] = base * factor
 
     def update(self) -> None:
         """New parameters, by what stands in their `.grad`."""
@@ -290,9 +289,6 @@ class Optimizers:
 
     def _build_schedulers(self, task: Task, spec: JobSpec) -> dict[str, LRScheduler]:
         schedulers = {}
-        if isinstance(self._schedule, RateRange):
-            self._schedule.check(rate for rates in self._base_rates.values() for rate in rates)
-            return {}
         for name, optimizer in self.by_name.items():
             with building_code("schedule()"), knowing_length(task, spec):
                 scheduler = task.schedule(optimizer)

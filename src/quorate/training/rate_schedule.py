@@ -3,53 +3,19 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch.optim import lr_scheduler
 
-from quorate.core.errors import TaskError
 from quorate.data.sampler import Sampler
 from quorate.spec.job import ScheduleSpec
 
-_MULTIPLE = 1e-3
-"""Groups of one optimizer may have a multiple of its rate, up to so much smaller or larger."""
 _FADED = 0.1
 """A rate that falls below this part of itself within its first epoch was hardly meant to."""
 
 
-class RateRange(ScheduleSpec):
-    """The schedule of a learning-rate range test, in the place of the job's and of the task's: an exponential rise from
-    `first` to `last` over so many `steps`. The optimizers were built with the rate `built_with`."""
-
-    kind: Literal["constant"] = "constant"
-    built_with: float
-    first: float
-    last: float
-    steps: int
-
-    def rate(self, step: int) -> float:
-        """At a step, counted from 1."""
-        return float(self.first * (self.last / self.first) ** ((step - 1) / (self.steps - 1)))
-
-    def is_followed(self, rate: Any) -> bool:
-        """Whether a rate comes from the one that was given, or is a multiple of it."""
-        return _MULTIPLE < float(rate) / self.built_with < 1 / _MULTIPLE
-
-    def check(self, rates: Iterable[Any]) -> None:
-        """Refuse optimizers that do not care for what they were given."""
-        found = sorted({float(rate) for rate in rates})
-        if not any(self.is_followed(rate) for rate in found):
-            raise TaskError(
-                f"The learning rate that find-lr sets does not reach the optimizer: given {self.built_with:g}, its "
-                f"rates are {', '.join(f'{rate:g}' for rate in found)}. Use that param for lr in the optimizer, or "
-                "name another one with --param."
-            )
-
-
 def factor_at(schedule: ScheduleSpec, step: int, sampler: Sampler) -> float:
     """What the base rate is multiplied by at a step of a job; the same for a whole epoch where epochs are counted."""
-    if isinstance(schedule, RateRange):
-        return schedule.rate(step) / schedule.built_with
     if schedule.per == "epoch":
         epochs = -(-sampler.total_steps // sampler.steps_per_epoch)
         return rate_factor(schedule, sampler.epoch_of(step) + 1, epochs)

@@ -1,8 +1,8 @@
-"""What a worker is sent for: a whole job, one evaluation of a state, or the replay of one step."""
+"""What a worker is sent for: a whole job, or one evaluation of a state."""
 
 from dataclasses import dataclass
 
-from quorate.spec.job import AverageSpec, JobSpec
+from quorate.spec.job import AverageSpec
 
 MICRO_BATCH = "micro_batch"
 """Under this name a search for the largest batch gives its result, as a metric."""
@@ -14,45 +14,31 @@ PAUSED = "paused"
 class RunMode:
     """Training by default. `until`: after this step save, and end this part of the run; the job is as long as it was.
 
-    `evaluates_only`: evaluate the state as it is, and change nothing. `replayed_step`: train up to this step, and save
-    the states before and after it instead of those that the job asks for. `averaged`: whether the averages of the
-    parameters are evaluated, or the parameters; None as the job does it. `batch_for`: find the largest micro-batch that
-    fits into memory which so many workers share. `rates`: up to step `until`, follow a learning-rate range test instead
-    of the schedule: the rate that the task is built with, the first and the last. `data`: what is evaluated in the
-    place of the validation set: train, test, or a function that gives a dataset. `predict_to`: a folder; instead of
-    being evaluated, each batch is given to predict(), and what comes of it is written there.
+    `evaluates_only`: evaluate the state as it is, and change nothing. `averaged`: whether the averages are evaluated,
+    or the parameters; None as the job does it. `batch_for`: find the largest micro-batch that fits into memory which so
+    many workers share. `data`: what is evaluated in the place of the validation set: train, test, or a
+    function that gives a dataset. `predict_to`: a folder; instead of being evaluated, each batch is given to predict(),
+    and what comes of it is written there.
     """
 
     until: int | None = None
     evaluates_only: bool = False
-    replayed_step: int | None = None
     averaged: bool | None = None
     batch_for: int = 0
-    rates: tuple[float, float, float] | None = None
     data: str = ""
     predict_to: str = ""
 
     @property
     def is_training(self) -> bool:
         """Whether what comes out is the job itself, so that being interrupted must not lose it."""
-        return not self.evaluates_only and self.replayed_step is None and not self.batch_for
-
-    def applied_to(self, spec: JobSpec) -> JobSpec:
-        """The job as a worker does it."""
-        if self.rates is None or self.until is None:
-            return spec
-        from quorate.training.rate_schedule import RateRange  # torch, which a launcher does without
-
-        built_with, first, last = self.rates
-        ranged = RateRange(built_with=built_with, first=first, last=last, steps=self.until)
-        return spec.model_copy(update={"schedule": ranged})
+        return not self.evaluates_only and not self.batch_for
 
     def last_step(self, total: int) -> int:
         """The last step to train, of a job that has so many."""
-        return min(total, self.replayed_step or total, self.until or total)
+        return min(total, self.until or total)
 
     def ending_after(self, step: int, total: int) -> str:
-        """How it ends once it has done its last step: a replay is complete before the job is."""
+        """How it ends once it has done its last step."""
         return PAUSED if self.is_training and step < total else "complete"
 
     def evaluates_averages(self, average: AverageSpec | None) -> bool:

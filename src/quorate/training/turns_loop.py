@@ -22,7 +22,7 @@ class TurnsLoop(Loop):
     def _train(self) -> str | None:
         self.progress = self.main.enter(self.progress, self.sampler, self.strategy.hosted, self.watch)
         ending = super()._train()
-        if ending in ("complete", "early stop") and self.mode.replayed_step is None:
+        if ending in ("complete", "early stop"):
             self.main.finish()
         return ending
 

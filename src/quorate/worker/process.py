@@ -108,7 +108,7 @@ class Worker:
     def __init__(self, assignment: Assignment, task_type: type[Task]) -> None:
         self._assignment = assignment
         self._task_type = task_type
-        self._spec = assignment.mode.applied_to(JobSpec.model_validate(assignment.job))
+        self._spec = JobSpec.model_validate(assignment.job)
         self._run = assignment.stored
         self._page = StatusPage(status_file(RunFolder(Path(assignment.run)), assignment.slot))
         self._timing = Timing(self._spec.failure_timeout)
