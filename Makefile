@@ -10,7 +10,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test test-core test-services test-ray test-oldest-torch coverage test-long test-faults same-bits soak simulate mutants check format proto docs docs-serve setup-all bench bench-setup clean help
+.PHONY: demo setup test test-core test-without test-services test-ray test-oldest-torch coverage test-long test-faults same-bits soak simulate mutants check format proto docs docs-serve setup-all bench bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -26,6 +26,9 @@ test: .venv/.stamp-dev        ## run the tests
 
 test-core: .venv/.stamp-dev   ## run the tests of the core: those that are about no option
 	$(BIN)/pytest -n 3 --dist worksteal -m "not long and not services" --core
+
+test-without: .venv/.stamp-dev   ## run them without an option, OPTION="servers stores", or without each in turn
+	$(BIN)/python scripts/without_option.py $(OPTION)
 
 test-services: .venv-services/.stamp   ## run the tests that need real services: MLflow, Prometheus, a browser
 	.venv-services/bin/pytest -n 2 --dist loadfile -m "services and not ray" tests/services

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 import warm
-from options import options_of
+from options import is_of_the_core, options_of
 from quorate.core.masking import forget_secrets, known_secrets
 
 TESTS = Path(__file__).parent
@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With --core a file of an option's tests is not even imported: the option may not be there."""
     is_file = config.getoption("--core") and collection_path.suffix == ".py"
-    return True if is_file and options_of(collection_path.relative_to(TESTS).as_posix()) else None
+    return True if is_file and not is_of_the_core(collection_path.relative_to(TESTS).as_posix()) else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -64,10 +64,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     core: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
-        options = options_of(item.nodeid.removeprefix("tests/"))
-        for option in options:
+        test = item.nodeid.removeprefix("tests/")
+        for option in options_of(test):
             item.add_marker(pytest.mark.option(option))
-        (others if options else core).append(item)
+        (core if is_of_the_core(test) else others).append(item)
     if config.getoption("--core") and others:
         config.hook.pytest_deselected(items=others)
         items[:] = core

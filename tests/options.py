@@ -149,10 +149,13 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 
+WHOLE = ("benchmarking/*", "catalogue/*", "docs/*", "examples/*", "house/*", "core/test_errors.py")
+"""Tests of all that there is, options included: no tests of the core either."""
+
 ROOMS: dict[str, tuple[str, ...]] = {
     "gangs": ("quorate.strategies.gangs.",),
     "shards": ("quorate.shards",),
-    "encryption": ("quorate.encryption.cipher", "quorate.encryption.key"),
+    "encryption": ("quorate.encryption.",),
     "servers": ("quorate.strategies.servers.",),
     "stores": ("quorate.stores",),
     "compression": ("quorate.strategies.compression.",),
@@ -162,7 +165,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "quorate.reduce.device_",
         "quorate.training.cuda_",
     ),
-    "ray": ("quorate.ray", "quorate.engines.ray_"),
+    "ray": ("quorate.engines.ray.", "quorate.ray", "quorate.engines.ray_"),
     "trackers": ("quorate.tracking",),
     "tune": ("quorate.tune",),
     "chaos": ("quorate.chaos",),
@@ -170,6 +173,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
 }
 """How the names of an option's modules begin, of which a worker of a plain ring job imports none but `option`.
 Whoever gives an option a room of its own adds it here."""
+
+
+def is_of_the_core(test: str) -> bool:
+    """Whether a test, or a file of tests, has to pass without any option."""
+    return not options_of(test) and not any(fnmatch(test.partition("::")[0], pattern) for pattern in WHOLE)
 
 
 def options_of(test: str) -> list[str]:
