@@ -1,6 +1,5 @@
 """A run as a page of HTML: all its parts, whatever has become of the run, and nothing that runs or is fetched."""
 
-import itertools
 import math
 import re
 from datetime import UTC, datetime
@@ -14,9 +13,7 @@ from hypothesis import strategies as st
 
 from history.run_builder import COMPLETE, Story, add_checkpoint, build_run, complete_run
 from quorate.core.failure import Failure
-from quorate.history.event_index import read_timeline
-from quorate.history.report.charts import Axis, Line, round_numbers, short, spread
-from quorate.history.report.history_lines import hostings_of
+from quorate.history.report.charts import Axis, Line, round_numbers, short
 from quorate.history.report.markup import Html, tag
 from quorate.history.report.page import report_page
 from quorate.history.run_detail import RunDetail, advise
@@ -95,7 +92,6 @@ def test_all_parts_of_an_eventful_run_and_everything_escaped(tmp_path: Path) -> 
         "Warnings",
         "Curves",
         "Where the time goes",
-        "Generations and lanes",
         "Recoveries",
         "Checkpoints",
         "What happened",
@@ -105,7 +101,14 @@ def test_all_parts_of_an_eventful_run_and_everything_escaped(tmp_path: Path) -> 
     text = "".join(page.text)
     for part in ("tiny-0001", "failed", "it went wrong <script>alert(1)</script>", "Learning rate", "Gradient norm"):
         assert part in text
-    for part in ("Evaluation: accuracy", "Throughput", "lanes 0–1", "job.yaml line 1", "changes the bits", "3.11"):
+    for part in (
+        "Evaluation: accuracy",
+        "Throughput",
+        "worker 0 lanes 0–1",
+        "job.yaml line 1",
+        "changes the bits",
+        "3.11",
+    ):
         assert part in text
     assert "\x1b" not in text
 
@@ -116,9 +119,8 @@ def test_the_same_number_is_the_same_wherever_it_stands(tmp_path: Path) -> None:
     story.train(5, 8, samples_per_second=8.0, compute_s=0.05, exchange_s=0.9).evaluate(8, loss=0.5)
     run = build_run(tmp_path, story=story, result=COMPLETE | {"wall_seconds": 60.0})
     text = page_of(run).text
-    parts = dict(re.findall(r"(data|compute|exchange|apply|other) (\S+%)", "\n".join(text)))
-    table = {name: text[at + 2] for at, name in enumerate(text) if name in parts}
-    assert parts == table == {"compute": "9.1%", "exchange": "83.6%", "other": "7.3%"}
+    table = {name: text[at + 2] for at, name in enumerate(text) if name in ("compute", "exchange", "other")}
+    assert table == {"compute": "9.1%", "exchange": "83.6%", "other": "7.3%"}
     told = "\n".join(text)
     assert "training loss\n0.1250\n" in told
     assert "best evaluation loss\n0.5000\n" in told
@@ -164,7 +166,7 @@ def test_a_running_one_tells_what_is_left(tmp_path: Path) -> None:
 def test_a_complete_one(tmp_path: Path) -> None:
     text = "".join(page_of(complete_run(tmp_path)).text)
     assert COMPLETE["weights_digest"] in text
-    assert "circle: the best, 0.5000 at step 8" in text
+    assert "best: 0.5000" in text
 
 
 class TestMarkup:
@@ -199,11 +201,6 @@ class TestCharts:
         assert len(found) <= most + 2
         assert all(least - span * 1e-6 <= each <= least + span * (1 + 1e-6) for each in found)
 
-    @given(st.lists(st.floats(0, 100), max_size=8))
-    def test_labels_do_not_cover_each_other(self, places: list[float]) -> None:
-        moved = sorted(spread(places))
-        assert all(second - first >= 8.4 for first, second in itertools.pairwise(moved))
-
     def test_a_steep_curve_is_drawn_by_its_logarithm(self) -> None:
         line = Line.of("x", [1, 2, 3], [1000.0, 1.0, 10.0])
         axis = Axis.around([line], may_be_log=True)
@@ -218,21 +215,3 @@ class TestCharts:
     )
     def test_numbers_on_an_axis(self, value: float, said: str) -> None:
         assert short(value) == said
-
-
-def test_who_hosted_which_lanes_when(tmp_path: Path) -> None:
-    timeline = read_timeline(eventful(tmp_path).events_file, as_rows=True)
-    spans = hostings_of(timeline)
-    of_one = [span for span in spans if span.worker == 1]
-    assert [span.lanes for span in of_one] == [(2, 3)] * 3
-    assert of_one[0].end < of_one[1].begin, "it was lost for a while"
-    assert of_one[2].begin - of_one[1].end > 40, "nobody worked on the run"
-    assert timeline.ended == max(span.end for span in spans)
-
-
-def test_a_part_whose_launcher_was_killed_lasted_until_its_last_step(tmp_path: Path) -> None:
-    story = Story().begin().train(1, 5)
-    killed = story.time
-    run = build_run(tmp_path, story=story.pause(50).begin(from_step=5).train(6, 8))
-    spans = hostings_of(read_timeline(run.events_file, as_rows=True))
-    assert {span.end for span in spans} == {killed, story.time}

@@ -46,8 +46,7 @@ from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from quorate.history.report.charts import Line
-    from quorate.history.report.plot_file import Plot
+    from quorate.history.report.charts import Line, Plot
 
 LONGEST_SPARKLINE = 40
 # From here on, all but the greatest values would look alike.
@@ -380,7 +379,7 @@ def _print_bits(page: Page, detail: RunDetail) -> None:
 def draw_curves(run: RunFolder, file: Path, as_json: bool) -> dict[str, str]:
     """Draw the learning curves of a run into a file, and say where."""
     # Only here: it draws with numpy, which takes long to import.
-    from quorate.history.report.plot_file import check_plot_file, write_plots
+    from quorate.history.report.charts import check_plot_file, write_plots
 
     check_plot_file(file)
     plots = curves_of(run.name, history_of(run))
@@ -394,8 +393,7 @@ def draw_curves(run: RunFolder, file: Path, as_json: bool) -> dict[str, str]:
 
 def curves_of(run: str, history: History) -> "list[Plot]":
     """A plot of losses, and one for each metric and each number that was logged: of training and of evaluations."""
-    from quorate.history.report.charts import Line
-    from quorate.history.report.plot_file import Plot
+    from quorate.history.report.charts import Line, Plot
 
     lines: dict[str, list[Line]] = {}
     for name in sorted({name for record in history for name in record if name != "step"}, key=_order):

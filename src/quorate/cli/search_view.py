@@ -49,12 +49,12 @@ def show_search(folder: SearchFolder, as_json: bool) -> None:
 def search_report(folder: SearchFolder, *, as_markdown: bool) -> bytes:
     """A search as a page of HTML, or as Markdown."""
     # Only here: it draws with numpy, which takes long to import.
-    from quorate.history.report.search_files import page_of, search_markdown
+    from quorate.history.report.search_page import search_html, search_markdown
 
     record = SearchRecord.read(folder)
     if as_markdown:
-        return search_markdown(record, importance_of(record)).encode()
-    return page_of(record, as_typed(folder.path), datetime.now(UTC)).encode()
+        return search_markdown(record).encode()
+    return search_html(record, as_typed(folder.path), datetime.now(UTC)).encode()
 
 
 def live_view(record: SearchRecord, elapsed: float, width: int, encoding: str = "utf-8", rows: int = ROWS) -> Group:

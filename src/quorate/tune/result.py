@@ -172,7 +172,7 @@ class SearchResult:
 def conclude(folder: SearchFolder) -> SearchResult:
     """Write what a search ends with into its folder, and say how it stands."""
     # Only here: it draws with numpy, which takes long to import.
-    from quorate.history.report.search_files import write_search_files
+    from quorate.history.report.search_page import write_search_files
 
     result = SearchResult.read(folder)
     write_search_files(result.record, datetime.now(UTC))

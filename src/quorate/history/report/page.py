@@ -1,96 +1,119 @@
-"""The whole page of a run: one file that needs nothing else."""
+"""The report of a run."""
 
 import math
 from collections.abc import Iterator, Sequence
-from datetime import datetime
-from importlib.metadata import version
+from datetime import UTC, datetime
 
 import numpy as np
 
-from quorate.history.report import tables
-from quorate.history.report.charts import Line, Marks, area_chart, bucket_starts, line_chart
-from quorate.history.report.history_lines import lane_lines
-from quorate.history.report.markup import Content, Html, document, section, tag
-from quorate.history.run_detail import Advice, RunDetail
-from quorate.history.run_record import Status
-from quorate.history.step_rows import LOGGED, PHASES, SAMPLES, SPEED
+from quorate.core.generation import name_of
+from quorate.history.report.charts import Line, Plot
+from quorate.history.report.layout import Block, Command, Report, Table, Words, as_html, at_minute
+from quorate.history.run_detail import Advice, RunDetail, job_values
+from quorate.history.run_record import Status, moment
+from quorate.history.step_rows import LOGGED, PHASES, SPEED
 from quorate.history.timeline import RunPace, Timeline, metric_curves
-from quorate.observe.events import RunBegan, WorkerLost
-from quorate.observe.quantities import count, duration, measure, plural
+from quorate.observe.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    CheckpointSkipped,
+    CoordinatorReplaced,
+    CopyFailed,
+    GenerationFormed,
+    LogMessage,
+    MemoryRanOut,
+    Resized,
+    RolledBack,
+    RunBegan,
+    RunFailed,
+    RunStopped,
+    WorkerLost,
+)
+from quorate.observe.quantities import count, duration, measure, plural, size
+from quorate.observe.recoveries import Recovery, brief
+from quorate.spec.keys import Mark
+from quorate.spec.resolved import ResolvedJob
+from quorate.spec.yaml_document import write_value
 
 MOST_LOGGED = 12
-_AREAS = 200
-_FOLDED_FROM = 12
+_MEMBERS_SHOWN = 16
+_TO_THE_SECOND = len("2026-01-01T00:00:00")
+_MEANINGS = {
+    "data": "waiting for samples",
+    "compute": "forward and backward",
+    "exchange": "summing gradients with the others, and waiting for them",
+    "apply": "the optimizer's update",
+    "other": "evaluations, checkpoints, and the rest",
+}
 
 
 def report_page(detail: RunDetail, advice: Advice | None, now: datetime) -> str:
     """A run as HTML. Its timeline must have its steps as rows (`RunDetail.read(run, as_rows=True)`)."""
-    record = detail.record
-    sections: list[Content] = [_head(detail, advice, now), _failure(detail)]
-    sections += [
-        section(title, content)
-        for title, content in (
-            ("Warnings", _warnings(detail)),
-            ("Curves", tag("div", list(_curves(detail)), class_="charts") if detail.timeline.counts else None),
-            ("Where the time goes", _shares(detail.timeline)),
-            ("Generations and lanes", lane_lines(detail.timeline)),
-            ("Recoveries", tables.recoveries(detail.timeline.recoveries) if detail.timeline.recoveries else None),
-            ("Checkpoints", _checkpoints(detail)),
-            ("What happened", _story(detail.timeline)),
-            ("Configuration", None if detail.job is None else tables.job(detail.job)),
-            ("Environment", tables.environment(detail) if detail.environment or detail.source else None),
-        )
-        if content
-    ]
-    made = f"Made by quorate {version('quorate')} on {tables.at_minute(now)} from {record.path.absolute()}"
-    return document(f"{record.name} – {record.status.value}", sections, made)
-
-
-def _head(detail: RunDetail, advice: Advice | None, now: datetime) -> Html:
-    record = detail.record
-    task = record.task.rpartition("/")[2]
+    record, timeline = detail.record, detail.timeline
     lanes = plural(record.lanes, "lane") if record.lanes else ""
     hosts = f"{lanes} on {plural(record.workers, 'worker')}" if record.workers and lanes else lanes
-    about = " · ".join(each for each in (task, hosts, f"created {tables.at_minute(record.created)}") if each)
-    tiles = [
-        tag("div", tag("span", name), tag("b", value), tag("em", more)) for name, value, more in _tiles(detail, now)
-    ]
-    following = None
+    about = (record.task.rpartition("/")[2], hosts, f"created {at_minute(record.created)}")
+    sections: tuple[tuple[str, Sequence[Block]], ...] = (
+        ("Warnings", _table(("where", "what"), _warnings(detail))),
+        ("Curves", list(_curves(detail)) if timeline.counts else []),
+        ("Where the time goes", _shares(timeline)),
+        ("Recoveries", _recoveries(timeline.recoveries)),
+        ("Checkpoints", list(_checkpoints(detail))),
+        ("What happened", _table(("when (UTC)", "step", "what"), _story(timeline), (1,))),
+        ("Configuration", [] if detail.job is None else job_tables(detail.job)),
+        ("Environment", _table(("what", "value"), _environment(detail))),
+    )
+    report = Report(
+        record.name,
+        record.status.value,
+        " · ".join(filter(None, about)),
+        list(_facts(detail, now)),
+        list(_head(detail, advice)),
+        [(title, blocks) for title, blocks in sections if blocks],
+    )
+    return as_html(report, record.path, now)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: tuple[int, ...] = ()) -> list[Block]:
+    return [Table(headings, rows, numbers)] if rows else []
+
+
+def job_tables(resolved: ResolvedJob) -> list[Block]:
+    """Every value of a job with where it was said; what is as usual is folded away."""
+    values = job_values(resolved)
+
+    def rows(is_default: bool) -> list[Sequence[str]]:
+        return [
+            (each.key, write_value(each.value), each.origin, "changes the bits" if each.mark is Mark.MEANING else "")
+            for each in values
+            if each.is_default is is_default
+        ]
+
+    headings = ("key", "value", "said in", "")
+    return [Table(headings, rows(False)), Table(headings, rows(True), folded=f"{len(rows(True))} defaults")]
+
+
+def _head(detail: RunDetail, advice: Advice | None) -> Iterator[Block]:
+    record, failure = detail.record, detail.record.failure
+    if failure is not None:
+        where = "" if failure.step is None else f" at step {failure.step:,}"
+        yield Words(f"It failed{where}: {failure.message}", "bad")
+        if failure.traceback:
+            yield Words(str(failure.traceback), "code")
+    elif record.reason:
+        yield Words(record.reason, "bad")
+    if record.weights_digest:
+        yield Words(f"weights {record.weights_digest}")
     if advice is not None:
-        command = [tag("code", advice.command), " "] if advice.command else []
-        following = tag("p", "Next: ", command, advice.purpose, class_="next")
-    weights = (
-        tag("p", "weights ", tag("code", record.weights_digest), class_="digest") if record.weights_digest else None
-    )
-    return tag(
-        "header",
-        tag("h1", record.name, " ", tag("span", record.status.value, class_=f"status {record.status.value}")),
-        tag("p", about, class_="about"),
-        tag("p", record.reason, class_="bad") if record.reason and record.failure is None else None,
-        _progress(detail),
-        tag("div", tiles, class_="tiles"),
-        weights,
-        following,
-    )
+        yield Command(advice.command, advice.purpose) if advice.command else Words(f"Next: {advice.purpose}")
 
 
-def _progress(detail: RunDetail) -> Html | None:
-    record = detail.record
-    if not record.total_steps:
-        return None
-    share = min(1.0, record.steps / record.total_steps)
-    return tag(
-        "div",
-        tag("div", tag("i", style=f"width:{100 * share:.1f}%"), class_="bar"),
-        tag("span", f"step {record.steps:,} of {record.total_steps:,}"),
-        class_="progress",
-    )
-
-
-def _tiles(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str, str]]:
-    """What somebody wants to know first: name, value, and what more there is to it."""
-    yield from _results(detail)
+def _facts(detail: RunDetail, now: datetime) -> Iterator[tuple[str, str, str]]:
     record, timeline, pace = detail.record, detail.timeline, RunPace.of(detail.timeline)
+    if record.total_steps:
+        share = min(1.0, record.steps / record.total_steps)
+        yield "progress", f"{share:.0%}", f"step {record.steps:,} of {record.total_steps:,}"
+    yield from _results(detail)
     if pace is not None:
         yield "speed", f"{count(pace.samples_per_second)}/s", f"samples; {duration(pace.step_seconds)} a step"
     if timeline.active_seconds:
@@ -112,68 +135,44 @@ def _results(detail: RunDetail) -> Iterator[tuple[str, str, str]]:
         _, values = columns.series(name)
         if len(values):
             yield f"training {name}", measure(float(values[-1])), f"last step; min {measure(float(values.min()))}"
-    if record.best is not None:
-        best = record.best
+    if (best := record.best) is not None:
         yield f"best evaluation {best.watched.metric}", measure(best.value), f"at step {best.step:,}"
     for name, value in list(record.metrics.items())[:3]:
-        if record.best is None or name != record.best.watched.metric:
+        if best is None or name != best.watched.metric:
             yield f"evaluation {name}", measure(value), "last one"
 
 
-def _failure(detail: RunDetail) -> Html | None:
-    failure = detail.record.failure
-    if failure is None:
-        return None
-    trace = None
-    if failure.traceback:
-        trace = tag("details", tag("summary", "traceback"), tag("pre", str(failure.traceback).rstrip()), open=True)
-    where = "" if failure.step is None else f" at step {failure.step:,}"
-    return tag("div", tag("b", f"It failed{where}: "), str(failure.message), trace, class_="failure", role="alert")
-
-
-def _warnings(detail: RunDetail) -> Html | None:
-    found = tables.warnings(detail)
-    return tables.table(("where", "what"), found) if found else None
-
-
-def _curves(detail: RunDetail) -> Iterator[Html]:
-    timeline = detail.timeline
+def _curves(detail: RunDetail) -> Iterator[Block]:
+    timeline, columns = detail.timeline, detail.timeline.columns
     lost = [event.step for event in timeline.of_kind(WorkerLost) if event.step is not None]
     resumed = [event.from_step for event in timeline.of_kind(RunBegan)[1:] if event.from_step is not None]
     at = sorted({*lost, *resumed})
-    told = "dotted: a worker was lost, or the run resumed" if at else ""
-    gaps = _gaps(timeline)
+    gaps = _steps_without_loss(timeline)
+    note = "dotted: a worker was lost, or the run resumed" if at else ""
     if losses := _lines(timeline, "loss"):
-        note = f"{plural(len(gaps), 'step')} without a finite loss, marked at the top" if gaps else told
-        yield line_chart("Training loss", losses, Marks(at, gaps), note, may_be_log=True)
+        note = f"{plural(gaps, 'step')} without a finite loss" if gaps else note
+        yield Plot("Training loss", "step", losses, y_may_be_log=True, marks=at, note=note)
     elif gaps:
-        missing = f"None of {plural(len(gaps), 'step')} has a finite loss."
-        yield tag("figure", tag("figcaption", tag("b", "Training loss")), tag("p", missing), class_="chart")
-    yield from _metrics(detail, at)
+        yield Words(f"Training loss: none of {plural(gaps, 'step')} has a finite loss.", "bad")
+    best = detail.record.best
+    for curve in metric_curves(timeline):
+        line, is_loss = Line.of(curve.name, curve.steps, curve.values), "loss" in curve.name
+        is_watched = best is not None and best.watched.metric == curve.name and best.step in curve.steps
+        points = [(f"best: {measure(best.value)}", best.step, best.value)] if best is not None and is_watched else []
+        yield Plot(f"Evaluation: {curve.name}", "step", [line], points, y_may_be_log=is_loss, marks=at)
     for title, family in (("Learning rate", "learning_rate"), ("Gradient norm", "gradient_norm")):
         if lines := _lines(timeline, family):
-            yield line_chart(title, lines, Marks(at), may_be_log=family == "gradient_norm")
-    steps, speeds = timeline.columns.series(SPEED)
+            yield Plot(title, "step", lines, y_may_be_log=family == "gradient_norm", marks=at)
+    steps, speeds = columns.series(SPEED)
     timed = speeds > 0
     if timed.any():
         line = Line.of("samples/s", steps[timed], speeds[timed])
-        yield line_chart("Throughput, samples per second", [line], Marks(at), tell=count)
-    logged = list(timeline.columns.family(LOGGED.rstrip(".")))
-    for name in logged[:MOST_LOGGED]:
-        steps, values = timeline.columns.series(name)
+        yield Plot("Throughput, samples per second", "step", [line], marks=at)
+    for name in list(columns.family(LOGGED.rstrip(".")))[:MOST_LOGGED]:
+        steps, values = columns.series(name)
         if len(steps):
             own = name.removeprefix(LOGGED)
-            yield line_chart(own, [Line.of(own, steps, values)], note="logged by the task")
-
-
-def _metrics(detail: RunDetail, at: Sequence[int]) -> Iterator[Html]:
-    best = detail.record.best
-    for curve in metric_curves(detail.timeline):
-        is_watched = best is not None and best.watched.metric == curve.name and best.step in curve.steps
-        point = (best.step, best.value) if best is not None and is_watched else None
-        note = f"circle: the best, {measure(best.value)} at step {best.step:,}" if best is not None and point else ""
-        line = Line.of(curve.name, curve.steps, curve.values)
-        yield line_chart(f"Evaluation: {curve.name}", [line], Marks(at), note, point, may_be_log="loss" in curve.name)
+            yield Plot(own, "step", [Line.of(own, steps, values)], note="logged by the task")
 
 
 def _lines(timeline: Timeline, family: str) -> list[Line]:
@@ -181,68 +180,150 @@ def _lines(timeline: Timeline, family: str) -> list[Line]:
     return [Line.of(name.removeprefix(f"{family}."), steps, values) for name, steps, values in found if len(steps)]
 
 
-def _gaps(timeline: Timeline) -> list[int]:
-    """The steps that have no finite loss."""
+def _steps_without_loss(timeline: Timeline) -> int:
     columns = timeline.columns
-    missing = np.zeros(len(columns.steps), bool)
     names = list(columns.family("loss"))
-    if names:
-        missing = ~np.any([np.isfinite(columns.column(name)) for name in names], axis=0)
-    return columns.steps[missing].tolist() if names or not len(columns.steps) else []
+    return int((~np.any([np.isfinite(columns.column(name)) for name in names], axis=0)).sum()) if names else 0
 
 
-def _shares(timeline: Timeline) -> Html | None:
+def _shares(timeline: Timeline) -> list[Block]:
     """What the phases of a step take of its time, over the run."""
-    columns, pace = timeline.columns, RunPace.of(timeline)
-    if pace is None:
-        return None
-    speed, samples = columns.column(SPEED), columns.column(SAMPLES)
-    timed = (speed > 0) & (speed < math.inf) & (samples > 0)
-    steps = columns.steps[timed].astype(np.float64)
-    whole = samples[timed] / speed[timed]
-    spent = [np.nan_to_num(np.maximum(columns.column(f"{phase}_s")[timed], 0.0)) for phase in PHASES]
-    starts = bucket_starts(steps, _AREAS) if len(steps) > _AREAS else np.arange(len(steps))
-    sums = [np.add.reduceat(each, starts) for each in spent]
-    total = np.maximum(np.add.reduceat(whole, starts), np.sum(sums, axis=0))
-    total[total == 0] = 1.0
-    shares = [each / total for each in sums]
-    shares.append(np.maximum(0.0, 1.0 - np.sum(shares, axis=0)))
-    at = steps[starts]
-    if len(at) == 1:
-        at, shares = np.array([at[0], at[0] + 1]), [np.repeat(each, 2) for each in shares]
+    if (pace := RunPace.of(timeline)) is None:
+        return []
     parts = {phase: pace.shares.get(phase, 0.0) for phase in PHASES}
-    parts["other"] = max(0.0, 1.0 - sum(parts.values()))
+    parts["other"] = max(0.0, 1.0 - math.fsum(parts.values()))
+    rows = [(name, duration(part * pace.step_seconds), f"{part:.1%}", _MEANINGS[name]) for name, part in parts.items()]
+    return [Table(("phase", "a step", "share", ""), rows, (1, 2))]
+
+
+def _recoveries(told: Sequence[Recovery]) -> list[Block]:
     rows = [
-        (name, duration(part * pace.step_seconds), f"{part:.1%}", said)
-        for (name, part), said in zip(parts.items(), _MEANINGS, strict=True)
+        (
+            f"{each.step:,}",
+            name_of(each.worker),
+            each.cause,
+            duration(each.detect_s + each.reform_s + (each.first_step_s or 0.0)),
+            duration(each.detect_s),
+            duration(each.reform_s),
+            duration(each.copy_s) if each.copy_s else "–",
+            "–" if each.first_step_s is None else duration(each.first_step_s),
+            "–" if each.refill_s is None else duration(each.refill_s),
+            f"{each.steps_lost:,}",
+        )
+        for each in told
     ]
-    note = f"{duration(pace.step_seconds)} a step on average"
-    chart = area_chart("Shares of the time from one step to the next", parts, at, shares, note)
-    return tag("div", chart, tables.table(("phase", "a step", "share", ""), rows, frozenset({1, 2})), class_="charts")
+    headings = ("step", "who", "what happened", "training stood still", "detect", "re-form", "copy")
+    return _table((*headings, "first step", "refill", "steps lost"), rows, (0, 3, 4, 5, 6, 7, 8, 9))
 
 
-_MEANINGS = (
-    "waiting for samples",
-    "forward and backward",
-    "summing gradients with the others, and waiting for them",
-    "the optimizer's update",
-    "evaluations, checkpoints, and the rest",
-)
+def _checkpoints(detail: RunDetail) -> Iterator[Block]:
+    """Those that are there now, and what all saves took."""
+    if saved := detail.timeline.of_kind(CheckpointSaved):
+        took = [each.seconds for each in saved if each.seconds is not None]
+        added = sum(each.added_s or 0.0 for each in saved)
+        told = f"{plural(len(saved), 'checkpoint')} saved"
+        told += f", each in {duration(sum(took) / len(took))} on average" if took else ""
+        told += f"; training waited {duration(added)} for them in all" if added else ""
+        yield Words(f"{told}.")
+    rows = [
+        (
+            each.name,
+            size(each.bytes) if each.step is not None else "",
+            each.created[:_TO_THE_SECOND].replace("T", " "),
+            ", ".join(f"{name} {measure(value)}" for name, value in each.metrics.items()),
+            each.problem,
+        )
+        for each in reversed(detail.checkpoints)
+    ]
+    yield from _table(("kept now", "size", "saved", "metrics", "problem"), rows, (1,))
 
 
-def _checkpoints(detail: RunDetail) -> Html | None:
-    if not detail.checkpoints and "checkpoint" not in detail.timeline.counts:
-        return None
-    return tables.checkpoints(detail.checkpoints, detail.timeline)
+def _environment(detail: RunDetail) -> list[tuple[str, str]]:
+    """What else the bits depend on."""
+    rows = list(detail.environment.items())
+    if detail.source is not None:
+        names = [detail.source.main, *sorted(detail.source.files.keys() - {detail.source.main})]
+        rows.append(("source", ", ".join(names)))
+    return rows
 
 
-def _story(timeline: Timeline) -> Html | None:
-    rows = tables.story(timeline)
-    if not rows:
-        return None
-    listed = tables.table(("when (UTC)", "step", "what"), rows, frozenset({1}))
-    return (
-        listed
-        if len(rows) <= 12
-        else tag("details", tag("summary", plural(len(rows), "entry").replace("entrys", "entries")), listed)
-    )
+def _warnings(detail: RunDetail) -> list[tuple[str, str]]:
+    """Everything that somebody should know, with where it was: of the files first, then in the order of the run."""
+    found = [("", problem) for problem in detail.problems]
+    if lines := detail.timeline.unreadable_lines:
+        found.append(("events.jsonl", f"{plural(lines, 'line')} cannot be read"))
+    if advice := detail.advice_on_waiting:
+        found.append(("data", f"{detail.timeline.waiting.share:.0%} of the time of a step is spent waiting: {advice}"))
+    told = sorted(_told(detail.timeline), key=lambda each: each[0])
+    return [*found, *((where, what) for _, where, what in told)]
+
+
+def _told(timeline: Timeline) -> Iterator[tuple[float, str, str]]:
+    for step in timeline.noted:
+        where = f"step {step.step:,}"
+        for warning in step.warnings:
+            yield step.time, where, warning
+        if step.skipped is not None:
+            lanes = ", ".join(str(lane) for lane in step.skipped.lanes)
+            yield step.time, where, f"skipped: the loss was not finite (lanes {lanes})"
+    for event in timeline.others:
+        if said := _trouble(event):
+            yield event.time, "" if event.step is None else f"step {event.step:,}", said
+
+
+def _trouble(event: object) -> str:
+    match event:
+        case LogMessage(message=str(message)) if event.level != "info":
+            return message
+        case CheckpointFailed() | CheckpointSkipped():
+            return f"no checkpoint: {event.reason or 'no reason was given'}"
+        case CopyFailed():
+            return f"checkpoint {event.checkpoint} was not copied to {event.place}: {event.reason}"
+        case MemoryRanOut():
+            return event.sentence
+        case RolledBack():
+            return "back to this step: what follows it is trained again"
+    return ""
+
+
+def _story(timeline: Timeline) -> list[tuple[str, str, str]]:
+    """What happened, beside steps, evaluations and checkpoints: when, and in words."""
+    rows = []
+    for event in timeline.others:
+        if said := _said(event):
+            at = moment(event.time)
+            when = "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+            rows.append((when, "" if event.step is None else f"{event.step:,}", said))
+    return rows
+
+
+def _said(event: object) -> str:
+    said = ""
+    match event:
+        case RunBegan():
+            total = f" of {event.total_steps:,}" if event.total_steps else ""
+            said = f"training begins after step {event.from_step or 0:,}{total}"
+        case GenerationFormed():
+            members = event.computing
+            hosts = "; ".join(f"worker {each.worker} {_lanes(each.lanes)}" for each in members[:_MEMBERS_SHOWN])
+            beside = f", {plural(len(event.servers), 'server')}" if event.servers else ""
+            beside = f" ({event.mesh})" if event.mesh else beside
+            said = f"generation {event.generation}, {plural(len(members), 'worker')}{beside}: {hosts}"
+        case WorkerLost():
+            said = brief(event.message or "a worker is lost")
+        case Resized():
+            said = f"asked to continue with {event.said}"
+        case CoordinatorReplaced():
+            said = f"another coordinator took over; {event.present} workers came back to it"
+        case RunStopped():
+            said = f"stopped: {event.reason or ''}"
+        case RunFailed():
+            said = f"failed: {event.failure.message}"
+    return said
+
+
+def _lanes(lanes: Sequence[int]) -> str:
+    """A worker hosts lanes that follow each other."""
+    if not lanes:
+        return "no lane"
+    return f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {lanes[0]}–{lanes[-1]}"

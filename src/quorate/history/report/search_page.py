@@ -1,78 +1,81 @@
-"""The whole page of a search: its best job first, then how the trials went and what made the difference."""
+"""The report of a search: its best job first, then how the trials went and what made the difference."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from importlib.metadata import version
 
-from quorate.history.importance import Importance
-from quorate.history.report import tables
-from quorate.history.report.markup import Content, Html, document, section, tag
-from quorate.history.report.search_charts import (
-    curve_charts,
-    lineage_chart,
-    parallel_coordinates,
-    pareto_chart,
-    short_key,
-)
-from quorate.history.report.search_table import trial_table
+from quorate.history.best_job import advise_on_search, best_job, write_best_job
+from quorate.history.importance import Importance, importance_of
+from quorate.history.report.charts import Line, Plot
+from quorate.history.report.layout import Block, Command, Report, Table, Words, as_html, as_markdown, at_minute
+from quorate.history.report.page import job_tables
 from quorate.history.run_detail import Advice
 from quorate.history.run_record import Status
 from quorate.history.search_log import TrialStatus
-from quorate.history.search_record import SearchRecord
+from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.quantities import duration, measure, plural
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_document import write_value
+from quorate.storage.atomic import write_atomically
+
+MOST_LINES = 300
+"""Of one chart: more cannot be told apart, and the best are among them."""
+_STOPPED, _TRAINED = "#cccccc", "#888888"
+NOTHING = "–"
 
 
-def search_page(
-    record: SearchRecord, importance: Importance, best_job: ResolvedJob | None, advice: Advice | None, now: datetime
-) -> str:
-    """A search as HTML; `best_job` is that of its best trial, if there is one."""
-    parts: tuple[tuple[str, Content], ...] = (
-        ("Warnings", _warnings(record)),
-        ("Best job", _best(record, best_job)),
-        ("Learning curves", curve_charts(record)),
-        ("Pareto front", _front(record)),
-        ("Parameters", parallel_coordinates(record)),
-        ("Importance", _importance(importance) if record.ranked else None),
-        ("Lineage", _lineage(record)),
-        ("Trials", trial_table(record) if record.trials else None),
-        ("Search", _search(record)),
+def search_html(record: SearchRecord, reference: str, now: datetime) -> str:
+    """A search as HTML, with what to type next; `reference` names it on a command line."""
+    report = _report(record, importance_of(record), best_job(record), advise_on_search(record, reference))
+    return as_html(report, record.folder.path, now)
+
+
+def search_markdown(record: SearchRecord) -> str:
+    """The same as Markdown."""
+    return as_markdown(_report(record, importance_of(record), None, None))
+
+
+def write_search_files(record: SearchRecord, now: datetime) -> None:
+    """Write what a search ends with into its folder: its best job, and its report as a page and as Markdown."""
+    folder = record.folder
+    write_best_job(record)
+    write_atomically(folder.report_page, search_html(record, str(folder.path), now))
+    write_atomically(folder.report_text, search_markdown(record))
+
+
+def _report(record: SearchRecord, importance: Importance, job: ResolvedJob | None, advice: Advice | None) -> Report:
+    sections: tuple[tuple[str, Sequence[Block]], ...] = (
+        ("Warnings", list(_warnings(record))),
+        ("Best job", list(_best(record, job))),
+        ("Learning curves", list(_learning_curves(record))),
+        ("Pareto front", list(_front(record))),
+        ("Importance", list(_importance(importance)) if record.ranked else []),
+        ("Lineage", list(_lineage(record))),
+        ("Trials", [_trials(record)] if record.trials else []),
+        ("Search", list(_search(record))),
     )
-    content: list[Content] = [_head(record, advice)]
-    content += [section(title, inside) for title, inside in parts if inside]
-    made = f"Made by quorate {version('quorate')} on {tables.at_minute(now)} from {record.folder.path.absolute()}"
-    return document(f"{record.name} – {record.status.value}", content, made, ("style.css", "search.css"))
+    task = str(record.job.get("task", "")).rpartition("/")[2]
+    about = (task, _how_it_searches(record), f"created {at_minute(record.created)}", record.reason)
+    following: list[Block] = []
+    if advice is not None and advice.command and record.status is not Status.COMPLETE:
+        following = [Command(advice.command, advice.purpose)]
+    return Report(
+        record.name,
+        record.status.value,
+        " · ".join(filter(None, about)),
+        list(_facts(record)),
+        following,
+        [(title, blocks) for title, blocks in sections if blocks],
+    )
 
 
-def how_it_searches(record: SearchRecord) -> str:
-    """The algorithm, and the scheduler if there is one."""
+def _how_it_searches(record: SearchRecord) -> str:
     if record.spec is None:
         return ""
     scheduler = record.spec.scheduler.kind
     return record.spec.algorithm.kind + ("" if scheduler == "none" else f" with {scheduler}")
 
 
-def _head(record: SearchRecord, advice: Advice | None) -> Html:
-    task = str(record.job.get("task", "")).rpartition("/")[2]
-    about = (task, how_it_searches(record), f"created {tables.at_minute(record.created)}")
-    following = None
-    if advice is not None and record.status is not Status.COMPLETE:
-        command = [tag("code", advice.command), " "] if advice.command else []
-        following = tag("p", "Next: ", command, advice.purpose, class_="next")
-    tiles = [tag("div", tag("span", name), tag("b", value), tag("em", more)) for name, value, more in facts(record)]
-    return tag(
-        "header",
-        tag("h1", record.name, " ", tag("span", record.status.value, class_=f"status {record.status.value}")),
-        tag("p", " · ".join(each for each in about if each), class_="about"),
-        tag("p", record.reason, class_="about") if record.reason else None,
-        tag("div", tiles, class_="tiles"),
-        following,
-    )
-
-
-def facts(record: SearchRecord) -> Iterator[tuple[str, str, str]]:
-    """What somebody wants to know first: name, value, and what more there is to it."""
+def _facts(record: SearchRecord) -> Iterator[tuple[str, str, str]]:
     best, counts = record.best, record.counts
     if best is not None:
         for watched, value in zip(record.objectives, best.values, strict=True):
@@ -91,23 +94,23 @@ def facts(record: SearchRecord) -> Iterator[tuple[str, str, str]]:
     yield "took", duration(record.active_seconds), parts
 
 
-def _warnings(record: SearchRecord) -> Html | None:
-    found: list[Sequence[Content]] = [("search", problem) for problem in record.problems]
+def _warnings(record: SearchRecord) -> Iterator[Block]:
+    found = [("search", problem) for problem in record.problems]
     failed = [trial for trial in record.trials if trial.status is TrialStatus.FAILED]
     found += [(f"trial {trial.number}", f"failed: {trial.message}") for trial in failed]
     gone = [trial.number for trial in record.trials if trial.run and not trial.has_run]
     if gone:
         found.append(("trials", f"the folders of {plural(len(gone), 'run')} are gone, such as that of trial {gone[0]}"))
-    return tables.table(("where", "what"), found) if found else None
+    if found:
+        yield Table(("where", "what"), found)
 
 
-def _best(record: SearchRecord, best_job: ResolvedJob | None) -> Html | None:
+def _best(record: SearchRecord, job: ResolvedJob | None) -> Iterator[Block]:
     best = record.best
     if best is None:
-        return tag("p", "No trial has been evaluated yet.") if record.trials else None
-    rows: list[Sequence[Content]] = [
-        (tag("code", key), tag("code", write_value(value))) for key, value in best.params.items()
-    ]
+        if record.trials:
+            yield Words("No trial has been evaluated yet.")
+        return
     where = "" if best.best is None else f", evaluated at step {best.best.step:,} of {best.steps:,}"
     stopped = ""
     if best.status is not TrialStatus.FINISHED:
@@ -115,88 +118,109 @@ def _best(record: SearchRecord, best_job: ResolvedJob | None) -> Html | None:
     found = ", ".join(
         f"{watched.metric} {measure(value)}" for watched, value in zip(record.objectives, best.values, strict=True)
     )
-    job_file = record.folder.best_job_file
-    command = tag("p", tag("code", f"quorate train {job_file}"), " trains it again, to the same bits", class_="next")
-    digest = tag("p", "weights ", tag("code", best.digest), class_="digest") if best.digest else None
-    whole = None
-    if best_job is not None:
-        whole = tag("details", tag("summary", "the whole job"), tables.job(best_job))
-    return tag(
-        "div",
-        tag("p", tag("b", f"Trial {best.number}: {found}"), f"{where}.{stopped}"),
-        tables.table(("key", "value"), rows, is_flowing=True),
-        command if job_file.is_file() else None,
-        digest,
-        whole,
-    )
+    yield Words(f"Trial {best.number}: {found}{where}.{stopped}")
+    yield Words("\n".join(f"{key}: {write_value(value)}" for key, value in best.params.items()), "code")
+    if record.folder.best_job_file.is_file():
+        yield Command(f"quorate train {record.folder.best_job_file}", "trains it again, to the same bits")
+    if best.digest:
+        yield Words(f"weights {best.digest}")
+    if job is not None:
+        yield from job_tables(job)
 
 
-def _front(record: SearchRecord) -> Html | None:
-    chart = pareto_chart(record)
-    if chart is None:
-        return None
+def _learning_curves(record: SearchRecord) -> Iterator[Block]:
+    """The first metric of every trial over its steps: the best stands out, those that were stopped are pale."""
+    best, ranked = record.best, list(record.ranked[:MOST_LINES])
+    others = [trial for trial in record.trials if trial not in ranked][: MOST_LINES - len(ranked)]
+    # The best is drawn on top of all others.
+    lines = [_line(trial, best) for trial in (*others, *ranked[::-1]) if trial.curve]
+    if lines:
+        watched = record.objectives[0]
+        note = "coloured: the best; pale: stopped early"
+        points = [] if best is None or best.best is None else [("", best.best.step, best.best.value)]
+        yield Plot(watched.metric, "step", lines, points, y_may_be_log=watched.mode == "min", note=note)
+
+
+def _line(trial: TrialRecord, best: TrialRecord | None) -> Line:
+    steps, values = zip(*trial.curve, strict=True)
+    if trial is best:
+        return Line.of(f"trial {trial.number}", steps, values)
+    return Line.of("", steps, values, colour=_STOPPED if trial.status is TrialStatus.STOPPED else _TRAINED)
+
+
+def _front(record: SearchRecord) -> Iterator[Block]:
+    if len(record.objectives) < 2 or not record.ranked:
+        return
     names = [watched.metric for watched in record.objectives]
-    rows = [
-        (str(trial.number), *(measure(value) for value in trial.values), params_in_words(trial.params))
-        for trial in record.front
-    ]
-    numbers = frozenset(range(len(names) + 1))
-    note = "Each trial stands with all its metrics at the step at which the first of them is best."
-    return tag(
-        "div",
-        tag("div", chart, tables.table(("trial", *names, "params"), rows, numbers), class_="charts"),
-        tag("p", note, class_="about"),
-    )
+    points = [(str(trial.number), *trial.values[:2]) for trial in record.front[:MOST_LINES]]
+    yield Plot(f"{names[0]} and {names[1]} of the front", names[0], [], points)  # type: ignore[arg-type]
+    rows = [(str(each.number), *map(measure, each.values), params_in_words(each.params)) for each in record.front]
+    yield Table(("trial", *names, "params"), rows, range(len(names) + 1))
+    yield Words("Each trial stands with all its metrics at the step at which the first of them is best.")
 
 
 def params_in_words(params: dict[str, object]) -> str:
     """Each key with its value, in one line."""
-    return ", ".join(f"{short_key(key)} {measure(value)}" for key, value in params.items())
+    return ", ".join(f"{key.removeprefix('params.')} {measure(value)}" for key, value in params.items())
 
 
-def _importance(importance: Importance) -> Html:
+def _importance(importance: Importance) -> Iterator[Block]:
     if importance.missing:
-        return tag("p", f"Which keys matter is not known: {importance.missing}.")
-    greatest = max(importance.shares.values()) or 1.0
-    rows = [
-        (
-            tag("code", key),
-            f"{share:.0%}",
-            tag("div", tag("i", style=f"width:{100 * share / greatest:.1f}%"), class_="share"),
-        )
-        for key, share in importance.shares.items()
+        yield Words(f"Which keys matter is not known: {importance.missing}.")
+        return
+    yield Table(("key", "share"), [(key, f"{share:.0%}") for key, share in importance.shares.items()], (1,))
+    yield Words(f"By {plural(importance.trials, 'trial')}: {importance.method}.")
+
+
+def _lineage(record: SearchRecord) -> Iterator[Block]:
+    """Which trial continued from which, and the way to the best."""
+    leaps = [
+        (str(trial.number), str(part.donor), f"{part.from_step:,}")
+        for trial in record.trials
+        for part in trial.parts
+        if part.donor is not None
     ]
-    note = f"By {plural(importance.trials, 'trial')}: {importance.method}."
-    return tag("div", tables.table(("key", "share", ""), rows, frozenset({1})), tag("p", note, class_="about"))
-
-
-def _lineage(record: SearchRecord) -> Html | None:
-    chart = lineage_chart(record)
-    if chart is None:
-        return None
-    best = record.best
-    rows: list[Sequence[Content]] = []
-    if best is not None:
-        begin = 0
+    if not leaps:
+        return
+    if (best := record.best) is not None and best.lineage:
+        begin, rows = 0, []
         for ancestor in best.lineage:
             rows.append((f"{begin:,}–{ancestor.until:,}", str(ancestor.trial), params_in_words(ancestor.params)))
             begin = ancestor.until
         rows.append((f"{begin:,}–{best.parts[-1].step:,}", str(best.number), params_in_words(best.params)))
-    way = tables.table(("steps", "trial", "params"), rows) if rows else None
-    return tag("div", chart, tag("p", tag("b", "The way to the best")) if rows else None, way)
+        yield Words("The way to the best:")
+        yield Table(("steps", "trial", "params"), rows)
+    yield Table(("trial", "continues from trial", "at step"), leaps, (0, 1, 2))
 
 
-def _search(record: SearchRecord) -> Html | None:
+def _trials(record: SearchRecord) -> Table:
+    """All trials, or as many as a page can hold: the best of them first."""
+    ranked = {trial.number for trial in record.ranked}
+    trials = [*record.ranked, *(trial for trial in record.trials if trial.number not in ranked)]
+    metrics, keys = [watched.metric for watched in record.objectives], record.keys
+    names = ["trial", *metrics, "at step", *(key.removeprefix("params.") for key in keys), "steps", "time", "status"]
+    rows = [
+        (
+            str(trial.number),
+            *(map(measure, trial.values) if trial.number in ranked else [NOTHING] * len(metrics)),
+            NOTHING if trial.best is None else f"{trial.best.step:,}",
+            *(measure(trial.params[key]) if key in trial.params else NOTHING for key in keys),
+            f"{trial.steps:,}",
+            duration(trial.seconds) if trial.seconds else NOTHING,
+            trial.status.value,
+            trial.why,
+        )
+        for trial in trials
+    ]
+    return Table((*names, "why"), rows, range(len(names) - 1))
+
+
+def _search(record: SearchRecord) -> Iterator[Block]:
     if record.spec is None:
-        return None
-    rows: list[Sequence[Content]] = []
-    for key, dimension in (record.spec.space or {}).items():
-        said = dimension.model_dump(exclude_none=True)
-        rows.append((tag("code", key), tag("code", write_value(said))))
+        return
+    space = (record.spec.space or {}).items()
+    if rows := [(key, write_value(dimension.model_dump(exclude_none=True))) for key, dimension in space]:
+        yield Table(("key", "space"), rows)
     fields = record.spec.model_dump(exclude={"space", "job", "name", "version"})
-    others = [(tag("code", key), tag("code", write_value(value))) for key, value in fields.items()]
-    return tag(
-        "div",
-        tables.table(("key", "space"), rows, is_flowing=True) if rows else None,
-        tag("details", tag("summary", "how it searched"), tables.table(("key", "value"), others, is_flowing=True)),
-    )
+    others = [(key, write_value(value)) for key, value in fields.items()]
+    yield Table(("key", "value"), others, folded="how it searched")
