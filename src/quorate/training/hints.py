@@ -4,11 +4,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-
-from quorate.core.machine import is_shortage
 from quorate.core.user_code import users_lines
 from quorate.spec.job import JobSpec
+from quorate.training.shortage import OUT_OF_MEMORY, what_needs_less_memory
 
 
 class Share(NamedTuple):
@@ -31,28 +29,6 @@ def hint_for(error: BaseException, share: Share | None = None) -> str:
         if found is not None:
             return say(found, share) if callable(say) else say
     return ""
-
-
-def out_of_memory(error: BaseException) -> BaseException | None:
-    """What tells that memory could not be had, of the device or of the host: the error itself, or its cause."""
-    for each in (error, error.__cause__):
-        is_short = isinstance(each, RuntimeError) and re.search(_OUT_OF_MEMORY, str(each))
-        if each is not None and (is_short or isinstance(each, torch.OutOfMemoryError) or is_shortage(each)):
-            return each
-    return None
-
-
-def what_needs_less_memory(spec: JobSpec) -> str:
-    """What to change in a job whose lanes do not fit into memory."""
-    activations = (
-        ""
-        if spec.memory.checkpoint_activations
-        else "compute activations again (memory: {checkpoint_activations: true}), "
-    )
-    return (
-        f"To need less: a smaller batch_size (now {spec.batch_size}), {activations}a larger accumulate (now "
-        f"{spec.accumulate}), or more lanes (now {spec.lanes}) on more workers."
-    )
 
 
 def _too_large(_: re.Match[str], share: Share | None) -> str:
@@ -99,9 +75,6 @@ def _cannot_repeat(found: re.Match[str], _: Share | None) -> str:
 
 Say = Callable[[re.Match[str], Share | None], str]
 
-_OUT_OF_MEMORY = (
-    r"out of memory|DefaultCPUAllocator: can't allocate|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-)
 _INSTEAD = (
     (r"adaptive_avg_pool2d", "AvgPool2d with a kernel size, or x.mean((2, 3), keepdim=True) for one value a channel"),
     (r"(adaptive|fractional)_max_pool2d", "MaxPool2d with a kernel size, or x.amax((2, 3), keepdim=True)"),
@@ -125,7 +98,7 @@ _INSTEAD = (
 """By torch's names of kernels that add in whichever order their threads come, as `torch.use_deterministic_algorithms`
 lists them: what computes the same, or the like, and repeats."""
 _HINTS: tuple[tuple[str, str | Say], ...] = (
-    (_OUT_OF_MEMORY, _too_large),
+    (OUT_OF_MEMORY, _too_large),
     (r"Expected more than 1 value per channel when training", _lonely_sample),
     (r"(.*) does not have a deterministic implementation", _cannot_repeat),
     (

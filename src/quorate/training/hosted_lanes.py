@@ -32,9 +32,9 @@ from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit, Outcome
 from quorate.training.device import Device, digests
-from quorate.training.hints import out_of_memory
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.progress import Progress, worth_telling
+from quorate.training.shortage import out_of_memory
 from quorate.training.state_watch import news
 
 

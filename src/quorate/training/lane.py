@@ -18,7 +18,6 @@ from quorate.training.gradients import Gradients
 from quorate.training.lane_digest import collected, joined_halves, lane_digests
 from quorate.training.lane_program import Captures, EagerProgram, LaneProgram, MicroBatch
 from quorate.training.losses import LossSum, Unread
-from quorate.training.measurement import as_written, evaluation_mode, measure
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task, take_log
@@ -250,6 +249,8 @@ class LaneRunner:
     def _metrics(self, step: int, lane: int, batches: Sequence[tuple[int, Any]]) -> dict[str, tuple[float, float]]:
         """What metrics() gives of the lane's samples, by the weights with which the step began. The gradient and the
         buffers of the lane are safe by now; each lane begins with its own random numbers."""
+        from quorate.training.measurement import as_written, evaluation_mode, measure
+
         replica, totals = self._replica, dict[str, LossSum]()
         with as_written(replica), evaluation_mode(replica.model):
             for number, (samples, content) in enumerate(batches):

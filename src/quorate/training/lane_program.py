@@ -7,9 +7,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from quorate.core.spans import BACKWARD, FORWARD, SpanRecorder
-from quorate.core.user_code import RAISED, blame_user_code
+from quorate.core.user_code import RAISED, Hint, blame_user_code
 from quorate.training.gradients import Gradients
-from quorate.training.hints import Share
 from quorate.training.losses import GivenLoss, checked_losses
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
@@ -68,13 +67,12 @@ class EagerProgram:
     def run(self, batch: MicroBatch, spans: SpanRecorder | None) -> list[GivenLoss]:
         replica, samples = self._replica, batch.samples
         began = 0.0 if spans is None else spans.clock()
-        share = Share(samples, batch.batch_samples, replica.spec)
         content = replica.device.move(batch.content)
         try:
             with replica.device.autocast():
                 loss = replica.device.compiled(self._task.loss)(replica.model, content)
         except RAISED as error:
-            blame_user_code(error, "loss()", share.hint)
+            blame_user_code(error, "loss()", self._hint_of(batch))
             raise
         if spans is not None:
             began = spans.pass_on(FORWARD, began)
@@ -89,8 +87,13 @@ class EagerProgram:
             try:
                 self._gradients.backward(value, start, inputs, retain=position < len(losses), is_last=is_last)
             except RAISED as error:
-                blame_user_code(error, "backward()", share.hint)
+                blame_user_code(error, "backward()", self._hint_of(batch))
                 raise
         if spans is not None:
             spans.pass_on(BACKWARD, began)
         return losses
+
+    def _hint_of(self, batch: MicroBatch) -> Hint:
+        from quorate.training.hints import Share  # rarely
+
+        return Share(batch.samples, batch.batch_samples, self._replica.spec).hint

@@ -26,14 +26,12 @@ from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit
 from quorate.training.buffers import notice_of_few_samples
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.evaluation import Evaluated, Evaluator
 from quorate.training.hosted_lanes import AuditedLanes, HostedLanes, LaneReader
 from quorate.training.lane import LaneRunner
 from quorate.training.loss_scale import LEAST
 from quorate.training.memory_watch import MemoryWatch, memory_ran_out, more_micro_batches
 from quorate.training.pending_steps import Laps, PendingSteps, Timing, step_completed
-from quorate.training.progress import BadSampleReport, Progress, metric_of, nothing_to_train_on
-from quorate.training.rate_schedule import notice_of_pace
+from quorate.training.progress import BadSampleReport, Evaluated, Progress, metric_of, nothing_to_train_on
 from quorate.training.replica import Replica
 from quorate.training.run_mode import MICRO_BATCH, RunMode
 from quorate.training.save import Draft
@@ -73,7 +71,7 @@ class Loop:
     watch: StateWatch
     strategy: Strategy
     update: Update
-    evaluator: Evaluator
+    evaluate: Callable[[int, Strategy], Evaluated]
     checkpointer: Checkpointer
     activity: Activity
     progress: Progress
@@ -360,7 +358,7 @@ class Loop:
     def _evaluate(self, step: int) -> Evaluated:
         self.settle_save()  # averages are evaluated in the place of the parameters
         with self.activity.during(EVALUATION):
-            return self.evaluator.run(step, self.strategy)
+            return self.evaluate(step, self.strategy)
 
     def _save_is_due(self) -> bool:
         """A fact of the state and the job, so all workers find the same without a word."""
@@ -403,7 +401,11 @@ class Loop:
         )
         self.publish(event)
         if not self.progress.cursor.step:
-            pace = notice_of_pace(self.spec.schedule, self.replica.optimizers.schedulers, self.sampler)
+            pace = None
+            if schedulers := self.replica.optimizers.schedulers:
+                from quorate.training.rate_schedule import notice_of_pace
+
+                pace = notice_of_pace(self.spec.schedule, schedulers, self.sampler)
             misspelt = notice_of_misspelt(type(self.watch.task))
             few = notice_of_few_samples(self.replica.model, self.spec)
             for notice in filter(None, (pace, misspelt, self.replica.notice_of_left_out(), few)):

@@ -8,7 +8,7 @@ from quorate.observe.events import DeviceMemoryUse, MemoryRanOut
 from quorate.observe.quantities import gibibytes
 from quorate.spec.job import JobSpec
 from quorate.training.device import Device
-from quorate.training.hints import what_needs_less_memory
+from quorate.training.shortage import what_needs_less_memory
 from quorate.training.strategy import Shortage
 
 log = logging.getLogger(__name__)

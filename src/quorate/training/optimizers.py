@@ -19,7 +19,6 @@ from quorate.core.user_code import RAISED, blame_user_code, building_code, given
 from quorate.data.sampler import Sampler
 from quorate.spec.job import JobSpec
 from quorate.training.device import CPU, Device
-from quorate.training.rate_schedule import factor_at
 from quorate.training.settings import Settings, state_of
 from quorate.training.sharded_tensors import is_spread, spread_like
 from quorate.training.task import Task, knowing_length
@@ -84,6 +83,8 @@ class Optimizers:
 
     def prepare(self, step: int, sampler: Sampler) -> None:
         assert self._schedule is not None
+        from quorate.training.rate_schedule import factor_at  # most jobs have no such schedule
+
         factor = factor_at(self._schedule, step, sampler)
         for name, optimizer in self.by_name.items():
             for group, base in zip(optimizer.param_groups, self._base_rates[name], strict=True):

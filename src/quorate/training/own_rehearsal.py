@@ -15,13 +15,13 @@ from quorate.core.errors import QuorateError, UnsupportedModelError
 from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators
 from quorate.training.device import same_bits
-from quorate.training.hints import out_of_memory
 from quorate.training.hosted_loop import HostedLoop
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
 from quorate.training.own_run import Run
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.settings import NOTED
+from quorate.training.shortage import out_of_memory
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import loss_in
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,18 @@ from quorate.training.measurement import Measured
 SUFFIX = ".rows"
 
 
+@dataclass
 class Predictor(Evaluator):
     """Has each batch predicted in the place of its metrics, and writes the rows of a batch to a file in `folder`."""
 
-    def __init__(self, folder: Path, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._folder = folder
+    folder: Path = field(kw_only=True)
 
     def _measure(self, batch: int, read: Batch, seed: int) -> Measured:
-        device = self._replica.device
+        device = self.replica.device
         device.seed(seed)
         content, samples = device.move(read.content), read.samples.tolist()
         with user_code("predict()", hint_for), device.autocast():
-            predicted = self._task.predict(self._replica.model, content)
+            predicted = self.task.predict(self.replica.model, content)
         columns = {name: _column(name, value, len(samples)) for name, value in _named(predicted).items()}
         rows = (
             {"sample": sample} | {name: column[i] for name, column in columns.items()}
@@ -36,7 +36,7 @@ class Predictor(Evaluator):
         )
         with user_code("predict()", lambda _: "A row holds numbers, texts, and lists and dicts of them."):
             text = "".join(f"{json.dumps(row)}\n" for row in rows)
-        write_atomically(self._folder / f"{batch}{SUFFIX}", text)
+        write_atomically(self.folder / f"{batch}{SUFFIX}", text)
         return Measured({"rows": (float(len(samples)), 1.0)}, {})
 
 

@@ -135,6 +135,18 @@ class Progress:
         )
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """The metrics, and the samples that were left out as bad; `why` says of the first of these what is wrong. `notes`
+    are what this worker has met with in reading, `put_back` the names of what metrics() has assigned anywhere."""
+
+    metrics: dict[str, float]
+    bad: tuple[int, ...] = ()
+    why: tuple[tuple[int, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    put_back: tuple[str, ...] = ()
+
+
 def _better(best: Best | None, value: float, step: int, mode: str) -> Best | None:
     if best is None:
         return None if math.isnan(value) else Best(value, step)

@@ -20,7 +20,6 @@ from torch.utils.hooks import RemovableHandle
 
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.user_code import given
-from quorate.training.accumulated import AccumulatedMetric
 from quorate.training.device import digests
 from quorate.training.kept_values import (
     MODULES_OWN,
@@ -329,7 +328,7 @@ def _is_torchs(owner: object, name: str) -> bool:
     if not isinstance(owner, torch.nn.Module):
         return False
     # Nor is it news that a metric, which is reset after each batch, counts.
-    if is_internal(owner, name) or isinstance(owner, AccumulatedMetric):
+    if is_internal(owner, name) or hasattr(type(owner), "metric_state"):
         return True
     hooks = [hook for hook in owner._forward_pre_hooks.values() if type(hook).__module__.startswith("torch.")]
     return any(name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None)) for hook in hooks)

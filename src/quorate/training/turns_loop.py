@@ -6,9 +6,9 @@ from typing import Any
 from quorate.core.errors import LanesDiffer, ReplicasDiffer, SettingsDiffer, UnsupportedModelError
 from quorate.core.worker_status import TURN
 from quorate.observe.events import LogMessage, StepCompleted
-from quorate.training.evaluation import Evaluated
 from quorate.training.hosted_loop import HostedLoop
 from quorate.training.loop import Loop
+from quorate.training.progress import Evaluated
 from quorate.training.strategy import StepRequest
 
 

@@ -42,20 +42,19 @@ from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.device import CPU, Device
 from quorate.training.divergence import GradientCheck
-from quorate.training.evaluation import Evaluator
 from quorate.training.hosted_loop import HostedLoop
 from quorate.training.lane import LaneRunner
 from quorate.training.lane_program import Captures
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
-from quorate.training.progress import Progress
+from quorate.training.progress import Evaluated, Progress
 from quorate.training.replica import Replica
 from quorate.training.run_mode import RunMode
 from quorate.training.save import SaveContext
 from quorate.training.source import load_dataset
 from quorate.training.state_layout import StateLayout
 from quorate.training.state_watch import StateWatch
-from quorate.training.strategy import StepRequest
+from quorate.training.strategy import StepRequest, Strategy
 from quorate.training.task import Task, sets_of
 from quorate.training.tracer import Tracer
 from quorate.training.update import Update
@@ -265,13 +264,11 @@ def assemble(
     """The loop of one worker in one generation."""
     spec, task, replica, activity = parts.spec, parts.task, parts.replica, hooks.activity
     watch = parts.watch  # before order() and collate() run for the first time
-    folder = Path(mode.predict_to) if mode.predict_to else None
-    evaluates: Callable[..., Evaluator] = Evaluator
     predicted = frozenset[int]()
-    if folder is not None:
-        from quorate.training.prediction import Predictor, predicted_in
+    if mode.predict_to:
+        from quorate.training.prediction import predicted_in
 
-        evaluates, predicted = partial(Predictor, folder), predicted_in(folder)
+        predicted = predicted_in(Path(mode.predict_to))
     evaluation = evaluation_plan(spec, parts.samples, predicted)
     audit = audit_of(parts, generation, worker, connection, progress, checkpointer)
     settle_save = partial(_settle_save, checkpointer, activity)
@@ -285,7 +282,6 @@ def assemble(
     ended = None if own_loop is None else own_loop.end_lane
     on_lane = hooks.on_lane if spec.strategy.fixes_bits else None
     feed = _feed_of(parts, strategy.hosted, evaluation, progress, hooks, mode, audit)
-    averaged = mode.evaluates_averages(spec.average)
     return make(
         spec=spec,
         sampler=parts.sampler,
@@ -296,7 +292,7 @@ def assemble(
         lanes=LaneRunner(task, replica, connection.gradients, watch, spec.seed, parts.graphs, ended, on_lane),
         strategy=strategy,
         update=update,
-        evaluator=evaluates(task, replica, evaluation, feed, watch, spec.seed, activity.advance, averaged=averaged),
+        evaluate=partial(_evaluate, parts, evaluation, feed, activity, mode),
         checkpointer=checkpointer,
         activity=activity,
         progress=progress,
@@ -312,6 +308,26 @@ def assemble(
         mode=mode,
         audit=audit,
     )
+
+
+def _evaluate(
+    parts: SessionParts,
+    plan: EvaluationPlan,
+    feed: Feed,
+    activity: Activity,
+    mode: RunMode,
+    step: int,
+    strategy: Strategy,
+) -> Evaluated:
+    from quorate.training.evaluation import Evaluator  # many jobs have none
+
+    averaged = mode.evaluates_averages(parts.spec.average)
+    rest = parts.task, parts.replica, plan, feed, parts.watch, parts.spec.seed, activity.advance, averaged
+    if not mode.predict_to:
+        return Evaluator(*rest).run(step, strategy)
+    from quorate.training.prediction import Predictor
+
+    return Predictor(*rest, folder=Path(mode.predict_to)).run(step, strategy)
 
 
 def _settle_save(checkpointer: Checkpointer, activity: Activity) -> None:

@@ -57,7 +57,6 @@ from quorate.strategies.kinds import sharding_of
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.device import Device, canary, digests
-from quorate.training.evaluation import sanity_check_evaluation
 from quorate.training.hosted_loop import HostedLoop
 from quorate.training.imported_anew import swapped_modules, unheard
 from quorate.training.progress import Progress
@@ -375,7 +374,11 @@ class Worker:
         tries = self._assignment.slot == 0 and self._assignment.mode.is_training and not is_attached()
         if tries and replica.sharding is None:
             self._page.write_setup("metrics()")
-            sanity_check_evaluation(task, replica, samples, evaluation_plan(spec, samples))
+            plan = evaluation_plan(spec, samples)
+            if plan.samples or spec.evaluate.metric or spec.early_stop or replica.optimizers.reacts:
+                from quorate.training.sanity_check import sanity_check_evaluation
+
+                sanity_check_evaluation(task, replica, samples, plan)
         folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)
         role, mode = Role.of(self._assignment.slot), self._assignment.mode
         parts = SessionParts(
