@@ -18,7 +18,6 @@ from quorate.api.model_artifact import JOB, WEIGHTS, Lineage, sha256_of
 from quorate.api.models import ModelRegistry, ModelVersion, register_model, registry_uri
 from quorate.core.errors import JobError, RequestError
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import kept_ids
 from services.servers import MlflowServer
 from services.tracked import train_tracked
 
@@ -189,8 +188,8 @@ def test_a_tracked_run_has_its_model_logged_at_its_end_and_registers_that(workpl
 
 
 def test_an_alias_moves_and_what_was_pulled_is_left_as_it_is(registry: ModelRegistry, tmp_path: Path) -> None:
-    assert registry.promote("tiny", 1, "champion").before is None
-    assert registry.promote("tiny", 2, "champion").before == 1
+    assert registry.promote("tiny", 1, "champion") is None
+    assert registry.promote("tiny", 2, "champion") == 1
     version, folder = registry.pull("tiny@champion", tmp_path / "here")
     assert (version.version, version.aliases) == (2, ("champion",))
     assert set(load_file(folder / WEIGHTS)) == {"0.weight", "0.bias", "2.weight", "2.bias"}
@@ -260,7 +259,7 @@ class Fickle(nn.Module):
     assert workplace.task.read_bytes() in [file.read_bytes() for file in kept.rglob("source/task.py")]
 
 
-def test_clean_spares_a_registered_run_and_takes_the_tracked_copies_with_a_run(workplace: Workplace) -> None:
+def test_clean_spares_a_registered_run(workplace: Workplace) -> None:
     for _ in range(2):
         assert workplace.train("--set", "track.mlflow=true", "--steps", "2").code == 0
     second = RunFolder(workplace.last)
@@ -273,11 +272,6 @@ def test_clean_spares_a_registered_run_and_takes_the_tracked_copies_with_a_run(w
 
     registry = ModelRegistry(uri)
     registry._client.delete_model_version(version.name, str(version.version))
-    (run_id,) = kept_ids(second).values()
-    folders = registry.folders(run_id)
-    assert len(folders) == 2, "its artifacts and its model"
-    assert all(folder.is_dir() for folder in folders)
     told = workplace.run("clean", "--keep", "0", "--yes", "--json").document
     assert [each["run"] for each in told["runs"]] == ["tiny-0002"]
-    assert not any(path.exists() for path in (second.path, *folders))
-    assert registry._client.get_run(run_id).info.lifecycle_stage == "deleted"
+    assert not second.path.exists()

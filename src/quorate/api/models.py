@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from quorate.api.model_artifact import Lineage, build_artifact, sha256_of
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job, refuse_lost_checkpoints
@@ -26,7 +25,7 @@ from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.core.installation import install_of
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
-from quorate.storage.atomic import move_into_place
+from quorate.storage.atomic import explaining, move_into_place
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.tracking_notes import place, tracking_uri
 from quorate.tracking.mlflow_client import connect, database_of, find_or_make_run
@@ -58,20 +57,10 @@ class ModelVersion:
 
 @dataclass(frozen=True)
 class Logged:
-    """A model that is an artifact of its MLflow run. `is_new`: it was not there before."""
+    """A model that is an artifact of its MLflow run."""
 
     model_id: str
     lineage: Lineage
-    is_new: bool
-
-
-@dataclass(frozen=True)
-class Promoted:
-    """An alias and the version that it is of now, and was of before."""
-
-    version: ModelVersion
-    alias: str
-    before: int | None
 
 
 def registry_uri(runs: Path, asked: str | None, run: RunFolder | None = None) -> str:
@@ -155,23 +144,24 @@ class ModelRegistry:
                 if told == (info.path.name, info.manifest.weights_digest):
                     return known
         with tempfile.TemporaryDirectory(prefix="quorate-model-") as scratch:
-            made = build_artifact(run, which, task, Path(scratch) / MODEL)
-            if made.why_no_graph:
+            folder = Path(scratch) / MODEL
+            lineage, why_no_graph = build_artifact(run, which, task, folder)
+            if why_no_graph:
                 log.warning(
-                    "the model is logged without a graph: %s. Its weights and its source are there", made.why_no_graph
+                    "the model is logged without a graph: %s. Its weights and its source are there", why_no_graph
                 )
             with self._asking():
                 model = self._client.create_logged_model(
-                    mlflow_run.info.experiment_id, MODEL, mlflow_run.info.run_id, tags=made.lineage.as_tags()
+                    mlflow_run.info.experiment_id, MODEL, mlflow_run.info.run_id, tags=lineage.as_tags()
                 )
                 try:
-                    self._client.log_model_artifacts(model.model_id, str(made.folder))
+                    self._client.log_model_artifacts(model.model_id, str(folder))
                     self._client.finalize_logged_model(model.model_id, "READY")
                 except BaseException:
                     with contextlib.suppress(Exception):  # half a model: another is made when this is tried again
                         self._client.delete_logged_model(model.model_id)
                     raise
-        return Logged(model.model_id, made.lineage, is_new=True)
+        return Logged(model.model_id, lineage)
 
     def register(self, name: str, logged: Logged) -> tuple[ModelVersion, bool]:
         """Make a logged model a version of a name; the version, and whether it is new: each is registered once."""
@@ -198,13 +188,13 @@ class ModelRegistry:
             )
         return _version_of(made, {}), True
 
-    def promote(self, name: str, version: int, alias: str) -> Promoted:
-        """Have an alias point at a version."""
-        found = self.find(f"{name}/{version}")
+    def promote(self, name: str, version: int, alias: str) -> int | None:
+        """Have an alias point at a version; the one that it pointed at before."""
+        self.find(f"{name}/{version}")
         with self._asking():
             before = self._client.get_registered_model(name).aliases.get(alias)
             self._client.set_registered_model_alias(name, alias, str(version))
-        return Promoted(found, alias, None if before is None else int(before))
+        return None if before is None else int(before)
 
     def pull(self, reference: str, folder: Path | None) -> tuple[ModelVersion, Path]:
         """Get the weights and the job of a version into a folder, by default one called after it. Nothing is there
@@ -218,7 +208,11 @@ class ModelRegistry:
         wanted = {
             name: into / name for name, digest in found.lineage.digests.items() if not _is_there(into / name, digest)
         }
-        with _partial_folder(into) as scratch:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(explaining(f"cannot write into {into}"))
+            into.mkdir(parents=True, exist_ok=True)
+            stack.callback(_remove_if_empty, into)
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".partial-", dir=into)))
             with self._asking():
                 from mlflow.artifacts import download_artifacts
 
@@ -244,20 +238,6 @@ class ModelRegistry:
                 found.setdefault(each.run_id, []).append(f"{each.name}/{each.version}")
         return found
 
-    def folders(self, run_id: str) -> list[Path]:
-        """Where an MLflow run and its models have their files, as far as that is on this machine."""
-        with self._asking():
-            known = self._client.get_run(run_id)
-            own = {"experiment_ids": [known.info.experiment_id], "filter_string": f"source_run_id = '{run_id}'"}
-            models = [each.artifact_location for each in self._pages(self._client.search_logged_models, **own)]
-        places = [urlsplit(uri) for uri in (known.info.artifact_uri, *models)]
-        return [Path(unquote(each.path)).parent for each in places if each.scheme in ("", "file")]
-
-    def delete_run(self, run_id: str) -> None:
-        """Have MLflow show a run no more; its files are for the caller to remove."""
-        with self._asking():
-            self._client.delete_run(run_id)
-
     def _logged(self, mlflow_run: Any) -> Iterator[Logged]:
         """The models of a run that are whole, with where they come from."""
         info = mlflow_run.info
@@ -265,7 +245,7 @@ class ModelRegistry:
         for model in self._pages(self._client.search_logged_models, **own):
             lineage = Lineage.of_tags(model.tags)
             if model.status.value == "READY" and lineage is not None:
-                yield Logged(model.model_id, lineage, is_new=False)
+                yield Logged(model.model_id, lineage)
 
     @staticmethod
     def _pages(search: Any, **asked: Any) -> Iterator[Any]:
@@ -278,10 +258,8 @@ class ModelRegistry:
 
     def _what_there_is(self, name: str) -> str:
         versions = self.versions()
-        own = [each for each in versions if each.name == name]
-        if own:
-            listed = ", ".join(str(each.version) + "".join(f" @{alias}" for alias in each.aliases) for each in own)
-            return f"Versions of {name}: {listed}"
+        if own := [" @".join([str(each.version), *each.aliases]) for each in versions if each.name == name]:
+            return f"Versions of {name}: {', '.join(own)}"
         names = ", ".join(sorted({each.name for each in versions}))
         return f"Models that there are: {names}" if names else "No model is registered there"
 
@@ -363,22 +341,9 @@ def _version_of(told: Any, aliases: dict[str, Any]) -> ModelVersion:
     )
 
 
-@contextlib.contextmanager
-def _partial_folder(into: Path) -> Iterator[Path]:
-    """A folder for what is not whole yet, in one that is made if need be: files do not move between file systems."""
-    try:
-        is_new = not into.exists()
-        into.mkdir(parents=True, exist_ok=True)
-        try:
-            with tempfile.TemporaryDirectory(prefix=".partial-", dir=into) as folder:
-                yield Path(folder)
-        except BaseException:
-            if is_new:
-                with contextlib.suppress(OSError):
-                    into.rmdir()
-            raise
-    except OSError as error:
-        raise RequestError(f"cannot write into {into}: {error.strerror or error}") from error
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _is_there(file: Path, digest: str) -> bool:

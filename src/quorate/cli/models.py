@@ -136,10 +136,10 @@ def promote(
     """
     from quorate.api.models import ModelRegistry, registry_uri
 
-    done = ModelRegistry(registry_uri(runs, mlflow)).promote(name, version, alias)
-    before = "" if done.before in (None, version) else f"; before it was version {done.before}"
-    fields = {"name": name, "alias": alias, "version": version, "before": done.before}
-    print_answer(as_json, fields, f"{name}@{alias} is version {version}{before}.")
+    before = ModelRegistry(registry_uri(runs, mlflow)).promote(name, version, alias)
+    told = "" if before in (None, version) else f"; before it was version {before}"
+    fields = {"name": name, "alias": alias, "version": version, "before": before}
+    print_answer(as_json, fields, f"{name}@{alias} is version {version}{told}.")
 
 
 @app.command()
