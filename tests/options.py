@@ -13,6 +13,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "chaos/test_server_faults.py",
         "coordinator/test_server_members.py",
         "faults/test_served_faults.py",
+        "faults/test_server_compressed_faults.py",
         "faults/test_unit_modes.py",
         "history/test_staleness.py",
         "simulation/test_simulated_servers.py",
@@ -42,6 +43,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "compression": (
         "bits/test_compressed_bits.py",
         "bits/test_ddp_compressed_bits.py",
+        "bits/test_server_compressed_bits.py",
         "faults/test_*compressed_faults.py",
         "strategies/compression/*",
         "strategies/servers/test_encoded_traffic.py",

@@ -31,7 +31,7 @@ def migrate(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     job = dict(job)
     for key, removed in removed_keys().items():
-        if removed.concerns(_kind_of(job, key)) and _value(job, key) == removed.default:
+        if _value(job, key) == removed.default:
             _taken(job, key)
     if "version" not in job:
         return renamed(job)
@@ -43,15 +43,11 @@ def without_removed(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
     left: dict[str, Any] = dict(job)
     told = {}
     for key, removed in removed_keys().items():
-        if removed.concerns(_kind_of(left, key)) and _taken(left, key) not in (_MISSING, removed.default):
+        if _taken(left, key) not in (_MISSING, removed.default):
             told[key] = removed.instead
             if removed.with_it:
                 _taken(left, removed.with_it)
     return left, told
-
-
-def _kind_of(job: Mapping[str, Any], key: str) -> Any:
-    return _value(job, f"{key.rpartition('.')[0]}.kind")
 
 
 def _value(section: Any, key: str) -> Any:

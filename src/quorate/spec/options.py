@@ -21,7 +21,7 @@ from quorate.spec.section import Section
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "quorate.strategies.gangs": ("strategy", "job"),
     "quorate.strategies.servers": ("strategy",),
-    "quorate.strategies.compression": ("strategy.ring",),
+    "quorate.strategies.compression": ("strategy.ring", "strategy.parameter-server"),
     "quorate.engines.ray": ("engine",),
     "quorate.encryption": ("checkpoint",),
 }
@@ -41,16 +41,11 @@ SectionType = TypeVar("SectionType", bound=Section)
 @dataclass(frozen=True)
 class Removed:
     """A key that earlier versions had: its default then, and what to do instead. Where it had another value, what it
-    went with is gone as well. With a `kind` it is gone from sections of that kind alone."""
+    went with is gone as well."""
 
     default: Any
     instead: str
     with_it: str = ""
-    kind: str = ""
-
-    def concerns(self, given: Any) -> bool:
-        """Whether it was a key of sections that are of this kind."""
-        return self.kind in ("", given)
 
 
 @dataclass(frozen=True)

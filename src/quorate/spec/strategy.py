@@ -19,4 +19,7 @@ def goes_on(before: StrategySection, after: StrategySection) -> bool:
 
     To the same bits, except with a gang, which adds in the order of its workers.
     """
-    return before.is_synchronous and after.is_synchronous and before.arithmetic == after.arithmetic
+    if not before.is_synchronous or not after.is_synchronous or before.arithmetic != after.arithmetic:
+        return False
+    # Servers that feed back what they have not sent answer with less than the ring has.
+    return not before.keeps_residuals or before.kind == after.kind

@@ -12,14 +12,20 @@ from quorate.spec.load import resolve_mapping
 
 PLAIN: dict[str, Any] = {"task": "a.py:A", "batch_size": 8, "steps": 1}
 RING = {"kind": "ring", "compress": {"bits": 8}}
-SERVERS = {"kind": "parameter-server"}
+SERVERS = {"kind": "parameter-server", "compress": {"bits": 8}}
+FORGETFUL = {"bits": 8, "feedback": False}
 
 
 @pytest.mark.parametrize(
     ("keys", "path", "words"),
     [
         ({"strategy": RING | {"compress": {}}}, "strategy.compress", "neither top_k nor bits is given"),
-        ({"strategy": RING | {"compress": {"bits": 8, "top_k": 0.1}}}, "strategy.compress", "top_k and bits are"),
+        ({"strategy": SERVERS | {"compress": {"bits": 8, "top_k": 0.1}}}, "strategy.compress", "top_k and bits are"),
+        (
+            {"strategy": SERVERS | {"mode": "asynchronous"}},
+            "strategy.compress",
+            "in mode: asynchronous gradients travel whole",
+        ),
         ({"strategy": RING, "precision": "fp16"}, "precision", "not possible with strategy.compress"),
         (
             {"strategy": RING, "engine": {"kind": "ray", "address": "a:1", "per_worker": {"gpu": 0.5}}},
@@ -52,8 +58,10 @@ def test_a_key_that_is_gone_says_what_to_use(key: str, told: str) -> None:
     ("before", "after", "keeps"),
     [
         ({"kind": "ddp"}, RING, False),
+        ({"kind": "ring"}, SERVERS, False),
+        # Servers feed back what they have not told, which the ring has no word for.
         (RING, SERVERS, False),
-        ({"kind": "ring"}, SERVERS, True),
+        (RING | {"compress": FORGETFUL}, SERVERS | {"compress": FORGETFUL}, True),
         (SERVERS | {"servers": 2}, SERVERS | {"servers": 3}, True),
     ],
 )

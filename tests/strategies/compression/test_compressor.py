@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.reduction import sum_lanes
+from quorate.strategies.compression import methods
 from quorate.strategies.compression.compressor import (
     Compressor,
     EncodedLane,
@@ -77,12 +78,26 @@ def test_the_largest_go_and_of_equal_ones_the_first(values: list[float], fractio
     assert bits(found.values) == bits(content.values)
 
 
+@given(seed=st.integers(0, 100), repeats=st.integers(1, 50), fraction=st.sampled_from([0.001, 0.01, 0.3]))
+def test_a_look_at_a_sample_changes_nothing(seed: int, repeats: int, fraction: float) -> None:
+    """With many equal elements, and with the large ones where the sample does not see them."""
+    size = 5000
+    values = wide_values(1, size, seed)[0].abs()
+    values[torch.arange(0, size, repeats)] = 1e-3
+    magnitudes, count = values.view(torch.int32).numpy(), count_of(fraction, size)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(methods, "_SAMPLED", 100)
+        patched.setattr(methods, "_SAMPLE", 200)
+        sampled = methods.largest(magnitudes, count)
+    assert sampled.tolist() == methods.largest(magnitudes, count).tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types_travel_as_they_are(dtype: torch.dtype) -> None:
     flat = torch.tensor([0.5, -3.0, 1.0, 2.0], dtype=dtype)
     payload, content = TopK(0.5).encode(flat, (4,))
     assert content.places.tolist() == [1, 3]
-    assert len(payload) == 3 + 2 * dtype.itemsize
+    assert len(payload) == 2 + 2 * dtype.itemsize
     found, _ = TopK(0.5).decode(memoryview(payload), dtype, (4,))
     assert found.values.tolist() == [-3.0, 2.0]
 
@@ -136,7 +151,7 @@ def test_places_come_back_from_their_gaps(gaps: list[int]) -> None:
     payload = encode_ascending(torch.tensor(places, dtype=torch.int64).numpy())
     found, size = decode_ascending(memoryview(payload + b"rest"), len(places), place + 1)
     assert found.tolist() == places
-    assert size == len(payload)
+    assert size == len(payload) == sum(max(1, -(-gap.bit_length() // 7)) for gap in gaps)
 
 
 # --- several blocks
@@ -169,7 +184,9 @@ def test_what_is_sent_and_what_is_held_back_are_all_of_it(
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @given(sizes=SIZES, lanes=st.integers(1, 5), seed=st.integers(0, 99), data=st.data())
-def test_the_sum_is_the_rings(method: Method, sizes: list[int], lanes: int, seed: int, data: st.DataObject) -> None:
+def test_the_sum_is_the_rings_and_the_same_for_some_of_the_blocks(
+    method: Method, sizes: list[int], lanes: int, seed: int, data: st.DataObject
+) -> None:
     plan = plan_of(sizes)
     gradients = [flats(plan, value) for value in wide_values(lanes, sum(sizes), seed)]
     present = [data.draw(st.integers(0, all_of(sizes))) for _ in range(lanes)]
@@ -188,6 +205,22 @@ def test_the_sum_is_the_rings(method: Method, sizes: list[int], lanes: int, seed
         expected = torch.zeros(bucket.numel)
         sum_lanes(decoded, expected)
         assert torch.equal(totals[number], expected)
+    chosen = data.draw(st.sets(st.integers(0, len(sizes) - 1)))
+    assume(chosen)
+    server = Compressor(method, plan, lanes, chosen)
+    received = {
+        lane: server.decode(1, lane, server.encode(1, lane, present[lane], gradients[lane]).payload)
+        for lane in range(lanes)
+    }
+    partial = [torch.full((bucket.numel,), 7.0) for bucket in plan]
+    server.add_up(received, partial)
+    for bucket, of_all, of_some in zip(plan, totals, partial, strict=True):
+        for slot in bucket.slots:
+            place = slice(slot.offset, slot.offset + slot.numel)
+            if slot.index in chosen:
+                assert bits_of(of_some[place]) == bits_of(of_all[place])
+            else:
+                assert (of_some[place] == 7.0).all(), "what others sum is left alone"
 
 
 def test_a_sum_needs_every_lane() -> None:

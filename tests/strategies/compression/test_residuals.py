@@ -45,7 +45,7 @@ def shared() -> int:
 def after_steps(residuals: Residuals, steps: Sequence[int], lanes: Sequence[int] = (0,)) -> Residuals:
     for step in steps:
         for lane in lanes:
-            residuals.encode(compressor(), step, lane, BOTH, gradient(lane + 1))
+            residuals.encode([compressor()], step, lane, BOTH, gradient(lane + 1))
         residuals.commit(step)
     return residuals
 
@@ -63,16 +63,16 @@ def test_what_is_not_sent_is_added_to_the_next_gradient() -> None:
 
 def test_a_step_that_is_redone_finds_what_it_found_before() -> None:
     once, twice = (after_steps(Residuals(PLAN, LANES), [1, 2]) for _ in range(2))
-    first = twice.encode(compressor(), 3, 0, BOTH, gradient(2)).payload
+    first = twice.encode([compressor()], 3, 0, BOTH, gradient(2))[0].payload
     assert held(twice) == held(once), "what is not applied does not count"
-    again = twice.encode(compressor(), 3, 0, BOTH, gradient(2)).payload
+    again = twice.encode([compressor()], 3, 0, BOTH, gradient(2))[0].payload
     assert again == first
     twice.commit(3)
     assert held(twice) == held(after_steps_with(once, 3, 2))
 
 
 def after_steps_with(residuals: Residuals, step: int, scale: float) -> Residuals:
-    residuals.encode(compressor(), step, 0, BOTH, gradient(scale))
+    residuals.encode([compressor()], step, 0, BOTH, gradient(scale))
     residuals.commit(step)
     return residuals
 
@@ -81,7 +81,7 @@ def test_void_steps_leave_what_was_held_back_before_them() -> None:
     kept = after_steps(Residuals(PLAN, LANES), [1, 2])
     before = held(kept)
     for step in (3, 4, 5):
-        kept.encode(compressor(), step, 0, BOTH, [torch.full((10,), torch.nan)])
+        kept.encode([compressor()], step, 0, BOTH, [torch.full((10,), torch.nan)])
         assert held(kept) == before
     after_steps(kept, [6])
     assert held(kept) == held(after_steps(Residuals(PLAN, LANES), [1, 2, 6]))
@@ -93,7 +93,7 @@ def test_a_parameter_without_a_gradient_keeps_what_it_has() -> None:
     first = {name: tensor[:4].tolist() for name, tensor in before.items()}
     nothing = gradient()
     nothing[0][:4] = 0
-    kept.encode(compressor(), 2, 0, 0b01, nothing)
+    kept.encode([compressor()], 2, 0, 0b01, nothing)
     kept.commit(2)
     assert {name: tensor[:4].tolist() for name, tensor in kept.state().tensors.items()} == first
 

@@ -1,4 +1,4 @@
-"""Keys of strategies that are gone: new jobs are told what to use, and runs that were recorded with them are shown."""
+"""Keys of gangs that are no more: new jobs are told what to use, and runs that were recorded with them are shown."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,6 @@ gone = pytest.mark.parametrize(
         ({"kind": "ddp", "hierarchical": True}, "strategy.hierarchical", "nccl.algorithm"),
         ({"kind": "ddp", "compress": {"dtype": None, "rank": 2}}, "strategy.compress.rank", "{dtype: bf16}"),
         ({"kind": "fsdp", "plan": {"blocks.*.up": "column"}}, "strategy.plan", "parallelize(self, model, mesh)"),
-        ({"kind": "parameter-server", "compress": {"bits": 8}}, "strategy.compress", "strategy: ring compresses"),
     ],
 )
 
@@ -54,8 +53,6 @@ def test_an_old_run_is_shown_and_goes_on_as_a_branch(
     [
         {"kind": "ddp", "hierarchical": False, "compress": {"dtype": "bf16", "rank": None, "start": 1000}},
         {"kind": "fsdp", "plan": "auto"},
-        {"kind": "parameter-server", "compress": None},
-        {"kind": "ring", "compress": {"bits": 8}},
     ],
 )
 def test_what_an_old_run_did_not_use_changes_nothing(strategy: dict[str, Any], tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ Members are threads that meet at a table. Whoever dies there has told some of th
 rest that it is gone: so some complete what they were at, and others do not.
 """
 
+import os
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -27,6 +29,9 @@ from quorate.reduce.connect import Endpoint
 from quorate.reduce.memory import GradientMemory, dtype_of
 from quorate.reduce.reduction import add_up_block
 from quorate.spec.job import JobSpec
+from quorate.strategies.compression.methods import method_of
+from quorate.strategies.compression.option import lane_compression
+from quorate.strategies.servers.compress import EncodedExchange
 from quorate.strategies.servers.factory import ServersFactory
 from quorate.strategies.servers.step import ServersConnection
 from quorate.training.activity import Activity
@@ -169,17 +174,52 @@ class TableLinks:
 BOX: dict[Any, Any] = {}
 
 
+class NoSpokes:
+    """Who is where; nothing is sent."""
+
+    def __init__(self, generation: Generation, own: int) -> None:
+        self.generation, self.position = generation, generation.position(own)
+        self.servers = tuple(at for at, one in enumerate(generation.members) if one.role is Role.SERVER)
+
+
+class TableEncoded(EncodedExchange):
+    """What it sends is laid on the table."""
+
+    links: TableLinks
+
+    def push(self, step: int) -> None:
+        own = self.spokes.position
+        self.links._swap({(own, server): self.message_to(server) for server in self.spokes.servers})
+
+    def receive(self, step: int) -> None:
+        self.answer = b""
+        self._received = [{} for _ in self._held(self.spokes.position)]
+        for (worker, server), message in self.links._swap({}).items():
+            if server == self.spokes.position:
+                self.take_lanes(step, worker, memoryview(message))
+
+    def publish(self, step: int, values: Mapping[int, torch.Tensor]) -> None:
+        self.links._swap({self.spokes.position: self.answer_of(values)})
+
+    def pull(self, step: int, values: Mapping[int, torch.Tensor]) -> None:
+        for server, answer in self.links._swap({}).items():
+            self.take_answer(step, server, memoryview(answer), values)
+
+    def close(self) -> None:
+        self.links.close()
+
+
 class Living:
     """A process, in the words of the test: what it holds outlives a generation."""
 
-    def __init__(self, task: type[Task], spec: JobSpec, worker: int, folder: Path) -> None:
+    def __init__(self, task: type[Task], spec: JobSpec, worker: int, folder: Path, lane_memory: int) -> None:
         configured = configure(task, spec.params, "test", spec.seed)
         self.worker, self.spec = worker, spec
         self.replica = Replica(configured, spec, CPU)
         samples = build_samples(configured, spec)
         role = Role.of(worker)
         store = CheckpointFolder(folder)
-        self.parts = SessionParts(spec, configured, self.replica, samples, {}, store, role)
+        self.parts = SessionParts(spec, configured, self.replica, samples, {}, store, role, lane_memory=lane_memory)
         assert isinstance(self.parts.strategy, ServersFactory)
         self.factory = self.parts.strategy
         self.progress = Progress()
@@ -195,8 +235,15 @@ class Living:
         endpoint = Endpoint(generation, credentials, nothing, lambda: 10.0, lambda: 10.0)
         factory = self.factory
         placement = factory._place(endpoint)
+        exchange = links
+        if (compress := lane_compression(self.spec.strategy)) is not None:
+            holders = [[generation.position(server) for server in of] for of in placement]
+            spokes: Any = NoSpokes(generation, self.worker)
+            blocks = range(len(self.replica.trainable))
+            exchange = TableEncoded(spokes, plan, holders, blocks, method_of(compress), factory.deltas())
+            exchange.links = links
         gradients = factory._gradients(memory)
-        connection = ServersConnection(endpoint, links, gradients, factory.share, placement, self.spec, links)
+        connection = ServersConnection(endpoint, links, gradients, factory.share, placement, self.spec, exchange)
         activity = Activity(lambda *_: None)
         loop: Loop | None = None
         try:
@@ -230,10 +277,22 @@ class Living:
 
 def run(task: type[Task], folder: Path, *deaths: Death, refills: bool = False, **keys: Any) -> list[str]:
     """The digests of the workers at the end, through as many generations as it takes; one of the deaths in each."""
-    strategy = {"kind": "parameter-server", "servers": SERVERS, "replicas": 2}
+    compress = keys.pop("compress", None)
+    strategy = {"kind": "parameter-server", "servers": SERVERS, "replicas": 2, "compress": compress}
     spec = gang.job(task, steps=STEPS, strategy=strategy, **keys)
-    living = {worker: Living(task, spec, worker, folder) for worker in IDS}
-    return live(living, task, spec, folder, deaths, refills=refills)
+    with lane_memory() as memory:
+        living = {worker: Living(task, spec, worker, folder, memory) for worker in IDS}
+        return live(living, task, spec, folder, memory, deaths, refills=refills)
+
+
+@contextmanager
+def lane_memory() -> Iterator[int]:
+    """What an engine holds for the lanes of its host."""
+    descriptor = os.memfd_create("lanes", os.MFD_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def live(
@@ -241,6 +300,7 @@ def live(
     task: type[Task],
     spec: JobSpec,
     folder: Path,
+    memory: int,
     deaths: Sequence[Death],
     *,
     refills: bool,
@@ -267,7 +327,7 @@ def live(
         if death is not None and death.has_fired:
             del living[death.member]
             if refills:
-                living[death.member] = Living(task, spec, death.member, folder)
+                living[death.member] = Living(task, spec, death.member, folder, memory)
         BOX.clear()
         ended = [one for one in living.values() if one.ending is not None]
         if len(ended) == len(living) and all(one.progress.cursor.step == STEPS for one in ended):
@@ -344,3 +404,49 @@ def test_another_may_die_while_the_state_is_copied(part: int, undisturbed: str, 
 def test_the_undisturbed_run_is_that_of_the_ring(undisturbed: str, tmp_path: Path) -> None:
     spec = gang.job(Momentum, steps=STEPS, clip_norm=0.5)
     assert gang.train(Momentum, spec, 1, tmp_path).digest == undisturbed
+
+
+# --- with compression: lanes hold something back, and servers have exact values beside those that workers have
+
+COMPRESS = {"top_k": 0.2}
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    (digest,) = set(run(Momentum, tmp_path_factory.mktemp("compressed"), clip_norm=0.5, compress=COMPRESS))
+    return digest
+
+
+@pytest.mark.parametrize(
+    "refills", [pytest.param(False, id="fewer", marks=pytest.mark.long), pytest.param(True, id="refilled")]
+)
+def test_what_is_held_back_survives_whoever_dies(compressed: str, tmp_path: Path, refills: bool) -> None:
+    for number, death in enumerate(TOLD):
+        if number % 29 == refills:
+            check(death, compressed, tmp_path, refills=refills, compress=COMPRESS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compress", [COMPRESS, {"bits": 8}], ids=str)
+@pytest.mark.parametrize("refills", [False, True], ids=["fewer", "refilled"])
+@pytest.mark.parametrize("part", range(4))
+def test_what_is_held_back_survives_every_death_heard_by_every_subset(
+    tmp_path: Path, compress: dict[str, Any], refills: bool, part: int
+) -> None:
+    (whole,) = set(run(Momentum, tmp_path, clip_norm=0.5, compress=compress))
+    for death in deaths(MEETINGS)[part::4]:
+        check(death, whole, tmp_path, refills=refills, compress=compress)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(8))
+def test_another_may_die_while_what_is_held_back_finds_its_lane(part: int, compressed: str, tmp_path: Path) -> None:
+    for one, other in second_deaths()[part::8]:
+        digests = run(Momentum, tmp_path, replace(one), replace(other), refills=True, clip_norm=0.5, compress=COMPRESS)
+        assert set(digests) == {compressed}, (one, other)
+
+
+def test_compression_ends_with_the_digest_of_real_links(compressed: str, tmp_path: Path) -> None:
+    strategy = {"kind": "parameter-server", "servers": 1, "compress": COMPRESS}
+    spec = gang.job(Momentum, steps=STEPS, clip_norm=0.5, strategy=strategy)
+    assert gang.train(Momentum, spec, 1, tmp_path).digest == compressed

@@ -1,10 +1,12 @@
-"""Lanes' gradients as few bytes, and their sum: what one worker encodes, all decode.
+"""Lanes' gradients as few bytes, and their sum: what a worker encodes, whoever sums decodes.
 
-Lanes are added in the order of the ring, by bucket and chunk, from zeros.
+The ring encodes all blocks for everybody; a worker of parameter servers encodes for each server the blocks that it
+holds. A block, one parameter, has the same code and the same sum either way: lanes are added in the order of the ring,
+by bucket and chunk, from zeros.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +23,11 @@ from quorate.reduce.reduction import add_up_block
 
 _FORMAT = 1
 _HEADER = struct.Struct("<BIq")
-_WIDTHS = (1, 2, 4, 8)
+
+
+_BITS = 7
+_LONGEST = 9
+"""Bytes of the largest whole number: 63 bits."""
 
 
 class MalformedGradient(FrameError):  # noqa: N818 (a happening, not a mistake)
@@ -47,26 +53,48 @@ Content = Sparse | Dense
 
 
 def encode_ascending(places: NDArray[numpy.int64]) -> bytes:
-    """Ascending places as the gaps between them, after the bytes that the largest of them needs."""
+    """Ascending places as the gaps between them, each in as few bytes of 7 bits as it needs, the lowest first."""
     gaps = numpy.diff(places, prepend=-1) - 1
-    width = numpy.min_scalar_type(gaps.max(initial=0)).itemsize
-    return bytes([width]) + gaps.astype(f"<u{width}").tobytes()
+    lengths = numpy.ones(len(gaps), dtype=numpy.int64)
+    for count in range(1, _LONGEST):
+        longer = gaps >= 1 << (_BITS * count)
+        if not longer.any():
+            break
+        lengths += longer
+    ends = numpy.cumsum(lengths)
+    starts = ends - lengths
+    content = numpy.empty(int(ends[-1]) if len(ends) else 0, dtype=numpy.uint8)
+    for number in range(int(lengths.max(initial=0))):
+        has = slice(None) if number == 0 else lengths > number
+        digit = gaps[has] >> (_BITS * number) & 0x7F
+        content[starts[has] + number] = digit | (lengths[has] > number + 1) << _BITS
+    return content.tobytes()
 
 
 def decode_ascending(payload: memoryview, count: int, below: int) -> tuple[NDArray[numpy.int64], int]:
     """So many places, all below a limit, and how many bytes they took."""
-    width = payload[0] if len(payload) else 0
-    end = 1 + count * width
-    if width not in _WIDTHS or len(payload) < end:
-        raise MalformedGradient(f"it has {len(payload)} bytes, too few for {count} places")
-    gaps = numpy.frombuffer(payload[1:end], f"<u{width}")
-    # Before they are added up: a sum of 64 bits may come out small again.
-    if (gaps >= below).any() or gaps.astype(numpy.float64).sum() > 2 * below:
+    # No place takes more bytes than this, so that no more is looked at than there can be.
+    content = numpy.frombuffer(payload[: count * _LONGEST], dtype=numpy.uint8)
+    ends = numpy.flatnonzero(content < 1 << _BITS)[:count] + 1
+    if len(ends) < count:
+        raise MalformedGradient(f"it has {len(ends)} places where {count} are expected")
+    if not count:
+        return numpy.empty(0, dtype=numpy.int64), 0
+    starts = numpy.concatenate(([0], ends[:-1]))
+    lengths = ends - starts
+    longest = int(lengths.max())
+    if longest > _LONGEST or (content[ends - 1][lengths > 1] == 0).any():
+        raise MalformedGradient("it has a place that is not written as places are")
+    gaps = numpy.zeros(count, dtype=numpy.int64)
+    for number in range(longest):
+        has = lengths > number
+        gaps[has] |= (content[starts[has] + number].astype(numpy.int64) & 0x7F) << (_BITS * number)
+    if int(gaps.max()) >= below or int(gaps.astype(numpy.float64).sum()) > 2 * below:
         raise MalformedGradient(f"it has a place beyond the {below} elements of its blocks")
-    places = numpy.cumsum(gaps.astype(numpy.int64) + 1) - 1
-    if count and places[-1] >= below:
+    places = numpy.cumsum(gaps + 1) - 1
+    if places[-1] >= below:
         raise MalformedGradient(f"it has a place beyond the {below} elements of its blocks")
-    return places, end
+    return places, int(ends[-1])
 
 
 class Method(Protocol):
@@ -124,14 +152,18 @@ class EncodedLane:
 
 
 class Compressor:
-    """Encodes lanes' gradients, and sums what all have encoded. Gradients and totals are flat buckets of the plan."""
+    """Encodes lanes' gradients, and sums what others have encoded. `blocks` are the parameters, by number, that it is
+    for; all of them if not given. Gradients and totals are flat buckets of the plan."""
 
-    def __init__(self, method: Method, plan: Sequence[Bucket], lanes: int) -> None:
+    def __init__(
+        self, method: Method, plan: Sequence[Bucket], lanes: int, blocks: Collection[int] | None = None
+    ) -> None:
         self._method = method
         self._plan = plan
         self._lanes = lanes
+        chosen = [block for block in plan_blocks(plan, lanes) if blocks is None or block.index in blocks]
         # In the order of the plan, in which they lie.
-        self._blocks = sorted(plan_blocks(plan, lanes), key=lambda block: (block.bucket, block.slot.offset))
+        self._blocks = sorted(chosen, key=lambda block: (block.bucket, block.slot.offset))
         self._chunk_ends = [numpy.asarray([place.stop for place in cut(bucket.numel, lanes)]) for bucket in plan]
 
     @property
@@ -185,7 +217,7 @@ class Compressor:
             if any(isinstance(part.content, Dense) for part in parts.values()):
                 self._add_dense(blocks, parts, totals[bucket])
             else:
-                self._add_sparse(bucket, parts, totals[bucket])
+                self._add_sparse(bucket, blocks, parts, totals[bucket])
 
     def _add_dense(self, blocks: Sequence[Block], parts: Mapping[int, _Part], total: torch.Tensor) -> None:
         values: dict[tuple[int, int], torch.Tensor] = {}
@@ -198,8 +230,11 @@ class Compressor:
             nothing = torch.zeros(1, dtype=total.dtype).expand(block.slot.numel)
             add_up_block([values.get((lane, block.index), nothing) for lane in range(self._lanes)], block.pieces, out)
 
-    def _add_sparse(self, bucket: int, parts: Mapping[int, _Part], total: torch.Tensor) -> None:
-        total.zero_()
+    def _add_sparse(
+        self, bucket: int, blocks: Sequence[Block], parts: Mapping[int, _Part], total: torch.Tensor
+    ) -> None:
+        for start, stop in _stretches(blocks):
+            total[start:stop].zero_()
         rounds: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(self._lanes)]
         for lane, part in parts.items():
             assert isinstance(part.content, Sparse), "lanes are encoded alike"

@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from quorate.core.errors import UnsupportedModelError
+from quorate.lanes.buckets import Bucket
+from quorate.spec.job import JobSpec
 from quorate.strategies.compression.compressor import (
     Dense,
     MalformedGradient,
@@ -16,7 +18,8 @@ from quorate.strategies.compression.compressor import (
     decode_ascending,
     encode_ascending,
 )
-from quorate.strategies.compression.option import CompressSpec
+from quorate.strategies.compression.option import CompressSpec, lane_compression
+from quorate.strategies.compression.residuals import Residuals
 
 
 def check_compressible(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
@@ -32,6 +35,12 @@ def check_compressible(parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
 def method_of(compress: CompressSpec) -> Method:
     """What a job takes of a gradient."""
     return EightBits() if compress.top_k is None else TopK(compress.top_k)
+
+
+def residuals_of(spec: JobSpec, plan: Sequence[Bucket], descriptor: int | None = None) -> Residuals | None:
+    """What a job's lanes hold back, in the memory that this descriptor is of; None where they hold nothing back."""
+    compress = lane_compression(spec.strategy)
+    return Residuals(plan, spec.lanes, descriptor) if compress is not None and compress.feedback else None
 
 
 RUN = 1024
@@ -98,6 +107,9 @@ def _runs(sizes: Sequence[int]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SAMPLED = 2**16
+"""Elements from which a block is looked at twice: a sample first, to know which elements can be among the largest."""
+_SAMPLE = 2**12
 
 
 class TopK:
@@ -119,9 +131,8 @@ class TopK:
                 chosen.append(of_block + start)
             start += size
         places = numpy.concatenate(chosen) if chosen else numpy.empty(0, dtype=numpy.int64)
-        content = Sparse(torch.from_numpy(places), flat[torch.from_numpy(places)])
-        values = content.values.view(torch.uint8).numpy().tobytes() if len(places) else b""
-        return encode_ascending(places) + values, content
+        content = _picked(flat, places)
+        return encode_ascending(places) + _as_bytes(content.values), content
 
     def decode(self, payload: memoryview, dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Sparse, int]:
         counts = [count_of(self._fraction, size) for size in sizes]
@@ -140,12 +151,26 @@ def count_of(fraction: float, size: int) -> int:
 
 def largest(magnitudes: NDArray[numpy.integer], count: int) -> NDArray[numpy.int64]:
     """The places of the largest, ascending; of equal ones those that come first."""
-    least = numpy.partition(magnitudes, len(magnitudes) - count)[len(magnitudes) - count]
-    chosen = numpy.flatnonzero(magnitudes >= least)
+    candidates = _candidates(magnitudes, count)
+    of = magnitudes if candidates is None else magnitudes[candidates]
+    least = numpy.partition(of, len(of) - count)[len(of) - count]
+    chosen = numpy.flatnonzero(of >= least)
     if len(chosen) > count:
-        ties = numpy.flatnonzero(magnitudes[chosen] == least)
+        ties = numpy.flatnonzero(of[chosen] == least)
         chosen = numpy.delete(chosen, ties[count - len(chosen) :])
-    return chosen
+    return chosen if candidates is None else candidates[chosen]
+
+
+def _candidates(magnitudes: NDArray[numpy.integer], count: int) -> NDArray[numpy.int64] | None:
+    """Few places among which the largest are for sure; None where that cannot be told by a sample."""
+    size = len(magnitudes)
+    if size < _SAMPLED or 4 * count > size:
+        return None
+    sample = magnitudes[:: size // _SAMPLE]
+    rank = min(len(sample), 2 * math.ceil(len(sample) * count / size) + 8)
+    bound = numpy.partition(sample, len(sample) - rank)[len(sample) - rank]
+    found = numpy.flatnonzero(magnitudes >= bound)
+    return found if len(found) >= count else None
 
 
 def _magnitudes(flat: torch.Tensor) -> NDArray[numpy.integer]:
@@ -153,6 +178,15 @@ def _magnitudes(flat: torch.Tensor) -> NDArray[numpy.integer]:
     kind = _INTEGERS[flat.itemsize]
     found: NDArray[numpy.integer] = flat.view(kind).numpy() & torch.iinfo(kind).max
     return found
+
+
+def _picked(flat: torch.Tensor, places: NDArray[numpy.int64]) -> Sparse:
+    indices = torch.from_numpy(places)
+    return Sparse(indices, flat[indices])
+
+
+def _as_bytes(values: torch.Tensor) -> bytes:
+    return values.view(torch.uint8).numpy().tobytes() if len(values) else b""
 
 
 def _values(payload: memoryview, start: int, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:

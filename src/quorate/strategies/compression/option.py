@@ -1,4 +1,4 @@
-"""What compressed gradients add to a job file: the key `compress` of the ring."""
+"""What compressed gradients add to a job file: the key `compress` of the ring and of parameter servers."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -34,7 +34,7 @@ _COMPRESS = Annotated[
     Field(description="Compress the gradients of the lanes. Set one of `top_k` and `bits`."),
 ]
 OPTION = Option(
-    keys={"strategy.ring": {"compress": (_COMPRESS, None)}},
+    keys={kind: {"compress": (_COMPRESS, None)} for kind in ("strategy.ring", "strategy.parameter-server")},
     rules="quorate.strategies.compression.rules",
     removed={
         "strategy.compress.random_k": Removed(

@@ -51,16 +51,17 @@ class Residuals:
 
     def encode(
         self,
-        compressor: Compressor,
+        compressors: Sequence[Compressor],
         step: int,
         lane: int,
         present: int,
         gradient: Sequence[torch.Tensor],
-    ) -> EncodedLane:
+    ) -> tuple[EncodedLane, ...]:
         """Encode a lane's gradient together with what it has held back so far, and write down what it holds back then.
 
-        It counts once the step is applied. It is all there when this returns: as soon as others have what was sent, one
-        of them may complete the step, and whoever hosts the lane then needs the rest.
+        Each block is encoded by one of the compressors. It counts once the step is applied. It is all there when this
+        returns: as soon as others have what was sent, one of them may complete the step, and whoever hosts the lane
+        then needs the rest.
         """
         before = self._memory.at(lane, self.applied) if self.applied else None
         after = self._memory.begin(lane, self.applied)
@@ -70,10 +71,11 @@ class Residuals:
             else:
                 torch.add(before[bucket], values, out=after[bucket])
         self._keep_absent(present, before, after)
-        encoded = compressor.encode(step, lane, present, after)
-        encoded.take_out(after)
+        all_encoded = tuple(compressor.encode(step, lane, present, after) for compressor in compressors)
+        for encoded in all_encoded:
+            encoded.take_out(after)
         self._memory.seal(lane, step)
-        return encoded
+        return all_encoded
 
     def commit(self, step: int) -> None:
         """The step is applied: what it has left is what lanes have held back."""
@@ -189,6 +191,11 @@ class Residuals:
             names = self.names(lane)
             if all(name in tensors for name in names):
                 self._restored[lane] = tuple(tensors[name] for name in names)
+
+    def stand_at(self, applied: int) -> None:
+        """Take up of another member's state where it stands; what lanes have held back is found when they settle."""
+        self.applied = applied
+        self._restored = {}
 
     def names_by_host(self, members: int) -> list[list[str]]:
         """The names of the tensors that each member has, in ring order."""

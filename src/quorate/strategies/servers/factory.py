@@ -5,7 +5,10 @@ from quorate.reduce.connect import Endpoint, Neighbour, connect, watch
 from quorate.reduce.memory import GradientMemory, zeros
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.spec.job import JobSpec
+from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
+from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.kinds import Holdings
+from quorate.strategies.servers.compress import Deltas, EncodedExchange
 from quorate.strategies.servers.dealing import UnitRecord
 from quorate.strategies.servers.exchange import Exchange, SharedExchange, StagedExchange, Star
 from quorate.strategies.servers.links import LinkedReduction, Spokes, connect_star
@@ -39,14 +42,22 @@ class ServersFactory:
         self._replica = replica
         self._replicas = spec.strategy.replicas
         self._plan = gradient_plan(replica.trainable, spec.bucket_mb, by_rows)
+        # Rows of tables travel as they are: they are few already.
+        self._dense = frozenset(range(len(replica.trainable))) - by_rows
+        compress = lane_compression(spec.strategy)
+        if compress is not None:
+            check_compressible([replica.trainable[block] for block in sorted(self._dense)])
+        by_deltas = self._dense if compress is not None and compress.feedback else frozenset[int]()
         is_dealt = not spec.strategy.is_synchronous
         self.share = Share(
             replica,
             held.role,
             units=UnitRecord(spec.lanes) if is_dealt and held.role is not Role.WORKER else None,
+            by_deltas=by_deltas,
             by_rows=by_rows,
+            residuals=residuals_of(spec, self._plan, held.lane_memory),
             # The gradients of a single lane are where autograd has put them.
-            as_they_lie=not replica.device.is_host or spec.lanes == 1,
+            as_they_lie=not replica.device.is_host or (spec.lanes == 1 and compress is None),
         )
         self.layout = OnServers(self.share)
 
@@ -55,19 +66,24 @@ class ServersFactory:
         if not self._spec.strategy.is_synchronous:
             return connect_units(self._spec, self.share, endpoint, placement)
         generation, replica, worker = endpoint.generation, self._replica, endpoint.credentials.worker
-        plan = self._plan
+        plan, compress = self._plan, lane_compression(self._spec.strategy)
         positions = [[generation.position(server) for server in holders] for holders in placement]
         device = replica.device
         allocate = zeros if device.is_host else device.shareable.zeros_on_host
-        links, memory = connect(endpoint, plan, allocate=allocate)
+        links, memory = connect(endpoint, plan if compress is None else (), allocate=allocate)
+        if compress is not None:
+            # What is encoded goes over links, on one host too: lanes need no memory that others see.
+            memory = GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], replica.device.zeros)
         peers: dict[int, Neighbour] = {}
         try:
             exchange: Exchange
             spokes = None
-            if self.share.by_rows or not isinstance(links, SharedMemoryReduction):
+            if self.share.by_rows or compress is not None or not isinstance(links, SharedMemoryReduction):
                 peers = connect_star(endpoint, links)
                 spokes = Spokes(generation, worker, peers, *watch(endpoint, list(peers.values())))
-            if isinstance(links, SharedMemoryReduction):
+            if compress is not None and spokes is not None:
+                exchange = EncodedExchange(spokes, plan, positions, self._dense, method_of(compress), self.deltas())
+            elif isinstance(links, SharedMemoryReduction):
                 exchange = SharedExchange(generation, links, plan)
             else:
                 assert spokes is not None, "members on several hosts are linked"
@@ -86,6 +102,16 @@ class ServersFactory:
         # Whoever ends the generation ends the waits at these links, too.
         joined = LinkedReduction(links, peers) if peers else links
         return ServersConnection(endpoint, joined, gradients, self.share, placement, self._spec, exchange, rows)
+
+    def deltas(self) -> Deltas | None:
+        """How servers tell of new values; None where they tell them as they are."""
+        compress = lane_compression(self._spec.strategy)
+        if compress is None or not compress.feedback:
+            return None
+        parameters = {block: self.share.parameter(block) for block in self._dense}
+        dtypes = {block: one.dtype for block, one in parameters.items()}
+        sizes = {block: one.numel() for block, one in parameters.items()}
+        return Deltas(method_of(compress), dtypes, sizes)
 
     def _staged(self, endpoint: Endpoint, exchange: Exchange, host: GradientMemory) -> tuple[Exchange, GradientMemory]:
         """The same where tensors are on a device that is not the host, and its memory for a worker's lanes."""

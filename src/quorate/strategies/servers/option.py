@@ -5,10 +5,11 @@ from typing import Annotated, ClassVar, Literal
 
 from quorate.spec.keys import Allowed, Mark
 from quorate.spec.kinds import ANY, Bytes, Refusal, StrategySection
-from quorate.spec.options import Option, Removed
+from quorate.spec.options import Option, open_to_options
 from quorate.spec.section import Count, CountOrZero
 
 
+@open_to_options("strategy.parameter-server")
 class ServersSpec(StrategySection):
     """Servers hold the parameters and update them: workers push gradients and pull the new values.
 
@@ -64,14 +65,4 @@ class ServersSpec(StrategySection):
         yield Refusal("average", ANY, f"in mode: {self.mode} the weights after a step are nowhere all at once", instead)
 
 
-OPTION = Option(
-    kinds={"strategy": (ServersSpec,)},
-    rules="quorate.strategies.servers.rules",
-    removed={
-        "strategy.compress": Removed(
-            None,
-            "with parameter-server gradients travel whole; strategy: ring compresses those of each lane.",
-            kind="parameter-server",
-        )
-    },
-)
+OPTION = Option(kinds={"strategy": (ServersSpec,)}, rules="quorate.strategies.servers.rules")

@@ -25,6 +25,10 @@ def _mode_is_whole(job: JobSpec, said: Said) -> Iterator[Problem]:
     if strategy.is_synchronous and strategy.damping:
         hint = "Leave it out, or write mode: bounded or mode: asynchronous."
         yield Problem("strategy.damping", f"in mode: synchronous{there} no gradient is late", hint)
+    if not strategy.is_synchronous and strategy.treatments:
+        for key in strategy.treatments:
+            text = f"in mode: {strategy.mode}{there} gradients travel whole"
+            yield Problem(f"strategy.{key}", text, f"Leave {key} out, or write mode: synchronous.")
 
 
 RULES: Rules = {_mode_is_whole: frozenset({"strategy"})}

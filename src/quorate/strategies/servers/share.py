@@ -3,6 +3,10 @@
 The state is what every member holds alike (progress, buffers, schedules, settings and frozen parameters: its *base*),
 and *blocks*, each a trained parameter with its average and with what its optimizer keeps of it. A server holds some
 blocks. A worker holds the values of all, as it has pulled them, and nothing of an optimizer.
+
+Where servers answer with compressed deltas, workers have values that lag behind. Those are everybody's model: they are
+what is evaluated, compared and exported. A server has them for its parameters, too, and beside them the *exact* values,
+which its optimizer updates.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,14 +18,15 @@ import torch
 from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation, Role
+from quorate.strategies.compression.residuals import LANES, Residuals
 from quorate.strategies.servers.dealing import UnitRecord
 from quorate.training.progress import Progress
 from quorate.training.replica import AVERAGED, Replica
 from quorate.training.state_layout import Gather, HeldState, Parts
 from quorate.training.strategy import Agreement
 
-UPDATED = "updated"
-"""Under which name it is in a state which blocks were ever updated."""
+EXACT, UPDATED = "exact", "updated"
+"""Under which names exact values, and which blocks were ever updated, are in a state."""
 
 
 @dataclass
@@ -43,7 +48,9 @@ class Share:
     whose values it gives to workers and writes to checkpoints. `number` says which of the `servers` it is; none is a
     worker's, or that of a server that leaves. `writer` says which it is of all who may write a part of a checkpoint.
     `units` tells which units of work are in it, where they are applied one by one. Blocks `by_rows` have sparse
-    gradients. `updated` has a bit for each block that was ever updated, on whichever server.
+    gradients. `by_deltas` are the blocks of whose
+    values workers are told by compressed deltas; the `exact` ones are here. `residuals` are what lanes hold back of
+    their gradients. `updated` has a bit for each block that was ever updated, on whichever server.
     `as_they_lie`: blocks travel in the order of their memory, as the ring has their gradients, and norms add up in it.
     `pending` is the step that is under way, `norms` are those of the last one that was completed.
     """
@@ -58,6 +65,9 @@ class Share:
     servers: int = 1
     units: UnitRecord | None = None
     by_rows: frozenset[int] = frozenset()
+    by_deltas: frozenset[int] = frozenset()
+    residuals: Residuals | None = None
+    exact: dict[int, torch.Tensor] = field(default_factory=dict)
     updated: int = 0
     as_they_lie: bool = False
     pending: Pending | None = None
@@ -66,6 +76,7 @@ class Share:
     def __post_init__(self) -> None:
         if self.role is not Role.WORKER:
             self.held = set(range(len(self.replica.trainable)))
+            self._take_exact(self.held, {})
         else:
             self._forget_optimizer_state()
         if self.units is not None:
@@ -84,6 +95,7 @@ class Share:
         for block in blocks:
             self.replica.optimizers.take_state(self.parameter(block), {})
         self.held -= set(blocks)
+        self.exact = {block: value for block, value in self.exact.items() if block in self.held}
         if self.units is not None:
             self.units.keep_only(self.held)
 
@@ -94,10 +106,13 @@ class Share:
             given = {parameter for bit, parameter in trained if agreed.present & bit}
             self.replica.optimizers.unfuse_if_torn(given, {p for bit, p in trained if self.updated & bit})
 
-    def commit(self, agreed: Agreement) -> None:
-        """The step is completed here. A void one leaves everything as it was."""
-        if not agreed.is_void:
-            self.updated |= agreed.present
+    def commit(self, step: int, agreed: Agreement) -> None:
+        """The step is completed here: what lanes hold back after it counts. A void one leaves everything as it was."""
+        if agreed.is_void:
+            return
+        self.updated |= agreed.present
+        if self.residuals is not None:
+            self.residuals.commit(step)
 
     def parameter(self, block: int) -> torch.nn.Parameter:
         return self.replica.trainable[block][1]
@@ -111,11 +126,12 @@ class Share:
             if name not in trained and name.removesuffix(AVERAGED) not in trained
         }
         settings = {name: {"state": {}, **_settings(of)} for name, of in state["optimizers"].items()}
-        return {
+        base = {
             "replica": state | {"tensors": tensors, "optimizers": settings},
             "progress": progress.to_dict(),
             UPDATED: self.updated,
         }
+        return base if self.residuals is None else base | {LANES: {"applied": self.residuals.applied}}
 
     def blocks(self, blocks: Iterable[int], *, values_only: bool = False) -> dict[str, Any]:
         """Some blocks as a tree of the same form; `values_only` without what optimizers keep."""
@@ -133,13 +149,17 @@ class Share:
                 optimizer, number = places[parameter]
                 if state := replica.optimizers.state_of(parameter):
                     states[optimizer]["state"][number] = state
-        return {"replica": {"tensors": tensors, "optimizers": states}}
+        tree: dict[str, Any] = {"replica": {"tensors": tensors, "optimizers": states}}
+        exact = {} if values_only else {b: self.exact[b] for b in sorted(blocks) if b in self.exact}
+        return tree | ({EXACT: {replica.trainable[b][0]: value for b, value in exact.items()}} if exact else {})
 
     def load_base(self, tree: dict[str, Any]) -> Progress:
         state = tree["replica"]
         self._load_tensors(state["tensors"])
         self.replica.optimizers.load_settings(state)
         self.updated = tree[UPDATED]
+        if self.residuals is not None:
+            self.residuals.stand_at(tree[LANES]["applied"])
         return Progress.from_dict(tree["progress"])
 
     def load_blocks(self, tree: dict[str, Any], blocks: Collection[int]) -> None:
@@ -155,6 +175,7 @@ class Share:
                 name, number = places[parameter]
                 optimizers.take_state(parameter, state["optimizers"][name]["state"].get(number, {}))
         self.held |= set(blocks)
+        self._take_exact(blocks, tree.get(EXACT, {}))
 
     def load(self, tree: dict[str, Any]) -> Progress:
         """Take up a whole state, such as that of a checkpoint."""
@@ -163,6 +184,7 @@ class Share:
         self.updated = sum(1 << block for block, state in enumerate(states) if state)
         if self.is_server:
             self.held = set(range(len(self.replica.trainable)))
+            self._take_exact(self.held, tree.get(EXACT, {}))
         else:
             self._forget_optimizer_state()
         progress = Progress.from_dict(tree["progress"])
@@ -189,7 +211,17 @@ class Share:
                         for key, value in values.items()
                         if isinstance(value, torch.Tensor)
                     }
-        return named
+        exact = {block: value for block, value in self.exact.items() if block in held}
+        return named | {f"{replica.trainable[block][0]} (exact)": value for block, value in exact.items()}
+
+    def _take_exact(self, blocks: Iterable[int], saved: Mapping[str, torch.Tensor]) -> None:
+        """Where none were saved, those that workers have."""
+        for block in self.by_deltas.intersection(blocks):
+            name, parameter = self.replica.trainable[block]
+            # Laid out like the parameter: the optimizer updates it there.
+            self.exact[block] = parameter.detach().clone()
+            if name in saved:
+                self.exact[block].copy_(saved[name])
 
     def _forget_optimizer_state(self) -> None:
         """Some optimizers, such as Adagrad, have one before their first step."""
@@ -214,7 +246,8 @@ class Share:
 
 @dataclass(frozen=True)
 class OnServers:
-    """Servers write one part each; the first of them writes the base, too."""
+    """Servers write one part each; the first of them writes the base, too. Workers write what their lanes have held
+    back, if a job has that, in parts behind those of the servers."""
 
     share: Share
 
@@ -225,17 +258,30 @@ class OnServers:
             tree = joined(share.base(progress), tree)
             del tree[UPDATED]  # whoever has the whole state sees it there
         replica.device.synchronize()
+        encoded, of_lanes = encode(tree), frozenset[str]()
+        if share.residuals is not None:
+            # The first writer's word counts where several say the same: all say all of it.
+            kept = share.residuals.state()
+            skeleton = {"dict": encoded.skeleton["dict"] | {LANES: kept.skeleton}}
+            encoded, of_lanes = Encoded(skeleton, encoded.tensors | kept.tensors), frozenset(kept.tensors)
         weights = frozenset(name for name, _ in replica.tensors())
-        known = encode(tree), share.compared(), weights, replica.device
-        return HeldState(*known, is_whole=False, settings=replica.optimizers.settings.values())
+        known = encoded, share.compared(), weights, replica.device
+        settings = replica.optimizers.settings.values()
+        return HeldState(*known, is_whole=False, of_lanes=of_lanes, settings=settings)
 
-    def parts(self, held: HeldState, writers: int) -> Parts:  # noqa: ARG002
+    def parts(self, held: HeldState, writers: int) -> Parts:
         """Of its own alone: what the others write is theirs to know."""
         share, own = self.share, tuple(held.encoded.tensors)
-        return tuple(own if number == share.writer else () for number in range(share.servers))
+        has_lanes = share.residuals is not None and share.residuals.applied > 0
+        count = writers if has_lanes else share.servers
+        return tuple(own if number == share.writer else () for number in range(count))
 
     def load(self, encoded: Encoded) -> Progress:
-        return self.share.load(decode(encoded.skeleton, encoded.tensors))
+        share, fields = self.share, dict(encoded.skeleton["dict"])
+        kept = fields.pop(LANES, None)
+        if share.residuals is not None:
+            share.residuals.load(kept, encoded.tensors)
+        return share.load(decode({"dict": fields}, encoded.tensors))
 
     @property
     def boxes(self) -> Boxes | None:

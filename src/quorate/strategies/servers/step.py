@@ -20,10 +20,11 @@ from functools import partial
 import torch
 
 from quorate.core.errors import LinkError
-from quorate.core.worker_status import EXCHANGE
+from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.servers.align import Aligner
+from quorate.strategies.servers.compress import Answers, EncodedExchange, LaneEncoder
 from quorate.strategies.servers.exchange import Exchange
 from quorate.strategies.servers.member import MemberConnection, MemberStrategy
 from quorate.strategies.servers.rows import RowExchange, RowGradients, Rows
@@ -31,7 +32,7 @@ from quorate.strategies.servers.share import Pending
 from quorate.strategies.servers.update import HeldGradients, total_norms
 from quorate.training.activity import Activity
 from quorate.training.divergence import ReplicaDigests
-from quorate.training.flat_gradients import flattened, shaped
+from quorate.training.flat_gradients import FlatGradients, flattened, shaped
 from quorate.training.gradients import norms_of
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
@@ -59,7 +60,12 @@ class ServersConnection(MemberConnection):
         return aligned
 
     def strategy(self, update: Update, activity: Activity) -> Strategy:
-        return (ServerStep if self.share.is_server else WorkerStep)(self, update, activity)
+        share = self.share
+        if share.residuals is not None:
+            with activity.waiting(OTHERS):
+                share.residuals.settle(self.generation, self.endpoint.position, self.links)
+        kind = ServerStep if share.is_server else WorkerStep
+        return kind(self, update, activity)
 
 
 class _Step(MemberStrategy):
@@ -97,18 +103,28 @@ class WorkerStep(_Step):
 
     def __init__(self, connection: ServersConnection, update: Update, activity: Activity) -> None:
         super().__init__(connection, update, activity)
-        self._by_rows = connection.gradients if isinstance(connection.gradients, RowGradients) else None
+        gradients, exchange = connection.gradients, connection.exchange
+        self._by_rows = gradients if isinstance(gradients, RowGradients) else None
+        self._encoder = None
+        if isinstance(exchange, EncodedExchange) and isinstance(gradients, FlatGradients):
+            self._encoder = LaneEncoder(exchange, gradients, self.share.residuals)
+        self._tells = self._encoder is not None
         sparse = self._by_rows.by_rows if self._by_rows is not None else frozenset()
         dense = {b: p for b, (_, p) in enumerate(self._replica.trainable) if b not in sparse}
         self._pulled = {block: self._exchange.room(block) for block in dense}
         lie = self.share.as_they_lie
         self._values = [shaped(self._pulled[block], p, as_they_lie=lie) for block, p in dense.items()]
         self._targets: list[torch.Tensor] = list(dense.values())
+        for block, p in dense.items() if self._encoder is not None else ():
+            # What comes may be how far they have moved.
+            self._pulled[block].copy_(p.detach().reshape(-1))
         for optimizer in self._replica.optimizers.by_name.values():
             optimizer._opt_called = True  # type: ignore[attr-defined]  # or its schedule warns that it never steps
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         self._activity.enter(EXCHANGE)
+        if self._encoder is not None:
+            self._encoder.encode(step, results)
         self._exchange.push(step)
         if self._rows is not None and self._by_rows is not None:
             self._rows.push(step, self._by_rows.rows)
@@ -124,9 +140,14 @@ class WorkerStep(_Step):
         else:
             self._update.change(step, agreed, partial(self._take_up, rows))
         self._activity.leave()
-        self.share.commit(agreed)
+        self.share.commit(step, agreed)
         self.share.norms = norms
-        return StepOutcome(agreed, norms)
+        if self._encoder is None or not self._tells or agreed.is_void:
+            return StepOutcome(agreed, norms)
+        # Once in a generation: steps differ by a few bytes.
+        self._tells = False
+        connection = self._connection
+        return StepOutcome(agreed, norms, (self._encoder.traffic(step, connection.generation, connection.own),))
 
     def _take_up(self, rows: Mapping[int, Rows]) -> None:
         """What a worker does instead of an optimizer's step."""
@@ -144,6 +165,9 @@ class ServerStep(_Step):
         super().__init__(connection, update, activity)
         assert isinstance(connection.gradients, HeldGradients)
         self._held, self._clip = connection.gradients, connection.spec.clip_norm
+        self._answers = None
+        if isinstance(connection.exchange, EncodedExchange) and connection.exchange.deltas is not None:
+            self._answers = Answers(self.share, connection.exchange.deltas, connection.exchange)
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         self._activity.enter(EXCHANGE)
@@ -181,7 +205,7 @@ class ServerStep(_Step):
 
     def _complete(self, step: int, agreed: Agreement, norms: Mapping[str, float]) -> None:
         """All servers have told their norms: clip by them, and update."""
-        update = self._update
+        update, optimizers, answers = self._update, self._replica.optimizers, self._answers
         update.begin()
         if agreed.is_void:
             update.leave_out(step)
@@ -190,8 +214,9 @@ class ServerStep(_Step):
             self._held.install(agreed.present)
             for name, norm in norms.items() if self._clip is not None else ():
                 self._held.clip(update.parameters_of(name), agreed.present, norm, self._clip)
-            update.change(step, agreed, self._replica.optimizers.update)
-        self.share.commit(agreed)
+            change = optimizers.update if answers is None else partial(answers.update, step, optimizers.update)
+            update.change(step, agreed, change)
+        self.share.commit(step, agreed)
         self._activity.leave()
         self.share.pending, self.share.norms = None, norms
 

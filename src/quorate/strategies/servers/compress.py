@@ -1,0 +1,345 @@
+"""Compressed gradients from workers to parameter servers, and compressed deltas of values back.
+
+A worker encodes each lane by groups of blocks that have the same holders: each block once, however many servers it is
+sent to. Servers sum in the order of the ring, so the sums are those of the compressed ring. Every server answers, also
+where it has nothing to tell: a worker that has completed a step knows that all servers have.
+
+Servers answer with deltas, compressed like gradients and with an error feedback of their own: a server knows what
+workers have of each block, tells part of the difference between that and its exact values, and what it has not told
+stays in the difference. All holders of a block come to the same, so a replica goes on where its primary was.
+"""
+
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from quorate.core.errors import FrameError
+from quorate.core.generation import Generation, Member
+from quorate.lanes.buckets import Bucket
+from quorate.observe.events import GradientsCompressed
+from quorate.reduce.memory import dtype_of
+from quorate.strategies.compression.compressor import (
+    Compressor,
+    Content,
+    EncodedLane,
+    MalformedGradient,
+    Method,
+    Sparse,
+)
+from quorate.strategies.compression.residuals import Residuals
+from quorate.strategies.servers.exchange import Exchange, Values
+from quorate.strategies.servers.links import Spokes
+from quorate.strategies.servers.share import Share
+from quorate.training.flat_gradients import FlatGradients
+from quorate.training.lane import LaneResult
+from quorate.wire.link import Tag
+
+PUSH_CHANNEL = 13
+ANSWER_CHANNEL = 14
+
+_SIZE = struct.Struct("<Q")
+_ROOM = 64 * 2**10
+"""Bytes that an encoded message may have besides as much as twice what it encodes."""
+
+
+_FORMAT = 1
+_HEADER = struct.Struct("<BqI")
+
+
+@dataclass(frozen=True)
+class EncodedDeltas:
+    """Some blocks' deltas on their way: their bytes, and what these stand for, by blocks of one type."""
+
+    payload: bytes
+    parts: tuple[tuple[tuple[int, ...], Content], ...]
+
+    def add_to(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Move flat values, by block, as far as was told."""
+        for blocks, content in self.parts:
+            sizes = [values[block].numel() for block in blocks]
+            if not isinstance(content, Sparse):
+                for block, moved in zip(blocks, torch.split(content.values, sizes), strict=True):
+                    values[block].add_(moved)
+                continue
+            ends = torch.tensor(sizes).cumsum(0)
+            counts = torch.searchsorted(content.places, ends).diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()
+            starts = (ends - torch.tensor(sizes)).tolist()
+            told = zip(torch.split(content.places, counts), torch.split(content.values, counts), strict=True)
+            for block, start, (places, moved) in zip(blocks, starts, told, strict=True):
+                # No place comes twice.
+                values[block][places - start] += moved
+
+
+class Deltas:
+    """Encodes deltas with the method of a job, and decodes them. `dtypes` and `sizes` are those of all blocks."""
+
+    def __init__(self, method: Method, dtypes: Mapping[int, torch.dtype], sizes: Mapping[int, int]) -> None:
+        self._method = method
+        self._dtypes = dtypes
+        self._sizes = sizes
+
+    def encode(self, step: int, moved: Mapping[int, torch.Tensor]) -> EncodedDeltas:
+        """What of these flat differences is told after a step."""
+        pieces, parts = [_HEADER.pack(_FORMAT, step, len(moved))], []
+        for _, blocks in self._groups(sorted(moved)):
+            flat = torch.cat([moved[block] for block in blocks])
+            payload, content = self._method.encode(flat, self._sizes_of(blocks))
+            pieces.append(payload)
+            parts.append((blocks, content))
+        return EncodedDeltas(b"".join(pieces), tuple(parts))
+
+    def decode(self, step: int, blocks: Sequence[int], payload: memoryview) -> EncodedDeltas:
+        """What somebody has encoded of these blocks. Raises MalformedGradient where it is anything else."""
+        if len(payload) < _HEADER.size or _HEADER.unpack_from(payload) != (_FORMAT, step, len(blocks)):
+            raise MalformedGradient(f"what a server answers at step {step} is not of that step and its blocks")
+        start, parts = _HEADER.size, []
+        for dtype, group in self._groups(sorted(blocks)):
+            content, size = self._method.decode(payload[start:], dtype, self._sizes_of(group))
+            start += size
+            parts.append((group, content))
+        if start != len(payload):
+            raise MalformedGradient(f"what a server answers has {len(payload)} bytes where {start} are expected")
+        return EncodedDeltas(b"", tuple(parts))
+
+    def _groups(self, blocks: Sequence[int]) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
+        groups: dict[torch.dtype, list[int]] = {}
+        for block in blocks:
+            groups.setdefault(self._dtypes[block], []).append(block)
+        for dtype, of in groups.items():
+            yield dtype, tuple(of)
+
+    def _sizes_of(self, blocks: Sequence[int]) -> list[int]:
+        return [self._sizes[block] for block in blocks]
+
+
+class EncodedExchange(Exchange):
+    """An `Exchange` over the links of `spokes`.
+
+    `holders` has for each block the positions of the servers that hold it, the primary first; `blocks` are those that
+    are exchanged here. What `push` sends is in `lanes`: for each lane its gradient as `compressors` encode it. What
+    `publish` sends is `answer`. Values that are pulled must be those that the worker has: they are moved by what the
+    servers tell. `deltas` says how; without it, servers answer with values as they are.
+    """
+
+    def __init__(
+        self,
+        spokes: Spokes,
+        plan: Sequence[Bucket],
+        holders: Sequence[Sequence[int]],
+        blocks: Collection[int],
+        method: Method,
+        deltas: Deltas | None,
+    ) -> None:
+        lanes = spokes.generation.lanes
+        super().__init__(plan, lanes)
+        self.spokes = spokes
+        self.lanes: Mapping[int, Sequence[EncodedLane]] = {}
+        self.answer = b""
+        self.bytes_sent = self.bytes_received = 0
+        self.deltas = deltas
+        groups: dict[tuple[int, ...], set[int]] = {}
+        for index in sorted(blocks):
+            groups.setdefault(tuple(holders[index]), set()).add(index)
+        self._groups = [(places, Compressor(method, plan, lanes, of)) for places, of in sorted(groups.items())]
+        self._led = {at: [block for block in sorted(blocks) if holders[block][0] == at] for at in spokes.servers}
+        self._received: list[dict[int, EncodedLane]] = []
+        self._totals: list[torch.Tensor] = []
+
+    @property
+    def compressors(self) -> list[Compressor]:
+        """What a worker encodes its lanes with: each block is encoded by one of them."""
+        return [compressor for _, compressor in self._groups]
+
+    @property
+    def pushed_dense(self) -> int:
+        """The bytes that one lane would send as it is."""
+        return sum(compressor.dense_bytes * len(places) for places, compressor in self._groups)
+
+    def push(self, step: int) -> None:
+        with self.spokes.exchange():
+            for server in self.spokes.peers:
+                self._send(server, step, PUSH_CHANNEL, self.message_to(server))
+
+    def receive(self, step: int) -> None:
+        self.answer = b""
+        self._received = [{} for _ in self._held(self.spokes.position)]
+        with self.spokes.exchange():
+            for worker in self.spokes.peers:
+                self.take_lanes(step, worker, self._receive(worker, step, PUSH_CHANNEL))
+
+    def message_to(self, server: int) -> bytes:
+        """What all lanes of this worker have for a server."""
+        pieces = [self.lanes[lane][number].payload for lane in sorted(self.lanes) for number in self._held(server)]
+        return b"".join(part for piece in pieces for part in (_SIZE.pack(len(piece)), piece))
+
+    def take_lanes(self, step: int, worker: int, message: memoryview) -> None:
+        """The message of a worker, on a server."""
+        start = 0
+        for lane in self.spokes.generation.members[worker].lanes:
+            for received, number in zip(self._received, self._held(self.spokes.position), strict=True):
+                if len(message) < start + _SIZE.size:
+                    raise FrameError(f"the encoded gradients of {self.spokes.name(worker)} are cut off")
+                (size,) = _SIZE.unpack_from(message, start)
+                start += _SIZE.size
+                received[lane] = self._groups[number][1].decode(step, lane, message[start : start + size])
+                start += size
+        if start != len(message):
+            raise FrameError(f"{self.spokes.name(worker)} has sent more than the encoded gradients of its lanes")
+
+    def add_up(self, step: int, totals: Values) -> None:  # noqa: ARG002
+        if not self._totals:
+            # Laid out like the plan. Only what lies under blocks that are held here is ever touched.
+            self._totals = [torch.empty(bucket.numel, dtype=dtype_of(bucket)) for bucket in self._plan]
+        for received, number in zip(self._received, self._held(self.spokes.position), strict=True):
+            self._groups[number][1].add_up(received, self._totals)
+        for index, total in totals.items():
+            total.copy_(self._within(self._totals, index))
+
+    def publish(self, step: int, values: Values) -> None:
+        answer = self.answer_of(values)
+        with self.spokes.exchange():
+            for worker in self.spokes.peers:
+                self._send(worker, step, ANSWER_CHANNEL, answer)
+
+    def pull(self, step: int, values: Values) -> None:
+        with self.spokes.exchange():
+            for server in self.spokes.peers:
+                self.take_answer(step, server, self._receive(server, step, ANSWER_CHANNEL), values)
+
+    def answer_of(self, values: Values) -> bytes:
+        """What this server tells all workers."""
+        if self.deltas is not None:
+            return self.answer
+        led = self._led[self.spokes.position]
+        return b"".join(values[block].view(torch.uint8).numpy().tobytes() for block in led)
+
+    def take_answer(self, step: int, server: int, answer: memoryview, values: Values) -> None:
+        """The answer of a server, on a worker; a step that changes nothing has none."""
+        led = self._led[server]
+        if self.deltas is not None:
+            if len(answer):
+                self.deltas.decode(step, led, answer).add_to(values)
+            return
+        if len(answer) != sum(values[block].nbytes for block in led):
+            raise FrameError(
+                f"{self.spokes.name(server)} has sent {len(answer)} bytes of values, which is not what it holds"
+            )
+        start = 0
+        for block in led:
+            size = values[block].nbytes
+            if size:
+                content = torch.frombuffer(answer, dtype=torch.uint8, count=size, offset=start)
+                values[block].view(torch.uint8).copy_(content)
+            start += size
+
+    def _held(self, server: int) -> list[int]:
+        """The groups of which a server has a copy."""
+        return [number for number, (places, _) in enumerate(self._groups) if server in places]
+
+    def _send(self, peer: int, step: int, channel: int, message: bytes) -> None:
+        """Its size goes before it: it is another in every step."""
+        self.spokes.send(peer, self._tag(step, channel, 0), torch.tensor([len(message)]))
+        if message:
+            self.spokes.send(peer, self._tag(step, channel, 1), torch.frombuffer(bytearray(message), dtype=torch.uint8))
+        self.bytes_sent += _SIZE.size + len(message)
+
+    def _receive(self, peer: int, step: int, channel: int) -> memoryview:
+        size = torch.empty(1, dtype=torch.int64)
+        self.spokes.receive(peer, self._tag(step, channel, 0), size)
+        count, most = int(size), 2 * self.spokes.generation.lanes * self._dense_bytes + _ROOM
+        if not 0 <= count <= most:
+            raise FrameError(f"{self.spokes.name(peer)} announces {count} bytes where there are {most} at most")
+        content = bytearray(count)
+        if count:
+            self.spokes.receive(peer, self._tag(step, channel, 1), torch.frombuffer(content, dtype=torch.uint8))
+        self.bytes_received += _SIZE.size + count
+        return memoryview(content)
+
+    @property
+    def _dense_bytes(self) -> int:
+        return sum(compressor.dense_bytes for compressor in self.compressors)
+
+    def _tag(self, step: int, channel: int, number: int) -> Tag:
+        return Tag(self.spokes.generation.id, step, channel, number)
+
+
+class LaneEncoder:
+    """A worker's side: its lanes' gradients, with what they have held back, as the exchange sends them."""
+
+    def __init__(self, exchange: EncodedExchange, gradients: FlatGradients, residuals: Residuals | None) -> None:
+        self._exchange = exchange
+        self._gradients = gradients
+        self._residuals = residuals
+        self._before = (0, 0)
+
+    def encode(self, step: int, results: Sequence[LaneResult]) -> None:
+        """What is held back after the step is written down when this returns, before anything is sent of it."""
+        self._before = (self._exchange.bytes_sent, self._exchange.bytes_received)
+        self._exchange.lanes = {result.lane: self._encoded(step, result) for result in results}
+
+    def _encoded(self, step: int, result: LaneResult) -> tuple[EncodedLane, ...]:
+        compressors, gradient = self._exchange.compressors, self._gradients.lanes[result.lane].buckets
+        if self._residuals is not None:
+            return self._residuals.encode(compressors, step, result.lane, result.present, gradient)
+        return tuple(one.encode(step, result.lane, result.present, gradient) for one in compressors)
+
+    def traffic(self, step: int, generation: Generation, own: Member) -> GradientsCompressed:
+        """What this worker has sent and received in the step that was encoded last."""
+        exchange, (sent, received) = self._exchange, self._before
+        sizes = [len(part.payload) for lane in exchange.lanes.values() for part in lane]
+        dense = sum(compressor.dense_bytes for compressor in exchange.compressors)
+        return GradientsCompressed(
+            step=step,
+            generation=str(generation.id),
+            worker=own.worker,
+            lane_bytes=round(sum(sizes) / len(own.lanes)),
+            lane_bytes_dense=dense,
+            sent_bytes=exchange.bytes_sent - sent,
+            received_bytes=exchange.bytes_received - received,
+            sent_bytes_dense=exchange.pushed_dense * len(own.lanes),
+            received_bytes_dense=dense,
+        )
+
+
+class Answers:
+    """A server's side: its optimizers update the exact values, and workers are told how far theirs are to move."""
+
+    def __init__(self, share: Share, deltas: Deltas, exchange: EncodedExchange) -> None:
+        self._exchange = exchange
+        self._share = share
+        self._deltas = deltas
+
+    def update(self, step: int, update: Callable[[], None]) -> None:
+        """Update exact values, and give the parameters the values that workers have after this step."""
+        share = self._share
+        self._swap()
+        update()
+        self._swap()
+        led = [block for block in share.exact if block in share.primary]
+        self._exchange.answer = self._tell(step, led).payload
+        self._tell(step, [block for block in share.exact if block not in share.primary])
+
+    def _tell(self, step: int, blocks: Sequence[int]) -> EncodedDeltas:
+        share, values = self._share, {}
+        with torch.no_grad():
+            moved = {block: (share.exact[block] - share.parameter(block)).reshape(-1) for block in blocks}
+            told = self._deltas.encode(step, moved)
+            for block in blocks:
+                values[block] = share.parameter(block).detach().reshape(-1)
+            told.add_to(values)
+            for block, value in values.items():
+                parameter = share.parameter(block)
+                if not parameter.is_contiguous():  # then it was a copy that has moved
+                    parameter.copy_(value.view(parameter.shape))
+        return told
+
+    def _swap(self) -> None:
+        """Exact values take the place of the parameters, or the reverse; one block at a time, to spare memory."""
+        with torch.no_grad():
+            for block, exact in self._share.exact.items():
+                parameter = self._share.parameter(block)
+                kept = parameter.clone()
+                parameter.copy_(exact)
+                exact.copy_(kept)
