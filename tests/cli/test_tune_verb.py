@@ -67,6 +67,13 @@ def test_a_search_that_goes_on_is_not_changed(tmp_path: Path) -> None:
     assert isinstance(refusal("--resume", "nothing", "--runs", tmp_path), RunError)
 
 
+def test_a_proposed_space_is_shown_and_not_searched_where_nobody_can_agree(project: Path) -> None:
+    done = CliRunner().invoke(app, ["tune", "job.yaml"])
+    assert "params.learning_rate: {loguniform: " in done.stderr
+    assert isinstance(done.exception, RequestError) and "--yes" in done.exception.message
+    assert not SearchFolder.all_in(project / "runs")
+
+
 def test_a_search_in_use_is_left_alone(tmp_path: Path) -> None:
     folder = search_folder(tmp_path).folder
     with folder.lock():

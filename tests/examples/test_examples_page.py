@@ -11,7 +11,7 @@ import pytest
 
 from examples.example_files import EXAMPLES, ROOT, module_of
 from quorate.spec.load import load_job
-from quorate.tune.opening import open_search
+from quorate.tune.proposal import open_search
 
 FOLDERS = (EXAMPLES, EXAMPLES / "models")
 PAGES = [(folder / "README.md").read_text() for folder in FOLDERS]

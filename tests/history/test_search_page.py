@@ -28,7 +28,8 @@ def checked_page(teller: Teller) -> Checked:
 
 def test_all_sections_of_a_search(tmp_path: Path) -> None:
     page = checked_page(told_search(tmp_path))
-    assert page.headings == [*("Warnings", "Best job", "Learning curves", "Importance", "Trials", "Search")]
+    charts = ("Learning curves", "Parameters")
+    assert page.headings == ["Warnings", "Best job", *charts, "Importance", "Trials", "Search"]
     text = " ".join(page.text)
     for said in ("Trial 2: loss 0.3000", "asha: 1.9000", "<b>no</b> | such thing", "too few trials", "quorate tune"):
         assert said in text, said
@@ -73,7 +74,9 @@ def test_several_metrics_are_drawn_against_each_other(tmp_path: Path) -> None:
         teller.begin(trial).tell("reported", trial, step=20, metrics=metrics, best=False)
     page = checked_page(teller)
     assert "Pareto front" in page.headings
-    assert len([name for name, _ in page.elements if name == "circle"]) == 4 + 6 + 1, "front, evaluations, best"
+    assert len([name for name, _ in page.elements if name == "circle"]) == 4 + 6 + 1 + 6 * 4, (
+        "front, curves, best, params"
+    )
 
 
 def test_the_files_of_a_search(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ REMOVED: dict[str, list[str]] = {
         "diff --tensor",
         "diff --trust-job",
         "plan --gpus",
-        "tune --yes",  # a space is written, and not proposed
     ],  # "train --detach"; those of a removed verb go with it
     "keys": [  # "nccl.debug", or a whole section: "nccl"
         "strategy.compress.momentum",  # the optimizer has one

@@ -112,6 +112,12 @@ def test_the_search_is_read_back_equal_from_its_folder(folder: Path) -> None:
     assert again.trial_job(again.spec.params(1), 1).spec == search.trial_job(search.spec.params(1), 1).spec
 
 
+def test_a_job_file_alone_is_a_search_whose_space_is_open(folder: Path) -> None:
+    search = load_search(folder / "digits.yaml", {})
+    assert (search.spec.space, search.spec.metrics, search.spec.name) == (None, ("accuracy",), "digits-search")
+    assert search.spec.trials is not None
+
+
 def test_a_job_may_stand_in_the_search(folder: Path) -> None:
     inline = "".join(f"  {line}\n" for line in JOB.splitlines())
     (folder / "inline.yaml").write_text(SEARCH.replace("job: digits.yaml\n", f"job:\n{inline}"))

@@ -147,7 +147,7 @@ MISTAKES = {
     ),
     "an empty space": (
         HEAD + "space: {}\n",
-        ["space: it is empty (find.yaml line 3). Name keys of the job, such as params.learning_rate."],
+        ["space: it is empty (find.yaml line 3). Name keys of the job, or leave space out: one is proposed."],
     ),
     "choices that the job refuses": (
         of("{choice: [16, big, 0]}", "batch_size"),

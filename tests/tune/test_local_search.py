@@ -15,8 +15,8 @@ from history.search_builder import search_folder
 from quorate.core.errors import JobFileError, Problem, QuorateError, RequestError, RunError
 from quorate.core.installation import install_of
 from quorate.spec.search_load import ResolvedSearch, load_recorded_search, resolve_search
-from quorate.tune import local_search, opening, search
-from quorate.tune.opening import open_search
+from quorate.tune import local_search, proposal, search
+from quorate.tune.proposal import open_search
 from quorate.tune.result import SearchResult
 from quorate.tune.run_search import run_search
 
@@ -111,7 +111,7 @@ def test_a_metric_that_is_not_reported_ends_the_search_with_those_that_are(tmp_p
 def test_a_library_that_is_missing_is_named_before_the_task_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "find_spec", lambda _: None)
+    monkeypatch.setattr(proposal, "find_spec", lambda _: None)
     (tmp_path / "task.py").write_text("raise RuntimeError('imported')\n")
     rates = {"params.learning_rate": {"loguniform": [0.001, 1.0]}}
 

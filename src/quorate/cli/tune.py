@@ -23,11 +23,12 @@ def tune(
         Path | None,
         typer.Argument(
             metavar="SEARCH.yaml",
-            help="The search file.",
+            help="The search file. For a job file, a space is proposed.",
             autocompletion=job_files,
         ),
     ] = None,
     settings: Set = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Use the proposed space without asking.")] = False,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -47,17 +48,18 @@ def tune(
 
     Each trial is an ordinary run in the folder of the search. Ctrl-C stops all trials cleanly, a second Ctrl-C stops
     them at once. --resume continues a search that was stopped or killed: no finished trial is repeated, and the others
-    resume from their checkpoints.
+    resume from their checkpoints. If the file has no space, one is proposed from the task's params and shown first.
 
     \b
     Examples:
       quorate tune search.yaml
       quorate tune search.yaml --set budget.trials=20 --set job.epochs=3
+      quorate tune job.yaml --yes
       quorate tune --resume last
     """
     from quorate.cli.search_view import show_search
     from quorate.tune import search as api
-    from quorate.tune.opening import open_search
+    from quorate.tune.proposal import open_search
     from quorate.tune.run_search import import_engine
 
     if (search_file is None) == (resume is None):
@@ -69,11 +71,28 @@ def tune(
     else:
         assert search_file is not None
         search = open_search(search_file, os.environ, overrides(settings, runs=runs), import_engine)
+        _show_proposal(search, yes)
         folder = api.begin(search)
     with contextlib.closing(_View(folder, quiet)) as view:
         ended = api.run(search, folder, view.handle, view.tick)
     show_search(folder, as_json)
     raise typer.Exit(ended.exit_code)
+
+
+def _show_proposal(search: Any, is_accepted: bool) -> None:
+    """Show a space that nobody has written, and ask whether to go on with it where somebody can answer."""
+    from quorate.tune.proposal import proposal_lines
+
+    lines = proposal_lines(search)
+    if not lines:
+        return
+    print("\n".join(lines), file=sys.stderr, flush=True)
+    if is_accepted:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise RequestError("the space above is proposed, and there is no terminal to ask on: add --yes to search it.")
+    if not typer.confirm("Search this space?", default=True, err=True):
+        raise typer.Exit(0)
 
 
 class _View:

@@ -109,7 +109,7 @@ class SearchSpec(Section):
     mode: Annotated[Mode | list[Mode] | None, Allowed("min, max, or a list of them as long as that of metric")] = None
     space: Annotated[
         dict[str, DimensionSpec] | None,
-        Allowed("a mapping from keys of the job to ranges and choices"),
+        Allowed("a mapping from keys of the job to ranges and choices, or null: one is proposed"),
     ] = None
     algorithm: Annotated[
         Annotated[AnyAlgorithm, Field(discriminator="kind")],

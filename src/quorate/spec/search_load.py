@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quorate.core.errors import JobFileError, Problem, RequestError
+from quorate.core.errors import JobFileError, Problem
 from quorate.spec.load import (
     load_job,
     load_recorded,
@@ -29,6 +29,8 @@ from quorate.spec.space import DimensionSpec, dimension_problems
 log = logging.getLogger(__name__)
 
 SEARCH_FILE, JOB_FILE = "search.yaml", "job.yaml"
+USUAL_TRIALS = 16
+"""Of a search that is made from a job file alone."""
 _HEADER = "# The search as it was resolved: every key, with where its value came from. Its job is next to it."
 
 
@@ -69,7 +71,7 @@ def _over(base: ResolvedJob, overrides: Sequence[Override]) -> ResolvedJob:
 
 
 def load_search(path: Path, environment: Mapping[str, str], overrides: Sequence[Override] = ()) -> ResolvedSearch:
-    """The search of a file.
+    """The search of a file. A job file will do as well: then all but the job is left open, and its space is proposed.
 
     Overrides are of keys of the search; those of `job.` go over the job, as variables of the environment do.
     """
@@ -117,11 +119,9 @@ def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[
     document = read_job_file(path)
     values, origins = dict(document.value), {key: f"{path.name} line {p.line}" for key, p in document.places.items()}
     if "task" in values and "job" not in values and "space" not in values:
-        raise RequestError(
-            f"{path} is a job, not a search. Write a search file beside it: job: {path.name}, metric, "
-            "space: {params.learning_rate: {loguniform: [1e-4, 1]}} and budget: {trials: 20}."
-        )
-    named = {} if path.stem == "search" else {"name": name_from(path, "search")}
+        origins = {"job": str(path), "budget.trials": "default", "name": "default"}
+        values = {"job": path.name, "budget": {"trials": USUAL_TRIALS}}
+    named = {} if values.get("job") == path.name or path.stem == "search" else {"name": name_from(path, "search")}
     layers = with_runs_placed(Layers({**named, **values}, origins), path)
     over_search = [override for override in overrides if not override.key.startswith("job.")]
     over_job = [
@@ -278,17 +278,14 @@ class SearchReading:
         doubtful: set[str] = set()
         has_wrong_keys = False
         problems = list(plain_problems(values, "", origin))
-        if space is None:
-            hint = "Name keys of the job with their values: space: {params.learning_rate: {loguniform: [1e-4, 1]}}."
-            problems.append(Problem("space", "there is nothing to search", hint))
-        elif isinstance(space, Mapping):
+        if isinstance(space, Mapping):
             right = self._dimensions(space)
             values["space"] = right or None
             has_wrong_keys = len(right) < len(space)
             if not space:
-                hint = "Name keys of the job, such as params.learning_rate."
+                hint = "Name keys of the job, or leave space out: one is proposed."
                 problems.append(Problem("space", f"it is empty{self._told('space')}", hint))
-        else:
+        elif space is not None:
             values["space"] = space
         try:
             spec = SearchSpec.model_validate(values)

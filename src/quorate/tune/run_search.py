@@ -22,7 +22,7 @@ from quorate.tracking import mlflow_client
 from quorate.tune.driver import COMPLETE, Driver
 from quorate.tune.journal import Journal, Listener
 from quorate.tune.local_search import on_this_machine
-from quorate.tune.opening import needs_optuna, refuse_missing_library
+from quorate.tune.proposal import needs_optuna, refuse_missing_library
 from quorate.tune.trial_source import TrialSource
 
 Train = Callable[[Driver, dict[str, Any]], None]

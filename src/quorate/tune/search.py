@@ -23,7 +23,7 @@ from quorate.spec.search_load import (
 from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
 from quorate.storage.search_folder import SearchFolder
 from quorate.tune.journal import Listener
-from quorate.tune.opening import check_task, open_search
+from quorate.tune.proposal import open_search, with_task
 from quorate.tune.result import SearchResult, conclude
 from quorate.tune.run_search import run_search
 
@@ -42,13 +42,13 @@ class Search:
         result = quorate.tune(search)
 
     The keys are those of the search file and are checked in the same way. `job` is a `quorate.Job`, the path of a job
-    file, or a mapping.
+    file, or a mapping. Without a `space`, one is proposed from the task's params; it is in `resolved.spec.space`.
     """
 
     def __init__(self, job: Any, **keys: Any) -> None:
         resolved = job.resolved if isinstance(job, Job) else None
         mapping = keys if resolved else {"job": job, **keys}
-        self.resolved: ResolvedSearch = check_task(resolve_search(mapping, "Search(...)", os.environ, resolved))
+        self.resolved: ResolvedSearch = with_task(resolve_search(mapping, "Search(...)", os.environ, resolved))
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Search":

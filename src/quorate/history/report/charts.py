@@ -25,7 +25,11 @@ MOST_POINTS = 400
 STEEP = 30.0
 WIDTH, HEIGHT = 800, 450
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 780, 56, 400
+_KEYS = 540
+"""Where the names of lines begin."""
 _COLOURS = ("#0b6cb8", "#b8560b", "#2e8540", "#7b3fa0", "#a01f3c", "#5c5c5c")
+_DASHES = (None, "7 4", "2 4", "10 4 2 4", "14 5", "4 2")
+"""Lines differ in their dashes as well, for a page in black and white."""
 _GRID, _INK, _PALE = "#e4e4e4", "#222222", "#777777"
 _MARKED = 40
 """A line of so few points shows them."""
@@ -39,7 +43,7 @@ KINDS = (".svg", ".png")
 Numbers = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line:
     """A number by step. Where it was `thinned`, `ys` are means and `low` and `high` what they are the means of. Without
     a name it is not told of beside the chart."""
@@ -150,7 +154,8 @@ def short(value: float) -> str:
 @dataclass(frozen=True)
 class Plot:
     """Lines over a common axis, and points to be pointed at: what to call each, its x and its y. Dotted lines stand at
-    `marks`. `x_ends` are those of the axis, if not those of the lines and points."""
+    `marks`. `x_ends` are those of the axis, if not those of the lines and points. Where there are `x_labels`, they
+    stand at 0, 1, 2, … and nothing else is numbered."""
 
     title: str
     x_name: str
@@ -160,6 +165,7 @@ class Plot:
     x_ends: tuple[float, float] | None = None
     marks: Sequence[float] = ()
     note: str = ""
+    x_labels: Sequence[str] = ()
 
 
 def check_plot_file(file: Path) -> None:
@@ -208,7 +214,7 @@ class Stroke(NamedTuple):
     colour: str
     width: float = 1.0
     is_filled: bool = False
-    is_dotted: bool = False
+    dashes: str | None = None
 
     def moved(self, x: float, y: float) -> "Stroke":
         return self._replace(points=tuple((left + x, top + y) for left, top in self.points))
@@ -249,27 +255,31 @@ def _marks(plot: Plot) -> Iterator[Mark]:
     log = "logarithmic scale" if ys.is_log else ""
     if note := "; ".join(filter(None, (plot.note, log))):
         yield Words(note, _LEFT, 42, colour=_PALE)
-    for tick in ys.ticks():
+    for tick in () if plot.x_labels else ys.ticks():
         at = float(_y(ys, np.array([tick]))[0])
         yield Stroke(((_LEFT, at), (_RIGHT, at)), _GRID)
         yield Words(short(tick), _LEFT - 8, at, "r", colour=_PALE)
-    for tick in xs.ticks():
+    for tick, said in enumerate(plot.x_labels) if plot.x_labels else ((tick, short(tick)) for tick in xs.ticks()):
         at = float(_x(xs, np.array([tick]))[0])
-        yield Stroke(((at, _BOTTOM), (at, _BOTTOM + 5)), _PALE)
-        yield Words(short(tick), at, _BOTTOM + 16, "m", colour=_PALE)
+        yield Stroke(((at, _TOP if plot.x_labels else _BOTTOM), (at, _BOTTOM + 5)), _PALE)
+        yield Words(said, at, _BOTTOM + 16, "m", colour=_PALE)
     yield Stroke(((_LEFT, _BOTTOM), (_RIGHT, _BOTTOM)), _PALE)
     yield Words(plot.x_name, (_LEFT + _RIGHT) / 2, HEIGHT - 14, "m", colour=_PALE)
     # So few that they can be told apart.
     for at in _x(xs, np.array(plot.marks[:: 1 + len(plot.marks) // _MARKS_SHOWN], np.float64)).tolist():
         if _LEFT <= at <= _RIGHT:
-            yield Stroke(((at, _TOP), (at, _BOTTOM)), _PALE, is_dotted=True)
-    colours = [line.colour or _COLOURS[number % len(_COLOURS)] for number, line in enumerate(plot.lines)]
-    for line, colour in zip(plot.lines, colours, strict=True):
-        yield from _line(xs, ys, line, colour)
-    # The first names stand above the lines, further ones below each other.
-    named = [each for each in zip(plot.lines, colours, strict=True) if each[0].name]
-    for number, (line, colour) in enumerate(named[:_NAMED]):
-        yield Words(f"{line.name}  {measure(line.last)}", _RIGHT, 22 + 16 * number, "r", colour=colour)
+            yield Stroke(((at, _TOP), (at, _BOTTOM)), _PALE, dashes="2 4")
+    named = [line for line in plot.lines if line.name]
+    for line in plot.lines:
+        number = named.index(line) if line.name else 0
+        style = line.colour or _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
+        yield from _line(xs, ys, line, *style)
+        # The first names stand above the lines, further ones below each other.
+        if line.name and number < _NAMED:
+            place = 22 + 16 * number
+            yield Stroke(((_KEYS, place), (_KEYS + 24, place)), style[0], 2, dashes=style[1])
+            said = line.name if plot.x_labels else f"{line.name}  {measure(line.last)}"
+            yield Words(said, _KEYS + 30, place, colour=style[0])
     for name, x, y in plot.points:
         left, top = float(_x(xs, np.array([x]))[0]), float(_y(ys, np.array([y]))[0])
         yield Dot(left, top, 5, _COLOURS[1])
@@ -277,14 +287,14 @@ def _marks(plot: Plot) -> Iterator[Mark]:
             yield Words(name, left, top - 14, "m")
 
 
-def _line(xs: Axis, ys: Axis, line: Line, colour: str) -> Iterator[Mark]:
+def _line(xs: Axis, ys: Axis, line: Line, colour: str, dashes: str | None) -> Iterator[Mark]:
     at = _x(xs, line.xs).tolist()
     if line.is_thinned:
         there = zip(at, _y(ys, line.high).tolist(), strict=True)
         back = zip(reversed(at), reversed(_y(ys, line.low).tolist()), strict=True)
         yield Stroke((*there, *back), _pale(colour), is_filled=True)
     points = tuple(zip(at, _y(ys, line.ys).tolist(), strict=True))
-    yield Stroke(points, colour, 2)
+    yield Stroke(points, colour, 2, dashes=dashes)
     if len(points) <= _MARKED:
         yield from (Dot(x, y, 3, colour) for x, y in points)
 
@@ -316,8 +326,7 @@ def _svg(drawn: Sequence[Mark], width: int, height: int, **attributes: str) -> H
             case Stroke():
                 path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in mark.points)
                 fill = {"fill": mark.colour} if mark.is_filled else {"fill": "none", "stroke": mark.colour}
-                dashes = "2 4" if mark.is_dotted else None
-                inner.append(tag("path", d=path, stroke_width=mark.width, stroke_dasharray=dashes, **fill))
+                inner.append(tag("path", d=path, stroke_width=mark.width, stroke_dasharray=mark.dashes, **fill))
             case Dot():
                 inner.append(tag("circle", cx=f"{mark.x:.1f}", cy=f"{mark.y:.1f}", r=mark.radius, fill=mark.colour))
             case Words():

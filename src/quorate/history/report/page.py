@@ -11,7 +11,7 @@ from quorate.history.report.charts import Line, Plot
 from quorate.history.report.layout import Block, Command, Report, Table, Words, as_html, at_minute
 from quorate.history.run_detail import Advice, RunDetail, job_values
 from quorate.history.run_record import Status, moment
-from quorate.history.step_rows import LOGGED, PHASES, SPEED
+from quorate.history.step_rows import LOGGED, PHASES, SAMPLES, SPEED
 from quorate.history.timeline import RunPace, Timeline, metric_curves
 from quorate.observe.events import (
     CheckpointFailed,
@@ -193,7 +193,14 @@ def _shares(timeline: Timeline) -> list[Block]:
     parts = {phase: pace.shares.get(phase, 0.0) for phase in PHASES}
     parts["other"] = max(0.0, 1.0 - math.fsum(parts.values()))
     rows = [(name, duration(part * pace.step_seconds), f"{part:.1%}", _MEANINGS[name]) for name, part in parts.items()]
-    return [Table(("phase", "a step", "share", ""), rows, (1, 2))]
+    columns = timeline.columns
+    speed, samples = columns.column(SPEED), columns.column(SAMPLES)
+    timed = (speed > 0) & (speed < math.inf) & (samples > 0)
+    steps, whole = columns.steps[timed], samples[timed] / speed[timed]
+    spent = {phase: np.clip(np.nan_to_num(columns.column(f"{phase}_s")[timed] / whole), 0, 1) for phase in PHASES}
+    lines = [Line.of(phase, steps, shares) for phase, shares in spent.items() if shares.any()]
+    chart = [Plot("Shares of a step's time", "step", lines)] if lines else []
+    return [*chart, Table(("phase", "a step", "share", ""), rows, (1, 2))]
 
 
 def _recoveries(told: Sequence[Recovery]) -> list[Block]:

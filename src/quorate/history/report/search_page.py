@@ -1,8 +1,11 @@
 """The report of a search: its best job first, then how the trials went and what made the difference."""
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import Any
 
+from quorate.checkpoint.retention import is_number
 from quorate.history.best_job import advise_on_search, best_job, write_best_job
 from quorate.history.importance import Importance, importance_of
 from quorate.history.report.charts import Line, Plot
@@ -14,6 +17,7 @@ from quorate.history.search_log import TrialStatus
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.quantities import duration, measure, plural
 from quorate.spec.resolved import ResolvedJob
+from quorate.spec.space import DimensionSpec
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import write_atomically
 
@@ -48,6 +52,7 @@ def _report(record: SearchRecord, importance: Importance, job: ResolvedJob | Non
         ("Best job", list(_best(record, job))),
         ("Learning curves", list(_learning_curves(record))),
         ("Pareto front", list(_front(record))),
+        ("Parameters", list(_parameters(record))),
         ("Importance", list(_importance(importance)) if record.ranked else []),
         ("Lineage", list(_lineage(record))),
         ("Trials", [_trials(record)] if record.trials else []),
@@ -133,7 +138,8 @@ def _learning_curves(record: SearchRecord) -> Iterator[Block]:
     best, ranked = record.best, list(record.ranked[:MOST_LINES])
     others = [trial for trial in record.trials if trial not in ranked][: MOST_LINES - len(ranked)]
     # The best is drawn on top of all others.
-    lines = [_line(trial, best) for trial in (*others, *ranked[::-1]) if trial.curve]
+    shown = [trial for trial in (*others, *ranked[::-1]) if trial.curve]
+    lines = [_line(trial, best, *zip(*trial.curve, strict=True)) for trial in shown]
     if lines:
         watched = record.objectives[0]
         note = "coloured: the best; pale: stopped early"
@@ -141,11 +147,34 @@ def _learning_curves(record: SearchRecord) -> Iterator[Block]:
         yield Plot(watched.metric, "step", lines, points, y_may_be_log=watched.mode == "min", note=note)
 
 
-def _line(trial: TrialRecord, best: TrialRecord | None) -> Line:
-    steps, values = zip(*trial.curve, strict=True)
+def _line(trial: TrialRecord, best: TrialRecord | None, xs: Sequence[float], ys: Sequence[float]) -> Line:
     if trial is best:
-        return Line.of(f"trial {trial.number}", steps, values)
-    return Line.of("", steps, values, colour=_STOPPED if trial.status is TrialStatus.STOPPED else _TRAINED)
+        return Line.of(f"trial {trial.number}", xs, ys)
+    return Line.of("", xs, ys, colour=_STOPPED if trial.status is TrialStatus.STOPPED else _TRAINED)
+
+
+def _parameters(record: SearchRecord) -> Iterator[Block]:
+    """Parallel coordinates: each trial is a line through its params and its first metric."""
+    trials = [trial for trial in record.ranked[:MOST_LINES] if record.keys]
+    if not trials:
+        return
+    columns = [_placed([trial.params.get(key) for trial in trials], record.space.get(key)) for key in record.keys]
+    columns.append(_placed([trial.values[0] for trial in trials], None))
+    labels = [*(key.removeprefix("params.") for key in record.keys), record.objectives[0].metric]
+    # The best is the first, and is drawn on top of all others.
+    rows = [*zip(trials, zip(*columns, strict=True), strict=True)][::-1]
+    lines = [_line(trial, record.best, range(len(labels)), places) for trial, places in rows]
+    yield Plot("Params and metric of each trial", "", lines, x_labels=labels)
+
+
+def _placed(values: Sequence[Any], dimension: DimensionSpec | None) -> list[float]:
+    """Values on an axis from 0 to 1: numbers by their size, logarithmic where the space is, others by their names."""
+    if not all(is_number(value) for value in values):
+        names = sorted({repr(value) for value in values})
+        return [names.index(repr(value)) / max(1, len(names) - 1) for value in values]
+    numbers = [math.log(value) if dimension is not None and dimension.is_log else float(value) for value in values]
+    least, span = min(numbers), max(numbers) - min(numbers)
+    return [(number - least) / span if span else 0.5 for number in numbers]
 
 
 def _front(record: SearchRecord) -> Iterator[Block]:

@@ -1,14 +1,15 @@
-"""A search is held against its task: values that the task would refuse, and what it does not report."""
+"""A space that is proposed from a task's params, and values that the task would refuse."""
 
 import os
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from quorate.core.errors import JobFileError, RequestError, UserCodeError
 from quorate.spec.load import load_job
-from quorate.spec.search_load import ResolvedSearch, resolve_search
-from quorate.tune.opening import check_task, open_search, refuse_unreported
+from quorate.spec.search_load import ResolvedSearch, dump_search, resolve_search
+from quorate.tune.proposal import open_search, proposal_lines, propose, refuse_unreported, with_task
 
 TASK = """\
 from typing import Literal
@@ -41,15 +42,82 @@ def opened(folder: Path, space: str, more: str = "") -> ResolvedSearch:
     return open_search(folder / "find.yaml", {})
 
 
-SPACE = "{params.width: {choice: [4, 8]}}"
+PROPOSALS: dict[str, tuple[Any, Any, dict[str, Any] | None]] = {
+    "learning_rate": (float, 0.1, {"loguniform": [0.01, 1.0]}),
+    "head_lr": (float, 3e-4, {"loguniform": [3e-5, 3e-3]}),
+    "weight_decay": (float, 0.0, {"loguniform": [1e-6, 1e-2]}),
+    "momentum": (float, 0.9, {"uniform": [0.5, 0.99]}),
+    "dropout": (float, 0.25, {"uniform": [0.0, 0.5]}),
+    "label_smoothing": (float, 0.1, {"uniform": [0.0, 0.2]}),
+    "temperature": (float, 2.0, {"loguniform": [0.667, 6.0]}),
+    "keep": (float, 0.5, {"loguniform": [0.167, 1.0]}),
+    "offset": (float, 0.0, None),
+    "hidden": (int, 48, {"choice": [24, 48, 96]}),
+    "layers": (int, 2, {"randint": [1, 3]}),
+    "classes": (int, 10, None),
+    "vocab_size": (int, 65, None),
+    "heads": (int, 4, None),
+    "bias": (bool, True, {"choice": [False, True]}),
+    "shape": (Literal["round", "square"], "round", {"choice": ["round", "square"]}),
+    "path": (str, "data", None),
+    "unset": (float, ..., None),
+}
 
 
-def test_a_job_file_is_no_search_and_a_search_needs_a_space(folder: Path) -> None:
-    with pytest.raises(RequestError, match="is a job, not a search"):
-        open_search(folder / "digits.yaml", {})
-    (folder / "find.yaml").write_text("job: digits.yaml\nbudget: {trials: 4}\n")
-    with pytest.raises(JobFileError, match="space: there is nothing to search"):
+@pytest.mark.parametrize("name", PROPOSALS)
+def test_what_is_proposed_for_a_name(name: str) -> None:
+    kind, default, expected = PROPOSALS[name]
+    proposed = propose({name: (kind, default)}, {})
+    told = {key: each.model_dump(exclude_none=True) for key, each in proposed.items()}
+    assert told == ({} if expected is None else {f"params.{name}": expected})
+
+
+def test_the_value_in_the_job_counts() -> None:
+    proposed = propose({"lr": (float, 0.1), "width": (int, 8)}, {"lr": 0.002})
+    assert (proposed["params.lr"].loguniform, proposed["params.width"].choice) == ([2e-4, 0.02], [4, 8, 16])
+
+
+def test_what_changes_on_the_way_keeps_the_shape_of_the_model() -> None:
+    fields = {"lr": (float, 0.1), "width": (int, 8), "bias": (bool, True)}
+    assert list(propose(fields, {}, changes_on_the_way=True)) == ["params.lr"]
+
+
+def test_a_job_file_alone_gets_a_space_that_can_be_shown(folder: Path) -> None:
+    search = open_search(folder / "digits.yaml", {})
+    assert proposal_lines(search) == [
+        "params.learning_rate: {loguniform: [0.01, 1.0]}",
+        "params.width:         {choice: [16, 32, 64]}",
+        "params.depth:         {randint: [1, 3]}",
+        "params.shape:         {choice: [round, square]}",
+    ]
+    assert "proposed from Digits.width" in dump_search(search)
+    assert search.trial_job(search.spec.params(1), 1).spec.params["needed"] == 3
+
+
+def test_a_space_that_was_written_is_not_proposed(folder: Path) -> None:
+    search = opened(folder, "{params.width: {choice: [4, 8]}}")
+    assert list(search.spec.space or {}) == ["params.width"]
+    assert proposal_lines(search) == []
+
+
+def test_a_space_that_is_proposed_keeps_the_rules_too(folder: Path) -> None:
+    (folder / "find.yaml").write_text("job: digits.yaml\nalgorithm: grid\n")
+    with pytest.raises(JobFileError) as caught:
         open_search(folder / "find.yaml", {})
+    assert [str(problem) for problem in caught.value.problems] == [
+        "budget: nothing ends the search. Write budget: {trials: 20}, or minutes or steps of all trials together.",
+        "space.params.learning_rate: algorithm: grid needs a list of values, and a loguniform (proposed from "
+        "Digits.learning_rate) has no end. Write grid: [0.1, 0.01], or give the range a step.",
+    ]
+
+
+def test_nothing_to_propose(folder: Path) -> None:
+    (folder / "digits.py").write_text(
+        "\n".join(line for line in TASK.splitlines() if ":" not in line or "def" in line or "class" in line)
+    )
+    (folder / "digits.yaml").write_text(JOB.replace("params: {needed: 3}\n", ""))
+    with pytest.raises(RequestError, match="none can be proposed: Digits has no typed params"):
+        open_search(folder / "digits.yaml", {})
 
 
 def test_values_that_the_task_refuses_are_told_with_all_other_mistakes(folder: Path) -> None:
@@ -90,7 +158,9 @@ def test_a_search_from_a_call_is_checked_too(folder: Path) -> None:
     keys = {"budget": {"trials": 2}, "metric": "loss"}
     search = resolve_search({"space": {"params.width": {"choice": ["wide"]}}, **keys}, "Search(...)", {}, job)
     with pytest.raises(JobFileError, match=r'space.params.width: the text "wide" is not a whole number'):
-        check_task(search)
+        with_task(search)
+    proposed = with_task(resolve_search(keys, "Search(...)", {}, job)).spec.space
+    assert "params.learning_rate" in (proposed or {})
 
 
 def test_a_metric_that_is_not_reported(folder: Path) -> None:
@@ -103,7 +173,7 @@ def test_a_metric_that_is_not_reported(folder: Path) -> None:
 def test_a_param_that_changes_the_model_is_refused_for_a_population(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quorate.tune.opening.find_spec", lambda _: "as if Ray were installed")
+    monkeypatch.setattr("quorate.tune.proposal.find_spec", lambda _: "as if Ray were installed")
     (folder / "digits.yaml").write_text(f"{JOB}evaluate: {{every: 50}}\n")
     built = TASK.replace("import quorate\n", "import quorate\nfrom torch import nn\n").replace(
         "def model(self): ...", "def model(self): return nn.Linear(self.width, 2)"
@@ -124,11 +194,11 @@ def test_another_process_answers_the_same_while_this_one_does_something_else(fol
         f"import os\nwith open({str(marker)!r}, 'a') as file:\n    print(os.getpid(), file=file)\n{TASK}"
     )
     done: list[str] = []
-    (folder / "find.yaml").write_text(f"job: digits.yaml\nbudget: {{trials: 4}}\nspace: {SPACE}\n")
-    search = open_search(folder / "find.yaml", {}, meanwhile=lambda _: done.append("meanwhile"))
+    search = open_search(folder / "digits.yaml", {}, meanwhile=lambda _: done.append("meanwhile"))
     importers = marker.read_text().split()
     assert len(importers) == 1 and importers != [str(os.getpid())]
-    assert done and search == open_search(folder / "find.yaml", {})
+    assert done and search == open_search(folder / "digits.yaml", {})
+    assert "params.learning_rate" in (search.spec.space or {})
 
 
 def test_what_another_process_refuses_is_refused_here(folder: Path) -> None:
@@ -143,6 +213,5 @@ def test_what_another_process_refuses_is_refused_here(folder: Path) -> None:
 def test_a_task_that_ends_the_process_which_asks_it_is_asked_here(folder: Path) -> None:
     ended = f"import os\nif os.getpid() != {os.getpid()}:\n    os._exit(3)\n"
     (folder / "digits.py").write_text(f"{ended}{TASK}")
-    (folder / "find.yaml").write_text(f"job: digits.yaml\nbudget: {{trials: 4}}\nspace: {SPACE}\n")
-    search = open_search(folder / "find.yaml", {}, meanwhile=lambda _: None)
-    assert "params.width" in (search.spec.space or {})
+    search = open_search(folder / "digits.yaml", {}, meanwhile=lambda _: None)
+    assert "params.learning_rate" in (search.spec.space or {})
