@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.only_part import part_of
 from checkpoint.whole_save import save_whole
 from command import await_condition
 from coordinator.served import TOKEN, serve
 from quorate.api import control
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import SupervisorClient
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor
+from quorate.observe.event import Event
+from quorate.observe.events import CheckpointFailed, CheckpointSaved, GenerationFormed
+from quorate.observe.jsonl import JsonlSink
 from quorate.storage.run_folder import RunFolder
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata
@@ -45,7 +46,14 @@ class Job:
 
     def save(self, step: int) -> CheckpointInfo:
         fields: dict[str, Any] = {"phase": 0, "weights_digest": "d", "job": {}, "environment": {}, "metrics": {}}
-        return save_whole(CheckpointFolder(self.run.checkpoints), {"a": torch.zeros(2)}, step=step, **fields)
+        info = save_whole(CheckpointFolder(self.run.checkpoints), {"a": torch.zeros(2)}, step=step, **fields)
+        self.tell(CheckpointSaved(step=step, path=str(info.path)))
+        return info
+
+    def tell(self, event: Event) -> None:
+        sink = JsonlSink(self.run.events_file)
+        sink.handle(event)
+        sink.close()
 
     def end(self) -> None:
         client = SupervisorClient(self.address, TOKEN, timeout=60.0)
@@ -103,73 +111,25 @@ def ask(job: Job, patience: float = 100.0) -> CheckpointInfo:
     return control.save(job.run, patience)
 
 
-def test_it_is_one_that_was_begun_after_it_was_asked_for(job: Job) -> None:
-    job.save(8)
-    on_the_way = CheckpointFolder(job.run.checkpoints).open(Cursor(9))
-    on_the_way.write(0, 1, [b"state"])
-
-    def save_in_turn() -> None:
-        """What was on the way, and then what was asked for."""
-        if len(job.heard) == 1:
-            manifest = Manifest(9, 0, "", (), {}, "d", {}, {}, {})
-            assert CheckpointFolder(job.run.checkpoints).commit(
-                on_the_way.name, manifest, lambda: None
-            ).cursor == Cursor(9)
-        elif len(job.heard) == 2:
-            job.save(10)
-
-    job.on_wish = save_in_turn
-    assert ask(job).cursor == Cursor(10)
-    assert len(job.heard) >= 2, "it was asked for again, since nothing came that counts"
-
-
 @pytest.mark.usefixtures("asked_once")
-def test_what_a_killed_part_of_the_run_has_left_is_not_waited_for(job: Job) -> None:
-    CheckpointFolder(job.run.checkpoints).open(Cursor(500))
-    damaged = job.save(400)
-    part_of(damaged.path).write_bytes(b"damaged")
-    (CheckpointFolder(job.run.checkpoints).open_here(Cursor(500)).path / "half").touch()
-    job.on_wish = lambda: job.save(AT + 1)
+def test_it_is_of_no_earlier_step_and_none_that_was_told_before(job: Job) -> None:
+    job.save(AT + 3)
+    job.on_wish = lambda: (job.save(AT - 2), job.save(AT + 1))
     assert ask(job).cursor == Cursor(AT + 1)
     assert len(job.heard) == 1
 
 
-@pytest.mark.usefixtures("asked_once")
-def test_a_damaged_one_that_is_saved_anew_counts(job: Job) -> None:
-    part_of(job.save(AT + 1).path).write_bytes(b"damaged")
-    job.on_wish = lambda: job.save(AT + 1)
-    assert ask(job).cursor == Cursor(AT + 1)
-    assert len(job.heard) == 1
+@pytest.mark.parametrize("happened", [GenerationFormed(generation="1.2"), CheckpointFailed(step=8, reason="full")])
+def test_who_takes_the_place_of_one_who_was_lost_is_asked_anew(job: Job, happened: Event) -> None:
+    def be_lost_then_save() -> None:
+        if len(set(job.heard)) > 1:
+            job.save(9)
+        elif len(job.heard) == 3:
+            job.tell(happened)
 
-
-def test_one_who_dies_while_it_writes_is_not_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_STALE_AFTER", 0.5)
-
-    def die_then_save() -> None:
-        if len(job.heard) == 1:
-            CheckpointFolder(job.run.checkpoints).open(Cursor(8))
-        elif len(set(job.heard)) >= 3 and not saved:
-            saved.append(job.save(9))
-
-    saved: list[CheckpointInfo] = []
-    job.on_wish = die_then_save
+    job.on_wish = be_lost_then_save
     assert ask(job).cursor == Cursor(9)
-    assert len(set(job.heard)) >= 3, "what has died is not taken for somebody who fulfils the wish"
-
-
-@pytest.mark.usefixtures("asked_once")
-def test_while_it_is_being_written_the_same_wish_is_told_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_slowly() -> None:
-        if len(job.heard) == 1:
-            CheckpointFolder(job.run.checkpoints).open(Cursor(8))
-            monkeypatch.setattr(control, "_ASK_EVERY", 0.1)  # from now on
-        elif len(job.heard) == 4:
-            job.save(8)
-
-    job.on_wish = write_slowly
-    assert ask(job).cursor == Cursor(8)
-    assert len(job.heard) >= 4
-    assert len(set(job.heard[:4])) == 1
+    assert len(set(job.heard[:3])) == 1, "the same wish, until something has happened to it"
 
 
 def test_a_checkpoint_of_an_earlier_step_is_not_what_was_asked_for(job: Job) -> None:

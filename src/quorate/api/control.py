@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 from quorate.api.ray_jobs import ask_about_submitted, stop_job
-from quorate.checkpoint.listing import WRITING, CheckpointInfo, cursor_of, look_at
+from quorate.checkpoint.listing import CheckpointInfo, look_at
 from quorate.coordinator.client import JobStatus, SupervisorClient
 from quorate.core.errors import JobError, LinkError, RequestError, RunError
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor
 from quorate.core.processes import has_open
+from quorate.observe.events import CheckpointFailed, CheckpointSaved, GenerationFormed
+from quorate.observe.jsonl import EventTail, end_of_events
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.submission import asked_of, failed_submission, forget_submission, submission_of, waits_to_begin
@@ -28,8 +29,6 @@ _RAY_AFTER = 30.0
 """The same for one that Ray has started: Ray gives it no time to save, and a coordinator that died may be back soon."""
 _ASK_EVERY = 3.0
 _LOOK_EVERY = 0.05
-_STALE_AFTER = 30.0
-"""Seconds for which nothing of an attempt changes when whoever wrote it has died: a disk may be that slow."""
 
 
 def resize(run: RunFolder, workers: int | None = None, servers: int | None = None) -> RunFolder:
@@ -45,9 +44,50 @@ def resize(run: RunFolder, workers: int | None = None, servers: int | None = Non
 def save(run: RunFolder, patience: float = SAVE_PATIENCE) -> CheckpointInfo:
     """Have a running job save a checkpoint at its next step boundary; returns when it is whole, on the disk.
 
-    It is one that was begun after this was called, so it is of no earlier step than the job was at then.
+    It is of no earlier step than the job was at when this was called.
     """
-    return _SaveRequest(run, patience).wait()
+    over, due = time.monotonic() + patience, 0.0
+    told = EventTail(run.events_file)
+    told.offset = end_of_events(run.events_file)
+    # One that is sent again is done once; whoever was asked may die, and then another is.
+    request, reached = secrets.token_hex(8), None
+    while time.monotonic() < over:
+        answer: int | None = 0
+        if time.monotonic() >= due:
+            answer = _ask_to_save(run, request, over - time.monotonic(), is_first=reached is None)
+            reached, due = answer if reached is None else reached, time.monotonic() + _ASK_EVERY
+        for event in told:
+            if isinstance(event, CheckpointSaved) and (event.step or 0) >= (reached or 0):
+                if isinstance(found := look_at(run.checkpoints / Path(event.path).name), CheckpointInfo):
+                    return found
+            elif isinstance(event, GenerationFormed | CheckpointFailed):
+                request = secrets.token_hex(8)
+        if answer is None:  # and its last checkpoint, with which it has ended, would have been as good
+            raise RunError(
+                f"run {run.name} has ended, and no checkpoint was saved after it was asked for. See what it has with "
+                f"`quorate checkpoints ls {run.name}`"
+            )
+        time.sleep(_LOOK_EVERY)
+    raise RunError(
+        f"run {run.name} has saved no checkpoint in {patience:g} s. A step may take longer than that, or the save "
+        "fails: `quorate show` says which. Wait longer with --timeout"
+    )
+
+
+def _ask_to_save(run: RunFolder, request: str, patience: float, *, is_first: bool) -> int | None:
+    """The step that the job has reached; None where it has ended since it was asked first."""
+    try:
+        with _coordinator_of(run, min(PATIENCE, max(1.0, patience))) as client:
+            return client.save(request)
+    except LinkError as error:
+        if is_first:
+            raise _cannot_be_asked(run, error) from None
+        # A coordinator that has died is started again, for as long as there is a launcher.
+        return None if run.holder() is None else 0
+    except RequestError:
+        if is_first:
+            raise
+        return None
 
 
 def stop(run: RunFolder, *, now: bool = False, patience: float = STOP_PATIENCE) -> RunFolder:
@@ -150,114 +190,6 @@ def status(run: RunFolder, patience: float = PATIENCE) -> JobStatus | None:
             return client.status()
     except (LinkError, RunError):
         return None
-
-
-class _SaveRequest:
-    """Asks again and again, since a worker that was asked may die: whether it is done, the folder tells."""
-
-    def __init__(self, run: RunFolder, patience: float) -> None:
-        self._run = run
-        self._patience = patience
-        self._over = time.monotonic() + patience
-        # Of what is on the way already, the state was taken before. Not all up to a cursor: what a killed part of the
-        # run has left, or what is damaged, may be further than the job is now.
-        self._before = _entries(run.checkpoints)
-        self._changes: dict[Path, tuple[object, float]] = {}
-        self._request = ""
-        self._reached: int | None = None
-
-    def wait(self) -> CheckpointInfo:
-        """The checkpoint, once it is there. Raises RunError when there is no hope."""
-        while True:
-            try:
-                self._ask()
-            except RequestError:
-                # Its last checkpoint, with which it has ended, is as good.
-                found = self._found() if self._reached is not None else None
-                if found is None:
-                    raise
-                return found
-            asked = time.monotonic()
-            while time.monotonic() < min(asked + _ASK_EVERY, self._over):
-                found = self._found()
-                if found is not None:
-                    return found
-                time.sleep(_LOOK_EVERY)
-            if time.monotonic() >= self._over:
-                raise RunError(
-                    f"run {self._run.name} has saved no checkpoint in {self._patience:g} s. A step may take longer "
-                    "than that, or the save fails: `quorate show` says which. Wait longer with --timeout"
-                )
-
-    def _ask(self) -> None:
-        # While somebody writes, the same request is sent again: they have begun with it, and do it once.
-        if not self._request or not self._is_being_written():
-            self._request = secrets.token_hex(8)
-        try:
-            with _coordinator_of(self._run, min(PATIENCE, max(1.0, self._over - time.monotonic()))) as client:
-                reached = client.save(self._request)
-        except LinkError as error:
-            # A coordinator that has died is started again, for as long as there is a launcher.
-            if self._reached is None or self._run.holder() is None:
-                raise self._ended_or(_cannot_be_asked(self._run, error)) from None
-        except RequestError as error:
-            raise self._ended_or(error) from None
-        else:
-            self._reached = reached if self._reached is None else self._reached
-
-    def _ended_or(self, error: RequestError) -> RequestError:
-        if self._reached is None:
-            return error
-        return RunError(
-            f"run {self._run.name} has ended, and no checkpoint was saved after it was asked for. See what it has with "
-            f"`quorate checkpoints ls {self._run.name}`"
-        )
-
-    def _found(self) -> CheckpointInfo | None:
-        for (cursor, _), path in self._new_entries():
-            if not path.name.startswith(WRITING) and cursor.step >= (self._reached or 0):
-                found = look_at(path)
-                if isinstance(found, CheckpointInfo):
-                    return found
-        return None
-
-    def _is_being_written(self) -> bool:
-        """Whether something is on the way that goes on: of one whose writer has died, nothing changes any more."""
-        now = time.monotonic()
-        on_the_way = [path for _, path in self._new_entries() if path.name.startswith(WRITING)]
-        for path in on_the_way:
-            content = _content(path)
-            if path not in self._changes or content != self._changes[path][0]:
-                self._changes[path] = (content, now)
-        return any(now - self._changes[path][1] < _STALE_AFTER for path in on_the_way)
-
-    def _new_entries(self) -> list[tuple[tuple[Cursor, int], Path]]:
-        return [each for each in _entries(self._run.checkpoints).items() if each[0] not in self._before]
-
-
-def _entries(folder: Path) -> dict[tuple[Cursor, int], Path]:
-    """What is saved in a folder and what is on the way, the earliest first, by cursor and number of the folder, which
-    stays when the one becomes the other."""
-    found = {}
-    with contextlib.suppress(FileNotFoundError):
-        for path in folder.iterdir():
-            is_on_the_way = path.name.startswith(WRITING)
-            cursor = cursor_of(path.name.removeprefix(WRITING).rpartition("-")[0] if is_on_the_way else path.name)
-            with contextlib.suppress(FileNotFoundError):
-                if cursor:
-                    found[cursor, path.stat().st_ino] = path
-    return dict(sorted(found.items()))
-
-
-def _content(folder: Path) -> object:
-    """What changes for as long as somebody writes in a folder."""
-    found = set()
-    with contextlib.suppress(FileNotFoundError):
-        for path in folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                state = path.stat()
-                found.add((path.name, state.st_size, state.st_mtime_ns))
-    return found
 
 
 def _cannot_be_asked(run: RunFolder, error: LinkError) -> RunError:
