@@ -5,7 +5,7 @@ import pytest
 
 from history.run_builder import Story, build_run
 from quorate.cli.app import app
-from quorate.cli.follow_view import follow_run
+from quorate.cli.run_view import follow_run
 from quorate.core.errors import RequestError
 from quorate.observe.jsonl import JsonlSink
 from quorate.observe.screen import Screen

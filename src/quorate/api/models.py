@@ -292,18 +292,6 @@ def register_model(
     return registry.register(spec.name if name is None else name, registry.log_model(run, ended_with, which, task))
 
 
-def log_model(run: RunFolder, uri: str, ended_with: str, mlflow_run: Any = None) -> Logged | None:
-    """Log the model that a run has ended with, for the tracker; None where that is for a person to do: in MLflow the
-    weights of a job with encrypted checkpoints would lie in plain."""
-    if recorded_job(run).spec.checkpoint.sealing is not None:
-        log.warning(
-            "the model of run %s is not logged, since its checkpoints are encrypted; `quorate models register` does so",
-            run.name,
-        )
-        return None
-    return ModelRegistry(uri, is_made=True).log_model(run, ended_with, mlflow_run=mlflow_run)
-
-
 def _checkpoint(run: RunFolder, spec: JobSpec, which: str, ended_with: str) -> CheckpointInfo:
     """The one that is meant. Raises RunError where it is the last, and not that of the end."""
     refuse_lost_checkpoints(run, spec, "register")

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,19 +55,26 @@ _FOR_A_MODEL = ("quorate.api.models", "quorate.worker.assembly", "mlflow.pytorch
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a tracker was told, and what is missing: empty if it has everything. One that `is_away` has not answered."""
+    """What a tracker was told, and what is missing: empty if it has everything."""
 
     tracker: str
     points: int
     last_step: int
     missing: str
-    is_away: bool = False
 
 
 def followers_of(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Follower]:
     """Who brings each tracker that is switched on what it is to have; none of them the job's secrets."""
     register_secrets(job_secrets(spec))
-    made = [Follower(run, tracker, track.every) for tracker in trackers_of(run, spec, track)]
+    trackers: list[Tracker] = []
+    if track.mlflow:
+        uri = tracking_uri(track, run.path.parent)
+        trackers.append(MlflowTracker(run, spec, uri, lambda mlflow_run: _log_model(run, spec, uri, mlflow_run)))
+    if track.tensorboard:
+        trackers.append(TensorBoardTracker(run))
+    if track.wandb is not None:
+        trackers.append(WandbTracker(run, spec, track.wandb))
+    made = [Follower(run, tracker, track.every) for tracker in trackers]
     if track.trace is not None and track.trace.otlp:
         from quorate.tracking.otlp import OtlpTracker
 
@@ -77,26 +83,20 @@ def followers_of(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Follow
     return made
 
 
-def trackers_of(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Tracker]:
-    """Those that are switched on."""
-    made: list[Tracker] = []
-    if track.mlflow:
-        uri = tracking_uri(track, run.path.parent)
-        made.append(MlflowTracker(run, spec, uri, lambda mlflow_run: _log_model(run, uri, mlflow_run)))
-    if track.tensorboard:
-        made.append(TensorBoardTracker(run))
-    if track.wandb is not None:
-        made.append(WandbTracker(run, spec, track.wandb))
-    return made
-
-
-def _log_model(run: RunFolder, uri: str, mlflow_run: Any) -> None:
+def _log_model(run: RunFolder, spec: JobSpec, uri: str, mlflow_run: Any) -> None:
     """Log the model that a complete run has ended with. What would fail again is told, and not tried again."""
-    from quorate.api.models import RegistryError, log_model
+    from quorate.api.models import ModelRegistry, RegistryError
 
+    if spec.checkpoint.sealing is not None:  # in MLflow its weights would lie in plain: that is for a person to do
+        told = (
+            "the model of run %s is not logged, since its checkpoints are encrypted; `quorate models register` does so"
+        )
+        log.warning(told, run.name)
+        return
     try:
-        logged = log_model(run, uri, str((run.whole_result() or {}).get("weights_digest")), mlflow_run)
-        log.info("the model is %s", "not logged" if logged is None else f"logged as {logged.model_id}")
+        ended_with = str((run.whole_result() or {}).get("weights_digest"))
+        logged = ModelRegistry(uri, is_made=True).log_model(run, ended_with, mlflow_run=mlflow_run)
+        log.info("the model is logged as %s", logged.model_id)
     except RegistryError:
         raise
     except (Exception, SystemExit) as error:  # of the task's own code, say
@@ -131,35 +131,30 @@ def catch_up_on_ended(runs: Iterable[RunFolder]) -> None:
     away: set[str] = set()
     for run in runs:
         try:
-            missing = _missing_of_ended(run, away)
+            missing = list(_missing_of_ended(run, away))
         except Exception as error:  # whatever it is, the other runs have nothing to do with it
             missing = [error.message if isinstance(error, QuorateError) else reason(error)]
         for sentence in missing:
-            told = sentence.rstrip(".")
-            log.warning("%s: %s. To send the rest: quorate track %s", run.name, told, run_argument(run))
+            log.warning("%s: %s. To send the rest: quorate track %s", run.name, sentence.rstrip("."), run_argument(run))
 
 
-def _missing_of_ended(run: RunFolder, away: set[str]) -> list[str]:
+def _missing_of_ended(run: RunFolder, away: set[str]) -> Iterator[str]:
     """Tell what is untold, but to those who are `away`, which become more; what is missing then."""
     spec = load_recorded(run.job_file, {}, []).spec
     if spec.track is None or run.holder() is not None:
-        return []
-    missing: list[str] = []
+        return
+    ending = _ending(run)
     # The task that builds a model may print.
     with contextlib.redirect_stdout(sys.stderr), _followers_alone(run, spec, spec.track) as followers:
-        ending = _ending(run)
         for follower in followers:
             name = follower.tracker.name
             if follower.has_all(ending):
                 continue
             if name in away:
-                missing.append(f"{name} does not answer, so this run is not sent either")
-                continue
-            told = _conclude(follower, ending, ABSENT, always_begin=True)
-            missing.append(told.missing)
-            if told.is_away:
-                away.add(name)
-    return [sentence for sentence in missing if sentence]
+                yield f"{name} does not answer, so this run is not sent either"
+            elif (told := _conclude(follower, ending, ABSENT, always_begin=True)).missing:
+                away |= {name} if not follower.has_begun else set()
+                yield told.missing
 
 
 class TrackerProcess:
@@ -313,7 +308,9 @@ def _follow(run: RunFolder, spec: JobSpec, over: threading.Event) -> list[str]:
         followers = followers_of(run, spec, spec.track)
         loading = threading.Thread(target=_load, args=(followers,), daemon=True)
         loading.start()
-        serving = _in_threads(serve, followers)
+        # Each in a thread of its own: one that hangs holds up no other, nor the end of the process, which exits hard.
+        pool = concurrent.futures.ThreadPoolExecutor(len(followers) or 1)
+        serving = {follower: pool.submit(serve, follower) for follower in followers}
         over.wait()
         # A little less than it has: what is missing must still be told.
         concurrent.futures.wait(serving.values(), PATIENCE - ABSENT)
@@ -337,21 +334,6 @@ def _load(followers: Sequence[Follower]) -> None:
         for name in _FOR_A_MODEL:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-
-
-def _in_threads(work: Callable[[Follower], Tracked], followers: Sequence[Follower]) -> dict[Follower, Future[Tracked]]:
-    """Each in a thread of its own: one that hangs holds up no other, nor the end of the process."""
-
-    def fulfil(follower: Follower, future: Future[Tracked]) -> None:
-        try:
-            future.set_result(work(follower))
-        except BaseException as error:
-            future.set_exception(error)
-
-    futures = {follower: Future[Tracked]() for follower in followers}
-    for follower, future in futures.items():
-        threading.Thread(target=fulfil, args=(follower, future), name=follower.tracker.key, daemon=True).start()
-    return futures
 
 
 @contextlib.contextmanager
@@ -405,8 +387,7 @@ def _told(follower: Follower, *, is_missing: bool, why: str = "") -> Tracked:
         why = why if follower.trouble is None else reason(follower.trouble)
         missing = f"{follower.tracker.name} does not have all of the run: nothing is sure after step "
         missing += f"{follower.last_step} ({why})" if why else str(follower.last_step)
-    is_away = is_missing and not follower.has_begun
-    return Tracked(follower.tracker.name, follower.sent, follower.last_step, missing, is_away)
+    return Tracked(follower.tracker.name, follower.sent, follower.last_step, missing)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def show(
       quorate show digits-0001 --json
     """
     from quorate.api.ray_jobs import find_run
-    from quorate.cli.run_view import show_run
+    from quorate.cli.run_view import draw_curves, follow_run, show_run
 
     if (search := SearchFolder.meant(runs, run)) is not None:
         from quorate.cli.search_view import show_search
@@ -159,8 +159,6 @@ def show(
     if follow:
         if as_json:
             raise RequestError("--follow shows a run while it trains, and --json is one document: give one of them.")
-        from quorate.cli.follow_view import follow_run
-
         follow_run(folder)
     samples: dict[str, Any] = {}
     code = 0
@@ -171,8 +169,6 @@ def show(
         if not as_json:
             raise typer.Exit(code)
     if output is not None:
-        from quorate.cli.run_view import draw_curves
-
         samples |= draw_curves(folder, output, as_json)
         if not as_json:
             return

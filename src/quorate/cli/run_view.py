@@ -2,13 +2,17 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from quorate.api.recorded_run import short_path
 from quorate.api.run_history import History, history_of
 from quorate.cli.layout import STATUS_STYLES, Page
 from quorate.cli.output import print_document
@@ -21,6 +25,7 @@ from quorate.history.documents import Staleness, detail_document
 from quorate.history.run_detail import Advice, RunDetail, advise, job_values
 from quorate.history.run_record import Status, short_task
 from quorate.history.timeline import Curve, RunPace, Timeline, logged_curves, loss_curves, metric_curves
+from quorate.observe.console import Console
 from quorate.observe.event import Event
 from quorate.observe.events import (
     BlocksPlaced,
@@ -35,12 +40,16 @@ from quorate.observe.events import (
     StalenessObserved,
     WorkerLost,
 )
+from quorate.observe.jsonl import EventTail, events_in
+from quorate.observe.progress import Progress
 from quorate.observe.quantities import ago, blocks_for, count, duration, measure, plural, size, some_of, sparkline
 from quorate.observe.recoveries import brief
+from quorate.observe.screen import Screen
 from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import Mark
+from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
@@ -48,6 +57,8 @@ from quorate.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from quorate.history.report.charts import Line, Plot
 
+LOOK_EVERY = 0.2
+STEP_LINE = '{"kind":"step",'
 LONGEST_SPARKLINE = 40
 # From here on, all but the greatest values would look alike.
 STEEP = 30.0
@@ -86,6 +97,34 @@ def show_run(folder: RunFolder, samples: dict[str, Any], as_json: bool) -> None:
         print_document(detail_document(detail, advice, now) | samples)
     else:
         print_run(Page(), detail, advice, now)
+
+
+def follow_run(
+    folder: RunFolder,
+    screen: Screen | None = None,
+    is_running: Callable[[], bool] | None = None,
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """Show what a run records from now on, as the command that started it does, until nobody is at work on it."""
+    is_running = is_running or (lambda: folder.holder() is not None)
+    if not is_running():
+        return
+    spec, tail = load_recorded(folder.job_file, {}, []).spec, EventTail(folder.events_file)
+    workers = spec.workers if isinstance(spec.workers, int) else spec.lanes
+    progress = Progress(folder.name, short_path(folder.path), workers, spec.lanes, spec.early_stop)
+    lines = tail.read_lines()
+    # Of the steps so far the newest only: there may be millions.
+    steps = [number for number, line in enumerate(lines) if line.startswith(STEP_LINE)]
+    for event in events_in(line for line in lines if not line.startswith(STEP_LINE) or line is lines[steps[-1]]):
+        progress.handle(event)
+    with closing(Console(screen or Screen(sys.stdout), progress)) as console:
+        goes_on = True
+        while goes_on:
+            goes_on = is_running()  # before the look: what is recorded between the two must not be missed
+            for event in tail:
+                console.handle(event)
+            if goes_on:
+                wait(LOOK_EVERY)
 
 
 def run_report(folder: RunFolder) -> bytes:
