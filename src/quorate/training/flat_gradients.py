@@ -11,18 +11,13 @@ from torch.utils.hooks import RemovableHandle
 from quorate.data.batch_nest import is_dense
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import GradientMemory
-from quorate.training.device import Device
 from quorate.training.gradients import (
+    Gradients,
     cannot_be_summed,
-    clipped_norm,
     computed_inside,
     detached,
-    norm_of,
-    norms_of,
     run_backward,
     sent_before,
-    total_norm,
-    without_gradients,
 )
 
 LARGE = 256 * 2**10
@@ -70,7 +65,7 @@ def flattened(parameter: torch.Tensor, *, as_they_lie: bool) -> torch.Tensor:
     return parameter.detach().reshape(-1)
 
 
-class FlatGradients:
+class FlatGradients(Gradients):
     """Collects each lane's gradient while its backward pass runs, and hands the sum to the optimizer.
 
     Before a lane's first backward pass every `.grad` is None, as in plain PyTorch, so that the first gradient is
@@ -87,9 +82,8 @@ class FlatGradients:
         *,
         as_they_lie: bool = False,
     ) -> None:
+        super().__init__(parameters)
         self._as_they_lie = as_they_lie
-        self.names = tuple(name for name, _ in parameters)
-        self.parameters = tuple(parameter for _, parameter in parameters)
         self.plan = plan
         self.lanes = {lane: self._over(memory.lanes[lane]) for lane in sorted(memory.lanes)}
         self.total = self._over(memory.total)
@@ -122,8 +116,7 @@ class FlatGradients:
         return {}
 
     def begin(self, lane: int) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
+        super().begin(lane)
         self._current = self.lanes[lane]
         self._touched.clear()
         if self._readiness is not None:
@@ -150,7 +143,7 @@ class FlatGradients:
     def aside(self) -> Iterator[None]:
         self._is_aside = True
         try:
-            with without_gradients(self.parameters):
+            with super().aside():
                 yield
         finally:
             self._is_aside = False
@@ -197,8 +190,7 @@ class FlatGradients:
 
     def abandon(self, lane: int) -> None:
         """What was announced of it already is on its way, and is not announced a second time."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.drop()
         self._touched.clear()
         for bucket in self.lanes[lane].buckets:
             bucket.zero_()
@@ -209,25 +201,12 @@ class FlatGradients:
         for index, parameter in enumerate(self.parameters):
             parameter.grad = views[index] if present >> index & 1 else None
 
-    def clipped_norm(self, parameters: Sequence[torch.Tensor], clip: float | None) -> torch.Tensor:
-        return clipped_norm(parameters, clip)
-
-    def total_norm(self, device: Device) -> float:
-        return total_norm(self._norms(), device)
-
-    def norm(self) -> torch.Tensor:
-        return norm_of(self._norms())
-
-    def _norms(self) -> list[torch.Tensor]:
-        return norms_of([parameter.grad for parameter in self.parameters if parameter.grad is not None])
-
     def close(self) -> None:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
         self._readiness = None
-        for parameter in self.parameters:
-            parameter.grad = None
+        super().close()
 
     def _over(self, buckets: Sequence[torch.Tensor]) -> FlatTensors:
         return FlatTensors.over(buckets, self.parameters, self.plan, as_they_lie=self._as_they_lie)
@@ -315,8 +294,7 @@ class _Readiness:
         self._bucket_of = {slot.index: number for number, bucket in enumerate(plan) for slot in bucket.slots}
         self._contents = [frozenset(slot.index for slot in bucket.slots) for bucket in plan]
         self._announce = announce
-        self._missing = [set(content) for content in self._contents]
-        self._announced = 0
+        self.begin()
 
     def begin(self) -> None:
         self._missing = [set(content) for content in self._contents]
@@ -329,15 +307,13 @@ class _Readiness:
             return False
         # By name, not by number: reentrant checkpointing tells of one parameter as often as it is used.
         self._missing[number].discard(index)
-        while self._announced < len(self._missing) and not self._missing[self._announced]:
-            self._announce_next()
+        self._announce_while(lambda missing: not missing)
         return True
 
     def complete_all(self) -> None:
-        while self._announced < len(self._missing):
-            self._announce_next()
+        self._announce_while(lambda _: True)
 
-    def _announce_next(self) -> None:
-        number = self._announced
-        self._announced += 1
-        self._announce(number)
+    def _announce_while(self, is_ready: Callable[[set[int]], bool]) -> None:
+        while self._announced < len(self._missing) and is_ready(self._missing[self._announced]):
+            self._announced += 1
+            self._announce(self._announced - 1)

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from operator import attrgetter, is_
-from typing import Protocol
 
 import torch
 from torch.autograd.graph import _engine_run_backward
@@ -17,17 +16,19 @@ from quorate.training.device import Device
 _GRADIENT = attrgetter("grad")
 
 
-class Gradients(Protocol):
-    """Collects each hosted lane's gradient, and hands the sum over all lanes to the optimizer. The strategy sums."""
+class Gradients:
+    """Collects each hosted lane's gradient, and hands the sum over all lanes to the optimizer. The strategy sums.
 
-    @property
-    def parameters(self) -> Sequence[torch.nn.Parameter]:
-        """What has gradients."""
-        ...
+    `parameters` are what has gradients.
+    """
 
-    def begin(self, lane: int) -> None:
+    def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        self.names = tuple(name for name, _ in parameters)
+        self.parameters = tuple(parameter for _, parameter in parameters)
+
+    def begin(self, lane: int) -> None:  # noqa: ARG002
         """Collect for this lane from now on."""
-        ...
+        self.drop()
 
     def backward(
         self,
@@ -39,66 +40,80 @@ class Gradients(Protocol):
         is_last: bool = False,
     ) -> None:
         """One weighted backward pass; with `inputs`, only they get gradients. `is_last`: the lane has no other."""
-        ...
+        raise NotImplementedError
 
-    def aside(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def aside(self) -> Iterator[None]:
         """Until its end nothing is collected: autograd leaves gradients where it would without us."""
-        ...
+        kept = list(map(_GRADIENT, self.parameters))
+        self.drop()
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(self.parameters, kept, strict=True):
+                parameter.grad = gradient
 
     def take(self, gradients: Sequence[torch.Tensor | None], *, is_last: bool) -> None:
         """Collect what was computed elsewhere, as a backward pass would have. Their memory is written to again by the
         next pass of a lane, and until then it may be written to here. `is_last`: the lane has no other."""
-        ...
+        raise NotImplementedError
 
     def finish(self) -> int:
         """End of the lane; which parameters have a gradient, as bits."""
-        ...
+        raise NotImplementedError
 
     def clear(self, lane: int) -> None:
         """A lane without samples counts as zeros."""
-        ...
+        self.begin(lane)
 
     def abandon(self, lane: int) -> None:
         """The same for a lane that has begun and cannot be completed: its step counts for nothing."""
-        ...
+        self.begin(lane)
 
     def install(self, present: int, to_be_written: bool = False) -> None:
         """Give the sum to the parameters; those without a gradient in any lane keep None."""
-        ...
+        raise NotImplementedError
 
     def total_norm(self, device: Device) -> float:
         """The norm of the sum."""
-        ...
+        return total_norm(self._norms(), device)
 
     def norm(self) -> torch.Tensor:
         """The same, still on the device."""
-        ...
+        return norm_of(self._norms())
 
     def clipped_norm(self, parameters: Sequence[torch.Tensor], clip: float | None) -> torch.Tensor:
         """The norm of what these parameters have, which is scaled down to `clip` where it is above."""
-        ...
+        if clip is not None:
+            return clip_grad_norm_(parameters, clip)
+        return get_total_norm([p.grad for p in parameters if p.grad is not None])
 
     def close(self) -> None:
         """Let the parameters go."""
-        ...
+        self.drop()
+
+    def drop(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _norms(self) -> list[torch.Tensor]:
+        return norms_of([parameter.grad for parameter in self.parameters if parameter.grad is not None])
 
 
-class LoneGradients:
-    """The gradients of a single lane: there is nothing to sum, so they stay where autograd puts them.
+class LoneGradients(Gradients):
+    """The gradients of a single lane: there is nothing to sum, so they stay where autograd puts them. (One without
+    samples has none: all of them are bad, and the step is left out.)
 
     User code that would interfere with that is refused.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-        self._names = tuple(name for name, _ in parameters)
-        self.parameters = tuple(parameter for _, parameter in parameters)
-        self._none: list[torch.Tensor | None] = [None] * len(self.parameters)
-        self._left = self._none
+        super().__init__(parameters)
+        self._left: list[torch.Tensor | None] = [None] * len(self.parameters)
 
-    def begin(self, lane: int) -> None:  # noqa: ARG002
-        for parameter in self.parameters:
-            parameter.grad = None
-        self._left = self._none
+    def begin(self, lane: int) -> None:
+        super().begin(lane)
+        self._left = [None] * len(self.parameters)
 
     def backward(
         self,
@@ -109,17 +124,12 @@ class LoneGradients:
         retain: bool = False,
         is_last: bool = False,  # noqa: ARG002
     ) -> None:
-        if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
-            raise self._touched()
+        self._check_left_alone()
         run_backward(loss, weight, inputs, retain)
         self._left = list(map(_GRADIENT, self.parameters))
 
-    def aside(self) -> AbstractContextManager[None]:
-        return without_gradients(self.parameters)
-
     def take(self, gradients: Sequence[torch.Tensor | None], *, is_last: bool) -> None:
-        if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
-            raise self._touched()
+        self._check_left_alone()
         sums, added = [], []
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             if gradient is None:
@@ -134,22 +144,14 @@ class LoneGradients:
         self._left = list(map(_GRADIENT, self.parameters))
 
     def finish(self) -> int:
-        if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
-            raise self._touched()
+        self._check_left_alone()
         bits = 0
         for index, gradient in enumerate(self._left):
             if gradient is not None:
                 if gradient.layout is not torch.strided or gradient.requires_grad:
-                    raise cannot_be_summed(self._names[index], gradient)
+                    raise cannot_be_summed(self.names[index], gradient)
                 bits |= 1 << index
         return bits
-
-    def clear(self, lane: int) -> None:
-        """A lane without samples has no gradient: all of them are bad, and the step is left out."""
-        self.begin(lane)
-
-    def abandon(self, lane: int) -> None:
-        self.begin(lane)
 
     def install(self, present: int, to_be_written: bool = False) -> None:  # noqa: ARG002
         """They are in their places. One that is a part of something larger is not always where it would be by itself,
@@ -159,34 +161,16 @@ class LoneGradients:
                 parameter.grad = parameter.grad.clone()
         self._left = list(map(_GRADIENT, self.parameters))
 
-    def total_norm(self, device: Device) -> float:
-        return total_norm(self._norms(), device)
-
-    def norm(self) -> torch.Tensor:
-        return norm_of(self._norms())
-
-    def clipped_norm(self, parameters: Sequence[torch.Tensor], clip: float | None) -> torch.Tensor:
-        return clipped_norm(parameters, clip)
-
-    def _norms(self) -> list[torch.Tensor]:
-        return norms_of([gradient for gradient in self._left if gradient is not None])
-
     def close(self) -> None:
+        """They stay for whoever looks at them after the last step."""
         self._left = []
 
-    def _touched(self) -> UnsupportedModelError:
-        """By user code: some gradient is not what the last pass has left."""
-        for name, parameter, left in zip(self._names, self.parameters, self._left, strict=True):
-            if parameter.grad is not left:
-                return computed_inside(name) if left is None else detached(name)
-        raise AssertionError("all of them are where they were left")
-
-
-def clipped_norm(parameters: Sequence[torch.Tensor], clip: float | None) -> torch.Tensor:
-    """As torch has it, of gradients that are all here."""
-    if clip is not None:
-        return clip_grad_norm_(parameters, clip)
-    return get_total_norm([p.grad for p in parameters if p.grad is not None])
+    def _check_left_alone(self) -> None:
+        """By user code: each gradient is what the last pass has left."""
+        if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
+            named = zip(self.names, self.parameters, self._left, strict=True)
+            name, _, left = next(one for one in named if one[1].grad is not one[2])
+            raise computed_inside(name) if left is None else detached(name)
 
 
 def norms_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -209,19 +193,6 @@ def total_norm(norms: Sequence[torch.Tensor], device: Device) -> float:
     """The same on the host, which has them at hand; elsewhere hundreds of numbers take longer to read than to add up.
     Not from whole buckets, which would be faster: servers have parts of them, and come to the same bits so."""
     return math.hypot(*device.numbers(norms if device.is_host else [norm_of(norms)])())
-
-
-@contextmanager
-def without_gradients(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-    """Parameters begin without gradients, and afterwards have those again that they had before."""
-    kept = list(map(_GRADIENT, parameters))
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, gradient in zip(parameters, kept, strict=True):
-            parameter.grad = gradient
 
 
 def run_backward(

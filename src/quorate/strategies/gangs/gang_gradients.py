@@ -107,7 +107,6 @@ class GangGradients(LoneGradients):
 
     def close(self) -> None:
         super().close()
-        for parameter in self.parameters:
-            parameter.grad = None  # views of the reducer's buckets
+        self.drop()  # views of the reducer's buckets
         if self._reducer is not None:
             self._reducer.close()
