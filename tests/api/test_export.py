@@ -14,8 +14,8 @@ from checkpoint.split_save import split
 from checkpoint.whole_save import save_whole
 from quorate.api.checkpoints import Format, export_model, verify_run
 from quorate.api.result import Result
-from quorate.checkpoint.reshard import tensor_forms
 from quorate.checkpoint.store import CheckpointFolder
+from quorate.checkpoint.tree import tensor_forms
 from quorate.core.errors import JobError, RunError
 from quorate.spec.load import resolve_mapping
 from quorate.spec.resolved import dump_job

@@ -9,13 +9,13 @@ from typing import Any
 
 import xxhash
 
-from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.listing import CheckpointInfo, checkpoint_name
 from quorate.checkpoint.manifest import Manifest, Part
-from quorate.checkpoint.reshard import collected, is_in_pieces
+from quorate.checkpoint.pieces import Boxes
+from quorate.checkpoint.reshard import collected
 from quorate.checkpoint.store import Loaded, NoSpace
 from quorate.checkpoint.tensor_file import tensors_in
-from quorate.checkpoint.tree import Encoded
+from quorate.checkpoint.tree import Encoded, is_in_pieces
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
 from quorate.storage.atomic import Buffer

@@ -5,8 +5,7 @@ from random import Random
 
 import torch
 
-from quorate.checkpoint.boxes import Box
-from quorate.checkpoint.pieces import Piece
+from quorate.checkpoint.pieces import Box, Piece
 
 
 def cut(box: Box, random: Random, most: int) -> list[Box]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.random_cuts import cut
-from quorate.checkpoint.boxes import Box, check_cover
+from quorate.checkpoint.pieces import Box, check_cover
 from quorate.core.errors import CheckpointError
 
 SHAPES = st.lists(st.integers(0, 7), max_size=3).map(tuple)

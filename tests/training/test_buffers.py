@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from quorate.core.errors import TaskError, UnsupportedModelError
+from quorate.lanes.buckets import LANE_0, MEAN
 from quorate.training.buffers import Buffers
-from quorate.training.flat_buffers import LANE_0, MEAN
 
 
 class Holder(nn.Module):

@@ -79,10 +79,3 @@ def test_where_nobody_makes_it_the_task_goes_on_and_is_warned(
     with mlflow_of_job(TRACK, run):
         assert imported() == (TRACK.mlflow, None)
     assert "has no run of this job yet" in caplog.text
-
-
-@pytest.mark.parametrize("track", [None, TrackSpec(tensorboard=True)])
-def test_a_job_that_mlflow_does_not_track_leaves_the_environment_alone(run: RunFolder, track: TrackSpec | None) -> None:
-    with mlflow_of_job(track, run):
-        assert imported() == ("of the user", "of somebody else")
-    assert not wish(run).exists()

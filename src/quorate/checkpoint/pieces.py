@@ -1,20 +1,100 @@
-"""Tensors in pieces: how a skeleton describes them, and how what a reader wants is put together from them.
+"""Tensors in pieces: where a piece lies in the whole, whether pieces are the whole without gap or overlap, and how a
+skeleton describes them.
 
 Such a form has the names of the pieces, each with its offset and its size, and the shape and the type of the whole. The
 name of a piece ends with its offset, so that whoever holds it gives it the same one.
 """
 
 import contextlib
+import heapq
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from quorate.checkpoint.boxes import Box, Shape, check_cover
 from quorate.checkpoint.tensor_file import DTYPES
 from quorate.core.errors import CheckpointError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, order=True)
+class Box:
+    """A part of a tensor: where it begins and how large it is, in each dimension. It may be empty."""
+
+    offset: Shape
+    size: Shape
+
+    @classmethod
+    def whole(cls, shape: Iterable[int]) -> "Box":
+        """All of a tensor of this shape."""
+        size = tuple(shape)
+        return cls((0,) * len(size), size)
+
+    @property
+    def volume(self) -> int:
+        return math.prod(self.size)
+
+    @property
+    def stop(self) -> Shape:
+        return tuple(begin + size for begin, size in zip(self.offset, self.size, strict=True))
+
+    def meet(self, other: "Box") -> "Box":
+        """What both have."""
+        begins = tuple(map(max, self.offset, other.offset))
+        ends = map(min, self.stop, other.stop)
+        return Box(begins, tuple(max(0, end - begin) for begin, end in zip(begins, ends, strict=True)))
+
+    def within(self, outer: "Box") -> tuple[slice, ...]:
+        """Where it lies in the values of a box that contains it."""
+        starts = (begin - first for begin, first in zip(self.offset, outer.offset, strict=True))
+        return tuple(slice(start, start + size) for start, size in zip(starts, self.size, strict=True))
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{begin}:{end}" for begin, end in zip(self.offset, self.stop, strict=True)) + "]"
+
+
+Boxes = Callable[[tuple[Any, ...], Shape], Box | None]
+"""Which part of a tensor of the state a reader wants, by its place in the tree and its shape; None for all of it."""
+
+
+def check_cover(name: str, shape: Shape, boxes: Sequence[Box], wanted: Box | None = None) -> None:
+    """Raise `CheckpointError` unless these boxes of a tensor are disjoint and cover what is wanted: all, by default."""
+    whole = Box.whole(shape)
+    for box in boxes:
+        if not len(box.offset) == len(box.size) == len(shape) or min((0, *box.offset, *box.size)) < 0:
+            raise CheckpointError(
+                f"tensor {name!r} has a piece at {list(box.offset)} of shape {list(box.size)}, which does not fit "
+                f"its own, {list(shape)}"
+            )
+        if box.volume and whole.meet(box) != box:
+            raise CheckpointError(f"tensor {name!r} has a piece {box} beyond its shape {list(shape)}")
+    filled = [box for box in boxes if box.volume]
+    _check_disjoint(name, filled)
+    asked = whole if wanted is None else wanted
+    found = sum(asked.meet(box).volume for box in filled)
+    if found != asked.volume:
+        raise CheckpointError(
+            f"tensor {name!r} of shape {list(shape)} is not whole: of the {asked.volume:,} elements of {asked} its "
+            f"pieces have {found:,}"
+        )
+
+
+def _check_disjoint(name: str, boxes: Sequence[Box]) -> None:
+    """In the order in which they begin: each is compared with those only that have not ended by then."""
+    begun: list[tuple[int, int, Box]] = []
+    for index, box in enumerate(sorted(boxes)):
+        begin, end = (box.offset[0], box.stop[0]) if box.size else (0, 1)
+        while begun and begun[0][0] <= begin:
+            heapq.heappop(begun)
+        for _, _, other in begun:
+            if box.meet(other).volume:
+                raise CheckpointError(f"tensor {name!r} has pieces that overlap: {other} and {box}")
+        heapq.heappush(begun, (end, index, box))
+
 
 PIECE_NAME = re.compile(r"@[0-9,]*$")
 """How the name of a piece ends; no other tensor has such a name."""
@@ -61,20 +141,6 @@ def joined_forms(one: Form, other: Form) -> Form:
                 f"the piece {piece[0]!r} has size {known[2]} for one worker and {piece[2]} for another"
             )
     return one | {"pieces": sorted(by_name.values(), key=lambda piece: (piece[1], piece[0]))}
-
-
-def assembled(form: Form, tensors: Mapping[str, torch.Tensor], wanted: Box, name: str) -> torch.Tensor:
-    """What is wanted of a tensor, from those of its pieces that have some of it."""
-    pieces = pieces_of(form)
-    check_cover(name, tuple(form["shape"]), list(pieces.values()), wanted)
-    needed = {each: box for each, box in pieces.items() if box.meet(wanted).volume}
-    values = {each: stored_piece(tensors, each, form["dtype"], box) for each, box in needed.items()}
-    if list(needed.values()) == [wanted]:
-        return next(iter(values.values()))  # as it is in a copy of a state, and where just this was read
-    made = torch.empty(wanted.size, dtype=getattr(torch, form["dtype"]))
-    for each, box in needed.items():
-        fill(made, wanted, values[each], box)
-    return made
 
 
 def fill(target: torch.Tensor, wanted: Box, source: torch.Tensor, box: Box) -> None:

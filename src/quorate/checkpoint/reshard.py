@@ -4,21 +4,29 @@ whoever needs the whole state all of it.
 Nobody needs the memory of more than that and the largest tensor of a file. (An encrypted file is opened as a whole.)
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from quorate.checkpoint.boxes import Box, Boxes, check_cover
 from quorate.checkpoint.manifest import Part
 from quorate.checkpoint.part_file import read_part, reading, verify_part
-from quorate.checkpoint.pieces import PIECE_NAME, Form, Piece, fill, form_of, pieces_of, stored_piece
+from quorate.checkpoint.pieces import (
+    PIECE_NAME,
+    Box,
+    Boxes,
+    Form,
+    Piece,
+    check_cover,
+    fill,
+    form_of,
+    pieces_of,
+    stored_piece,
+)
 from quorate.checkpoint.seal import Seal
 from quorate.checkpoint.tensor_file import tensors_from, tensors_in
-from quorate.checkpoint.tree import Encoded, Place, decode, dotted
+from quorate.checkpoint.tree import Encoded, Place, changed, dotted
 from quorate.core.errors import CheckpointError
 
 
@@ -48,65 +56,6 @@ def read_tensors(folder: Path, part: Part, cipher: Seal | None) -> Iterator[tupl
         raise
 
 
-def is_in_pieces(skeleton: Any) -> bool:
-    """Whether somebody has written it who held only a part of a tensor."""
-    return any("pieces" in form for _, form in tensor_forms(skeleton))
-
-
-def is_cut_alike(one: Any, other: Any) -> bool:
-    """Whether two skeletons have the same tensors whole, and the others in the same pieces."""
-    cuts = [
-        {dotted(place): sorted(pieces_of(form)) for place, form in tensor_forms(skeleton) if "pieces" in form}
-        for skeleton in (one, other)
-    ]
-    return cuts[0] == cuts[1]
-
-
-def _changed(form: Any, change: Callable[[Form, Place], Any], place: Place = ()) -> Any:
-    """A skeleton with other forms in the place of its tensors, whole or in pieces; the rest is the same."""
-    if isinstance(form, list):
-        return [_changed(item, change, (*place, index)) for index, item in enumerate(form)]
-    new = form
-    match next(iter(form), "nothing") if isinstance(form, dict) else "plain":
-        case "dict":
-            new = {"dict": {key: _changed(item, change, (*place, key)) for key, item in form["dict"].items()}}
-        case "pairs":
-            keyed = [(key, decode(key, {}), item) for key, item in form["pairs"]]
-            new = {"pairs": [[key, _changed(item, change, (*place, known))] for key, known, item in keyed]}
-        case "tuple":
-            new = {"tuple": _changed(form["tuple"], change, place)}
-        case "tensor" | "pieces":
-            new = change(form, place)
-    return new
-
-
-def tensor_forms(skeleton: Any) -> Iterator[tuple[Place, Form]]:
-    """The tensors of a skeleton, whole or in pieces, by their places."""
-    found: list[tuple[Place, Form]] = []
-    _changed(skeleton, lambda form, place: found.append((place, form)))
-    return iter(found)
-
-
-def check_written(skeleton: Any, written: Iterable[Iterable[str]]) -> None:
-    """Raise `CheckpointError` unless each tensor of a skeleton was written, whole, by one of those who say what they
-    have: a checkpoint that lacks one would be found out by whoever needs it."""
-    check_pieces(skeleton)
-    counts = Counter(chain.from_iterable(written))
-    for place, form in tensor_forms(skeleton):
-        for name in [form["tensor"]] if "tensor" in form else pieces_of(form):
-            if counts[name] != 1:
-                raise CheckpointError(
-                    f"'{dotted(place)}' was written by {counts[name]} workers as {name!r}, not by one"
-                )
-
-
-def check_pieces(skeleton: Any) -> None:
-    """Raise `CheckpointError` where the pieces of a tensor are not the whole, each element once."""
-    for place, form in tensor_forms(skeleton):
-        if "pieces" in form:
-            check_cover(dotted(place), tuple(form["shape"]), list(pieces_of(form).values()))
-
-
 class _Collection:
     """What was wanted of a state and has come so far; the forms of whole tensors are known when these come."""
 
@@ -115,7 +64,7 @@ class _Collection:
         self._whole: dict[str, list[tuple[Place, Form]]] = {}
         self._pieces: dict[str, list[Callable[[torch.Tensor], None]]] = {}
         self.tensors: dict[str, torch.Tensor] = {}
-        self.skeleton = _changed(skeleton, self._expect)
+        self.skeleton = changed(skeleton, self._expect)
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
         for take in self._pieces.pop(name, ()):

@@ -16,7 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
-from quorate.checkpoint.boxes import Boxes
 from quorate.checkpoint.listing import (
     REMOVING,
     WRITING,
@@ -32,6 +31,7 @@ from quorate.checkpoint.listing import (
 )
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.part_file import DIGESTS, SEALED, parts_in, verify_part, write_part
+from quorate.checkpoint.pieces import Boxes
 from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.seal import Seal
 from quorate.checkpoint.shown import shown_by
@@ -367,14 +367,15 @@ class CheckpointFolder:
 
     def load(self, info: CheckpointInfo, boxes: Boxes | None = None) -> Loaded:
         from quorate.checkpoint.part_file import read_part
-        from quorate.checkpoint.reshard import collected, is_in_pieces, read_tensors
         from quorate.checkpoint.tensor_file import tensors_in
-        from quorate.checkpoint.tree import Encoded
+        from quorate.checkpoint.tree import Encoded, is_in_pieces
 
         manifest = read_manifest(info.path)
         cipher = cipher_of(manifest, self.cipher)
         skeleton = manifest.opened(cipher).skeleton
         if boxes is not None or is_in_pieces(skeleton):
+            from quorate.checkpoint.reshard import collected, read_tensors
+
             stream = (read_tensors(info.path, part, cipher) for part in manifest.parts)
             return Loaded(manifest, collected(skeleton, chain.from_iterable(stream), boxes))
         tensors: dict[str, Any] = {}
@@ -479,7 +480,7 @@ def _has_sealed_part(checkpoint: Path) -> bool:
 
 
 def _refuse_another_state(present: CheckpointInfo, manifest: Manifest) -> None:
-    from quorate.checkpoint.reshard import is_cut_alike
+    from quorate.checkpoint.tree import is_cut_alike
 
     found, weights_digest = present.manifest.weights_digest, manifest.weights_digest
     # Digests are of pieces: a run that goes on with another mesh has others for the same weights.

@@ -9,16 +9,27 @@ its size in the whole. Of a state that is spread over workers, each has some of 
 import json
 import math
 import struct
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 import torch
 
-from quorate.checkpoint.boxes import Box, Boxes
-from quorate.checkpoint.pieces import PIECE_NAME, Form, Piece, assembled, dtype_name, form_of, joined_forms, storable
+from quorate.checkpoint.pieces import (
+    PIECE_NAME,
+    Form,
+    Piece,
+    check_cover,
+    dtype_name,
+    form_of,
+    joined_forms,
+    pieces_of,
+    storable,
+    stored_piece,
+)
 from quorate.checkpoint.tensor_file import DTYPES, METADATA
 from quorate.core.errors import CheckpointError
 
@@ -46,38 +57,35 @@ def encode(tree: Any) -> Encoded:
     return Encoded(encoder.encode(tree, ()), encoder.tensors)
 
 
-def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor], boxes: Boxes | None = None) -> Any:
-    """Put a tree together again; tied tensors are one tensor again, dicts of any kind are plain ones.
+def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Put a tree together again; tied tensors are one tensor again, dicts of any kind are plain ones. Of a tensor of
+    which only a piece is there, it comes as that `Piece`; `reshard.collected` puts together what lies in several."""
+    made: dict[str, torch.Tensor] = {}
 
-    What lies in pieces comes as a whole tensor; but where `boxes` says which part of it is wanted, as that `Piece`.
-    """
-    made: dict[Any, Any] = {}
-
-    def build(form: Any, place: Place) -> Any:
+    def build(form: Any) -> Any:
         if isinstance(form, list):
-            return [build(item, (*place, index)) for index, item in enumerate(form)]
+            return list(map(build, form))
         if not isinstance(form, dict):
             return form
         kind = next(iter(form), "nothing")
         match kind:
             case "dict":
-                built: Any = {key: build(item, (*place, key)) for key, item in form["dict"].items()}
+                built: Any = {key: build(item) for key, item in form["dict"].items()}
             case "pairs":
-                keys = [build(key, place) for key, _ in form["pairs"]]
-                built = {key: build(item, (*place, key)) for key, (_, item) in zip(keys, form["pairs"], strict=True)}
+                built = {build(key): build(item) for key, item in form["pairs"]}
             case "tuple":
-                built = tuple(build(item, (*place, index)) for index, item in enumerate(form["tuple"]))
+                built = tuple(map(build, form["tuple"]))
             case "int":
                 built = int(form["int"], 16)
             case "float":
                 built = struct.unpack(">d", bytes.fromhex(form["float"]))[0]
             case "tensor" | "pieces":
-                built = (_whole if kind == "tensor" else _assembled)(form, tensors, made, boxes, place)
+                built = _whole(form, tensors, made) if kind == "tensor" else _piece(form, tensors)
             case _:
                 raise CheckpointError(f"the checkpoint holds a {kind!r}, which this version of Quorate does not know")
         return built
 
-    return build(skeleton, ())
+    return build(skeleton)
 
 
 def join_skeletons(skeletons: Iterable[Any]) -> Any:
@@ -110,6 +118,65 @@ def _join(one: Any, other: Any) -> Any:
 
 def _numbers_in_order(item: tuple[str, Any]) -> tuple[int, str]:
     return (int(item[0]), "") if item[0].isdecimal() else (-1, item[0])
+
+
+def is_in_pieces(skeleton: Any) -> bool:
+    """Whether somebody has written it who held only a part of a tensor."""
+    return any("pieces" in form for _, form in tensor_forms(skeleton))
+
+
+def is_cut_alike(one: Any, other: Any) -> bool:
+    """Whether two skeletons have the same tensors whole, and the others in the same pieces."""
+    cuts = [
+        {dotted(place): sorted(pieces_of(form)) for place, form in tensor_forms(skeleton) if "pieces" in form}
+        for skeleton in (one, other)
+    ]
+    return cuts[0] == cuts[1]
+
+
+def changed(form: Any, change: Callable[[Form, Place], Any], place: Place = ()) -> Any:
+    """A skeleton with other forms in the place of its tensors, whole or in pieces; the rest is the same."""
+    if isinstance(form, list):
+        return [changed(item, change, (*place, index)) for index, item in enumerate(form)]
+    new = form
+    match next(iter(form), "nothing") if isinstance(form, dict) else "plain":
+        case "dict":
+            new = {"dict": {key: changed(item, change, (*place, key)) for key, item in form["dict"].items()}}
+        case "pairs":
+            keyed = [(key, decode(key, {}), item) for key, item in form["pairs"]]
+            new = {"pairs": [[key, changed(item, change, (*place, known))] for key, known, item in keyed]}
+        case "tuple":
+            new = {"tuple": changed(form["tuple"], change, place)}
+        case "tensor" | "pieces":
+            new = change(form, place)
+    return new
+
+
+def tensor_forms(skeleton: Any) -> Iterator[tuple[Place, Form]]:
+    """The tensors of a skeleton, whole or in pieces, by their places."""
+    found: list[tuple[Place, Form]] = []
+    changed(skeleton, lambda form, place: found.append((place, form)))
+    return iter(found)
+
+
+def check_written(skeleton: Any, written: Iterable[Iterable[str]]) -> None:
+    """Raise `CheckpointError` unless each tensor of a skeleton was written, whole, by one of those who say what they
+    have: a checkpoint that lacks one would be found out by whoever needs it."""
+    check_pieces(skeleton)
+    counts = Counter(chain.from_iterable(written))
+    for place, form in tensor_forms(skeleton):
+        for name in [form["tensor"]] if "tensor" in form else pieces_of(form):
+            if counts[name] != 1:
+                raise CheckpointError(
+                    f"'{dotted(place)}' was written by {counts[name]} workers as {name!r}, not by one"
+                )
+
+
+def check_pieces(skeleton: Any) -> None:
+    """Raise `CheckpointError` where the pieces of a tensor are not the whole, each element once."""
+    for place, form in tensor_forms(skeleton):
+        if "pieces" in form:
+            check_cover(dotted(place), tuple(form["shape"]), list(pieces_of(form).values()))
 
 
 @dataclass
@@ -200,9 +267,7 @@ def _dense(value: torch.Tensor, path: tuple[str, ...]) -> torch.Tensor:
     return value.detach()
 
 
-def _whole(
-    reference: Form, tensors: Mapping[str, torch.Tensor], made: dict[Any, Any], boxes: Boxes | None, place: Place
-) -> torch.Tensor | Piece:
+def _whole(reference: Form, tensors: Mapping[str, torch.Tensor], made: dict[str, torch.Tensor]) -> torch.Tensor:
     name = reference["tensor"]
     if name not in made:
         if name not in tensors:
@@ -213,22 +278,17 @@ def _whole(
         if "strides" in reference:
             tensor = torch.empty_strided(tensor.shape, reference["strides"], dtype=tensor.dtype).copy_(tensor)
         made[name] = tensor
-    whole: torch.Tensor = made[name]
-    shape = tuple(whole.shape)
-    box = None if boxes is None else boxes(place, shape)
-    return whole if box is None else Piece(whole[box.within(Box.whole(shape))], shape, box.offset)
+    return made[name]
 
 
-def _assembled(
-    form: Form, tensors: Mapping[str, torch.Tensor], made: dict[Any, Any], boxes: Boxes | None, place: Place
-) -> torch.Tensor | Piece:
-    shape = tuple(form["shape"])
-    box = None if boxes is None else boxes(place, shape)
-    wanted = Box.whole(shape) if box is None else box
-    key = (tuple(name for name, *_ in form["pieces"]) or place, wanted)
-    if key not in made:
-        made[key] = assembled(form, tensors, wanted, dotted(place))
-    return made[key] if box is None else Piece(made[key], shape, box.offset)
+def _piece(form: Form, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | Piece:
+    shape, dtype, pieces = tuple(form["shape"]), getattr(torch, form["dtype"]), pieces_of(form)
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    if not pieces:
+        return Piece(torch.empty(0, dtype=dtype), shape, (0,) * len(shape))
+    ((name, box),) = pieces.items()
+    return Piece(stored_piece(tensors, name, form["dtype"], box), shape, box.offset)
 
 
 def _identity(tensor: torch.Tensor, value: torch.Tensor) -> tuple[Any, ...]:

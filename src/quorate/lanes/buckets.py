@@ -9,6 +9,13 @@ from dataclasses import dataclass
 MEBIBYTE = 2**20
 ALIGNMENT = 64
 """A cache line: two workers that write to neighbouring buckets do not take turns on one."""
+MEAN, LANE_0 = "mean", "lane 0"
+"""What becomes of a buffer of the model that lanes have changed differently, by the word of the task."""
+
+
+def padding(nbytes: int, itemsize: int) -> int:
+    """So many elements follow a tensor in flat memory, so that the next begins where kernels like it to."""
+    return -nbytes % ALIGNMENT // itemsize
 
 
 @dataclass(frozen=True)

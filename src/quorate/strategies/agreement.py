@@ -24,12 +24,12 @@ from quorate.core.failure import name_samples
 from quorate.core.generation import Member, Role
 from quorate.data.indices import NO_INDICES, indices_of
 from quorate.data.ledger import NOTHING, Tally, total
+from quorate.lanes.buckets import LANE_0, MEAN
 from quorate.reduce.reduction import sum_lanes
 from quorate.training.audit import AuditNote, LaneAudit
 from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, digests
 from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, compare_replicas, divergence
-from quorate.training.flat_buffers import LANE_0, MEAN
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum, called, not_finite
 from quorate.training.settings import Settings

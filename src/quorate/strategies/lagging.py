@@ -15,24 +15,24 @@ from operator import or_
 
 import torch
 
+from quorate.lanes.buckets import MEAN
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.training.activity import Activity
-from quorate.training.flat_buffers import MEAN
 from quorate.training.gradients import Gradients
 from quorate.training.lane import LaneResult, fill_in, unread_scalars
 from quorate.training.loss_scale import judged
 from quorate.training.losses import GivenLoss
 from quorate.training.replica import Replica
-from quorate.training.strategy import PendingStep, StepOutcome, StepRequest
+from quorate.training.strategy import Lag, PendingStep, StepOutcome, StepRequest
 from quorate.training.update import Update
 
 _EXACT = 4
 """Bytes of a loss at most: of one in float64 the sum over lanes may overflow, which the device does not look at."""
 
 
-class Lag:
-    """Agrees on steps on the device, and updates there."""
+class DeviceLag(Lag):
+    """That of a worker that is alone."""
 
     def __init__(
         self, spec: JobSpec, replica: Replica, gradients: Gradients, agreement: StepAgreement, update: Update
@@ -50,7 +50,6 @@ class Lag:
         self._begun = 0
 
     def can_take(self, results: Sequence[LaneResult]) -> bool:
-        """Whether a step with these results can do without the host."""
         if not self._may_lag or (self._replica.buffers.exist and self._replica.buffers.flat is None):
             return False
         for result in results:
@@ -66,7 +65,6 @@ class Lag:
         return any(result.samples for result in results) and self._can_leave_out(_present(results))
 
     def begin(self, step: int, results: Sequence[LaneResult], request: StepRequest, activity: Activity) -> PendingStep:
-        """Begin to agree on a step whose gradients are summed, and to apply it."""
         replica = self._replica
         values = [loss.value.reshape(()) for result in results for loss in _losses(result)]
         # Whatever else makes a step void is to be added here, and to `conclude`.
@@ -105,7 +103,6 @@ class Lag:
         return PendingStep(request, arriving, finish)
 
     def catch_up(self) -> None:
-        """A step was read at once, after all before it."""
         self._rates = self._replica.optimizers.rates
 
     def _is_exact(self, loss: GivenLoss) -> bool:

@@ -18,8 +18,6 @@ from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.kinds import Holdings
-from quorate.strategies.lagging import Lag
-from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
 from quorate.training.device import Device
 from quorate.training.divergence import ReplicaDigests
@@ -29,7 +27,7 @@ from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated, StateLayout
-from quorate.training.strategy import PendingStep, StepOutcome, StepRequest, Strategy
+from quorate.training.strategy import Lag, PendingStep, StepOutcome, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -105,6 +103,8 @@ class RingConnection:
         self._layout: StateLayout = Replicated(replica)
 
     def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:  # noqa: ARG002
+        from quorate.strategies.state_copy import align  # where somebody is behind
+
         worker = self._endpoint.credentials.worker
         return align(self._endpoint.generation, worker, self.links, self._layout, progress, activity)
 
@@ -123,9 +123,11 @@ class RingConnection:
         own = generation.members[self._endpoint.position]
         agreement = agreement_of(spec, replica, self.links, generation.workers, own)
         agreement.audit = update.audit
-        lag = None
+        lag: Lag | None = None
         if not replica.device.is_host and len(generation.members) == 1:
-            lag = Lag(spec, replica, self.gradients, agreement, update)
+            from quorate.strategies.lagging import DeviceLag
+
+            lag = DeviceLag(spec, replica, self.gradients, agreement, update)
         return self._strategy(own, agreement, update, activity, lag)
 
     def _strategy(

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from quorate.core.errors import TaskError, UnsupportedModelError
+from quorate.lanes.buckets import LANE_0, MEAN, padding
 from quorate.observe.quantities import plural
 from quorate.spec.job import JobSpec
 from quorate.training.device import CPU, Device
-from quorate.training.flat_buffers import LANE_0, MEAN, FlatBuffers, Taken, can_lie_flat, padding
 
 # The count differs between lanes where a small last batch gives them different numbers of micro-batches.
 NORM_RULES = {"running_mean": MEAN, "running_var": MEAN, "num_batches_tracked": LANE_0}
@@ -93,8 +94,8 @@ class Buffers:
         self._name_rules(rules)
         self._averaged: dict[torch.dtype, tuple[tuple[str, torch.Tensor], ...]] | None = None
         # Where they lie together, if they do; and while nothing of the user's has changed that.
-        self._laid: FlatBuffers | None = None
-        self.flat: FlatBuffers | None = None
+        self._laid: Any = None  # FlatBuffers, which a job on the host does not import
+        self.flat: Any = None
         if not device.is_host:
             self._lay_flat(list(model.parameters()))
 
@@ -111,6 +112,8 @@ class Buffers:
             self.rules.update(dict.fromkeys(names, rule))
 
     def _lay_flat(self, parameters: list[torch.Tensor]) -> None:
+        from quorate.training.flat_buffers import FlatBuffers, can_lie_flat
+
         values = {name: buffer.committed for name, buffer in self._buffers.items()}
         if not can_lie_flat({name: buffer.home for name, buffer in self._buffers.items()}, parameters):
             return
@@ -141,7 +144,9 @@ class Buffers:
             by_type: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
             for name in sorted(name for name, rule in self.rules.items() if rule == MEAN):
                 value = self.get(name)
-                by_type.setdefault(value.dtype, []).append((name, value.new_zeros(padding(value))))
+                by_type.setdefault(value.dtype, []).append(
+                    (name, value.new_zeros(padding(value.nbytes, value.itemsize)))
+                )
             self._averaged = {dtype: tuple(group) for dtype, group in by_type.items()}
         return self._averaged
 
@@ -157,7 +162,7 @@ class Buffers:
             if name in changed or not buffer.is_at_home:
                 self._put(buffer)
 
-    def take(self) -> Taken | None:
+    def take(self) -> tuple[torch.Tensor, ...] | None:
         """A copy of all buffers as they are now, without a look at them; None where they do not lie together."""
         if self.flat is None:
             return None
@@ -168,9 +173,10 @@ class Buffers:
                 return None
             if not buffer.is_at_home:
                 return None
-        return self.flat.take()
+        taken: tuple[torch.Tensor, ...] = self.flat.take()
+        return taken
 
-    def changes_in(self, taken: Taken) -> dict[str, torch.Tensor]:
+    def changes_in(self, taken: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
         """What was changed of what a lane has left, by name."""
         assert self._laid is not None
         values = self._laid.cut(taken)

@@ -12,16 +12,11 @@ from operator import or_
 
 import torch
 
-from quorate.lanes.buckets import ALIGNMENT
+from quorate.lanes.buckets import LANE_0, MEAN, padding
 from quorate.reduce.reduction import sum_lanes
 from quorate.training.sharded_tensors import local
 
-MEAN = "mean"
-LANE_0 = "lane 0"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-Taken = tuple[torch.Tensor, ...]
-"""A copy of all buffers, as a lane has left them: a flat tensor for each type."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +25,6 @@ class _Slot:
     offset: int
     numel: int
     shape: torch.Size
-
-
-def padding(value: torch.Tensor) -> int:
-    """So many elements follow a buffer in flat memory, so that the next begins where kernels like it to."""
-    return -value.nbytes % ALIGNMENT // value.itemsize
 
 
 def can_lie_flat(buffers: Mapping[str, torch.Tensor], parameters: Sequence[torch.Tensor]) -> bool:
@@ -74,7 +64,7 @@ class FlatBuffers:
         self.committed = {name: value for flat in self._flats for name, value in flat.cut(flat.committed).items()}
 
     @property
-    def all_committed(self) -> Taken:
+    def all_committed(self) -> Sequence[torch.Tensor]:
         """The committed values, all together."""
         return tuple(flat.committed for flat in self._flats)
 
@@ -82,15 +72,17 @@ class FlatBuffers:
         for flat in self._flats:
             flat.home.copy_(flat.committed)
 
-    def take(self) -> Taken:
+    def take(self) -> Sequence[torch.Tensor]:
         return tuple(flat.home.clone() for flat in self._flats)
 
-    def cut(self, taken: Taken) -> dict[str, torch.Tensor]:
+    def cut(self, taken: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """What was taken, by name."""
         pairs = zip(self._flats, taken, strict=True)
         return {name: value for flat, values in pairs for name, value in flat.cut(values).items()}
 
-    def agree(self, lanes: Sequence[tuple[int, Taken | None]]) -> tuple[Taken, list[torch.Tensor]]:
+    def agree(
+        self, lanes: Sequence[tuple[int, Sequence[torch.Tensor] | None]]
+    ) -> tuple[Sequence[torch.Tensor], list[torch.Tensor]]:
         """What is to be committed, of all lanes with their samples; and, as numbers, which buffer has no rule although
         lanes differ in it: `refused` reads them."""
         agreed, refused = [], []
@@ -108,7 +100,7 @@ class FlatBuffers:
         named = (flat.name_of(int(number)) for flat, number in zip(able, numbers, strict=False))
         return min((name for name in named if name is not None), default=None)
 
-    def commit_unless(self, void: torch.Tensor, values: Taken) -> None:
+    def commit_unless(self, void: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
         """Make these the committed values, but not where the device finds the step void."""
         for flat, value in zip(self._flats, values, strict=True):
             flat.committed.copy_(torch.where(void, flat.committed, value))
@@ -126,7 +118,7 @@ class _Flat:
         slots, size, self._averaged, self._unruled = [], 0, 0, len(buffers)
         for number, (name, value) in enumerate(buffers):
             slots.append(_Slot(name, size, value.numel(), value.shape))
-            size += value.numel() + padding(value)
+            size += value.numel() + padding(value.nbytes, value.itemsize)
             place = _place(value, rules.get(name))
             if place == 0:
                 self._averaged = size

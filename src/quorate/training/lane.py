@@ -12,7 +12,6 @@ from quorate.core.spans import SpanRecorder
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
 from quorate.training.device import Device
-from quorate.training.flat_buffers import Taken
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients
 from quorate.training.lane_digest import collected, joined_halves, lane_digests
@@ -56,7 +55,7 @@ class LaneResult:
     unread: Unread | None = None
     micro_batches: int = 1
     shortage: str = ""
-    taken: Taken | None = None
+    taken: tuple[torch.Tensor, ...] | None = None
     digests: tuple[int, ...] = ()
 
 

@@ -15,10 +15,10 @@ from quorate.core.digests import derive_seed, weights_digest
 from quorate.core.errors import RunError, TaskError, UnsupportedModelError
 from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.streams import seed_generators
+from quorate.lanes.buckets import MEAN
 from quorate.spec.job import JobSpec
 from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, digests
-from quorate.training.flat_buffers import MEAN
 from quorate.training.loss_scale import LossScale, check_master_weights
 from quorate.training.optimizers import Optimizers
 from quorate.training.settings import digest_of_saved

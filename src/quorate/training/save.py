@@ -16,11 +16,10 @@ import torch
 
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.reshard import check_written
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import Attempt, CheckpointStore, NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import Arena, TensorFile
-from quorate.checkpoint.tree import join_skeletons
+from quorate.checkpoint.tree import check_written, join_skeletons
 from quorate.core.digests import weights_digest
 from quorate.core.errors import AttemptGone, CheckpointError, JobError, LinkError, QuorateError, ReplicasDiffer
 from quorate.core.generation import GenerationId

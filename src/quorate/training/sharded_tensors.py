@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from quorate.checkpoint.boxes import Box
-from quorate.checkpoint.pieces import Piece
+from quorate.checkpoint.pieces import Box, Piece
 from quorate.core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -80,8 +79,10 @@ def as_piece(tensor: torch.Tensor) -> torch.Tensor | Piece:
 
 def assign(tensor: torch.Tensor, value: torch.Tensor | Piece) -> None:
     """Write into what this worker has of a tensor: the same part of another."""
-    with torch.no_grad():
-        local(tensor).copy_(value.values if isinstance(value, Piece) else local(value))
+    values = value.values if isinstance(value, Piece) else local(value)
+    if values.numel():  # of what is empty here a checkpoint does not know the shape
+        with torch.no_grad():
+            local(tensor).copy_(values)
 
 
 def spread_like(tensor: torch.Tensor, value: torch.Tensor | Piece) -> torch.Tensor:

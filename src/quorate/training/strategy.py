@@ -9,6 +9,7 @@ import torch
 
 from quorate.data.ledger import Tally
 from quorate.observe.event import Event
+from quorate.training.activity import Activity
 from quorate.training.device import Numbers
 from quorate.training.lane import LaneResult
 from quorate.training.loss_scale import Scaling
@@ -183,6 +184,22 @@ class Strategy(Protocol):
 
     def close(self) -> None:
         """Let go of the other members, and of the parameters."""
+        ...
+
+
+class Lag(Protocol):
+    """Agrees on steps on the device, and updates there, before anybody has read them."""
+
+    def can_take(self, results: Sequence[LaneResult]) -> bool:
+        """Whether a step with these results can do without the host."""
+        ...
+
+    def begin(self, step: int, results: Sequence[LaneResult], request: StepRequest, activity: Activity) -> PendingStep:
+        """Begin to agree on a step whose gradients are summed, and to apply it."""
+        ...
+
+    def catch_up(self) -> None:
+        """A step was read at once, after all before it."""
         ...
 
 

@@ -10,7 +10,6 @@ from quorate.data.sampler import Sampler
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit
-from quorate.training.flat_buffers import Taken
 from quorate.training.gradients import Gradients
 from quorate.training.loss_scale import judged
 from quorate.training.optimizers import SOLE
@@ -92,7 +91,9 @@ class Update:
         is_plain = self._spec.clip_norm is None and self._replica.loss_scale is None
         return is_plain and list(self._replica.optimizers.by_name) == [SOLE]
 
-    def apply_unless(self, void: torch.Tensor, step: int, present: int, buffers: Taken) -> dict[str, torch.Tensor]:
+    def apply_unless(
+        self, void: torch.Tensor, step: int, present: int, buffers: tuple[torch.Tensor, ...]
+    ) -> dict[str, torch.Tensor]:
         """Begin the update on the device, where it leaves everything as it is if the step turns out to be `void`, and
         the parameters if its gradients overflow.
 

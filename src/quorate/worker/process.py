@@ -82,7 +82,6 @@ from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.same_data import check_same_data, data_facts, device_changes
 from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, REGISTERING, RESTORING, StatusPage, status_file
-from quorate.worker.task_mlflow import mlflow_of_job
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +146,7 @@ class Worker:
     def live(self) -> int:
         """Train, and tell the coordinator how it ended; the exit code of the process."""
         try:
-            with mlflow_of_job(self._spec.track if self._assignment.mode.is_training else None, self._run):
+            with self._mlflow_of_task():
                 code = self._live()
             if self._checkpointer is not None:
                 # After all is told: what ends a job is not kept back by a checkpoint that is being saved.
@@ -161,6 +160,14 @@ class Worker:
             return code
         finally:
             self._membership.close()
+
+    def _mlflow_of_task(self) -> contextlib.AbstractContextManager[None]:
+        track = self._spec.track if self._assignment.mode.is_training else None
+        if track is None or not track.mlflow:
+            return contextlib.nullcontext()
+        from quorate.worker.task_mlflow import mlflow_of_job
+
+        return mlflow_of_job(track, self._run)
 
     def _live(self) -> int:
         try:

@@ -21,13 +21,13 @@ _GLANCE = 0.05
 
 
 @contextlib.contextmanager
-def mlflow_of_job(track: TrackSpec | None, run: RunFolder) -> Iterator[None]:
+def mlflow_of_job(track: TrackSpec, run: RunFolder) -> Iterator[None]:
     """Have the environment name the job's MLflow run within the block, from the first `import mlflow` on.
 
     The run is made by the process that tracks the job, which does so at once where the task has use for it. On a host
     that does not see the run's folder nothing is known of it.
     """
-    if track is None or not track.mlflow or not (run.path / FOLDER).is_dir():
+    if not (run.path / FOLDER).is_dir():
         yield
         return
     before = {name: os.environ.pop(name, None) for name in (URI, RUN_ID)}

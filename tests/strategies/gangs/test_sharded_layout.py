@@ -10,10 +10,10 @@ import torch
 
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.reshard import check_pieces
+from quorate.checkpoint.reshard import collected
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.checkpoint.tree import Encoded, decode, join_skeletons
+from quorate.checkpoint.tree import Encoded, check_pieces, decode, join_skeletons
 from quorate.core.errors import RunError
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.mesh import MeshShape
@@ -69,7 +69,8 @@ def trained_alone() -> Encoded:
 
 def bits(encoded: Encoded) -> dict[str, str]:
     """Of a whole state, by the names that one process gives its tensors."""
-    whole = decode(encoded.skeleton, encoded.tensors)["replica"]
+    read = collected(encoded.skeleton, encoded.tensors.items(), None)
+    whole = decode(read.skeleton, read.tensors)["replica"]
     optimizer = whole["optimizers"][""]["state"]
     flat = {f"{index} {key}": value for index, kept in optimizer.items() for key, value in kept.items()}
     return digests((whole["tensors"] | flat).items())
@@ -112,7 +113,7 @@ def test_one_process_takes_up_the_checkpoint_of_a_mesh(shape: MeshShape, tmp_pat
 def test_a_mesh_takes_up_the_state_of_one_process_and_goes_on_with_the_same_bits() -> None:
     held_by_one, state = expected(BOTH, 3), trained_alone()
     with member(BOTH, 3) as layout:
-        assert layout.load(state) == PROGRESS
+        assert layout.load(collected(state.skeleton, state.tensors.items(), layout.boxes)) == PROGRESS
         assert digests(layout.state(PROGRESS).compared.items()) == held_by_one
         train(layout.replica, 1)
         resumed = digests(layout.state(PROGRESS).compared.items())

@@ -24,7 +24,6 @@ from quorate.strategies.compression.methods import check_compressible, method_of
 from quorate.strategies.compression.option import CompressSpec, lane_compression
 from quorate.strategies.compression.residuals import LANES, Residuals
 from quorate.strategies.kinds import Holdings
-from quorate.strategies.lagging import Lag
 from quorate.strategies.ring import RingConnection, RingStrategy
 from quorate.training.activity import Activity
 from quorate.training.flat_gradients import FlatGradients
@@ -33,7 +32,7 @@ from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import HeldState, Parts, Replicated, StateLayout, shared_out
-from quorate.training.strategy import StepOutcome, StepRequest, Strategy
+from quorate.training.strategy import Lag, StepOutcome, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)

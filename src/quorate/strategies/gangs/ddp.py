@@ -23,12 +23,12 @@ from quorate.strategies.gangs.option import DdpSpec
 from quorate.strategies.gangs.process_group import GroupLinks, ProcessGroup
 from quorate.strategies.gangs.sync_batch_norm import SyncedNorms
 from quorate.strategies.kinds import Holdings
-from quorate.strategies.lagging import Lag
 from quorate.strategies.ring import RingConnection, RingStrategy
 from quorate.training.activity import Activity
 from quorate.training.gradients import gradient_plan, refuse_rows
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated, StateLayout
+from quorate.training.strategy import Lag
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)

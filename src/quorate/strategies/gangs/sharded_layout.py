@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from quorate.checkpoint.boxes import Box, Shape
-from quorate.checkpoint.pieces import pieces_of, storable
-from quorate.checkpoint.reshard import tensor_forms
-from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode, join_skeletons
+from quorate.checkpoint.pieces import Box, Shape, pieces_of, storable
+from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode, join_skeletons, tensor_forms
 from quorate.core.digests import weights_digest
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Generation
@@ -166,7 +164,7 @@ class Sharded:
         return tuple(own if rank == self.rank else () for rank in range(writers))
 
     def load(self, encoded: Encoded) -> Progress:
-        state = decode(encoded.skeleton, encoded.tensors, self.boxes)
+        state = decode(encoded.skeleton, encoded.tensors)
         self.replica.load(state["replica"])
         return Progress.from_dict(state["progress"])
 

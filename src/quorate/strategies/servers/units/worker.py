@@ -9,12 +9,12 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from quorate.core.errors import LossError, UnsupportedModelError
 from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.lanes.buckets import LANE_0, MEAN
 from quorate.strategies.agreement import WorkerNote, check_skippable, pack, unpack
 from quorate.strategies.servers.dealing import Unit
 from quorate.strategies.servers.units.channel import Head, UnitChannel, UnitPlan
 from quorate.strategies.servers.units.server import ADDED, SET
 from quorate.training.activity import Activity
-from quorate.training.flat_buffers import LANE_0, MEAN
 from quorate.training.lane import LaneResult
 from quorate.training.losses import called, not_finite
 from quorate.training.optimizers import SOLE
