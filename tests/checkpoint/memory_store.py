@@ -10,8 +10,7 @@ from typing import Any
 import xxhash
 
 from quorate.checkpoint.listing import CheckpointInfo, checkpoint_name
-from quorate.checkpoint.manifest import Manifest, Part
-from quorate.checkpoint.pieces import Boxes
+from quorate.checkpoint.manifest import Boxes, Manifest, Part
 from quorate.checkpoint.reshard import collected
 from quorate.checkpoint.store import Loaded, NoSpace
 from quorate.checkpoint.tensor_file import tensors_in

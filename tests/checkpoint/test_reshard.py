@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from checkpoint.memory_store import MemoryStore
 from checkpoint.random_cuts import cut, numbered, piece
 from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.pieces import Box, Boxes, Piece
+from quorate.checkpoint.manifest import Boxes, Manifest
+from quorate.checkpoint.pieces import Box, Piece
 from quorate.checkpoint.reshard import collected
 from quorate.checkpoint.store import CheckpointFolder, CheckpointStore
 from quorate.checkpoint.tensor_file import TensorFile

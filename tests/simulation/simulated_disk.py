@@ -12,8 +12,7 @@ import torch
 
 from checkpoint.memory_store import MemoryAttempt, MemoryStore
 from quorate.checkpoint.listing import CheckpointInfo, checkpoint_name
-from quorate.checkpoint.manifest import Manifest, Part
-from quorate.checkpoint.pieces import Boxes
+from quorate.checkpoint.manifest import Boxes, Manifest, Part
 from quorate.checkpoint.store import Loaded
 from quorate.checkpoint.tensor_file import Arena, TensorFile, tensors_in
 from quorate.checkpoint.tree import Encoded, decode, encode

@@ -17,6 +17,9 @@ from quorate.core.user_code import given
 FORMAT = 3
 MANIFEST = "manifest.json"
 Content = dict[str, Any]
+Boxes = Callable[[tuple[Any, ...], tuple[int, ...]], Any]
+"""Which part of a tensor of the state a reader wants, a `pieces.Box`, by its place in the tree and its shape; None for
+all of it."""
 
 _HEAD = '{{"digest": "{digest}",\n'
 PART_NAME = re.compile(r"([0-9]{1,9})-of-[0-9]{1,9}\.([0-9a-f]{32}|[0-9a-f]{64})\.safetensors(?:\.enc)?")

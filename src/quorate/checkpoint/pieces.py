@@ -9,7 +9,7 @@ import contextlib
 import heapq
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,6 @@ class Box:
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{begin}:{end}" for begin, end in zip(self.offset, self.stop, strict=True)) + "]"
-
-
-Boxes = Callable[[tuple[Any, ...], Shape], Box | None]
-"""Which part of a tensor of the state a reader wants, by its place in the tree and its shape; None for all of it."""
 
 
 def check_cover(name: str, shape: Shape, boxes: Sequence[Box], wanted: Box | None = None) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from quorate.checkpoint.manifest import Part
+from quorate.checkpoint.manifest import Boxes, Part
 from quorate.checkpoint.part_file import read_part, reading, verify_part
 from quorate.checkpoint.pieces import (
     PIECE_NAME,
     Box,
-    Boxes,
     Form,
     Piece,
     check_cover,

@@ -29,9 +29,8 @@ from quorate.checkpoint.listing import (
     read_manifest,
     survey,
 )
-from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
+from quorate.checkpoint.manifest import MANIFEST, Boxes, Manifest, Part
 from quorate.checkpoint.part_file import DIGESTS, SEALED, parts_in, verify_part, write_part
-from quorate.checkpoint.pieces import Boxes
 from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.seal import Seal
 from quorate.checkpoint.shown import shown_by

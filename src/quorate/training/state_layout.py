@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from quorate.checkpoint.pieces import Boxes
+from quorate.checkpoint.manifest import Boxes
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation
 from quorate.training.device import CPU, Device

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from quorate.checkpoint.pieces import Boxes
+from quorate.checkpoint.manifest import Boxes
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation, Role
 from quorate.strategies.compression.residuals import LANES, Residuals
