@@ -6,8 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quorate.observe.event import Event
 from quorate.spec.job import JobSpec
-from quorate.tracking.metrics import Metrics
-from quorate.tracking.metrics_sink import MetricsSink
+from quorate.tracking.metrics import JobMetrics
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -31,8 +30,7 @@ class Scraped:
     """A sink of its own, fed by hand."""
 
     def __init__(self, workers: int = 2, **keys: Any) -> None:
-        self.metrics = Metrics("tiny-0001")
-        self.sink = MetricsSink(self.metrics, spec_of(**keys), workers)
+        self.metrics = self.sink = JobMetrics("tiny-0001", spec_of(**keys), workers)
 
     def handle(self, *events: Event) -> None:
         for event in events:

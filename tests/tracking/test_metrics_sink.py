@@ -343,8 +343,8 @@ def test_staleness_is_a_histogram_of_jobs_that_have_any() -> None:
     assert "quorate_staleness" not in job.text
     job.handle(StalenessObserved(step=10, updates={"0": 3, "2": 1}, gap=2, bound=4))
     job.handle(StalenessObserved(step=20, updates={"2": 2, "300": 1}, gap=1, bound=4))
-    assert job["quorate_staleness_updates_bucket le=0"] == 3
-    assert job["quorate_staleness_updates_bucket le=2"] == 6
+    assert job["quorate_staleness_updates_bucket le=0.0"] == 3
+    assert job["quorate_staleness_updates_bucket le=2.0"] == 6
     assert job["quorate_staleness_updates_count"] == 7
     assert job["quorate_staleness_updates_sum"] == 306
     assert job["quorate_staleness_gap_steps"] == 1

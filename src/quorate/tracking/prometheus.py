@@ -29,8 +29,7 @@ from quorate.spec.tracking import address_of
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.endpoint import Answer, Endpoint
-from quorate.tracking.metrics import Metrics
-from quorate.tracking.metrics_sink import MetricsSink
+from quorate.tracking.metrics import JobMetrics
 from quorate.tracking.provenance import user_name
 
 log = logging.getLogger(__name__)
@@ -119,11 +118,11 @@ class PrometheusView:
         self._say = say
         self._is_hurried = is_hurried
         self._scrapes = Scrapes()
-        self._metrics = Metrics(run.name, run_id=run.id, user=user_name())
+        self._metrics = JobMetrics(run.name, spec, workers, run_id=run.id, user=user_name())
         self._readiness = Readiness(2 * spec.failure_timeout)
         pages = {"/metrics": self._show_metrics, "/healthz": self._show_health, "/readyz": self._show_readiness}
         self._endpoint = Endpoint(*address_of(spec.track.prometheus), pages)
-        self._queue = Queued(MetricsSink(self._metrics, spec, workers))
+        self._queue = Queued(self._metrics)
         self._metrics.dropped = lambda: self._queue.dropped
         self.notice = f"metrics for Prometheus at http://{self._endpoint.address}/metrics"
         try:
