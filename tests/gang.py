@@ -26,7 +26,7 @@ from quorate.data.fingerprint import fingerprint_in_child
 from quorate.lanes.hosting import host_lanes
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
-from quorate.reduce.connect import Endpoint, Listeners
+from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.spec.job import JobSpec
 from quorate.spec.rules import checked_job
 from quorate.strategies.kinds import sharding_of

@@ -22,9 +22,10 @@ from benchmarks.spans import Span
 from benchmarks.told import answer, read_order
 from quorate.core.errors import LinkError
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.connect import Endpoint, Listeners, connect
+from quorate.reduce.connect import connect
 from quorate.reduce.connect_devices import connect_devices
 from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction, Staged
+from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.reduce.memory import DeviceMemory, GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.training.device import CPU, Device
@@ -176,7 +177,7 @@ def _shared(endpoint: Endpoint, plan: tuple[Bucket, ...], device: Device) -> tup
 def _staged(endpoint: Endpoint, plan: tuple[Bucket, ...], device: Device) -> tuple[Reduction, GradientMemory]:
     links, host = connect(endpoint, plan, trusts_versions=True)
     own = endpoint.hosting[endpoint.position]
-    return Staged(links, host, PROCESSES, device.shareable), GradientMemory.of_process(plan, own, device.zeros)
+    return Staged(links, host, device.shareable), GradientMemory.of_process(plan, own, device.zeros)
 
 
 def _device(order: dict[str, Any]) -> Device:

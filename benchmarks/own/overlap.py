@@ -30,7 +30,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce.connect import Endpoint, Listeners
+from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.device import CPU

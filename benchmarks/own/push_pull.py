@@ -14,8 +14,10 @@ from benchmarks.spans import Span
 from benchmarks.told import answer, read_order
 from quorate.core.generation import Generation, GenerationId, Member, Role, server_id
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.connect import Endpoint, Listeners, connect, watch
+from quorate.reduce.connect import connect
+from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.reduce.memory import GradientMemory
+from quorate.reduce.neighbours import watch
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.strategies.servers.exchange import Exchange, SharedExchange, Star

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quorate.core.errors import LinkError
-from quorate.reduce import connect
+from quorate.reduce import shared_memory
 from quorate.reduce.reduction import Reduction
 from reduce.rings import memory_rings
 from reduce.test_shared_memory_reduction import plan_of, reductions
@@ -62,14 +62,14 @@ def test_on_the_ring_whoever_needs_it_has_it(data: st.DataObject, members: int, 
 def test_in_shared_memory_whoever_needs_it_has_it(
     receivers: set[int], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect, "STAGING", ROOM)
+    monkeypatch.setattr(shared_memory, "STAGING", ROOM)
     with reductions(3, 3, plan_of(11)) as met:
         check(list(met), [size, 5, size], 1, receivers)
 
 
 def test_few_gradients_do_not_cut_a_state_into_many_pieces() -> None:
     with reductions(2, 2, plan_of(3)) as met:
-        assert [len(reduction.memory.staging) for reduction in met] == [connect.STAGING] * 2
+        assert [len(reduction.memory.staging) for reduction in met] == [shared_memory.STAGING] * 2
         assert [bucket.numel() for bucket in met[0].memory.total] == [3]
 
 

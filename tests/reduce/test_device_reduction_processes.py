@@ -14,9 +14,9 @@ import torch
 from quorate.core.errors import LinkError, PeerLost
 from quorate.core.generation import Generation, Member
 from quorate.lanes.buckets import TensorShape, plan_buckets
-from quorate.reduce.connect import Endpoint, Listeners
 from quorate.reduce.connect_devices import connect_devices
 from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction
+from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.reduce.memory import zeros
 from reduce.host_memory import HostMemory
 from reduce.reference import bits, reference_sum, wide_values

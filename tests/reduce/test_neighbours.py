@@ -11,7 +11,8 @@ import pytest
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation, Member
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce.connect import Endpoint, Listeners, connect_neighbours
+from quorate.reduce.endpoint import Endpoint, Listeners
+from quorate.reduce.neighbours import connect_neighbours
 from quorate.reduce.ring import Ring
 from quorate.wire import tcp
 from quorate.wire.tcp import Listener
@@ -62,7 +63,7 @@ def test_a_ring_forms_though_everyone_begins_at_once_and_shares_memory_where_nei
     hosts: str, kinds: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """`kinds`: of the links from each worker to the next. A worker on host "-" does not say where it is."""
-    caplog.set_level(logging.INFO, "quorate.reduce.connect")
+    caplog.set_level(logging.INFO, "quorate.reduce.neighbours")
     workers = len(hosts)
     before = open_descriptors()
     with ExitStack() as stack:

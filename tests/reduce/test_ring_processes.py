@@ -12,7 +12,8 @@ import torch
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation, Member
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce.connect import Endpoint, Listeners, connect_neighbours
+from quorate.reduce.endpoint import Endpoint, Listeners
+from quorate.reduce.neighbours import connect_neighbours
 from quorate.reduce.ring import Ring
 from quorate.wire import shared_link
 from reduce.reference import bits, reference_sum, wide_values

@@ -15,10 +15,10 @@ from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.lanes.hosting import host_lanes
 from quorate.reduce import shared_memory
-from quorate.reduce.connect import Endpoint, Listeners, connect
-from quorate.reduce.memory import SharedMemory
+from quorate.reduce.connect import connect
+from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.reduce.reduction import STRETCH
-from quorate.reduce.shared_memory import SharedMemoryReduction
+from quorate.reduce.shared_memory import SharedMemory, SharedMemoryReduction
 from quorate.wire.handshake import Credentials
 from quorate.wire.shared_memory import LONGEST_MESSAGE, Segment
 from reduce.reference import bits, reference_sum, wide_values

@@ -45,7 +45,7 @@ LISTED = Path(__file__).with_name("survivors.toml")
 PACKAGES = {
     "coordinator": ("__init__", "__main__", "client", "event_log", "service"),
     "worker": (
-        *("__init__", "__main__", "assembly", "assignment", "coordinator_link", "outbox", "process", "same_data"),
+        *("__init__", "__main__", "assembly", "assignment", "coordinator_link", "outbox", "process", "restore"),
         "status",
     ),
 }

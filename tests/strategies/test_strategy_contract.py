@@ -18,7 +18,7 @@ from quorate.core.generation import Generation, GenerationId, Member, Role
 from quorate.data.lane_sampler import LaneSampler
 from quorate.data.ledger import Tally
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce.connect import Endpoint, Listeners
+from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.strategies.kinds import Connection, StrategyFactory, strategy_factory
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients

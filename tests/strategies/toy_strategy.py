@@ -11,7 +11,7 @@ from quorate.core.errors import PeerLost
 from quorate.core.generation import Member, Role
 from quorate.core.spans import SpanRecorder
 from quorate.observe.events import LinksMeasured
-from quorate.reduce.connect import Endpoint
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import sum_lanes
 from quorate.spec.job import JobSpec

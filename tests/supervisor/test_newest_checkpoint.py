@@ -10,7 +10,7 @@ from quorate.checkpoint.store import CheckpointFolder, Loaded
 from quorate.core.errors import CheckpointError, LinkError
 from quorate.core.failure import CHECKPOINT_LOST, JobFailed
 from quorate.supervisor.supervisor import find_newest
-from quorate.worker.process import load_meant, newest_instead
+from quorate.worker.restore import load_meant, newest_instead
 
 
 def save(folder: Path, step: int) -> Path:

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import RunError
-from quorate.data.fingerprint import Fingerprint
-from quorate.worker.same_data import LAYOUT, SAMPLES, check_same_data, data_facts
+from quorate.data.fingerprint import LAYOUT, SAMPLES, Fingerprint
+from quorate.worker.restore import check_same_data
 
-FACTS = {"torch": "2.13.0", "task source": "5e", **data_facts(Fingerprint("aa", "bb", {"Pillow": "13.0.0"}))}
+FACTS = {"torch": "2.13.0", "task source": "5e", **Fingerprint("aa", "bb", {"Pillow": "13.0.0"}).facts}
 UNREAD = "cc (sample 0 of the training set cannot be read)"
 OLD = {"torch": "2.12.0", "library Pillow": "12.0.0"}
 
@@ -31,7 +31,7 @@ def test_other_data_are_refused_with_both_values_and_the_remedy(fact: str, value
 
 
 def facts_of(layout: str, words: str) -> dict[str, str]:
-    return FACTS | data_facts(Fingerprint(layout, "bb", {}, words))
+    return FACTS | Fingerprint(layout, "bb", {}, words).facts
 
 
 def test_what_the_data_were_and_are_is_said_in_words() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quorate.worker.same_data import device_changes
+from quorate.worker.restore import device_changes
 
 THEN = {"python": "3.11", "device": "cuda", "gpu": "NVIDIA H200", "cudnn": "91900", "compiled": "loss"}
 

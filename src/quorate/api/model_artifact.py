@@ -87,7 +87,7 @@ class Lineage:
 def build_artifact(run: RunFolder, which: str, task: str | None, folder: Path) -> tuple[Lineage, str]:
     """Make the folder of the model of a run's checkpoint (last, best, or that of a step); where it comes from, and why
     it has no graph, if it has none."""
-    from quorate.worker.same_data import SAMPLES
+    from quorate.data.fingerprint import SAMPLES
 
     loaded = model_of(run, which, task)
     manifest = loaded.checkpoint.manifest

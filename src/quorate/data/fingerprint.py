@@ -40,6 +40,9 @@ _DECODERS = {
 }
 
 
+LAYOUT, SAMPLES, LIBRARY = "dataset layout", "dataset", "library"
+
+
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
     """What the datasets are.
@@ -54,6 +57,13 @@ class Fingerprint:
     samples: str
     libraries: dict[str, str] = dataclasses.field(default_factory=dict)
     words: str = ""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """By which the data of two workers, and of two parts of a run, are compared."""
+        libraries = {f"{LIBRARY} {name}": version for name, version in self.libraries.items()}
+        words = f" ({self.words})" if self.words else ""
+        return {LAYOUT: f"{self.layout}{words}", SAMPLES: self.samples, **libraries}
 
 
 def fingerprint_in_child(samples: Samples) -> Fingerprint:

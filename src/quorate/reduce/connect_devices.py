@@ -15,10 +15,11 @@ import torch
 from quorate.core.errors import OutOfMemory
 from quorate.core.generation import name_of
 from quorate.lanes.buckets import Bucket
-from quorate.reduce.connect import Endpoint, connect, is_on_one_host
+from quorate.reduce.connect import connect
 from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction, Staged, size_of
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import Allocate, DeviceMemory, GradientMemory, NotShareable
-from quorate.reduce.reduction import Reduction
+from quorate.reduce.reduction import Alone, Reduction
 from quorate.reduce.shared_memory import SharedMemoryReduction
 
 log = logging.getLogger(__name__)
@@ -43,15 +44,15 @@ def connect_devices(
 
     `allocate` gives memory there that nobody else sees.
     """
-    if plan and is_on_one_host(endpoint):
+    if plan and endpoint.is_on_one_host:
         shared = _share(endpoint, plan, device)
         if shared is not None:
             return shared
-    workers = len(endpoint.generation.members)
-    staged_plan = plan if workers > 1 else ()  # whoever is alone needs nothing on the host
-    links, host = connect(endpoint, staged_plan, trusts_versions=trusts_versions, allocate=device.zeros_on_host)
-    staged = Staged(links, host, workers, device)
-    return staged, GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], allocate)
+    own: Reduction = Alone()  # who is alone sums on the device, and needs nothing on the host
+    if len(endpoint.generation.members) > 1:
+        links, host = connect(endpoint, plan, trusts_versions=trusts_versions, allocate=device.zeros_on_host)
+        own = Staged(links, host, device)
+    return own, GradientMemory.of_process(plan, endpoint.hosting[endpoint.position], allocate)
 
 
 def _share(

@@ -15,9 +15,9 @@ from quorate.core.generation import Generation
 from quorate.core.spans import BUCKET
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.chunks import cut, summation_order
-from quorate.reduce.memory import DeviceMemory, GradientMemory, SharedMemory, dtype_of, layout_of
-from quorate.reduce.reduction import Reduction, Wrapped, sum_lanes
-from quorate.reduce.shared_memory import SharedMemoryReduction
+from quorate.reduce.memory import DeviceMemory, GradientMemory, dtype_of, layout_of
+from quorate.reduce.reduction import Reduction, Wrapped
+from quorate.reduce.shared_memory import SharedMemory, SharedMemoryReduction
 
 
 class DeviceGradients(GradientMemory):
@@ -115,21 +115,15 @@ class DeviceReduction(Wrapped):
 class Staged(Wrapped):
     """A `Reduction` of tensors on a device. The lanes are copied to the host, summed there in the ring's order, and the
     sum is copied back: additions are rounded alike here and there, so the bits are the same.
-
-    A worker that is alone sums on the device.
     """
 
-    def __init__(self, links: Reduction, host: GradientMemory, workers: int, device: DeviceMemory) -> None:
+    def __init__(self, links: Reduction, host: GradientMemory, device: DeviceMemory) -> None:
         super().__init__(links)
         self._host = host
-        self._is_alone = workers == 1
         self._device = device
         self._sums = pinned_totals(self, host, device)
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        if self._is_alone:
-            sum_lanes(lane_values, total)
-            return
         lanes = [buckets[index] for buckets in self._host.lanes.values()]
         for staged, value in zip(lanes, lane_values, strict=True):
             staged.copy_(value, non_blocking=True)

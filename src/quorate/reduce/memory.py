@@ -7,7 +7,6 @@ from typing import Protocol
 import torch
 
 from quorate.lanes.buckets import Bucket, Layout, lay_out
-from quorate.wire.shared_memory import Segment
 
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
 """Gives so many zeros of a type, where the parameters are."""
@@ -38,46 +37,6 @@ class GradientMemory:
             return tuple(allocate(bucket.numel, dtype_of(bucket)) for bucket in plan)
 
         return cls({lane: buckets() for lane in lanes}, buckets())
-
-
-class SharedMemory(GradientMemory):
-    """The lanes of all workers of a host, and one total that all of them read.
-
-    Each worker sees the total through a private view: it reads what the others have written there, and what it writes
-    itself nobody else sees. So an optimizer that changes gradients in place does no harm to its neighbours, and one
-    that does not costs no copy.
-    """
-
-    def __init__(
-        self,
-        plan: Sequence[Bucket],
-        hosting: Sequence[range],
-        position: int,
-        lane_segments: Sequence[Segment],
-        total_segment: Segment,
-    ) -> None:
-        layout = layout_of(plan)
-        self.all_lanes: dict[int, tuple[torch.Tensor, ...]] = {}
-        contents = [segment.shared() for segment in lane_segments]
-        for lanes, content in zip(hosting, contents, strict=True):
-            for index, lane in enumerate(lanes):
-                self.all_lanes[lane] = buckets_in(content, plan, layout, index * layout.size)
-        shared, self._private = total_segment.shared(), total_segment.private()
-        self.shared_total = buckets_in(shared, plan, layout, 0)
-        # Between two sums anything may be passed through here.
-        self.staging = memoryview(shared)
-        # What this worker writes its lanes to, and reads their sum from.
-        self.regions = (memoryview(contents[position]), self.staging)
-        own = {lane: self.all_lanes[lane] for lane in hosting[position]}
-        super().__init__(own, buckets_in(self._private, plan, layout, 0), writes_are_slow=True)
-        self._versions = [bucket._version for bucket in self.total]
-
-    def forget_own_writes(self, always: bool) -> None:
-        """Have the private view show the shared total again. Without `always`, only where torch has written to it."""
-        versions = [bucket._version for bucket in self.total]
-        if always or versions != self._versions:
-            self._versions = versions
-            self._private.madvise(mmap.MADV_DONTNEED)
 
 
 class NotShareable(Exception):  # noqa: N818 (a happening, not a mistake)

@@ -69,6 +69,31 @@ class Reduction(Protocol):
         ...
 
 
+class Alone:
+    """The `Reduction` of a worker that is alone."""
+
+    overlaps = False
+    spans: SpanRecorder | None = None
+
+    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:  # noqa: ARG002
+        sum_lanes(lane_values, total)
+
+    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:  # noqa: ARG002
+        return (payload,)
+
+    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
+        pass
+
+    def round_trip(self) -> float | None:
+        return None
+
+    def bytes_passed(self, elements: int, itemsize: int) -> int:  # noqa: ARG002
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
 class Wrapped:
     """A `Reduction` by way of another one, which it owns. By itself it does not overlap with the backward pass."""
 

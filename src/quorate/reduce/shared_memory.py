@@ -4,7 +4,11 @@ Chunk c is summed by the worker that hosts lane c, in ring order of lanes, like 
 their owners' memory, and the sum is written where everybody reads it.
 """
 
+import contextlib
+import logging
+import mmap
 import os
+import socket
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,17 +16,65 @@ from contextlib import contextmanager
 import torch
 
 from quorate.core.errors import FrameError
-from quorate.core.generation import Generation
+from quorate.core.generation import Generation, name_of
 from quorate.core.spans import BUCKET, GATHER, SpanRecorder
+from quorate.lanes.buckets import Bucket
 from quorate.lanes.chunks import cut, summation_order
-from quorate.reduce.memory import SharedMemory
+from quorate.reduce.endpoint import Endpoint
+from quorate.reduce.memory import GradientMemory, buckets_in, layout_of
 from quorate.reduce.reduction import PROBES, add_up_in_stretches, probe_neighbours
 from quorate.wire.link import Deadline
-from quorate.wire.shared_memory import LONGEST_MESSAGE, Doorbell
+from quorate.wire.local import connect_local, pass_descriptors, receive_descriptors
+from quorate.wire.shared_memory import LONGEST_MESSAGE, Doorbell, Segment
+
+log = logging.getLogger(__name__)
+
+STAGING = 2 * 2**20
+"""Bytes that the memory of the total has at least: a state passes through it too, and each piece costs a barrier."""
 
 _LENGTH = struct.Struct("<Q")
 _PLACE = struct.Struct("<cqq")
 _PIECE = LONGEST_MESSAGE - _PLACE.size - _LENGTH.size
+
+
+class SharedMemory(GradientMemory):
+    """The lanes of all workers of a host, and one total that all of them read.
+
+    Each worker sees the total through a private view: it reads what the others have written there, and what it writes
+    itself nobody else sees. So an optimizer that changes gradients in place does no harm to its neighbours, and one
+    that does not costs no copy.
+    """
+
+    def __init__(
+        self,
+        plan: Sequence[Bucket],
+        hosting: Sequence[range],
+        position: int,
+        lane_segments: Sequence[Segment],
+        total_segment: Segment,
+    ) -> None:
+        layout = layout_of(plan)
+        self.all_lanes: dict[int, tuple[torch.Tensor, ...]] = {}
+        contents = [segment.shared() for segment in lane_segments]
+        for lanes, content in zip(hosting, contents, strict=True):
+            for index, lane in enumerate(lanes):
+                self.all_lanes[lane] = buckets_in(content, plan, layout, index * layout.size)
+        shared, self._private = total_segment.shared(), total_segment.private()
+        self.shared_total = buckets_in(shared, plan, layout, 0)
+        # Between two sums anything may be passed through here.
+        self.staging = memoryview(shared)
+        # What this worker writes its lanes to, and reads their sum from.
+        self.regions = (memoryview(contents[position]), self.staging)
+        own = {lane: self.all_lanes[lane] for lane in hosting[position]}
+        super().__init__(own, buckets_in(self._private, plan, layout, 0), writes_are_slow=True)
+        self._versions = [bucket._version for bucket in self.total]
+
+    def forget_own_writes(self, always: bool) -> None:
+        """Have the private view show the shared total again. Without `always`, only where torch has written to it."""
+        versions = [bucket._version for bucket in self.total]
+        if always or versions != self._versions:
+            self._versions = versions
+            self._private.madvise(mmap.MADV_DONTNEED)
 
 
 class SharedMemoryReduction:
@@ -195,6 +247,63 @@ class SharedMemoryReduction:
         except BaseException:
             self.close()
             raise
+
+
+def share_memory(
+    endpoint: Endpoint, plan: Sequence[Bucket], *, trusts_versions: bool = False
+) -> tuple["SharedMemoryReduction", SharedMemory]:
+    """Connect the workers of one host."""
+    if plan:
+        log.info("gradients are summed in shared memory: all %d workers run on this host", len(endpoint.hosting))
+    position, hosting, size = endpoint.position, endpoint.hosting, layout_of(plan).size
+    total_size = max(size, STAGING)
+    with contextlib.ExitStack() as descriptors, contextlib.ExitStack() as on_failure:
+        lanes = {position: Segment.create(_size_of(hosting[position], size))}
+        descriptors.callback(lanes[position].close)
+        total = None
+        if position == 0:
+            total = Segment.create(total_size)
+            descriptors.callback(total.close)
+        connections: dict[int, socket.socket] = {}
+        for peer, sock in _connections(endpoint):
+            connections[peer] = sock
+            on_failure.callback(sock.close)
+        names = {peer: f"{name_of(endpoint.generation.members[peer].worker)} (this host)" for peer in connections}
+        ours = [segment.descriptor for segment in (lanes[position], total) if segment is not None]
+        for peer, sock in connections.items():
+            pass_descriptors(sock, ours, names[peer])
+        for peer, sock in connections.items():
+            given = receive_descriptors(sock, 2 if peer == 0 else 1, names[peer], endpoint.deadline)
+            lanes[peer] = Segment.adopt(given[0], _size_of(hosting[peer], size))
+            descriptors.callback(lanes[peer].close)
+            if peer == 0:
+                total = Segment.adopt(given[1], total_size)
+                descriptors.callback(total.close)
+        assert total is not None, "position 0 makes it, and passes it to all others"
+        memory = SharedMemory(plan, hosting, position, [lanes[place] for place in range(len(hosting))], total)
+        on_failure.pop_all()
+    generation = endpoint.generation.id
+    doorbells = {peer: Doorbell(sock, names[peer], generation) for peer, sock in sorted(connections.items())}
+    worker, lease = endpoint.credentials.worker, endpoint.lease
+    return SharedMemoryReduction(
+        endpoint.generation, worker, doorbells, memory, lease, trusts_versions=trusts_versions
+    ), memory
+
+
+def _size_of(hosted: range, lane_size: int) -> int:
+    """Bytes for these lanes; a segment has some, even if it is a server's, which hosts none."""
+    return max(1, len(hosted) * lane_size)
+
+
+def _connections(endpoint: Endpoint) -> Iterator[tuple[int, socket.socket]]:
+    """To everybody, by ring position: a worker connects to those before it, and waits for those behind it."""
+    members, position, credentials = endpoint.generation.members, endpoint.position, endpoint.credentials
+    for peer, member in enumerate(members[:position]):
+        yield peer, connect_local(member.local_address, credentials, member.worker, endpoint.deadline)
+    awaited = {member.worker: peer for peer, member in enumerate(members) if peer > position}
+    assert endpoint.listeners.local is not None, "whoever has an address of its host listens there"
+    for worker, sock in endpoint.listeners.local.accept(credentials, awaited.keys(), endpoint.deadline):
+        yield awaited[worker], sock
 
 
 def _described(message: bytes) -> str:

@@ -10,7 +10,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Role
 from quorate.core.named import named_object
 from quorate.observe.events import BlocksPlaced, LinksMeasured
-from quorate.reduce.connect import Endpoint
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity

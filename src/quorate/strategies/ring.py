@@ -12,7 +12,8 @@ from quorate.core.generation import Member, Role
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.lanes.buckets import Bucket
 from quorate.observe.events import LinksMeasured
-from quorate.reduce.connect import Endpoint, connect
+from quorate.reduce.connect import connect
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec

@@ -9,20 +9,16 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import torch
 
-from quorate.checkpoint.listing import CheckpointInfo
-from quorate.checkpoint.selection import Foreign, search_own, why_foreign
-from quorate.checkpoint.store import CheckpointFolder, Loaded
+from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.debugger import is_attached
 from quorate.core.digests import content_digest
 from quorate.core.errors import (
-    CheckpointError,
     DivergedError,
     GpuLost,
     JobError,
@@ -50,7 +46,7 @@ from quorate.data.sampler import Source, refuse_short
 from quorate.data.samples import Samples
 from quorate.data.stream import Stream
 from quorate.observe.events import LogMessage
-from quorate.reduce.connect import Listeners
+from quorate.reduce.endpoint import Listeners
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.strategies.kinds import sharding_of
@@ -79,7 +75,6 @@ from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Backlog, PaceMeter
 from quorate.worker.membership import Membership
 from quorate.worker.membership_view import Dismissed, JobEnded
-from quorate.worker.same_data import check_same_data, data_facts, device_changes
 from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, REGISTERING, RESTORING, StatusPage, status_file
 
@@ -374,7 +369,7 @@ class Worker:
             "canary": canary(device),
             "task source": task_source(self._task_type).digest,
             "layout": content_digest(replica.layout().encode()),
-            **data_facts(fingerprint_in_child(samples)),
+            **fingerprint_in_child(samples).facts,
         }
         # A part of a model computes nothing before the others are there; and a breakpoint in metrics() is for the
         # evaluations of the job.
@@ -447,77 +442,13 @@ class Worker:
         known = self._run.read_micro_batches()
         if self._assignment.checkpoint is None:
             return Progress(micro_batches=known)
-        self._write_status(0, RESTORING, None)
-        path = Path(self._assignment.checkpoint)
-        folder = CheckpointFolder.at(path.parent, cipher=parts.folder.cipher)
-        foreign = partial(why_foreign, spec=self._spec)
-        instead = partial(newest_instead, path, folder, self._run.checkpoints, foreign)
-        load = partial(folder.load, boxes=parts.layout.boxes)
-        info, loaded = load_meant(path, folder, load, instead if self._assignment.is_replacement else None)
-        is_branch = info.path.parent != self._run.checkpoints
-        if self._assignment.mode.is_training:
-            # Only now: no fact of the launcher tells what datasets() gives, or what computes here.
-            self._compare(parts, info, is_branch=is_branch)
-        progress = parts.layout.load(loaded.encoded)
-        # A branch may have another patience, or none: what was an early stop before need not be one for it. It may
-        # watch another metric, too, and has no checkpoint of what another run has evaluated.
-        early_stop = self._spec.early_stop
-        is_stopped = early_stop is not None and progress.waited >= early_stop.patience
-        # A branch begins as its job says: other batches, or another machine, may well fit.
-        before = () if is_branch and self._assignment.mode.is_training else progress.micro_batches
-        return replace(
-            progress,
-            early_stopped=is_stopped,
-            best=None if is_branch else progress.best,
-            lasting_best=None if is_branch else progress.lasting_best,
-            micro_batches=before,
-        ).knowing(known)
+        from quorate.worker.restore import restore
 
-    def _compare(self, parts: SessionParts, info: CheckpointInfo, *, is_branch: bool) -> None:
-        """What the run reads, and what it is computed by, with what that was when the checkpoint was saved."""
-        then, now, of_shards = info.manifest.environment, parts.environment, bool(parts.samples.shards)
-        of_data = check_same_data(self._run.name, then, now, of_shards=of_shards, is_branch=is_branch)
-        warnings = [] if of_data is None else [of_data]
-        if not is_branch:
-            warnings += device_changes(self._run.name, then, now)
+        self._write_status(0, RESTORING, None)
+        progress, warnings = restore(self._assignment, self._spec, parts)
         for warning in warnings:
             log.warning("%s", warning)
             # All workers find the same, so one tells it.
             if self._assignment.slot == 0 and not self._assignment.is_replacement:
                 self._membership.publish(LogMessage(level="warning", message=warning))
-
-
-def load_meant(
-    meant: Path,
-    folder: CheckpointFolder,
-    load: Callable[[CheckpointInfo], Loaded],
-    instead: Callable[[], CheckpointInfo] | None,
-) -> tuple[CheckpointInfo, Loaded]:
-    """What a worker begins from: the checkpoint that was meant or, where that is gone, the one that `instead` finds."""
-    while True:
-        info = next((info for info in folder.list() if info.path == meant), None)
-        if info is None and instead is not None:
-            info = instead()
-        if info is None:
-            raise CheckpointError(
-                f"checkpoint {meant} is no longer there: it was removed while this job was starting. Try again; "
-                "`checkpoint.keep` says how many a running job keeps"
-            )
-        try:
-            return info, load(info)
-        except CheckpointError:
-            # Those who train may have removed it since it was listed. What is damaged is there still.
-            if info.path.exists():
-                raise
-
-
-def newest_instead(gone: Path, folder: CheckpointFolder, own: Path, foreign: Foreign) -> CheckpointInfo:
-    """Others have gone on and removed the checkpoint that was meant: what is newest now in the run's own is as good.
-
-    Who finds none must not register as if there had never been one. It makes room for another, and the launcher looks
-    again; if others hold the state by then, that one copies it.
-    """
-    newest = search_own(folder.search, foreign).newest if gone.parent == own else None
-    if newest is None:
-        raise LinkError(f"checkpoint {gone}, which this worker was to begin from, is no longer there")
-    return newest
+        return progress.knowing(known)

@@ -16,7 +16,7 @@ from quorate.core.timing import Timing
 from quorate.core.worker_status import COPY, JOIN, REGROUP
 from quorate.data.sampler import Source
 from quorate.observe.events import StateCopied
-from quorate.reduce.connect import Endpoint, Listeners
+from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.strategies.kinds import Connection
 from quorate.training.activity import Activity
 from quorate.training.checkpointer import Checkpointer

@@ -13,7 +13,8 @@ import torch
 from torch._C._distributed_c10d import AllreduceOptions
 
 from quorate.core.errors import GenerationOver
-from quorate.reduce.connect import Endpoint, connect
+from quorate.reduce.connect import connect
+from quorate.reduce.endpoint import Endpoint
 from quorate.strategies.gangs.process_group import ProcessGroup
 from strategies.test_strategy_contract import Kind, endpoints
 

@@ -10,7 +10,8 @@ import pytest
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation, Member, Role
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce.connect import Endpoint, Listeners, Neighbour, connect_neighbours, watch
+from quorate.reduce.endpoint import Endpoint, Listeners
+from quorate.reduce.neighbours import Neighbour, connect_neighbours, watch
 from quorate.reduce.ring import Ring
 from quorate.strategies.servers.exchange import Star
 from quorate.strategies.servers.links import Spokes, _Connecting, connect_star, peers_of

@@ -9,7 +9,7 @@ import gang
 from bits.bit_tasks import Momentum
 from quorate.core.errors import LinkError
 from quorate.core.generation import Generation, Member, Role, server_id
-from quorate.reduce.connect import Endpoint, Listeners
+from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.servers.factory import ServersFactory
 from quorate.strategies.servers.step import ServersConnection

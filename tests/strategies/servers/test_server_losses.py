@@ -25,7 +25,7 @@ from quorate.core.spans import SpanRecorder
 from quorate.lanes.block_sums import plan_blocks
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.hosting import host_lanes
-from quorate.reduce.connect import Endpoint
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory, dtype_of
 from quorate.reduce.reduction import add_up_block
 from quorate.spec.job import JobSpec

@@ -14,7 +14,8 @@ from quorate.core.errors import FrameError
 from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.observe.events import GradientsCompressed
-from quorate.reduce.connect import Endpoint, connect
+from quorate.reduce.connect import connect
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec

@@ -12,7 +12,8 @@ import torch
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE
-from quorate.reduce.connect import Endpoint, connect
+from quorate.reduce.connect import connect
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement

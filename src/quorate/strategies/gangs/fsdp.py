@@ -16,7 +16,8 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import StateLost, TaskError
 from quorate.core.generation import Member
 from quorate.core.worker_status import OTHERS
-from quorate.reduce.connect import Endpoint, connect
+from quorate.reduce.connect import connect
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from quorate.core.errors import GenerationOver
 from quorate.core.mesh import MeshShape
-from quorate.reduce.connect import Endpoint
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.gangs.process_group import ProcessGroup
 

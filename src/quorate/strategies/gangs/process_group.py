@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import AllreduceOptions, Store, TCPStore, Work
 
 from quorate.core.errors import GenerationOver, JobError, LeaseExpired, LinkError
 from quorate.core.generation import Member, name_of, names_of
-from quorate.reduce.connect import Endpoint
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction, Wrapped
 from quorate.strategies.gangs.backend_errors import explain, gist
 from quorate.strategies.gangs.nccl import Ending

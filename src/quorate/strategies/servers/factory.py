@@ -1,8 +1,10 @@
 """The `parameter-server` strategy, synchronous: servers hold and update the parameters, to the bits of the ring."""
 
 from quorate.core.generation import Role
-from quorate.reduce.connect import Endpoint, Neighbour, connect, watch
+from quorate.reduce.connect import connect
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory, zeros
+from quorate.reduce.neighbours import Neighbour, watch
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of

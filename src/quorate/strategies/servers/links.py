@@ -10,7 +10,8 @@ from functools import partial
 import torch
 
 from quorate.core.generation import Generation, Role, name_of
-from quorate.reduce.connect import GLANCE, Awaited, Endpoint, Neighbour, connect_to
+from quorate.reduce.endpoint import Endpoint
+from quorate.reduce.neighbours import GLANCE, Awaited, Neighbour, connect_to
 from quorate.reduce.reduction import Reduction, Wrapped
 from quorate.reduce.ring import Blame, unchanged
 from quorate.strategies.servers.parcels import meetings

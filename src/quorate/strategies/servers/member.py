@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from quorate.core.generation import Generation, Member, Role, name_of
 from quorate.core.worker_status import OTHERS
 from quorate.observe.events import BlocksPlaced, HeldBlocks, LinksMeasured
-from quorate.reduce.connect import Endpoint
+from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.ring import GATHER_INDEX, measured
 from quorate.strategies.servers.placement import Holders

@@ -13,7 +13,9 @@ from typing import Any
 
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Role
-from quorate.reduce.connect import Endpoint, connect, watch
+from quorate.reduce.connect import connect
+from quorate.reduce.endpoint import Endpoint
+from quorate.reduce.neighbours import watch
 from quorate.spec.job import JobSpec
 from quorate.strategies.servers.align import Aligner, Transfer
 from quorate.strategies.servers.dealing import AppliedSet, applied_everywhere

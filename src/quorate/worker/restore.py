@@ -1,24 +1,90 @@
-"""Whether a run that goes on reads the data that it has read until then, and is computed by the same device."""
+"""What a worker begins from: a checkpoint. Whether the run still reads the data that it has read until then, and is
+computed by the same device."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from quorate.core.errors import RunError
-from quorate.data.fingerprint import Fingerprint
+from quorate.checkpoint.listing import CheckpointInfo
+from quorate.checkpoint.selection import Foreign, search_own, why_foreign
+from quorate.checkpoint.store import CheckpointFolder, Loaded
+from quorate.core.errors import CheckpointError, LinkError, RunError
+from quorate.data.fingerprint import LAYOUT, SAMPLES
+from quorate.spec.job import JobSpec
+from quorate.training.progress import Progress
+from quorate.worker.assembly import SessionParts
+from quorate.worker.assignment import Assignment
 
-LAYOUT, SAMPLES, LIBRARY = "dataset layout", "dataset", "library"
 # A fingerprint of which a sample is missing says which, and cannot be compared with a whole one.
 _WHOLE = re.compile(r"[0-9a-f]+")
 # What else a worker tells that says nothing about the machine and its libraries.
 _OF_THE_TASK = ("task source", "layout")
 
 
-def data_facts(fingerprint: Fingerprint) -> dict[str, str]:
-    """The facts by which the data of two workers, and of two parts of a run, are compared."""
-    libraries = {f"{LIBRARY} {name}": version for name, version in fingerprint.libraries.items()}
-    words = f" ({fingerprint.words})" if fingerprint.words else ""
-    return {LAYOUT: f"{fingerprint.layout}{words}", SAMPLES: fingerprint.samples, **libraries}
+def restore(assignment: Assignment, spec: JobSpec, parts: SessionParts) -> tuple[Progress, list[str]]:
+    """Take up the checkpoint that the assignment names; and what is to be told of what has changed since."""
+    assert assignment.checkpoint is not None
+    path, own, warnings = Path(assignment.checkpoint), assignment.stored.checkpoints, list[str]()
+    folder = CheckpointFolder.at(path.parent, cipher=parts.folder.cipher)
+    instead = partial(newest_instead, path, folder, own, partial(why_foreign, spec=spec))
+    load = partial(folder.load, boxes=parts.layout.boxes)
+    info, loaded = load_meant(path, folder, load, instead if assignment.is_replacement else None)
+    is_branch = info.path.parent != own
+    if assignment.mode.is_training:
+        # Only now: no fact of the launcher tells what datasets() gives, or what computes here.
+        then, now, of_shards = info.manifest.environment, parts.environment, bool(parts.samples.shards)
+        run = assignment.stored.name
+        of_data = check_same_data(run, then, now, of_shards=of_shards, is_branch=is_branch)
+        warnings = [*([] if of_data is None else [of_data]), *([] if is_branch else device_changes(run, then, now))]
+    progress = parts.layout.load(loaded.encoded)
+    # A branch may have another patience, or none: what was an early stop before need not be one for it. It may
+    # watch another metric, too, and has no checkpoint of what another run has evaluated. And it begins as its job says:
+    # other batches, or another machine, may well fit.
+    early_stop = spec.early_stop
+    progress = replace(progress, early_stopped=early_stop is not None and progress.waited >= early_stop.patience)
+    if is_branch:
+        kept = () if assignment.mode.is_training else progress.micro_batches
+        progress = replace(progress, best=None, lasting_best=None, micro_batches=kept)
+    return progress, warnings
+
+
+def load_meant(
+    meant: Path,
+    folder: CheckpointFolder,
+    load: Callable[[CheckpointInfo], Loaded],
+    instead: Callable[[], CheckpointInfo] | None,
+) -> tuple[CheckpointInfo, Loaded]:
+    """What a worker begins from: the checkpoint that was meant or, where that is gone, the one that `instead` finds."""
+    while True:
+        info = next((info for info in folder.list() if info.path == meant), None)
+        if info is None and instead is not None:
+            info = instead()
+        if info is None:
+            raise CheckpointError(
+                f"checkpoint {meant} is no longer there: it was removed while this job was starting. Try again; "
+                "`checkpoint.keep` says how many a running job keeps"
+            )
+        try:
+            return info, load(info)
+        except CheckpointError:
+            # Those who train may have removed it since it was listed. What is damaged is there still.
+            if info.path.exists():
+                raise
+
+
+def newest_instead(gone: Path, folder: CheckpointFolder, own: Path, foreign: Foreign) -> CheckpointInfo:
+    """Others have gone on and removed the checkpoint that was meant: what is newest now in the run's own is as good.
+
+    Who finds none must not register as if there had never been one. It makes room for another, and the launcher looks
+    again; if others hold the state by then, that one copies it.
+    """
+    newest = search_own(folder.search, foreign).newest if gone.parent == own else None
+    if newest is None:
+        raise LinkError(f"checkpoint {gone}, which this worker was to begin from, is no longer there")
+    return newest
 
 
 def check_same_data(
