@@ -9,7 +9,7 @@ from typing import Any
 
 from quorate.api.chaos import Trial
 from quorate.api.checkpoints import Verified as VerifiedCheckpoints
-from quorate.api.data import Indexed, Stats, Verified
+from quorate.api.data import Indexed, Verified
 from quorate.api.models import ModelVersion
 from quorate.api.tracker import Tracked
 from quorate.chaos.fault import PHASES, Firing
@@ -120,20 +120,6 @@ def verified_data_document(done: Verified) -> dict[str, Any]:
             }
             for flaw in done.flaws
         ],
-    }
-
-
-def stats_document(found: Stats) -> dict[str, Any]:
-    """What an index says of its shards."""
-    return {
-        **_head(found.index),
-        "bytes": found.bytes,
-        "shard_bytes": asdict(found.shard_bytes),
-        "shard_records": asdict(found.shard_records),
-        "block_bytes": None if found.block_bytes is None else asdict(found.block_bytes),
-        "block_records": asdict(found.block_records),
-        "schema": dict(found.index.schema),
-        "digest": found.index.digest,
     }
 
 
