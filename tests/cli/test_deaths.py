@@ -204,27 +204,11 @@ def test_a_fork_server_that_is_killed_is_replaced_and_so_are_its_workers(
     workplace.assert_nobody_left()
 
 
-def test_an_output_pump_that_is_killed_is_replaced_and_nobody_notices(workplace: Workplace, undisturbed: str) -> None:
-    running = start_and_reach_a_checkpoint(workplace, 2)
-    pump = keeper(workplace, running, "quorate.engines.output_pump")
-    os.kill(pump, signal.SIGKILL)
-    await_condition("another", lambda: [pid for pid in workplace.pids("quorate.engines.output_pump") if pid != pump])
-    survivor, victim = workplace.workers()
-    os.kill(victim, signal.SIGKILL)
-    running.await_event("lost", at_least=1)
-    workplace.go()
-    done = running.done(within=PROMPTLY)
-    assert (done.code, done.document["weights_digest"]) == (0, undisturbed)
-    records = [*workplace.log_records("worker-0"), *workplace.log_records("worker-1")]
-    told = [each for each in records if each["pid"] == survivor and "takes part in generation" in each["message"]]
-    assert len(told) >= 2, "the new one reads the pipes that the old one had"
-
-
 @pytest.mark.usefixtures("unmeasured")
 def test_a_killed_launcher_takes_everybody_with_it(workplace: Workplace, undisturbed: str) -> None:
     running = start_and_reach_a_checkpoint(workplace, 2, "--set", "loader_workers=1")
-    # Launcher; coordinator, fork server and output pump; workers; loaders.
-    family = await_condition("them all", lambda: found if len(found := workplace.pids()) == 1 + 3 + 2 + 2 else None)
+    # Launcher; coordinator and fork server; workers; loaders.
+    family = await_condition("them all", lambda: found if len(found := workplace.pids()) == 1 + 2 + 2 + 2 else None)
     os.kill(running.process.pid, signal.SIGKILL)
     assert running.done().code == -signal.SIGKILL
     workplace.assert_nobody_left()

@@ -38,7 +38,7 @@ def test_a_task_that_starts_a_thread_is_spawned_to_the_same_bits_and_nothing_in_
 def test_what_a_worker_that_lives_on_has_left_is_reaped_when_it_ends_and_not_before() -> None:
     def adopt() -> str:
         adopt_orphans()
-        fork_server = ForkServer(Messages(socket.socketpair()[0]), socket.socketpair()[0])
+        fork_server = ForkServer(Messages(socket.socketpair()[0]))
         worker = _start_one_that_leaves_two()
         fork_server._watch(_Child(0, worker))
         await_condition("its children", lambda: len(children_of(os.getpid())) == 3)

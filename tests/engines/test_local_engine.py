@@ -27,7 +27,7 @@ SOURCE = TaskSource("task.py", {"task.py": b"x = 'a'\n"})
 # A fork server that starts a worker, which does not die with it, and then does not listen any more.
 DEAF_FORK_SERVER = """#!{python}
 import json, pathlib, socket, subprocess, sys, time
-messages = socket.socket(fileno=int(sys.argv[4]))
+messages = socket.socket(fileno=int(sys.argv[6]))
 messages.sendall(json.dumps({{"what": "ready", "facts": {{}}, "source": {source!r}}}).encode() + b"\\n")
 heard = b""
 while b'"what": "start"' not in heard:
@@ -220,19 +220,6 @@ def test_a_fork_server_that_is_gone_is_not_continued_by_its_number(
         engine._fork_server._process.kill()
         engine._fork_server._process.wait()  # as whoever has forked it may
         assert "continued" in engine._fork_server.end_stop(has_workers=True)
-        os.kill(first.pid, signal.SIGKILL)
-        monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
-
-
-@pytest.mark.faults
-def test_an_output_pump_that_is_stopped_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with started(DEAF_FORK_SERVER, tmp_path, monkeypatch) as (engine, _):
-        first, _ = engine.poll(PATIENCE)
-        assert isinstance(first, Started)
-        before = engine._pump.pid
-        os.kill(before, signal.SIGSTOP)
-        assert told_of_stopped(engine).startswith(f"the output pump (pid {before}) is stopped")
-        await_condition("another", lambda: [*engine.poll(0.01)] and engine._pump.pid != before)
         os.kill(first.pid, signal.SIGKILL)
         monkeypatch.setattr(local, "CLOSE_PATIENCE", 0.3)
 

@@ -15,7 +15,7 @@ import pytest
 from command import PATIENCE, await_condition
 from quorate.core.masking import register_secrets
 from quorate.engines import output_pump
-from quorate.engines.output_pump import OutputPipes, OutputPump, Speaker
+from quorate.engines.output_pump import OutputPump, Pipes, close_all
 from quorate.storage.log_file import parts_of
 from quorate.storage.run_folder import RunFolder
 
@@ -38,14 +38,14 @@ def pump(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[OutputPump
     pump.close()
 
 
-def start(pump: OutputPump, code: str, slot: int = 0) -> tuple[subprocess.Popen[bytes], OutputPipes]:
+def start(pump: OutputPump, code: str, slot: int = 0) -> subprocess.Popen[bytes]:
     """A process as a worker, whose output the pump reads."""
-    pipes = OutputPipes()
+    pipes = Pipes.open()
     stdout, stderr = pipes.write_ends
     process = subprocess.Popen([sys.executable, "-c", code], stdout=stdout, stderr=stderr)
-    pipes.close_write_ends()
-    pipes.send(pump.control, Speaker.worker(slot, process.pid, "token-of-the-job"))
-    return process, pipes
+    close_all(pipes.write_ends)
+    pump.read_worker(pipes, slot, process.pid, ["token-of-the-job"])
+    return process
 
 
 def records(run: RunFolder, log: str = "worker-0") -> list[dict[str, Any]]:
@@ -60,9 +60,8 @@ def messages(run: RunFolder, source: str, log: str = "worker-0") -> list[str]:
 def test_what_was_printed_before_a_sigkill_is_in_the_log(run: RunFolder, pump: OutputPump) -> None:
     code = "import os, signal, sys\nfor n in range(2000): print('line', n, flush=True)\n"
     code += "os.write(2, b'no end of line'); os.kill(os.getpid(), signal.SIGKILL)"
-    process, pipes = start(pump, code)
+    process = start(pump, code)
     assert process.wait(60) == -signal.SIGKILL
-    pipes.close()
     pump.close()
     assert messages(run, "stdout") == [f"line {number}" for number in range(2000)]
     assert messages(run, "stderr") == ["no end of line"]
@@ -76,9 +75,8 @@ def test_a_segfault_loses_nothing_and_c_code_and_children_are_heard(run: RunFold
         "import ctypes, os, sys; print('python', flush=True); os.system('echo child; echo worse >&2');"
         "libc = ctypes.CDLL(None); libc.puts(b'from C'); libc.fflush(None); ctypes.string_at(0)"
     )
-    process, pipes = start(pump, code)
+    process = start(pump, code)
     assert process.wait(60) == -signal.SIGSEGV
-    pipes.close()
     pump.close()
     assert messages(run, "stdout") == ["python", "child", "from C"]
     assert messages(run, "stderr") == ["worse"]
@@ -90,38 +88,12 @@ def test_secrets_never_reach_a_file_however_they_are_written(run: RunFolder, pum
         f"import os, sys, time\nfor piece in {[*halves, ' and ', *'token-of-the-job']!r}:\n"
         "    os.write(1, piece.encode()); time.sleep(0.005)\n"  # so that they are read one by one
     )
-    process, pipes = start(pump, code)
+    process = start(pump, code)
     process.wait(60)
-    pipes.close()
     pump.close()
     assert messages(run, "stdout") == ["*** and ***"]
     everything = b"".join(file.read_bytes() for file in run.logs.iterdir())
     assert SECRET.encode() not in everything
-
-
-def test_another_pump_takes_over_and_whoever_prints_does_not_notice(
-    run: RunFolder, pump: OutputPump, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_pump, "RESTART_AFTER", 0.0)
-    code = "import sys\nprint('before', flush=True); sys.stdin.readline()\nfor n in range(20000): print('after', n)"
-    pipes = OutputPipes()
-    stdout, stderr = pipes.write_ends
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-    pipes.close_write_ends()
-    speaker = Speaker.worker(0, process.pid, "token-of-the-job")
-    pipes.send(pump.control, speaker)
-    await_condition("the first line", lambda: (run.logs / "worker-0.jsonl").exists() and records(run))
-    pump._process.kill()
-    pump._process.wait()
-    assert process.stdin is not None
-    process.stdin.write(b"\n")
-    process.stdin.close()
-    assert pump.look()
-    pipes.send(pump.control, speaker)
-    assert process.wait(60) == 0
-    pipes.close()
-    pump.close()
-    assert messages(run, "stdout") == ["before", *(f"after {number}" for number in range(20000))]
 
 
 def test_the_log_of_one_that_prints_without_end_is_bounded_and_has_its_last_words(
@@ -132,9 +104,8 @@ def test_the_log_of_one_that_prints_without_end_is_bounded_and_has_its_last_word
         "for _ in range(60): os.write(1, block)\n"
         "os.write(1, b'the last words\\n')"
     )
-    process, pipes = start(pump, code)
+    process = start(pump, code)
     assert process.wait(100) == 0
-    pipes.close()
     pump.close()
     parts = list(parts_of(run.logs / "worker-0.jsonl"))
     assert len(parts) <= 4
@@ -153,9 +124,8 @@ def test_records_go_as_they_are_and_say_where_prints_belong(run: RunFolder, pump
         "except ZeroDivisionError: logging.exception('no good')\n"
         "print('printed')\n"
     )
-    process, pipes = start(pump, code, slot=3)
+    process = start(pump, code, slot=3)
     process.wait(60)
-    pipes.close()
     pump.close()
     warning, error, printed = sorted(records(run, "worker-3"), key=order_of)
     assert warning["message"] == "mind the ***"
@@ -181,9 +151,8 @@ def test_printed_lines_have_their_lane_and_states_of_a_bar_say_that_they_were_wr
         "print('\\r 8%', file=sys.stderr)\n"
         "own = logging.getLogger('own'); own.addHandler(logging.StreamHandler()); own.warning('once')\n"
     )
-    process, pipes = start(pump, code)
+    process = start(pump, code)
     process.wait(60)
-    pipes.close()
     pump.close()
     told = [(each["message"], each.get("lane"), each.get("source")) for each in records(run)]
     assert [each[:2] for each in told if each[2] == "stdout"] == [
@@ -208,56 +177,32 @@ def order_of(record: dict[str, Any]) -> tuple[bool, float]:
 def test_a_process_in_the_background_that_keeps_its_pipe_does_not_keep_the_pump(
     run: RunFolder, pump: OutputPump
 ) -> None:
-    process, pipes = start(pump, "import os, time; print('there', flush=True); time.sleep(600)")
+    process = start(pump, "import os, time; print('there', flush=True); time.sleep(600)")
     await_condition("it", lambda: (run.logs / "worker-0.jsonl").exists() and records(run))
-    pump.control.close()
-    pump._theirs.close()
-    assert pump._process.wait(60) == 0
+    pump.close()
+    assert not pump._thread.is_alive()
     process.kill()
     process.wait()
-    pipes.close()
     assert messages(run, "stdout") == ["there"]
 
 
-def test_pipes_of_a_process_are_not_left_open(run: RunFolder, pump: OutputPump) -> None:
+def test_pipes_of_a_process_are_not_left_open(run: RunFolder) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
     before = descriptors()
+    pump = OutputPump(run)
     for _ in range(5):
-        process, pipes = start(pump, "print('hello')")
-        process.wait(60)
-        pipes.close()
+        start(pump, "print('hello')").wait(60)
+    await_condition("the pump's own", lambda: not pump._streams)
+    pump.close()
     assert descriptors() == before
-    await_condition("the pump's own", lambda: len(os.listdir(f"/proc/{pump._process.pid}/fd")) < 12)  # noqa: PTH208
 
 
-def test_a_copy_of_its_socket_with_somebody_else_keeps_no_pump(run: RunFolder, pump: OutputPump) -> None:
-    with pump.control.dup():
-        began = time.monotonic()
-        pump.close()
-        assert time.monotonic() - began < 20, "it waits for nobody"
-
-
-def test_it_ends_with_the_launcher_whoever_else_has_its_socket(run: RunFolder) -> None:
-    code = (
-        "import os, signal, sys; from pathlib import Path; from quorate.engines.output_pump import OutputPump;"
-        "from quorate.storage.run_folder import RunFolder;"
-        "pump = OutputPump(RunFolder(Path(sys.argv[1])));"
-        "left = os.fork() or (os.close(1), signal.pause());"
-        "print(pump._process.pid, left, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    launcher = subprocess.run([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, timeout=PATIENCE)
-    pump, left = map(int, launcher.stdout.split())
-    try:
-        await_condition("its end", lambda: is_dead(pump))
-    finally:
-        os.kill(left, signal.SIGKILL)
-
-
-def is_dead(pid: int) -> bool:
-    """Whether it has ended, reaped or not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+def test_a_copy_of_its_pipe_with_a_fork_keeps_no_pump(run: RunFolder, pump: OutputPump) -> None:
+    copy = os.dup(pump._wake)
+    began = time.monotonic()
+    pump.close()
+    os.close(copy)
+    assert not pump._thread.is_alive()
+    assert time.monotonic() - began < 20, "it waits for nobody"

@@ -91,7 +91,6 @@ def test_recoveries_leave_nothing_behind(place: Workplace, strategy: str, recove
     survivor = pid_of(place, 0)
     keepers = {"worker 0": survivor, "launcher": running.process.pid}
     modules = {"coordinator": "quorate.coordinator", "fork_server": "quorate.engines.fork_server"}
-    modules["output pump"] = "quorate.engines.output_pump"
     keepers |= {name: place.pids(module)[0] for name, module in modules.items()}
     for turn in range(BEFORE):
         lose_one(place, running, 1 + turn % 2)

@@ -18,7 +18,6 @@ TIMEOUT = 2.0
 KEYS: dict[str, Any] = {"workers": 3, "min_workers": 1, "failure_timeout": TIMEOUT}
 PROGRAMS = {
     "the fork server": "quorate.engines.fork_server",
-    "the output pump": "quorate.engines.output_pump",
     "the coordinator": "quorate.coordinator",
 }
 EARLY, LATER = (0.0, 0.02), (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0)

@@ -10,7 +10,7 @@ from quorate.api.session import run_on_engine
 from quorate.coordinator.news import Outcome
 from quorate.engines.engine import Prepared
 from quorate.engines.local import LocalEngine
-from quorate.engines.warm_interpreters import WarmInterpreters
+from quorate.engines.warm import WarmForkServers
 from quorate.observe.event import Event
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch, Supervisor
@@ -31,7 +31,7 @@ class WarmRunner:
     """
 
     def __init__(self) -> None:
-        self._interpreters = WarmInterpreters()
+        self._fork_servers = WarmForkServers()
 
     def __call__(
         self,
@@ -42,12 +42,12 @@ class WarmRunner:
     ) -> Outcome:
         if launch.spec.engine.is_cluster:
             return run_on_engine(launch, show, accept, signals)
-        engine = LocalEngine(launch.run, launch.preparation, interpreters=self._interpreters)
+        engine = LocalEngine(launch.run, launch.preparation, fork_servers=self._fork_servers)
         return Supervisor(engine, launch, show, accept, signals).run()
 
     def close(self) -> None:
         """End what has stayed."""
-        self._interpreters.close()
+        self._fork_servers.close()
 
     def __enter__(self) -> "WarmRunner":
         return self

@@ -165,8 +165,10 @@ def find_program(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), SYSTEM_FOLDERS]))
 
 
-def describe_departure(code: int) -> str:
+def describe_departure(code: int | None) -> str:
     """What an exit code, negative for a signal, says: "was killed by SIGKILL", "exited with code 3"."""
+    if code is None:
+        return "has ended"
     if code >= 0:
         return f"exited with code {code}"
     try:

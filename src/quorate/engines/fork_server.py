@@ -10,6 +10,7 @@ ends what is in the process groups of its workers.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -21,9 +22,10 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 from quorate.core.debugger import refuse_breakpoints
 from quorate.core.errors import QuorateError
@@ -37,22 +39,18 @@ from quorate.core.processes import (
     close_in_children,
     die_with_parent,
     keep_in_children,
-    outlive_parent,
     show_as,
 )
 from quorate.core.task_source import TaskSource
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE, Prepared
-from quorate.engines.output_pump import OutputPipes, Speaker
-from quorate.engines.warm_process import WarmProcess, thread_count
+from quorate.engines.fork_template import Stay, thread_count
 from quorate.worker.assignment import Assignment
 
 log = logging.getLogger("quorate.engines.fork_server")  # it is __main__ to itself
 
 PREPARE, READY, FAILED = "prepare", "ready", "failed"
 START, STARTED, EXITED = "start", "started", "exited"
-RESEND = "resend"
-"""There is another output pump, which has not been given the workers' pipes."""
 _LOOKS_AT_SEED = re.compile(rb"initial_seed|get_?state|get_rng_state")
 """A module may know the seed without drawing."""
 REAP_EVERY = 5.0
@@ -64,23 +62,28 @@ class Messages:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
+        # What came beside the messages, in the order of these.
+        self.descriptors: deque[int] = deque()
         self._partial = b""
         self.closed = False
 
     def fileno(self) -> int:
         return self.connection.fileno()
 
-    def send(self, what: str, **fields: Any) -> None:
+    def send(self, what: str, descriptors: Sequence[int] = (), **fields: Any) -> None:
         """Say something; the other side may be gone, which is learnt by reading."""
+        message = json.dumps({"what": what, **fields}).encode() + b"\n"
         try:
-            self.connection.sendall(json.dumps({"what": what, **fields}).encode() + b"\n")
+            sent = socket.send_fds(self.connection, [message], descriptors)
+            self.connection.sendall(message[sent:])
         except OSError:
             self.closed = True
 
     def read(self) -> Iterator[dict[str, Any]]:
         """What has arrived. `closed` is set at the end of the conversation."""
         try:
-            received = self.connection.recv(1 << 16)
+            received, descriptors, _, _ = socket.recv_fds(self.connection, 1 << 16, 8, socket.MSG_CMSG_CLOEXEC)
+            self.descriptors.extend(descriptors)
         except OSError:
             received = b""
         if not received:
@@ -99,12 +102,10 @@ class Messages:
 
 @dataclass(frozen=True)
 class _Child:
-    """A worker, or without a slot something that a worker has left. The pipes are those of what it prints."""
+    """A worker, or without a slot something that a worker has left."""
 
     slot: int | None
     pid: int
-    pipes: OutputPipes | None = None
-    speaker: Speaker | None = None
 
 
 def unprepared(error: Exception) -> Failure:
@@ -172,33 +173,11 @@ class ImportedTask:
         return "" if changed is None else f"{changed} has changed"
 
 
-@dataclass(frozen=True)
-class Stay:
-    """What a fork server is told that stays for later runs: by which socket it is asked for them, and by whom."""
-
-    control: socket.socket
-    owner: int
-
-    def serve(self, task: ImportedTask) -> NoReturn:
-        """Be nobody's process until the next run, and let go of all that is this one's."""
-        outlive_parent()  # it is a thread, which may end with the run
-        null = os.open(os.devnull, os.O_RDWR)
-        for number in (1, 2):
-            os.dup2(null, number)
-        os.close(null)
-        log_by_stderr(Place("fork server", ""), "info")  # no more to the log of this run
-        show_as("fork server that waits for the next run", "")
-        WarmProcess(self.control, self.owner, lambda _, words: serve_run(words, task), task.why_stale).serve()
-
-
 class ForkServer:
     """Serves the launcher until the launcher closes the conversation or dies, which is the same to the fork server."""
 
-    def __init__(
-        self, messages: Messages, pump: socket.socket, task: ImportedTask | None = None, stay: Stay | None = None
-    ) -> None:
+    def __init__(self, messages: Messages, task: ImportedTask | None = None, stay: Stay | None = None) -> None:
         self._messages = messages
-        self._pump = pump
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Child] = {}
         # What importing the task has started is its own business, and ends as it likes.
@@ -224,8 +203,6 @@ class ForkServer:
                             self.prepare(message)
                         elif message["what"] == START:
                             self._start(Assignment.from_json(message["assignment"]))
-                        elif message["what"] == RESEND:
-                            self._resend()
                 if time.monotonic() >= reap_at:
                     self._reap_left()
                     reap_at = time.monotonic() + REAP_EVERY
@@ -242,8 +219,7 @@ class ForkServer:
             self._task.finish_imports()
             found = self._task.found(message)
             source = None if found.source is None else found.source.to_page()
-            told = {"facts": found.facts, "source": source, "callbacks": found.callbacks}
-            self._messages.send(READY, **told, pid=os.getpid())
+            self._messages.send(READY, facts=found.facts, source=source, callbacks=found.callbacks, pid=os.getpid())
         except Exception as error:
             self._messages.send(FAILED, failure=unprepared(error).to_dict())
 
@@ -258,19 +234,16 @@ class ForkServer:
         if thread_count() > 1:
             stay.control.close()
             return
-        parent, kept = os.getpid(), (self._messages.connection, self._pump)
-        for sock in kept:
-            keep_in_children(sock)
+        parent, connection = os.getpid(), self._messages.connection
+        keep_in_children(connection)
         sys.stdout.flush()
         sys.stderr.flush()
         if os.fork():
-            for sock in kept:
-                sock.close()
+            connection.close()
             self._selector.close()
             os.close(self._lane_memory)
-            stay.serve(task)
-        for sock in kept:
-            close_in_children(sock)
+            stay.serve(functools.partial(serve_run, task), task.why_stale)
+        close_in_children(connection)
         os.setsid()
         die_with_parent(parent)
         adopt_orphans()
@@ -280,7 +253,7 @@ class ForkServer:
             self._own = frozenset(children_of(os.getpid()))
         assignment = replace(assignment, lane_memory=self._lane_memory)
         threads = thread_count()
-        pipes = OutputPipes()
+        pipes = self._messages.descriptors.popleft(), self._messages.descriptors.popleft()
         if threads == 1:
             pid, how, reason = self._fork(assignment, pipes), "forked", ""
         else:
@@ -288,24 +261,18 @@ class ForkServer:
             more = "a thread" if threads == 2 else f"{threads - 1} threads"
             reason = f"importing the task started {more}, which a fork would lose"
         log.info("%s is process %d, %s%s", name_of(assignment.slot), pid, how, f": {reason}" if reason else "")
-        pipes.close_write_ends()
-        speaker = Speaker.worker(assignment.slot, pid, *assignment.secrets)
-        pipes.send(self._pump, speaker)
+        for descriptor in pipes:
+            os.close(descriptor)
         self._gone.discard(pid)
-        self._watch(_Child(assignment.slot, pid, pipes, speaker))
+        self._watch(_Child(assignment.slot, pid))
         self._messages.send(STARTED, slot=assignment.slot, pid=pid, how=how, reason=reason)
-
-    def _resend(self) -> None:
-        for child in self._children.values():
-            if child.pipes is not None and child.speaker is not None:
-                child.pipes.send(self._pump, child.speaker)
 
     def _watch(self, child: _Child) -> None:
         descriptor = os.pidfd_open(child.pid)
         self._children[descriptor] = child
         self._selector.register(descriptor, selectors.EVENT_READ)
 
-    def _fork(self, assignment: Assignment, pipes: OutputPipes) -> int:
+    def _fork(self, assignment: Assignment, pipes: tuple[int, int]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         fork_server = os.getpid()
@@ -314,14 +281,11 @@ class ForkServer:
             return pid
         code = 1
         try:
-            for number, end in enumerate(pipes.write_ends, start=1):
+            for number, end in enumerate(pipes, start=1):
                 os.dup2(end, number)
-            pipes.close()
             self._selector.close()
-            for descriptor, child in self._children.items():
+            for descriptor in (*pipes, *self._messages.descriptors, *self._children):
                 os.close(descriptor)
-                if child.pipes is not None:
-                    child.pipes.close()
             die_with_parent(fork_server)
             os.setpgid(0, 0)  # by which the fork server knows whatever this worker leaves
             assert self._task is not None, "whoever starts workers is prepared"
@@ -333,15 +297,15 @@ class ForkServer:
             sys.stderr.flush()
             os._exit(code)
 
-    def _spawn(self, assignment: Assignment, pipes: OutputPipes) -> int:
+    def _spawn(self, assignment: Assignment, pipes: tuple[int, int]) -> int:
         # With -P and this path, imports are found where a forked worker finds them: the working directory does not
         # come first.
         path = os.pathsep.join([] if self._task is None else self._task.search_path)
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "quorate.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
-            stdout=pipes.write_ends[0],
-            stderr=pipes.write_ends[1],
+            stdout=pipes[0],
+            stderr=pipes[1],
             env=os.environ | {"PYTHONPATH": path},
             process_group=0,
             pass_fds=(self._lane_memory,),
@@ -357,8 +321,6 @@ class ForkServer:
         self._selector.unregister(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(child.pid, 0)
-        if child.pipes is not None:
-            child.pipes.close()
         if child.slot is not None:
             self._messages.send(EXITED, slot=child.slot, pid=child.pid, code=os.waitstatus_to_exitcode(status))
             self._gone.add(child.pid)
@@ -414,31 +376,29 @@ def become_worker(assignment: Assignment, task_type: Any) -> int:
     return worker.live()
 
 
-def serve_run(arguments: Sequence[str], task: ImportedTask | None = None) -> None:
-    """Serve the launcher of one run to its end."""
-    messages, parent, pump, run, *control = arguments
-    die_with_parent(int(parent))
+def serve_run(
+    task: ImportedTask | None, run: str, messages: socket.socket, parent: int, stay: Stay | None = None
+) -> None:
+    """Serve the launcher of one run to its end. `parent` is the process that this one ends with."""
+    die_with_parent(parent)
     adopt_orphans()
     refuse_breakpoints()
     log_by_stderr(Place("fork server", run), "info")
     show_as("fork server", run)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stay = Stay(_own(control[0]), int(parent)) if control else None
-    ForkServer(Messages(_own(messages)), _own(pump), task, stay).serve()
-
-
-def _own(number: str) -> socket.socket:
-    sock = socket.socket(fileno=int(number))
-    # Whoever waits for the end of the fork server must not wait for what importing the task has started.
-    sock.set_inheritable(False)
-    close_in_children(sock)
-    return sock
+    for sock in (messages, *(() if stay is None else (stay.control,))):
+        # Whoever waits for the end of the fork server must not wait for what importing the task has started.
+        sock.set_inheritable(False)
+        close_in_children(sock)
+    ForkServer(Messages(messages), task, stay).serve()
 
 
 def main() -> None:
-    """Serve the launcher: the arguments are the number of the socket to it, its pid, the number of the socket to the
-    output pump, and the name of the run; and where it is to stay, that of the socket by which it is asked for more."""
-    serve_run(sys.argv[1:])
+    """Serve the launcher: the arguments are its pid, the name of the run, and the number of the socket to it; and where
+    it is to stay, that of the socket by which it is asked for more."""
+    launcher, run, messages, *control = sys.argv[1:]
+    stay = Stay(socket.socket(fileno=int(control[0])), int(launcher)) if control else None
+    serve_run(None, run, socket.socket(fileno=int(messages)), int(launcher), stay)
     sys.stdout.flush()
     sys.stderr.flush()
     # Python would take torch apart, module by module, for a second or two, while the launcher waits.

@@ -7,10 +7,11 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
@@ -19,7 +20,7 @@ from quorate.core.networks import LOOPBACK, Network, refuse_unreachable
 from quorate.core.processes import StoppedProcesses, children_of, describe_departure, members_of
 from quorate.core.task_source import TaskSource
 from quorate.core.worker_status import ENDED_FOR_A_STOP
-from quorate.engines.coordinator_child import CoordinatorChildProcess
+from quorate.engines.coordinator_child import CoordinatorChildProcess, Program
 from quorate.engines.engine import (
     Capacity,
     Exited,
@@ -33,10 +34,8 @@ from quorate.engines.engine import (
     Started,
     Unprepared,
 )
-from quorate.engines.fork_server import EXITED, FAILED, PREPARE, READY, RESEND, START, STARTED, Messages
-from quorate.engines.interpreters import FRESH, PARENT, Child, Interpreters
-from quorate.engines.output_pump import OutputPipes, OutputPump, Speaker
-from quorate.engines.warm_interpreters import WarmParent
+from quorate.engines.fork_server import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
+from quorate.engines.output_pump import OutputPump, Pipes, close_all
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import announce_start, read_status, status_file
@@ -73,6 +72,61 @@ COORDINATOR = -1
 """The coordinator's place, where the network of a worker's is asked for as well."""
 
 
+@runtime_checkable
+class StayingForkServer(Program, Protocol):
+    """One that has forked another for this run, and stays for later ones."""
+
+    def forked(self, pid: int) -> Program:
+        """The one that it has forked."""
+        ...
+
+
+@runtime_checkable
+class ForkedFromOneThatStays(Program, Protocol):
+    """One that was forked by another, which can fork more."""
+
+    def beside(self, descriptors: Sequence[int]) -> Program | None:
+        """A coordinator with these as standard input, output and error, if that can be."""
+        ...
+
+
+class ForkServers(Protocol):
+    """Starts the fork server of a run, in a session of its own: Ctrl-C is for the launcher alone."""
+
+    def __call__(
+        self,
+        run: str,
+        messages: socket.socket,
+        streams: tuple[int, int],
+        environment: Mapping[str, str],
+        preparation: Preparation,
+    ) -> Program:
+        """A fork server with this end of the conversation, and these as standard output and error."""
+        ...
+
+
+def start_fork_server(
+    run: str,
+    messages: socket.socket,
+    streams: tuple[int, int],
+    environment: Mapping[str, str],
+    preparation: Preparation,  # noqa: ARG001 (it is told)
+    *more: socket.socket,
+) -> "subprocess.Popen[bytes]":
+    """A new interpreter; `more` are further sockets that it is given."""
+    numbers = [sock.fileno() for sock in (messages, *more)]
+    program = [sys.executable, "-P", "-m", "quorate.engines.fork_server", str(os.getpid()), run]
+    return subprocess.Popen(
+        [*program, *map(str, numbers)],
+        stdin=subprocess.DEVNULL,
+        stdout=streams[0],
+        stderr=streams[1],
+        pass_fds=numbers,
+        env=environment,
+        start_new_session=True,
+    )
+
+
 class LocalEngine:
     """Starts a fork server at once, and another when one dies: its workers die with it.
 
@@ -84,41 +138,39 @@ class LocalEngine:
         run: RunFolder,
         preparation: Preparation,
         network_of: Callable[[int], Network] = lambda _place: LOOPBACK,
-        interpreters: Interpreters = FRESH,
+        fork_servers: ForkServers = start_fork_server,
     ) -> None:
         self._run = run
         self._preparation = preparation
         self._network_of = network_of
-        self._interpreters = interpreters
+        self._fork_servers = fork_servers
         if not network_of(COORDINATOR).namespace:
             # Without it a job would lose one coordinator after the other, and never say why.
             refuse_unreachable(network_of(COORDINATOR).address)
         self._is_ready = False
-        self._starting: dict[int, Assignment] = {}
+        # Each with the pipes of what it will print.
+        self._starting: dict[int, tuple[Assignment, Pipes]] = {}
         self._running: dict[int, int] = {}
         self._set_up: set[int] = set()
         self._is_closed = False
         self._ended: set[int] = set()
         self._stopped = StoppedProcesses(preparation.failure_timeout)
         self._stopped_due = 0.0
-        self._pump = OutputPump(run, interpreters)
-        self._fork_server = ForkServerProcess(run, preparation, self._pump, interpreters)
+        self._pump = OutputPump(run)
+        self._fork_server = self._start_fork_server()
 
     def capacity(self) -> Capacity:
         return Capacity(usable_cores())
 
     def start_coordinator(self, appointment: Mapping[str, Any]) -> CoordinatorChildProcess:
-        return CoordinatorChildProcess(appointment, self._network_of(COORDINATOR), self._interpreters)
+        return CoordinatorChildProcess(appointment, self._network_of(COORDINATOR), self._fork_server.fork_coordinator)
 
     def start(self, assignment: Assignment) -> None:
         placed = replace(assignment, network=self._network_of(assignment.slot))
-        self._starting[placed.slot] = placed
         announce_start(status_file(self._run, placed.slot))
-        self._fork_server.messages.send(START, assignment=placed.to_json())
+        self._send(placed)
 
     def poll(self, seconds: float) -> list[Notice]:
-        if self._pump.look():
-            self._fork_server.resend_pipes()
         notices = [notice for message in self._fork_server.read(seconds) for notice in self._noted(message)]
         if self._fork_server.messages.closed:
             notices += self._replace_fork_server()
@@ -134,12 +186,25 @@ class LocalEngine:
         if not self._is_closed:
             self._is_closed = True
             self._fork_server.close()
+            for _, pipes in self._starting.values():
+                close_all(pipes.read_ends)
             self._pump.close()
+
+    def _start_fork_server(self) -> "ForkServerProcess":
+        return ForkServerProcess(self._run, self._preparation, self._pump, self._fork_servers)
+
+    def _send(self, assignment: Assignment) -> None:
+        pipes = Pipes.open()
+        self._starting[assignment.slot] = assignment, pipes
+        self._fork_server.messages.send(START, pipes.write_ends, assignment=assignment.to_json())
+        close_all(pipes.write_ends)
 
     def _noted(self, message: dict[str, Any]) -> Iterator[Notice]:
         if message["what"] == STARTED:
             slot, pid = message["slot"], message["pid"]
-            self._starting.pop(slot, None)
+            if slot in self._starting:
+                assignment, pipes = self._starting.pop(slot)
+                self._pump.read_worker(pipes, slot, pid, assignment.secrets)
             self._running[slot] = pid
             reason = f" ({message['reason']})" if message["reason"] else ""
             yield Started(slot, pid, message["how"] + reason)
@@ -178,14 +243,11 @@ class LocalEngine:
         self._stopped_due = now + min(GLANCE, self._preparation.failure_timeout / 10)
         new = {pid: slot for slot, pid in self._running.items() if pid not in self._set_up}
         parents = {child: pid for pid in new for child in children_of(pid)}  # such as reads the data's fingerprint
-        fork_server, pump = self._fork_server.pid, self._pump.pid
+        fork_server = self._fork_server.pid
         told = []
-        for pid, seconds in self._stopped.look(now, [fork_server, pump, *new, *parents]).items():
+        for pid, seconds in self._stopped.look(now, [fork_server, *new, *parents]).items():
             what = f"is stopped (SIGSTOP), and has been for {seconds:.1f} s"
-            if pid == pump:
-                self._pump.kill()
-                told.append(f"the output pump (pid {pid}) {what}: another takes its place")
-            elif pid == fork_server:
+            if pid == fork_server:
                 told.append(f"the fork server (pid {pid}) {what}: {self._fork_server.end_stop(bool(self._running))}")
             else:
                 worker = parents.get(pid, pid)
@@ -205,44 +267,37 @@ class LocalEngine:
         departure = self._fork_server.departure()
         if not self._is_ready and self._fork_server.was_stopped:
             self._fork_server.close()
-            self._fork_server = ForkServerProcess(self._run, self._preparation, self._pump, self._interpreters)
+            self._fork_server = self._start_fork_server()
             return []
         if not self._is_ready:
             log_file = self._run.logs / "fork_server.jsonl"
             return [Interrupted(f"{departure} while it imported the task; its log is {log_file}.")]
         self._fork_server.close()
         exits = [self._gone(slot, pid, -signal.SIGKILL) for slot, pid in list(self._running.items())]
-        self._fork_server = ForkServerProcess(self._run, self._preparation, self._pump, self._interpreters)
-        for assignment in self._starting.values():
-            self._fork_server.messages.send(START, assignment=assignment.to_json())
+        self._fork_server = self._start_fork_server()
+        for assignment, pipes in list(self._starting.values()):
+            close_all(pipes.read_ends)
+            self._send(assignment)
         return [Interrupted(f"{departure}, and the workers with it"), *exits]
 
 
 class ForkServerProcess:
     """The fork server's process, as the launcher holds it. Ends with the launcher, and all workers with it."""
 
-    def __init__(
-        self, run: RunFolder, preparation: Preparation, pump: OutputPump, interpreters: Interpreters = FRESH
-    ) -> None:
+    def __init__(self, run: RunFolder, preparation: Preparation, pump: OutputPump, fork_servers: ForkServers) -> None:
         self._is_ready = False
+        self._is_reaped = False
+        self._code: int | None = None
         self.was_stopped = False
-        self._pump = pump
-        self._pipes = OutputPipes()
         self.workers = Pidfds()
         ours, theirs = socket.socketpair()
         inherited = {key: value for key, value in os.environ.items() if key != "OMP_THREAD_LIMIT"}
+        pipes = Pipes.open()
+        environment = ALLOCATOR | inherited | ENVIRONMENT
         with theirs:
-            self._process: Child = interpreters.start(
-                "quorate.engines.fork_server",
-                [theirs, PARENT, pump.control, run.name],
-                stdin=subprocess.DEVNULL,
-                stdout=self._pipes.write_ends[0],
-                stderr=self._pipes.write_ends[1],
-                environment=ALLOCATOR | inherited | ENVIRONMENT,
-                preparation=preparation,
-            )
-        self._pipes.close_write_ends()
-        self._send_pipes()
+            self._process = fork_servers(run.name, theirs, pipes.write_ends, environment, preparation)
+        close_all(pipes.write_ends)
+        pump.read_fork_server(pipes, self._process.pid)
         # The numbers of its workers, and so of the process groups of whatever they have started.
         self._groups: set[int] = set()
         self._end = os.pidfd_open(self._process.pid)
@@ -264,14 +319,6 @@ class ForkServerProcess:
         self._process.kill()
         return "another takes its place"
 
-    def resend_pipes(self) -> None:
-        """Give another pump its pipes and those of its workers."""
-        self._send_pipes()
-        self.messages.send(RESEND)
-
-    def _send_pipes(self) -> None:
-        self._pipes.send(self._pump.control, Speaker.fork_server(self._process.pid))
-
     def read(self, seconds: float) -> list[dict[str, Any]]:
         """What it tells, of each worker that was asked for its start and its end; waits that long for something."""
         if not select.select([self.messages], [], [], seconds)[0]:
@@ -290,10 +337,14 @@ class ForkServerProcess:
 
     def _follow(self, pid: int) -> None:
         """One that stays for later runs has forked another for this one: that is the fork server from now on."""
-        if isinstance(self._process, WarmParent) and pid != self._process.pid:
+        if pid != self._process.pid and isinstance(self._process, StayingForkServer):
             self._process = self._process.forked(pid)
             os.close(self._end)
             self._end = os.pidfd_open(pid)
+
+    def fork_coordinator(self, streams: Sequence[int]) -> Program | None:
+        """A coordinator from where this one is from, if that forks more."""
+        return self._process.beside(streams) if isinstance(self._process, ForkedFromOneThatStays) else None
 
     def departure(self) -> str:
         """How it has ended; waits until it has."""
@@ -318,21 +369,20 @@ class ForkServerProcess:
         self.messages.close()
         self._reap()
         os.close(self._end)
-        self._pipes.close()
         # Only the fork server can reap them. Whoever holds the run's lock must not let go of it while one still writes.
         left = self.workers.await_end(CLOSE_PATIENCE)
         if left:
             log.warning("workers still end after %s s: processes %s", CLOSE_PATIENCE, ", ".join(map(str, left)))
         self.workers.close()
 
-    def _reap(self) -> int:
+    def _reap(self) -> int | None:
         """Take note of its end, and of its exit code.
 
         First end what its workers have started and left: it did so itself, unless it was killed. As long as the fork
         server is not reaped its number is that of its session and of no other: nobody else's process is taken for ours.
         """
         over = time.monotonic() + CLOSE_PATIENCE
-        while self._process.returncode is None and self._groups and time.monotonic() < over:
+        while not self._is_reaped and self._groups and time.monotonic() < over:
             found = members_of(self._process.pid, self._groups)
             if not found:
                 break
@@ -343,7 +393,10 @@ class ForkServerProcess:
                 left.signal(pid, signal.SIGKILL)
             left.await_end(over - time.monotonic())
             left.close()
-        return self._process.wait()
+        if not self._is_reaped:
+            self._code = self._process.wait()
+            self._is_reaped = True
+        return self._code
 
 
 class Pidfds:

@@ -1,12 +1,9 @@
-"""What the processes of a job print and log, on its way into the run's logs: ``python -m quorate.engines.output_pump``.
+"""What the processes of a job print and log, on its way into the run's logs.
 
-Standard output and standard error of fork server and workers are pipes, and one small process per job reads them all.
-So secrets are masked before anything is on a disk, also what C code or a child process prints; and what was printed
-before a SIGKILL is kept, since it is in the kernel by then. Whoever prints waits for nobody, unless the pump is a
-megabyte behind.
-
-Whoever starts a process makes its pipes and keeps the ends that are read, besides giving them to the pump: if the pump
-dies, another one takes over, and nobody who prints notices.
+Standard output and standard error of fork server and workers are pipes, which one thread of the launcher reads. So
+secrets are masked before anything is on a disk, also what C code or a child process prints; and what was printed before
+a SIGKILL is kept, since it is in the kernel by then. Whoever prints waits for nobody, unless the thread is a megabyte
+behind.
 """
 
 import contextlib
@@ -15,22 +12,17 @@ import json
 import logging
 import os
 import selectors
-import signal
-import socket
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from quorate.core.generation import file_name_of, name_of
 from quorate.core.log_records import LANE, RECORD, STDERR, STDOUT, encoded
-from quorate.core.masking import LineMasker, known_secrets, register_secrets
-from quorate.engines.interpreters import FRESH, Interpreters
+from quorate.core.masking import LineMasker, Secrets, known_secrets
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.status import read_status, status_file
@@ -44,126 +36,140 @@ would throw the rest away anyway, and whoever prints without end does not have t
 TAIL = 2**16
 LONGEST_LINE = 2**20
 GRACE = 1.0
-"""Seconds for which the pump waits, at the end of the job, for a process that still has its pipe."""
+"""Seconds for which is waited, at the end of the job, for a process that still has its pipe."""
 CLOSE_PATIENCE = 10.0
-"""Seconds for which the pump is waited for at the end: on a busy machine it may have much to write still, but a disk
+"""Seconds for which the thread is waited for at the end: on a busy machine it may have much to write still, but a disk
 that hangs must not keep the job."""
 REST = 0.002
 """Seconds between two rounds: lines that come fast are handled together."""
-RESTART_AFTER = 1.0
 
 
 @dataclass(frozen=True)
-class Speaker:
-    """A process whose output is kept: the name of its log, what each of its records says of it, and what it knows that
-    must not be in them."""
+class Pipes:
+    """The pipes of a process that is about to be started: its standard output and its standard error.
 
-    log: str
-    fields: dict[str, Any]
-    secrets: tuple[str, ...] = ()
+    `write_ends` are for that process, and closed here once it has them.
+    """
 
-    @classmethod
-    def fork_server(cls, pid: int) -> "Speaker":
-        return cls("fork_server", {"process": "fork server", "pid": pid})
+    read_ends: tuple[int, int]
+    write_ends: tuple[int, int]
 
     @classmethod
-    def worker(cls, slot: int, pid: int, *secrets: str) -> "Speaker":
-        return cls(file_name_of(slot), {"process": name_of(slot), "pid": pid, "worker": slot}, secrets)
-
-
-class OutputPipes:
-    """The pipes of a process that is about to be started: its standard output and its standard error."""
-
-    def __init__(self) -> None:
+    def open(cls) -> "Pipes":
         pairs = (os.pipe(), os.pipe())
-        self.read_ends = [reading for reading, _ in pairs]
-        self.write_ends = [writing for _, writing in pairs]
-        for end in self.write_ends:
+        for _, end in pairs:
             # Not everybody may have as much as this: then whoever prints a lot waits a little sooner.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+        return cls((pairs[0][0], pairs[1][0]), (pairs[0][1], pairs[1][1]))
 
-    def close_write_ends(self) -> None:
-        _close_all(self.write_ends)
 
-    def close(self) -> None:
-        _close_all(self.write_ends)
-        _close_all(self.read_ends)
-
-    def send(self, control: socket.socket, speaker: Speaker) -> None:
-        """Give the pump the ends that are read. One that is gone is followed by another, which is given them again."""
-        message = json.dumps(asdict(speaker)).encode()
-        with contextlib.suppress(OSError):
-            socket.send_fds(control, [message], self.read_ends, socket.MSG_DONTWAIT)
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close these descriptors."""
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class OutputPump:
-    """The pump's process, as the launcher holds it. By `control` whoever starts a process sends its pipes."""
+    """Reads the pipes of a run's processes, until each has ended."""
 
-    def __init__(self, run: RunFolder, interpreters: Interpreters = FRESH) -> None:
-        self._interpreters = interpreters
-        self._appointment = {"run": str(run.path), "launcher": os.getpid(), "secrets": known_secrets()}
-        self.control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._start()
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self._selector = selectors.DefaultSelector()
+        self._streams: dict[int, _Stream] = {}
+        self._logs: dict[str, LogFile] = {}
+        self._is_closed = False
+        self._woken, self._wake = os.pipe()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="output", daemon=True)
+        self._thread.start()
 
-    def look(self) -> bool:
-        """Start another if it is gone; whether that was so, and all pipes have to be sent again."""
-        if self._process.poll() is None or time.monotonic() - self._began < RESTART_AFTER:
-            return False
-        try:
-            self._start()
-        except OSError as error:  # no process more on this machine, perhaps: that is no reason not to train
-            log.warning("what the job prints is not read for now: %s", error)
-            return False
-        return True
+    def read_fork_server(self, pipes: Pipes, pid: int) -> None:
+        """Read what a fork server prints, which has that pid."""
+        self._read_process(pipes, "fork_server", {"process": "fork server", "pid": pid}, ())
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def kill(self) -> None:
-        """End one that does nothing; the next look starts another."""
-        self._process.kill()
+    def read_worker(self, pipes: Pipes, slot: int, pid: int, secrets: Sequence[str] = ()) -> None:
+        """Read what a worker prints, of which these secrets must not be written down."""
+        fields = {"process": name_of(slot), "pid": pid, "worker": slot}
+        self._read_process(pipes, file_name_of(slot), fields, secrets)
 
     def close(self) -> None:
         """Wait until it has written what was printed last. All who print are gone."""
-        with contextlib.suppress(OSError):
-            # Nothing, which says the same as the end: a copy of the socket may be with a fork of whoever trains here.
-            self.control.send(b"", socket.MSG_DONTWAIT)
-        self.control.close()
-        self._theirs.close()
+        if not self._is_closed:
+            self._is_closed = True
+            # Not by its end alone: a copy may be with a fork of whoever trains here.
+            os.write(self._wake, b"x")
+            os.close(self._wake)
+        self._thread.join(CLOSE_PATIENCE)
+
+    def _read_process(self, pipes: Pipes, name: str, fields: dict[str, Any], secrets: Sequence[str]) -> None:
+        file = self._logs.setdefault(name, LogFile(self._run.logs / f"{name}.jsonl", {"process": fields["process"]}))
+        masked = Secrets((*known_secrets(), *secrets))
+        speaker = _Speaking(self._run, fields, file)
+        for descriptor, source in zip(pipes.read_ends, (STDOUT, STDERR), strict=True):
+            os.set_blocking(descriptor, False)
+            self._streams[descriptor] = _Stream(descriptor, source, speaker, masked)
+            self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def _serve(self) -> None:
         try:
-            self._process.wait(CLOSE_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._serve_to_the_end()
+        except Exception:
+            # Whoever prints from now on waits once its pipe is full: that has to be known.
+            log.exception("what the job prints is not read any more")
 
-    def _start(self) -> None:
-        self._began = time.monotonic()
-        self._process = self._interpreters.start(
-            "quorate.engines.output_pump",
-            [self._theirs],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError), self._process.stdin as appointment:
-            appointment.write(json.dumps(self._appointment).encode())
+    def _serve_to_the_end(self) -> None:
+        over: float | None = None
+        while over is None or (self._streams and time.monotonic() < over):
+            streams = list(self._streams.values())
+            wait = 0.1 if over is not None or any(one.skipped for one in streams) else None
+            for key, _ in self._selector.select(wait):
+                if key.fd in self._streams:
+                    self._read(self._streams[key.fd])
+                elif key.fd == self._woken:
+                    self._selector.unregister(self._woken)
+                    over = time.monotonic() + GRACE
+            now = time.monotonic()
+            for stream in list(self._streams.values()):
+                stream.catch_up(now)
+            time.sleep(REST)
+        for stream in list(self._streams.values()):
+            self._read(stream)  # what has come since the last round, if this process was held up for so long
+        for stream in list(self._streams.values()):
+            self._end(stream)
+        for file in self._logs.values():
+            file.close()
+        os.close(self._woken)
+        self._selector.close()
+
+    def _read(self, stream: "_Stream") -> None:
+        try:
+            data = os.read(stream.descriptor, PIPE_SIZE)
+        except BlockingIOError:
+            return
+        if data:
+            stream.take(data, time.monotonic())
+        else:
+            self._end(stream)
+
+    def _end(self, stream: "_Stream") -> None:
+        self._selector.unregister(stream.descriptor)
+        del self._streams[stream.descriptor]
+        stream.finish(time.monotonic())
 
 
-@dataclass
 class _Stream:
     """One pipe: what has come of a line, and how many bytes may come before some are left out."""
 
-    descriptor: int
-    source: str
-    speaker: "_Speaking"
-    masker: LineMasker = field(default_factory=lambda: LineMasker(limit=LONGEST_LINE))
-    second: float = 0.0
-    allowed: int = BURST
-    skipped: int = 0
-    tail: bytes = b""
+    def __init__(self, descriptor: int, source: str, speaker: "_Speaking", secrets: Secrets) -> None:
+        self.descriptor = descriptor
+        self.source = source
+        self.speaker = speaker
+        self.masker = LineMasker(secrets.mask, limit=LONGEST_LINE)
+        self.second = 0.0
+        self.allowed = BURST
+        self.skipped = 0
+        self.tail = b""
 
     def take(self, data: bytes, now: float) -> None:
         self.catch_up(now)
@@ -262,100 +268,3 @@ def _printed(line: str, head: str, tail: str) -> str:
         if not line.strip():
             return ""
     return f"{head}{orjson.dumps(line).decode()}, {facts}{tail}"
-
-
-class Pump:
-    """Reads until whoever could send it more pipes is gone, and those that it has are at their end.
-
-    `launcher` is a pidfd: its end is that of all who print.
-    """
-
-    def __init__(self, control: socket.socket, run: RunFolder, launcher: int | None = None) -> None:
-        self._control = control
-        self._launcher = launcher
-        self._run = run
-        self._selector = selectors.DefaultSelector()
-        self._streams: dict[int, _Stream] = {}
-        self._logs: dict[str, LogFile] = {}
-
-    def serve(self) -> None:
-        self._selector.register(self._control, selectors.EVENT_READ)
-        if self._launcher is not None:
-            self._selector.register(self._launcher, selectors.EVENT_READ)
-        over: float | None = None
-        while over is None or (self._streams and time.monotonic() < over):
-            wait = 0.1 if over is not None or any(one.skipped for one in self._streams.values()) else None
-            for key, _ in self._selector.select(wait):
-                if key.fd in self._streams:
-                    self._read(self._streams[key.fd])
-                elif key.fd == self._launcher or not self._receive():
-                    self._selector.unregister(key.fileobj)
-                    over = over or time.monotonic() + GRACE
-            now = time.monotonic()
-            for stream in self._streams.values():
-                stream.catch_up(now)
-            time.sleep(REST)
-        for stream in list(self._streams.values()):
-            self._read(stream)  # what has come since the last round, if this process was held up for so long
-        for stream in list(self._streams.values()):
-            self._end(stream)
-
-    def _receive(self) -> bool:
-        """Take on the pipes of another process; False when no more will come."""
-        try:
-            message, descriptors, _, _ = socket.recv_fds(self._control, 2**16, 2)
-        except OSError:
-            message, descriptors = b"", []
-        if not message:
-            return False
-        told = Speaker(**json.loads(message))
-        register_secrets(told.secrets)
-        path = self._run.logs / f"{told.log}.jsonl"
-        log = self._logs.setdefault(told.log, LogFile(path, {"process": told.fields["process"]}))
-        speaker = _Speaking(self._run, told.fields, log)
-        for descriptor, source in zip(descriptors, (STDOUT, STDERR), strict=False):
-            # One that was sent twice, to this one and to the one before it, would be read by two.
-            if os.fstat(descriptor).st_ino in {os.fstat(known).st_ino for known in self._streams}:
-                os.close(descriptor)
-                continue
-            os.set_blocking(descriptor, False)
-            self._streams[descriptor] = _Stream(descriptor, source, speaker)
-            self._selector.register(descriptor, selectors.EVENT_READ)
-        return True
-
-    def _read(self, stream: _Stream) -> None:
-        try:
-            data = os.read(stream.descriptor, PIPE_SIZE)
-        except BlockingIOError:
-            return
-        if data:
-            stream.take(data, time.monotonic())
-        else:
-            self._end(stream)
-
-    def _end(self, stream: _Stream) -> None:
-        self._selector.unregister(stream.descriptor)
-        del self._streams[stream.descriptor]
-        stream.finish(time.monotonic())
-
-
-def _close_all(descriptors: list[int]) -> None:
-    while descriptors:
-        os.close(descriptors.pop())
-
-
-def main() -> None:
-    """Serve a job: the argument is the number of the socket by which pipes come."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends with the job, and not before
-    appointment = json.loads(sys.stdin.buffer.read())
-    register_secrets(appointment["secrets"])
-    try:
-        launcher = os.pidfd_open(appointment["launcher"])
-    except ProcessLookupError:
-        return  # and all who would print with it
-    Pump(socket.socket(fileno=int(sys.argv[1])), RunFolder(Path(appointment["run"])), launcher).serve()
-
-
-if __name__ == "__main__":
-    main()
