@@ -4,8 +4,8 @@ import threading
 from typing import Any
 
 from quorate.core.networks import Network
-from quorate.engines.cluster import ClusterView, HostLost, Node, NodeLost
-from quorate.engines.host import EngineMaker, HostAgent, Report, local_engine
+from quorate.engines.ray.cluster import ClusterView, HostLost, Node, NodeLost
+from quorate.engines.ray.host import EngineMaker, HostAgent, Report, local_engine
 
 GLANCE = 0.01
 

@@ -59,8 +59,8 @@ def _trainer_class() -> Any:
     """Made only here: whoever does not use Ray does not wait for it."""
     from ray.train.torch import TorchTrainer
 
-    from quorate.engines.ray_train import GroupConfig, NoProcessGroup, group_trainer, hold_place, run_config
-    from quorate.engines.ray_train import scaling_config as scaling_of
+    from quorate.engines.ray.train import GroupConfig, NoProcessGroup, group_trainer, hold_place, run_config
+    from quorate.engines.ray.train import scaling_config as scaling_of
 
     class JobTrainer(TorchTrainer):  # type: ignore[misc] # Ray has no types here
         """Configured by a job, which its `fit` trains."""

@@ -16,11 +16,12 @@ from quorate.core.errors import QuorateError, RequestError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.networks import Network
 from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
-from quorate.engines import places
-from quorate.engines.cluster import ClusterFailed, ClusterView, GroupLost, HostLost
-from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import Exited, Notice, Preparation, Ready, Remark, Started, Unprepared
-from quorate.engines.host import EngineMaker
+from quorate.engines.output_pump import OpenLog
+from quorate.engines.ray import places
+from quorate.engines.ray.cluster import ClusterFailed, ClusterView, GroupLost, HostLost
+from quorate.engines.ray.engine import ClusterEngine, ClusterSettings
+from quorate.engines.ray.host import EngineMaker
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
@@ -32,7 +33,7 @@ class NumberedEngine(MemoryEngine):
 
     made = 0
 
-    def __init__(self, run: RunFolder, preparation: Preparation, network: Network) -> None:
+    def __init__(self, run: RunFolder, preparation: Preparation, network: Network, open_log: OpenLog) -> None:
         super().__init__()
         NumberedEngine.made += 1
         self._pids = 100 * NumberedEngine.made
@@ -61,6 +62,15 @@ class Job:
         started: Started = self.until(Started, lambda one: one.slot == slot)
         self.nodes[slot] = started.how.partition("address-of-")[2].partition(" ")[0]
         return started
+
+    def await_condition(self, what: str, is_so: Callable[[], Any]) -> Any:
+        """Wait until something is so that the engine has to do."""
+
+        def look() -> Any:
+            self.notices += self.engine.poll(0.02)
+            return is_so()
+
+        return await_condition(what, look)
 
     def appointment(self) -> dict[str, Any]:
         return {"run": str(self.run.path), "lanes": 1, "workers": 1, "failure_timeout": 1.0, "token": "word"}
@@ -154,7 +164,7 @@ def test_the_room_of_one_who_left_for_good_is_given_back(tmp_path: Path, monkeyp
         job.until(Ready)
         job.engine.kill(0, job.start(0).pid)
         job.until(Exited)
-        await_condition("its room to be free", lambda: job.cluster.free["a"] == 1)
+        job.await_condition("its room to be free", lambda: job.cluster.free["a"] == 1)
 
 
 def test_with_strict_spread_no_node_has_two_also_when_one_is_lost(tmp_path: Path) -> None:
@@ -176,7 +186,7 @@ def prepared(cluster: MemoryCluster) -> int:
 def test_the_task_is_imported_at_once_where_workers_will_be_and_ready_is_told_once(tmp_path: Path) -> None:
     with job_on(tmp_path, {"a": 1, "b": 1, "c": 1}, workers=3) as job:
         job.until(Ready)
-        await_condition("all three to be told", lambda: prepared(job.cluster) == 3)
+        job.await_condition("all three to be told", lambda: prepared(job.cluster) == 3)
         assert sum(job.cluster.free.values()) == 3, "before a place is taken"
         for slot in range(3):
             job.start(slot)
@@ -232,7 +242,7 @@ def test_a_worker_whose_host_is_lost_before_it_started_is_started_elsewhere(tmp_
         assert isinstance(engine, MemoryEngine)
         engine.is_importing = True
         job.engine.start(Assignment("", 0, 1, "t", {"params": {}}, "", "127.0.0.1:1", "token"))
-        await_condition("the command", lambda: "start" in job.cluster.links[first].told)
+        job.await_condition("the command", lambda: "start" in job.cluster.links[first].told)
         job.cluster.lose(first)
         assert f"address-of-{first}" not in job.until(Started).how
         assert not [one for one in job.notices if isinstance(one, Exited)]
@@ -281,7 +291,7 @@ def test_what_the_loss_of_a_gang_costs_is_said_and_only_the_task_is_checked_at_h
         assert "costs the steps since the newest checkpoint" in job.until(Remark).message
         job.until(Ready)
         assert set(job.cluster.links) == {"c"}
-        await_condition("its engine to end", lambda: "end_workers" in job.cluster.links["c"].told or None)
+        job.await_condition("its engine to end", lambda: "end_workers" in job.cluster.links["c"].told or None)
 
 
 def test_of_a_gang_that_is_lost_the_first_was_killed_and_the_others_ended_with_their_group(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from command import PATIENCE, await_condition
 from engines.test_cluster_engine import Job, job_on
 from memory_cluster import MemoryCluster, MemoryLink, MemoryRoom
 from memory_engine import MemoryEngine
-from quorate.engines import cluster_engine
-from quorate.engines.cluster import ClusterView, node_of
 from quorate.engines.engine import Exited, Ready, Remark, Started
+from quorate.engines.ray import engine as cluster_engine
+from quorate.engines.ray.cluster import ClusterView, node_of
 from quorate.worker.assignment import Assignment
 
 
@@ -46,7 +46,7 @@ def test_workers_of_a_draining_node_are_asked_to_leave_once_and_their_places_are
             assert job.nodes[slot] != node
         assert engine_on(job, node).terminated == [pids[1]]
         assert not [one for one in job.notices if isinstance(one, Exited | Remark)], "the others stay"
-        await_condition("its room to be free", lambda: job.cluster.free[node] == 4)
+        job.await_condition("its room to be free", lambda: job.cluster.free[node] == 4)
 
 
 def test_who_was_to_be_there_goes_elsewhere(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_who_was_to_be_there_goes_elsewhere(tmp_path: Path) -> None:
         (node,) = job.cluster.links
         engine_on(job, node).is_importing = True
         job.engine.start(Assignment("", 0, 1, "t", {"params": {}}, "", "127.0.0.1:1", "token"))
-        await_condition("the command", lambda: "start" in job.cluster.links[node].told)
+        job.await_condition("the command", lambda: "start" in job.cluster.links[node].told)
         job.cluster.draining[node] = None
         assert f"address-of-{node}" not in job.until(Started).how
 
@@ -121,4 +121,4 @@ def test_all_of_a_gang_are_asked_to_leave_and_leave_their_places_when_one_node_d
         job.cluster.draining["a"] = None
         exits = [job.until(Exited) for _ in pids]
         assert sorted((one.pid, one.code) for one in exits) == sorted((pid, 0) for pid in pids), "nobody was killed"
-        await_condition("their rooms to be free", lambda: job.cluster.free["a"] == job.cluster.free["b"] == 1)
+        job.await_condition("their rooms to be free", lambda: job.cluster.free["a"] == job.cluster.free["b"] == 1)

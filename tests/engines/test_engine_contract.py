@@ -15,7 +15,6 @@ from memory_cluster import MemoryCluster
 from memory_engine import MemoryEngine
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
-from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import (
     Engine,
     Exited,
@@ -28,6 +27,7 @@ from quorate.engines.engine import (
     Unprepared,
 )
 from quorate.engines.local import LocalEngine
+from quorate.engines.ray.engine import ClusterEngine, ClusterSettings
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment

@@ -1,5 +1,4 @@
 import contextlib
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,21 +10,20 @@ from command import PATIENCE, await_condition
 from memory_engine import MemoryEngine
 from quorate.core.errors import JobError
 from quorate.core.networks import Network
-from quorate.engines import host
 from quorate.engines.engine import Exited, Preparation, Ready, Started
-from quorate.engines.host import (
+from quorate.engines.output_pump import OpenLog
+from quorate.engines.ray import host
+from quorate.engines.ray.host import (
     AgentFailed,
     CoordinatorAnswered,
     CoordinatorEnded,
     HostAgent,
     LogLines,
-    LogTails,
     Report,
     Scratch,
     WorkersEnded,
 )
-from quorate.engines.remote_coordinator import RemoteCoordinator
-from quorate.storage.log_file import LogFile
+from quorate.engines.ray.hosts import RemoteCoordinator
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
@@ -35,9 +33,10 @@ PREPARATION = Preparation("t:T", {}, "", [], 0, 1, True)
 class RememberingEngine(MemoryEngine):
     """Knows what it was made of and asked for."""
 
-    def __init__(self, run: RunFolder, preparation: Preparation, network: Network) -> None:
+    def __init__(self, run: RunFolder, preparation: Preparation, network: Network, open_log: OpenLog) -> None:
         super().__init__()
         self.run, self.network = run, network
+        self.log = open_log("worker3", {"process": "worker 3"})
         self.asked: list[Assignment] = []
 
     def start(self, assignment: Assignment) -> None:
@@ -65,8 +64,8 @@ class Listener:
 
 @contextlib.contextmanager
 def agent_of(engines: list[RememberingEngine]) -> Iterator[HostAgent]:
-    def make(run: RunFolder, preparation: Preparation, network: Network) -> RememberingEngine:
-        engines.append(RememberingEngine(run, preparation, network))
+    def make(run: RunFolder, preparation: Preparation, network: Network, open_log: OpenLog) -> RememberingEngine:
+        engines.append(RememberingEngine(run, preparation, network, open_log))
         return engines[-1]
 
     agent = HostAgent("run-0001", Network("127.0.0.1", host="node-1"), make)
@@ -121,63 +120,36 @@ def test_a_worker_that_is_killed_is_reported_and_the_end_of_all_is_said() -> Non
         listener.until(WorkersEnded)
 
 
-def test_what_is_logged_on_the_host_is_reported() -> None:
-    engines: list[RememberingEngine] = []
-    with agent_of(engines) as agent:
-        listener = Listener(agent)
-        agent.prepare(PREPARATION)
-        listener.until(Ready)
-        (engines[0].run.logs / "worker3.jsonl").write_text('{"message": "one"}\n{"mess')
-        lines = listener.until(LogLines)
-        assert (lines.log, lines.text) == ("worker3", b'{"message": "one"}\n'), "half a line has to wait"
-        with (engines[0].run.logs / "worker3.jsonl").open("a") as file:
-            file.write('age": "two"}\n')
-        agent.end_workers()
-        listener.until(WorkersEnded)
-        assert listener.until(LogLines, lambda one: b"two" in one.text).text == b'{"message": "two"}\n'
-
-
-def test_logs_that_are_full_are_read_on_in_the_next_file(tmp_path: Path) -> None:
-    tails = LogTails(tmp_path)
-    file = LogFile(tmp_path / "worker0.jsonl", limit=100)
-    told = b""
-    for number in range(50):
-        file.append(json.dumps({"number": number}))
-        told += b"".join(lines.text for lines in tails.read(10**6))
-    assert [json.loads(line)["number"] for line in told.splitlines()] == list(range(50))
-    assert len(list(tmp_path.glob("worker0.jsonl*"))) > 1, "it was full more than once"
-    file.close()
-    tails.close()
-
-
-def test_logs_that_were_full_more_than_once_between_two_looks_are_read_in_order(tmp_path: Path) -> None:
-    tails = LogTails(tmp_path)
-    file = LogFile(tmp_path / "worker0.jsonl", limit=100)
-    file.append("first")
-    told = b"".join(lines.text for lines in tails.read(10**6))
-    for number in range(3):
-        file.append(f"{number}" * 101)
-    file.append("last")
-    told += b"".join(lines.text for lines in tails.read(10**6))
-    assert [line[:5].decode() for line in told.splitlines()] == ["first", "00000", "11111", "22222", "last"]
-    file.close()
-    tails.close()
-
-
-def test_more_than_is_sent_at_once_has_arrived_before_the_end_of_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "UNDERWAY", 1)
+def test_what_is_logged_on_the_host_is_reported_before_the_end_of_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "AT_ONCE", 100)
     engines: list[RememberingEngine] = []
     with agent_of(engines) as agent:
         listener = Listener(agent)
         agent.prepare(PREPARATION)
         listener.until(Ready)
-        text = "".join(f"line {number}\n" for number in range(200))
-        (engines[0].run.logs / "worker3.jsonl").write_text(text)
+        for number in range(200):
+            engines[0].log.append(f"line {number}")
         agent.end_workers()
         listener.until(WorkersEnded)
-        told = b"".join(one.text for one in listener.reports if isinstance(one, LogLines))
-        assert told.decode() == text
+        told = [one for one in listener.reports if isinstance(one, LogLines)]
+        assert {one.log for one in told} == {"worker3"}
+        assert b"".join(one.text for one in told).decode() == "".join(f"line {number}\n" for number in range(200))
+
+
+def test_what_a_launcher_does_not_take_is_left_out_and_the_log_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "UNDERWAY", 300)
+    engines: list[RememberingEngine] = []
+    with agent_of(engines) as agent:
+        agent.prepare(PREPARATION)
+        await_condition("its engine", lambda: engines)
+        for number in range(5):
+            engines[0].log.append(f"line {number}".ljust(200))
+        listener = Listener(agent)
+        listener.until(LogLines, lambda one: b"line 1" in one.text)
+        assert agent.next(listener.arrived, 0.0) == []
+        engines[0].log.append("and on")
+        assert b"3 lines are missing here" in listener.until(LogLines, lambda one: b"missing" in one.text).text
+        assert listener.until(LogLines, lambda one: b"and on" in one.text)
 
 
 def test_an_agent_that_fails_ends_what_it_has_and_says_so() -> None:
@@ -229,7 +201,7 @@ def test_a_coordinator_on_the_host_answers_and_its_end_is_reported(how: str, tmp
 
 
 def test_a_coordinator_that_is_there_and_does_not_listen_yet_has_not_answered() -> None:
-    child = RemoteCoordinator(1, lambda _child, _patience: None)
+    child = RemoteCoordinator(1, lambda _seconds: None, lambda _child, _patience: None)
     assert child.pid == 0
     child.answered(7, {}, None)
     assert (child.pid, child.await_answer(0.0), child.is_alive) == (7, {}, True)

@@ -10,7 +10,7 @@ from quorate.api.engines import node_code
 from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.engines.engine import Preparation
-from quorate.engines.node_code import NodeCode, code_of, moved, with_remedy, without_installed
+from quorate.engines.ray.node_code import NodeCode, code_of, moved, with_remedy, without_installed
 from quorate.engines.ray.option import RuntimeEnvSpec
 from quorate.spec.load import resolve_mapping
 from quorate.storage.project_files import files_of

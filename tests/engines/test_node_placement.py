@@ -3,8 +3,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.engines.cluster import Node
-from quorate.engines.places import PACK, SPREAD, STRICT_SPREAD, choose_node, in_words, likely_nodes
+from quorate.engines.ray.cluster import Node
+from quorate.engines.ray.places import PACK, SPREAD, STRICT_SPREAD, choose_node, in_words, likely_nodes
 
 nodes_of = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(
     lambda free: [Node(f"n{number}", "", {"CPU": float(cpus)}) for number, cpus in enumerate(free)]

@@ -6,7 +6,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from object_store import BUCKET, SeaweedStore, s3, seaweed
 from quorate.core.errors import RunError
-from quorate.engines.shared_storage import Reach, share, why_out_of_reach
+from quorate.engines.ray.shared_storage import Reach, share, why_out_of_reach
 from quorate.storage.run_folder import RunFolder, write_creation
 from quorate.stores.objects import FsspecStore
 

@@ -21,7 +21,7 @@ from quorate.core.errors import RequestError
 def test_ray_is_told_the_name_of_a_run_and_not_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray._private import utils
 
-    from quorate.engines.ray_cluster import RayCluster
+    from quorate.engines.ray.ray_cluster import RayCluster
 
     before, told = utils.get_entrypoint_name, []
 
@@ -37,7 +37,7 @@ def test_ray_is_told_the_name_of_a_run_and_not_the_command_line(monkeypatch: pyt
 
 
 def test_sigterm_is_still_heard_here_after_ray_has_taken_it_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quorate.engines.ray_cluster import RayCluster
+    from quorate.engines.ray.ray_cluster import RayCluster
 
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
@@ -60,7 +60,7 @@ def test_sigterm_is_still_heard_here_after_ray_has_taken_it_for_itself(monkeypat
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "auto"])
 def test_ray_client_is_refused_with_words(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from quorate.engines.ray_cluster import RayCluster
+    from quorate.engines.ray.ray_cluster import RayCluster
 
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(RequestError, match=r"workers cannot be placed from there.*--detach"):
@@ -68,7 +68,7 @@ def test_ray_client_is_refused_with_words(address: str, monkeypatch: pytest.Monk
 
 
 def test_gpus_are_known_where_ray_sets_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quorate.engines.ray_cluster import gpus_given
+    from quorate.engines.ray.ray_cluster import gpus_given
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": ["2", "3"], "TPU": []})
@@ -77,7 +77,7 @@ def test_gpus_are_known_where_ray_sets_no_variable(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_lifeline_holds_those_who_know_its_token_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quorate.engines import ray_host
+    from quorate.engines.ray import ray_cluster as ray_host
 
     monkeypatch.setattr(ray_host, "SPEAK_WITHIN", 0.1)
     lifeline = ray_host.Lifeline("127.0.0.1")
@@ -103,7 +103,7 @@ def test_a_lifeline_holds_those_who_know_its_token_and_nobody_else(monkeypatch: 
 
 
 def test_a_lifeline_outlives_that_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quorate.engines import ray_host
+    from quorate.engines.ray import ray_cluster as ray_host
 
     accept = socket.socket.accept
     refused: list[socket.socket] = []
@@ -123,7 +123,7 @@ def test_a_lifeline_outlives_that_no_file_can_be_opened(monkeypatch: pytest.Monk
 
 
 def test_a_lifeline_that_does_not_take_its_token_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quorate.engines.ray_cluster import RayHostLink
+    from quorate.engines.ray.ray_cluster import RayHostLink
 
     class Cut(socket.socket):
         def sendall(self, *_: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_lifeline_that_does_not_take_its_token_is_not_left_open(monkeypatch: p
 
 def test_a_lifeline_is_looked_at_however_many_files_are_open() -> None:
     """A launcher with many workers has more than the 1,024 that select() knows."""
-    from quorate.engines.ray_cluster import RayHostLink
+    from quorate.engines.ray.ray_cluster import RayHostLink
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     link, number = object.__new__(RayHostLink), 1500
@@ -168,7 +168,7 @@ def test_doctor_tells_of_certificates_that_are_missing(monkeypatch: pytest.Monke
 
 
 def test_a_token_is_tried_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quorate.engines import ray_connection
+    from quorate.engines.ray import connection as ray_connection
 
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)

@@ -16,7 +16,7 @@ import json, sys, time
 import ray
 from ray._raylet import GcsClient
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
-from quorate.engines.ray_cluster import RayCluster
+from quorate.engines.ray.ray_cluster import RayCluster
 
 cluster = RayCluster("auto", "rooms", {{"CPU": 1.0, "GPU": 1.0}})
 (node,) = cluster.connect().nodes

@@ -63,7 +63,7 @@ def logged(training: Training, text: str) -> list[dict[str, Any]]:
 
 
 def test_what_ray_train_is_told_is_the_newest_of_a_runs_events(tmp_path: Path) -> None:
-    from quorate.engines.ray_train import Metrics
+    from quorate.engines.ray.train import Metrics
 
     file = tmp_path / "events.jsonl"
     with contextlib.closing(JsonlSink(file)) as sink:

@@ -25,7 +25,7 @@ from quorate.api.session import is_private, resumable, resume_in, run_on_engine,
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.core.runs_folder import is_copy
-from quorate.engines.node_code import NodeCode, below
+from quorate.engines.ray.node_code import NodeCode, below
 from quorate.engines.ray.option import RaySpec
 from quorate.spec.job import TaskReference
 from quorate.spec.load import load_recorded
@@ -143,7 +143,7 @@ def _detachable(resolved: ResolvedJob) -> RaySpec:
 
 
 def _send(client: Any, run: RunFolder, address: str, task: str, code: NodeCode) -> Submission:
-    from quorate.engines.ray_connection import packed
+    from quorate.engines.ray.connection import packed
 
     file = TaskReference.parse(task).file
     inside = None if file is None or code.root is None else below(file, code.root)

@@ -8,11 +8,11 @@ from typing import Any
 from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.core.installation import install_of
-from quorate.engines.cluster import Cluster
-from quorate.engines.cluster_engine import ClusterEngine, ClusterSettings
 from quorate.engines.engine import Engine
 from quorate.engines.local import LocalEngine
-from quorate.engines.node_code import NodeCode, code_of, without_installed
+from quorate.engines.ray.cluster import Cluster
+from quorate.engines.ray.engine import ClusterEngine, ClusterSettings
+from quorate.engines.ray.node_code import NodeCode, code_of, without_installed
 from quorate.engines.ray.option import RaySpec
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
@@ -41,7 +41,7 @@ def engine_of(
     if settings.is_gang:
         cluster: Cluster = _gang_cluster(launch.run, spec.engine.address, settings, sent, fit)
     else:
-        from quorate.engines.ray_cluster import RayCluster
+        from quorate.engines.ray.ray_cluster import RayCluster
 
         cluster = RayCluster(spec.engine.address, launch.run.name, demand, sent)
     preparation = without_installed(launch.preparation)
@@ -74,7 +74,7 @@ def _job_files(source: str) -> list[Path]:
 def _gang_cluster(
     run: RunFolder, address: str, settings: ClusterSettings, code: NodeCode, fit: Callable[[Any], None] | None
 ) -> Cluster:
-    from quorate.engines.ray_train import GroupConfig, RayTrainCluster, group_trainer, run_config, scaling_config
+    from quorate.engines.ray.train import GroupConfig, RayTrainCluster, group_trainer, run_config, scaling_config
 
     def fit_as_usual(config: GroupConfig) -> None:
         scaling = scaling_config(settings.workers, settings.demand, settings.placement)

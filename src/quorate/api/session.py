@@ -49,7 +49,7 @@ from quorate.core.named import named_object
 from quorate.core.runs_folder import is_copy
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
-from quorate.engines.node_code import NodeCode
+from quorate.engines.ray.node_code import NodeCode
 from quorate.observe.event import Event
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec

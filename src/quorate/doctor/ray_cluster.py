@@ -16,7 +16,7 @@ from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError
 from quorate.doctor import node_probe
 from quorate.doctor.cluster import ClusterReading, NodeReading, WayReading
-from quorate.engines.ray_connection import refuse_wrong_token, warn_without_token
+from quorate.engines.ray.connection import refuse_wrong_token, warn_without_token
 
 PATIENCE = 60.0
 SENT = 32 * 2**20

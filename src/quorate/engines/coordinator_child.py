@@ -56,14 +56,15 @@ class CoordinatorChildProcess:
         """`fork` starts one with these streams in less time than an interpreter takes, if it can."""
         self._log_file = RunFolder(Path(appointment["run"])).logs / "coordinator.log"
         placed = {**appointment, "host": network.address, "network": network.namespace}
-        (stdin, told), (said, stdout) = os.pipe(), os.pipe()
-        self._stdin, self._stdout = os.fdopen(told, "wb"), os.fdopen(said, "rb")
-        try:
-            with self._log_file.open("ab") as file:
-                self._process = fork((stdin, stdout, file.fileno())) or _start(stdin, stdout, file.fileno())
-        finally:
-            os.close(stdin)
-            os.close(stdout)
+        with self._log_file.open("ab") as file:
+            (stdin, told), (said, stdout) = os.pipe(), os.pipe()
+            self._stdin, self._stdout = os.fdopen(told, "wb"), os.fdopen(said, "rb")
+            streams = stdin, stdout, file.fileno()
+            try:
+                self._process = fork(streams) or _start(*streams)
+            finally:
+                os.close(stdin)
+                os.close(stdout)
         self.pid = self._process.pid
         self._stopped = StoppedProcesses(appointment["failure_timeout"])
         self._why_killed = ""

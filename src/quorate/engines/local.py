@@ -35,7 +35,7 @@ from quorate.engines.engine import (
     Unprepared,
 )
 from quorate.engines.fork_server import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
-from quorate.engines.output_pump import OutputPump, Pipes, close_all
+from quorate.engines.output_pump import OpenLog, OutputPump, Pipes, close_all
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import announce_start, read_status, status_file
@@ -130,7 +130,8 @@ def start_fork_server(
 class LocalEngine:
     """Starts a fork server at once, and another when one dies: its workers die with it.
 
-    `network_of` gives the network of each place, a worker's slot or COORDINATOR.
+    `network_of` gives the network of each place, a worker's slot or COORDINATOR. `open_log` opens the logs of what is
+    printed, if those are not files of the run.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class LocalEngine:
         preparation: Preparation,
         network_of: Callable[[int], Network] = lambda _place: LOOPBACK,
         fork_servers: ForkServers = start_fork_server,
+        open_log: OpenLog | None = None,
     ) -> None:
         self._run = run
         self._preparation = preparation
@@ -156,7 +158,7 @@ class LocalEngine:
         self._ended: set[int] = set()
         self._stopped = StoppedProcesses(preparation.failure_timeout)
         self._stopped_due = 0.0
-        self._pump = OutputPump(run)
+        self._pump = OutputPump(run, open_log)
         self._fork_server = self._start_fork_server()
 
     def capacity(self) -> Capacity:

@@ -14,7 +14,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +70,16 @@ def close_all(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
+OpenLog = Callable[[str, dict[str, Any]], LogFile]
+"""Opens the log of a name; the fields are for what it says by itself."""
+
+
 class OutputPump:
     """Reads the pipes of a run's processes, until each has ended."""
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, open_log: OpenLog | None = None) -> None:
         self._run = run
+        self._open_log = open_log or (lambda name, fields: LogFile(run.logs / f"{name}.jsonl", fields))
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, _Stream] = {}
         self._logs: dict[str, LogFile] = {}
@@ -103,9 +108,10 @@ class OutputPump:
         self._thread.join(CLOSE_PATIENCE)
 
     def _read_process(self, pipes: Pipes, name: str, fields: dict[str, Any], secrets: Sequence[str]) -> None:
-        file = self._logs.setdefault(name, LogFile(self._run.logs / f"{name}.jsonl", {"process": fields["process"]}))
+        if name not in self._logs:
+            self._logs[name] = self._open_log(name, {"process": fields["process"]})
         masked = Secrets((*known_secrets(), *secrets))
-        speaker = _Speaking(self._run, fields, file)
+        speaker = _Speaking(self._run, fields, self._logs[name])
         for descriptor, source in zip(pipes.read_ends, (STDOUT, STDERR), strict=True):
             os.set_blocking(descriptor, False)
             self._streams[descriptor] = _Stream(descriptor, source, speaker, masked)

@@ -12,7 +12,7 @@ from typing import Any
 
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.machine import usable_cores
-from quorate.engines.node_code import NodeCode, code_of
+from quorate.engines.ray.node_code import NodeCode, code_of
 from quorate.engines.ray.option import RAY_CLIENT, RuntimeEnvSpec
 from quorate.spec.search import HyperbandSpec, PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
@@ -175,7 +175,7 @@ def _connected(search: ResolvedSearch, code: NodeCode) -> Iterator[Path | None]:
     tells which folder was sent to its nodes."""
     import ray
 
-    from quorate.engines.ray_connection import connect, init, warn_without_token
+    from quorate.engines.ray.connection import connect, init, warn_without_token
 
     demand = demand_of(search, search.job.spec.device == "cuda")
     if ray.is_initialized():

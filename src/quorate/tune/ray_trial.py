@@ -10,8 +10,8 @@ from ray import tune
 from quorate.api.warm import WarmRunner
 from quorate.coordinator.news import Outcome
 from quorate.engines.engine import Prepared
-from quorate.engines.node_code import moved
-from quorate.engines.ray_host import working_folder
+from quorate.engines.ray.node_code import moved
+from quorate.engines.ray.ray_cluster import working_folder
 from quorate.observe.event import Event
 from quorate.spec.search_load import ResolvedSearch
 from quorate.supervisor.signals import Signals

@@ -1,6 +1,5 @@
 """The engine of a job on several hosts: an agent on each, workers shared out among them, and lost hosts made up for."""
 
-import contextlib
 import itertools
 import logging
 import threading
@@ -8,13 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from quorate.core.errors import JobError, RequestError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
-from quorate.engines.cluster import Cluster, ClusterView, GroupLost, HostLost, Node, NodeLost, node_of
 from quorate.engines.engine import (
     Capacity,
     Exited,
@@ -27,8 +24,8 @@ from quorate.engines.engine import (
     Started,
     Unprepared,
 )
-from quorate.engines.event_loop import EventLoop
-from quorate.engines.host import (
+from quorate.engines.ray.cluster import Calls, Cluster, ClusterView, GroupLost, HostLost, Node, NodeLost, node_of
+from quorate.engines.ray.host import (
     AgentFailed,
     CoordinatorAnswered,
     CoordinatorEnded,
@@ -36,11 +33,10 @@ from quorate.engines.host import (
     StorageChecked,
     WorkersEnded,
 )
-from quorate.engines.hosts import Host, Hosts, Nodes
-from quorate.engines.node_code import with_remedy
-from quorate.engines.places import Place, Places, likely_nodes
-from quorate.engines.remote_coordinator import Coordinators, RemoteCoordinator
-from quorate.engines.shared_storage import Reach, share
+from quorate.engines.ray.hosts import Coordinators, Host, Hosts, Nodes, RemoteCoordinator
+from quorate.engines.ray.node_code import with_remedy
+from quorate.engines.ray.places import Place, Places, likely_nodes
+from quorate.engines.ray.shared_storage import Reach, share
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
@@ -81,8 +77,9 @@ def _is_of_gang(host: Host) -> bool:
 
 
 class ClusterEngine:
-    """Everything that is known is changed by one thread, which never waits for the cluster: so what happens to a host
-    is told at once, whatever the cluster is at. `stopped` tells why the job is to end while it is connected to."""
+    """Everything that is known is changed by the supervisor's thread, which never waits for the cluster: so what
+    happens to a host is told at once, whatever the cluster is at. `stopped` tells why the job is to end while it is
+    connected to."""
 
     def __init__(
         self,
@@ -101,24 +98,25 @@ class ClusterEngine:
         # What every host has to reach: where the run is kept.
         self._place = str(self._shared.path) if run.stored is None else run.stored.url
         self._reach = Reach(self._place)
-        self._notices: SimpleQueue[Notice] = SimpleQueue()
-        self._loop = EventLoop(self._tick, LOOK_FOR_ROOM, self._fail)
+        self._notices: list[Notice] = []
+        self._calls = Calls(self._fail)
         self._nodes = Nodes()
-        self._hosts = Hosts(cluster, self._loop, run, self._greet, self._hear, self._lost)
+        self._hosts = Hosts(cluster, self._calls, run, self._greet, self._hear, self._lost)
         is_stored = run.stored is not None
         self._coordinators = Coordinators(self._hosts, self._nodes, str(self._shared.path), stays_home=is_stored)
         self._places = Places(
             cluster,
-            self._loop,
+            self._calls,
             self._nodes,
             settings.demand,
             settings.placement,
             lambda: {host.node for host in self._hosts.all},
             self._send,
-            lambda message: self._notices.put(Remark(message)),
-            lambda failure: self._notices.put(Unprepared(failure)),
+            lambda message: self._notices.append(Remark(message)),
+            lambda failure: self._notices.append(Unprepared(failure)),
             settings.workers if settings.is_gang else 0,
         )
+        self._tick_due = 0.0
         self._look_due = 0.0
         self._is_looking = False
         # Nodes that are about to be taken away, whose workers have been asked to leave.
@@ -126,63 +124,63 @@ class ClusterEngine:
         self._numbers = itertools.count(1)
         self._is_ready = False
         self._failure: Failure | None = None
-        self._known = threading.Event()
         self._is_ending = False
-        self._ended = threading.Event()
+        self._has_ended = False
         self._is_closed = False
         self._over = threading.Event()
-        self._loop.start()
-        # Not one of the loop's calls, which a process waits for at its end: this one may take minutes.
+        # Not one of the other calls, which a process waits for at its end: this one may take minutes.
         threading.Thread(target=self._connect, name="cluster-connect", daemon=True).start()
 
     # --- the supervisor's calls
 
     def capacity(self) -> Capacity:
-        while not self._known.wait(LOOK_AT_STOP):
+        while self._nodes.view is None and self._failure is None:
+            self._turn(LOOK_AT_STOP)
             if (failure := self._stopped()) is not None:
                 raise JobFailed(failure)
-        if self._failure is not None:
+        if self._nodes.view is None:
+            assert self._failure is not None
             raise self._failure.error()
-        view = self._nodes.view
-        return Capacity(1 if view is None else view.cores, spans_hosts=True)
+        return Capacity(self._nodes.view.cores, spans_hosts=True)
 
     def start_coordinator(self, appointment: Mapping[str, Any]) -> RemoteCoordinator:
-        child = RemoteCoordinator(
-            next(self._numbers), lambda child, patience: self._loop.put(lambda: self._coordinators.end(child, patience))
-        )
-        self._loop.put(lambda: self._coordinators.start(child, appointment))
+        child = RemoteCoordinator(next(self._numbers), self._turn, self._coordinators.end)
+        self._coordinators.start(child, appointment)
         return child
 
     def start(self, assignment: Assignment) -> None:
-        self._loop.put(lambda: self._places.fill(self._on_storage(assignment)))
+        self._places.fill(self._on_storage(assignment))
 
     def poll(self, seconds: float) -> list[Notice]:
-        notices = []
-        with contextlib.suppress(Empty):
-            notices.append(self._notices.get(timeout=max(seconds, 0.001)))
-            while True:
-                notices.append(self._notices.get_nowait())
-        return notices
+        over = time.monotonic() + seconds
+        self._turn(0.0)
+        while not self._notices and (left := over - time.monotonic()) > 0:
+            self._turn(left)
+        told, self._notices = self._notices, []
+        return told
 
     def kill(self, slot: int, pid: int) -> None:
-        self._loop.put(lambda: self._tell_worker("kill", slot, pid))
+        self._tell_worker("kill", slot, pid)
 
     def terminate(self, slot: int, pid: int) -> None:
-        self._loop.put(lambda: self._tell_worker("terminate", slot, pid))
+        self._tell_worker("terminate", slot, pid)
 
     def close(self) -> None:
         """A coordinator that lives stays until it is closed itself: it has the last word. The next call ends all."""
         if self._is_closed:
             return
-        self._loop.put(self._end_workers)
-        if not self._ended.wait(CLOSE_PATIENCE):
+        self._end_workers()
+        over = time.monotonic() + CLOSE_PATIENCE
+        while not self._has_ended and time.monotonic() < over:
+            self._turn(LOOK_FOR_ROOM)
+        if not self._has_ended:
             log.warning("hosts have not said within %.0f s that their workers are gone", CLOSE_PATIENCE)
         if self._coordinators.has_living:
             return
         self._is_closed = True
         # Nobody may call the cluster after its end: Ray would begin another.
-        has_connected = self._known.is_set()
-        is_over = self._loop.close(CLOSE_PATIENCE if has_connected else 0.0)
+        has_connected = self._nodes.view is not None or self._failure is not None
+        is_over = self._calls.close(CLOSE_PATIENCE if has_connected else 0.0)
         is_heard = self._hosts.close(CLOSE_PATIENCE)
         if has_connected and not (is_over and is_heard):
             log.warning("the cluster has not answered within %.0f s", CLOSE_PATIENCE)
@@ -191,37 +189,41 @@ class ClusterEngine:
         self._reach.close()
 
     def _connect(self) -> None:
-        self._loop.run(self._cluster.connect, self._connected)
+        self._calls.run(self._cluster.connect, self._connected)
         # A cluster that was started here (address: local) is ended by the kernel with the thread that has started it.
         self._over.wait()
 
-    # --- in the loop's thread
+    # --- what is done in its turn
+
+    def _turn(self, seconds: float) -> None:
+        self._calls.turn(min(seconds, LOOK_FOR_ROOM))
+        if (now := time.monotonic()) >= self._tick_due:
+            self._tick_due = now + LOOK_FOR_ROOM
+            self._tick(now)
 
     def _tick(self, now: float) -> None:
         self._nodes.trust_again(now)
         if self._is_ending or self._failure is not None:
             return
         self._places.look(now)
-        if self._known.is_set() and now >= self._look_due and not self._is_looking:
+        if self._nodes.view is not None and now >= self._look_due and not self._is_looking:
             self._is_looking, self._look_due = True, now + LOOK_AT_NODES
-            self._loop.call(self._cluster.look, self._seen, self._not_seen)
+            self._calls.call(self._cluster.look, self._seen, self._not_seen)
 
     def _fail(self, failure: Failure) -> None:
         """Before there is a host, it is the end; later it may pass, and who waits goes on waiting."""
         if self._is_ready:
-            self._notices.put(Remark(failure.message))
+            self._notices.append(Remark(failure.message))
             return
         self._failure = failure
-        self._known.set()
-        self._notices.put(Unprepared(failure))
+        self._notices.append(Unprepared(failure))
         self._coordinators.fail(failure)
 
     def _connected(self, view: ClusterView) -> None:
         self._nodes.view = view
-        self._known.set()
         settings = self._settings
         if settings.is_gang:
-            self._notices.put(Remark(GANG_LOSS))
+            self._notices.append(Remark(GANG_LOSS))
             likely = [] if view.home is None else [view.home]  # only to check the task, beside the coordinator
         else:
             lasting = [node for node in view.nodes if not node.is_draining]
@@ -262,7 +264,7 @@ class ClusterEngine:
             case Ready() | Unprepared() | Interrupted():
                 self._hear_of_preparation(host, report)
             case Remark():
-                self._notices.put(report)
+                self._notices.append(report)
 
     def _hear_of_preparation(self, host: Host, report: Ready | Unprepared | Interrupted) -> None:
         """The first host speaks for all; what is wrong with another is told with its name."""
@@ -271,18 +273,18 @@ class ClusterEngine:
                 host.is_prepared = True
                 if not self._is_ready:  # what another finds is the same
                     self._is_ready = True
-                    self._notices.put(report)
+                    self._notices.append(report)
                     if self._settings.is_gang:
                         host.tell("end_workers")  # it will have none: what it has imported only takes memory
             case Unprepared(failure):
                 told = with_remedy(failure, self._nodes.in_words(host.node))
                 if self._is_ready:
                     told = told.at(message=f"host {self._nodes.in_words(host.node)}: {told.message}")
-                self._notices.put(Unprepared(told))
+                self._notices.append(Unprepared(told))
             case Interrupted(reason) if self._is_ready and not host.is_prepared:
                 self._lost(host, NodeLost(reason))  # it would never be: another node may
             case _:
-                self._notices.put(report)
+                self._notices.append(report)
 
     def _check_reach(self, host: Host, reason: str) -> None:
         """A job whose first hosts cannot all save and load is not begun; later such a host is not used."""
@@ -298,7 +300,7 @@ class ClusterEngine:
             self._fail(Failure.of(RequestError(told)))
             return
         if self._settings.is_gang:  # the next group may be given the same node, again and again
-            self._notices.put(Unprepared(Failure.of(RequestError(told))))
+            self._notices.append(Unprepared(Failure.of(RequestError(told))))
             return
         self._nodes.barred.add(host.node)
         self._lost(host, HostLost(told))
@@ -313,16 +315,16 @@ class ClusterEngine:
         told = f"host {self._nodes.in_words(host.node)} is lost: {loss.message}"
         is_with_group = isinstance(loss, GroupLost)
         if not self._is_ending and not is_with_group:
-            self._notices.put(Remark(told))
+            self._notices.append(Remark(told))
         self._coordinators.lose(host)
         for place in self._places.on(host.node):
             self._places.leave(place)
             if place.pid is not None:
                 pid, place.pid = place.pid, None
                 code = ENDED_WITH_ITS_GROUP if is_with_group else LOST_WITH_ITS_HOST
-                self._notices.put(Exited(place.slot, pid, code))
+                self._notices.append(Exited(place.slot, pid, code))
         if not self._is_ready and not self._is_ending and not self._hosts.all:
-            self._notices.put(Interrupted(told))
+            self._notices.append(Interrupted(told))
         self._note_ends()
 
     # --- nodes that are taken away
@@ -348,7 +350,7 @@ class ClusterEngine:
         left = None if node.deadline is None else max(0.0, node.deadline - time.time())
         when = "" if left is None else f" in {left:.0f} s"
         where = self._nodes.in_words(node.id)
-        self._notices.put(Remark(f"host {where} is about to be taken away{when}: whoever is there leaves"))
+        self._notices.append(Remark(f"host {where} is about to be taken away{when}: whoever is there leaves"))
         # A gang cannot do without one of its own: all save at the end of their step, and begin again elsewhere.
         is_with_gang = any(_is_of_gang(host) for host in here)
         for place in self._places.all if is_with_gang else self._places.on(node.id):
@@ -386,13 +388,13 @@ class ClusterEngine:
                 host.tell("kill", report.slot, report.pid)  # somebody else has its place
                 return
             place.assignment, place.pid = None, report.pid
-            self._notices.put(replace(report, how=f"{report.how}, on host {self._nodes.in_words(host.node)}"))
+            self._notices.append(replace(report, how=f"{report.how}, on host {self._nodes.in_words(host.node)}"))
         elif place is not None and place.node == host.node and place.pid == report.pid:
             if isinstance(report, Exited):
                 place.pid, place.since = None, time.monotonic()
                 if self._is_to_be_left(host):
                     self._places.leave(place)
-            self._notices.put(report)
+            self._notices.append(report)
 
     def _is_to_be_left(self, host: Host) -> bool:
         """Whether nobody is to be started there any more; with a gang, because one of its nodes is taken away."""
@@ -412,4 +414,4 @@ class ClusterEngine:
     def _note_ends(self) -> None:
         # One whose way is not known yet has nobody: it is closed without a word.
         if self._is_ending and all(host.has_ended for host in self._hosts.all if host.link is not None):
-            self._ended.set()
+            self._has_ended = True

@@ -8,9 +8,8 @@ from functools import partial
 
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
-from quorate.engines.cluster import Cluster, ClusterFailed, ClusterView, Node, Room
-from quorate.engines.event_loop import EventLoop
-from quorate.engines.hosts import Nodes
+from quorate.engines.ray.cluster import Calls, Cluster, ClusterFailed, ClusterView, Node, Room
+from quorate.engines.ray.hosts import Nodes
 from quorate.worker.assignment import Assignment
 
 SAY_WAITING = 3.0
@@ -43,14 +42,14 @@ class Place:
 
 
 class Places:
-    """Changed in the loop's thread alone. `found` is called with a place, and who waits for it, that has a node now;
+    """`found` is called with a place, and who waits for it, that has a node now;
     `say` with what users should know, and `give_up` if there will never be room; `ready` gives the nodes that have a
     host already. `gang`: so many get room together, or none."""
 
     def __init__(
         self,
         cluster: Cluster,
-        loop: EventLoop,
+        calls: Calls,
         nodes: Nodes,
         demand: Mapping[str, float],
         strategy: str,
@@ -61,7 +60,7 @@ class Places:
         gang: int = 0,
     ) -> None:
         self._cluster = cluster
-        self._loop = loop
+        self._calls = calls
         self._nodes = nodes
         self._demand = demand
         self._strategy = strategy
@@ -99,7 +98,7 @@ class Places:
         """Give its room back."""
         room, place.room, place.node, place.target = place.room, None, None, None
         if room is not None:
-            self._loop.call(room.release, failed=self._failed)
+            self._calls.call(room.release, failed=self._failed)
 
     def end(self) -> None:
         """Nobody is waited for any more."""
@@ -137,7 +136,7 @@ class Places:
             apart = frozenset(placed) if self._strategy == STRICT_SPREAD else frozenset()
             return view, node, self._cluster.ask_room(node, avoid | apart)
 
-        self._loop.call(ask, partial(self._asked, place), self._not_asked)
+        self._calls.call(ask, partial(self._asked, place), self._not_asked)
 
     def _asked(self, place: Place, answer: tuple[ClusterView, str | None, Room]) -> None:
         self._is_asking = False
@@ -156,7 +155,7 @@ class Places:
         if not waiting or self._is_looking or now < self._rests_until:
             return
         self._is_looking = True
-        self._loop.call(lambda: [(place, room, room.node()) for place, room in waiting], self._seen, self._not_seen)
+        self._calls.call(lambda: [(place, room, room.node()) for place, room in waiting], self._seen, self._not_seen)
 
     def _seen(self, rooms: list[tuple[Place, Room, str | None]]) -> None:
         self._is_looking = False

@@ -1,10 +1,21 @@
-"""What an engine of several hosts needs of the cluster that it runs on."""
+"""What an engine of several hosts needs of the cluster that it runs on, and how it calls it without waiting."""
 
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
 
-from quorate.core.errors import JobError
-from quorate.engines.host import Report
+from quorate.core.errors import JobError, QuorateError
+from quorate.core.failure import Failure
+from quorate.engines.ray.host import Report
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+CALLS_AT_ONCE = 4
 
 
 class ClusterFailed(JobError):  # noqa: N818 (a happening, not a mistake)
@@ -111,3 +122,63 @@ class Cluster(Protocol):
     def close(self) -> None:
         """Give everything back."""
         ...
+
+
+class Calls:
+    """Calls that may wait are made in other threads, and come back as something to do for the thread that turns: so
+    what that knows needs no lock. What fails, and is not said to be heard by anybody else, is told to `failed`."""
+
+    def __init__(self, failed: Callable[[Failure], None]) -> None:
+        self._failed = failed
+        self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._apart = ThreadPoolExecutor(CALLS_AT_ONCE, "cluster")
+        self._under_way: set[Future[None]] = set()
+        self._is_closed = False
+
+    def put(self, todo: Callable[[], None]) -> None:
+        """Have something done, after what was put before. From any thread."""
+        self._todo.put(todo)
+
+    def call(
+        self,
+        call: Callable[[], Result],
+        then: Callable[[Result], None] = lambda _: None,
+        failed: Callable[[Failure], None] | None = None,
+    ) -> None:
+        """Make a call, and go on with what it returns."""
+        if not self._is_closed:
+            self._under_way = {one for one in self._under_way if not one.done()}
+            self._under_way.add(self._apart.submit(self.run, call, then, failed))
+
+    def run(
+        self,
+        call: Callable[[], Result],
+        then: Callable[[Result], None],
+        failed: Callable[[Failure], None] | None = None,
+    ) -> None:
+        """The same in the thread that this is called from, which waits."""
+        try:
+            result = call()
+        except QuorateError as error:
+            failure = Failure.of(error)
+        except Exception as error:
+            log.exception("a call to the cluster has failed")
+            failure = Failure("JobError", f"the cluster does not do what it is asked for: {error}")
+        else:
+            self.put(lambda: then(result))
+            return
+        self.put(lambda: (failed or self._failed)(failure))
+
+    def turn(self, seconds: float) -> None:
+        """Do what is to be done; waits that long for something."""
+        with contextlib.suppress(Empty):
+            todo = self._todo.get(timeout=max(seconds, 0.001))
+            while True:
+                todo()
+                todo = self._todo.get_nowait()
+
+    def close(self, patience: float) -> bool:
+        """Make no more; whether those under way have ended in so many seconds."""
+        self._is_closed = True
+        self._apart.shutdown(wait=False, cancel_futures=True)
+        return not wait(self._under_way, patience).not_done

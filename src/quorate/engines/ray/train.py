@@ -1,6 +1,6 @@
 """Gangs on a Ray cluster: Ray Train starts their hosts together, and all anew when one of them is lost.
 
-Each worker of a `TorchTrainer` has a host of its own (`ray_host`), which ends with it. To the launcher's engine it is a
+Each worker of a `TorchTrainer` has a host of its own (`RayHost`), which ends with it. To the launcher's engine it is a
 host like any other: it is told to start a worker, and tells what becomes of it. A worker that dies alone is replaced
 where it was, and Ray Train hears nothing of that. With a process of Ray Train, or with a node, the whole group is lost.
 """
@@ -25,12 +25,11 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from quorate.engines.cluster import ClusterFailed, GroupLost, HostLost, node_of
-from quorate.engines.host import Report
-from quorate.engines.node_code import NodeCode
-from quorate.engines.ray_cluster import RayCluster, RayHostLink
-from quorate.engines.ray_connection import first_line
-from quorate.engines.ray_host import host_class
+from quorate.engines.ray.cluster import ClusterFailed, GroupLost, HostLost, node_of
+from quorate.engines.ray.connection import first_line
+from quorate.engines.ray.host import Report
+from quorate.engines.ray.node_code import NodeCode
+from quorate.engines.ray.ray_cluster import RayCluster, RayHostLink, host_class
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, StepCompleted
 from quorate.observe.jsonl import EventTail, end_of_events

@@ -12,9 +12,8 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -27,8 +26,9 @@ from quorate.core.networks import Network
 from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import Engine, Notice, Preparation, Unprepared
 from quorate.engines.local import LocalEngine
-from quorate.engines.shared_storage import why_out_of_reach
-from quorate.storage.log_file import parts_of
+from quorate.engines.output_pump import OpenLog
+from quorate.engines.ray.shared_storage import why_out_of_reach
+from quorate.storage.log_file import LogFile
 from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
@@ -37,9 +37,10 @@ log = logging.getLogger(__name__)
 
 TICK = 0.02
 """Seconds until a command is noticed."""
-LOOK_AT_LOGS = 0.2
-UNDERWAY = 4 * 2**20
-"""Bytes of logs on their way: more waits in the files until these have arrived."""
+UNDERWAY = 32 * 2**20
+"""Bytes of logs on their way: what comes before these have arrived is left out, which the log says."""
+AT_ONCE = 4 * 2**20
+"""Bytes of logs that are told at once."""
 CLOSE_PATIENCE = 20.0
 
 
@@ -73,10 +74,6 @@ class StorageChecked:
     reason: str
 
 
-AT_ONCE = 4 * 2**20
-"""Bytes that are read at once."""
-
-
 @dataclass(frozen=True)
 class LogLines:
     """What a process of this host has logged: whole lines, for the log of that name."""
@@ -94,19 +91,19 @@ class AgentFailed:
 
 Report = Notice | LogLines | CoordinatorAnswered | CoordinatorEnded | WorkersEnded | StorageChecked | AgentFailed
 
-EngineMaker = Callable[[RunFolder, Preparation, Network], Engine]
+EngineMaker = Callable[[RunFolder, Preparation, Network, OpenLog], Engine]
 
 
-def local_engine(run: RunFolder, preparation: Preparation, network: Network) -> Engine:
+def local_engine(run: RunFolder, preparation: Preparation, network: Network, open_log: OpenLog) -> Engine:
     """What a host runs its workers on."""
-    return LocalEngine(run, preparation, lambda _place: network)
+    return LocalEngine(run, preparation, lambda _place: network, open_log=open_log)
 
 
 class HostAgent:
     """Runs an engine in a thread of its own, which alone calls it.
 
-    Its processes have a folder on this host in the place of the run's: what they log there is reported, and the folder
-    is gone when the agent is closed.
+    Its processes have a folder on this host in the place of the run's, which is gone when the agent is closed. What
+    they print and log is reported.
     """
 
     def __init__(self, run_name: str, network: Network, make_engine: EngineMaker = local_engine) -> None:
@@ -115,7 +112,6 @@ class HostAgent:
         self._scratch = Scratch()
         self._run = RunFolder(self._scratch.path / run_name)
         self._run.logs.mkdir(parents=True)
-        self._logs = LogTails(self._run.logs)
         self._engine: Engine | None = None
         self._coordinators: dict[int, tuple[CoordinatorChildProcess, threading.Thread]] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -123,7 +119,6 @@ class HostAgent:
         self._numbers = itertools.count(1)
         self._arrived = threading.Condition()
         self._is_closed = False
-        self._is_draining = False
         # Whatever it starts ends with this thread, so it ends last.
         self._thread = threading.Thread(target=self._serve, name="host", daemon=True)
         self._thread.start()
@@ -167,7 +162,13 @@ class HostAgent:
             while self._reports and self._reports[0][0] <= arrived:
                 self._reports.popleft()
             self._arrived.wait_for(lambda: self._reports or self._is_closed, seconds)
-            return list(self._reports)
+            told, size = [], 0
+            for number, report in self._reports:
+                told.append((number, report))
+                size += len(report.text) if isinstance(report, LogLines) else 0
+                if size >= AT_ONCE:
+                    break
+            return told
 
     def close(self) -> None:
         """End all processes, and wait until they are gone. What they have logged last can still be asked for."""
@@ -181,12 +182,8 @@ class HostAgent:
     def _serve(self) -> None:
         reason = ""
         try:
-            looked = 0.0
             while not self._is_closed:
                 self._carry_out()
-                if self._is_draining or time.monotonic() - looked >= LOOK_AT_LOGS:
-                    self._read_logs()
-                    looked = time.monotonic()
         except Exception as error:
             log.exception("the host's agent has failed")
             reason = f"its agent has failed ({error!r})"
@@ -211,7 +208,7 @@ class HostAgent:
     def _prepare(self, preparation: Preparation) -> None:
         if self._engine is None:
             try:
-                self._engine = self._make_engine(self._run, preparation, self._network)
+                self._engine = self._make_engine(self._run, preparation, self._network, self._open_log)
             except QuorateError as error:
                 self._report(Unprepared(Failure.of(error)))
 
@@ -257,38 +254,45 @@ class HostAgent:
             child, _ = self._coordinators[number]
             threading.Thread(target=child.let_go, args=(patience,), name="coordinator-end", daemon=True).start()
 
-    def _read_logs(self) -> None:
-        with self._arrived:
-            underway = sum(len(report.text) for _, report in self._reports if isinstance(report, LogLines))
-        if underway >= UNDERWAY:
-            return
-        is_drained = True
-        for lines in self._logs.read(UNDERWAY - underway):
-            is_drained = False
-            self._report(lines)
-        if self._is_draining and is_drained:
-            self._is_draining = False
-            self._report(WorkersEnded())
-
     def _report(self, report: Report) -> None:
         with self._arrived:
             self._reports.append((next(self._numbers), report))
             self._arrived.notify_all()
+
+    def _open_log(self, name: str, fields: dict[str, Any]) -> LogFile:
+        return ReportedLog(self._run.logs / f"{name}.jsonl", fields, self._report_lines)
+
+    def _report_lines(self, lines: LogLines) -> None:
+        with self._arrived:
+            underway = sum(len(report.text) for _, report in self._reports if isinstance(report, LogLines))
+        if underway >= UNDERWAY:
+            raise OSError("the launcher does not take what is logged")
+        self._report(lines)
 
     def _end_workers(self) -> None:
         """It is said when all that they have logged is on its way."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        self._is_draining = True
+        self._report(WorkersEnded())
 
     def _end(self) -> None:
         for child, follower in list(self._coordinators.values()):
             child.let_go(patience=0)
             follower.join(CLOSE_PATIENCE)
         self._end_workers()
-        self._read_logs()
-        self._logs.close()
+
+
+class ReportedLog(LogFile):
+    """A log that is told to the launcher, which has its file."""
+
+    def __init__(self, path: Path, fields: dict[str, Any], report: Callable[[LogLines], None]) -> None:
+        super().__init__(path, fields)
+        self._report = report
+
+    def _write(self, lines: Sequence[str]) -> None:
+        text = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+        self._report(LogLines(self.path.stem, text))
 
 
 PREFIX = "quorate-host-"
@@ -330,62 +334,3 @@ class Scratch:
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._descriptor)
-
-
-class LogTails:
-    """Reads on where a log is full and followed by another file, also by several."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._descriptors: dict[str, int] = {}
-        self._partial: dict[str, bytes] = {}
-
-    def read(self, limit: int) -> Iterator[LogLines]:
-        """Whole lines, of so many bytes in all or a little more."""
-        # One that has just become full has no file of its name until the next line.
-        for name in sorted({path.stem for path in self._folder.glob("*.jsonl")} | self._descriptors.keys()):
-            while limit > 0:
-                # Looked for first: only a file that is followed by another is written no more, and ends where a read
-                # after that finds nothing.
-                following = self._following(name)
-                descriptor = self._descriptors.get(name)
-                data = b"" if descriptor is None else os.read(descriptor, AT_ONCE)
-                if data:
-                    limit -= len(data)
-                    whole, end, rest = (self._partial.get(name, b"") + data).rpartition(b"\n")
-                    self._partial[name] = rest
-                    if end:
-                        yield LogLines(name, whole + end)
-                elif following is None:
-                    break
-                else:
-                    self._go_on_with(name, *following)
-
-    def _following(self, name: str) -> tuple[Path, int] | None:
-        """The file after the one that is read, and its inode; the oldest where that was removed or there is none."""
-        try:
-            parts = [(part, part.stat().st_ino) for part in parts_of(self._folder / f"{name}.jsonl")]
-        except OSError:  # they are being renamed: the next look finds them
-            return None
-        known = self._descriptors.get(name)
-        inodes = [inode for _, inode in parts]
-        read = None if known is None else os.fstat(known).st_ino
-        after = parts[inodes.index(read) + 1 :] if read in inodes else parts
-        return next(iter(after), None)
-
-    def _go_on_with(self, name: str, path: Path, inode: int) -> None:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return
-        if os.fstat(descriptor).st_ino != inode:  # renamed since
-            os.close(descriptor)
-            return
-        known = self._descriptors.get(name)
-        if known is not None:
-            os.close(known)
-        self._descriptors[name] = descriptor
-
-    def close(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
