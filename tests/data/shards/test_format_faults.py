@@ -386,14 +386,6 @@ def test_integers_of_any_length_are_exact(before: int, tmp_path: Path) -> None:
     assert [type(value) for value in found] == [*map(type, values), float]
 
 
-def test_integers_of_64_bits_and_digits_in_a_text_are_left_to_the_fast_decoder(tmp_path: Path) -> None:
-    """Which is ten times as fast: many data have a number of 19 digits, or a fraction of as many, in every line."""
-    lines = [{"a": 1234567890123456789, "b": "12345678901234567890", "c": 0.0012345678901234567} for _ in range(9)]
-    records = opened(indexed(tmp_path / "a.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines).encode()))
-    assert [records[row] for row in range(len(records))] == lines
-    assert not records._exact
-
-
 def test_long_integers_are_found_wherever_they_stand(tmp_path: Path) -> None:
     values = [sign * 10 ** (19 + number % 4) + number for number in range(40) for sign in (1, -1)]
     records = opened(indexed(tmp_path / "a.jsonl", "".join(f"[{value}]\n" for value in values).encode()))

@@ -5,13 +5,8 @@ Lines end with LF or CRLF, the last one also with the file. Of JSON, empty lines
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any
-
-import numpy
-import orjson
 
 from quorate.shards.errors import BadRecord
 from quorate.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
@@ -22,41 +17,22 @@ _LINE = 50
 _BLANK = b" \t\r"
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "list", dict: "object"}
 
-_LONG = 19 * b"0"
-"""So many digits in a row may be an integer of more than 64 bits: with a minus, and one more without."""
-_INTEGER = re.compile(rb"(?:(?<=-)\d{19}|\d{20})\d*(?![\d.eE])")
-_AS_ZEROS = bytes(48 if code in b"0123456789" else code if code in b'."' else 32 for code in range(256))
-"""Digits as zeros, and all else as blanks, but for what stands before digits that are no integer or not all of one."""
-
 
 class LineRecords:
     """The lines of a block."""
 
     def __init__(self, content: Content, block: Block, format: "TextLines") -> None:
-        self._block = block
-        self._format = format
-        self._decode = format.decode
-        self._size = len(content)
-        self._lines = _split(content)
-        # Of a block without blank lines and the like, where a line begins is found when somebody must be told.
-        self._begins: list[int] | None = None
-        self._exact: frozenset[int] = frozenset()
-        is_marked = not block.start and content[: len(_MARK)] == _MARK
-        long = format.long_numbers(content)
-        if is_marked or long or len(self._lines) != block.records:
-            self._look_closer(is_marked, long)
+        self._block, self._format, self._size = block, format, len(content)
+        self._all = _split(content)
+        self._lines = self._all
+        if len(self._all) != block.records:
+            self._lines = [line for line in self._all if format.is_record(line)]
         if len(self._lines) != block.records:
             why = f"there are {len(self._lines)} records, and the index says {block.records}"
             raise BadRecord(block.file, f"byte {block.start}", why)
-
-    def _look_closer(self, is_marked: bool, long: list[int]) -> None:
-        """Leave out lines that are no records and the mark of UTF-8, and find those with long numbers."""
-        begins = accumulate((len(line) + 1 for line in self._lines), initial=0)
-        kept = {begin: line for begin, line in zip(begins, self._lines, strict=False) if self._format.is_record(line)}
-        if is_marked and 0 in kept:
-            kept = {len(_MARK): kept.pop(0)[len(_MARK) :]} | kept
-        self._lines, self._begins = list(kept.values()), list(kept)
-        self._exact = frozenset((numpy.searchsorted(self._begins, long, side="right") - 1).tolist())
+        self._is_marked = not block.start and content[: len(_MARK)] == _MARK
+        if self._is_marked:
+            self._lines = [self._lines[0][len(_MARK) :], *self._lines[1:]]
 
     @property
     def nbytes(self) -> int:
@@ -68,19 +44,21 @@ class LineRecords:
     def __getitem__(self, row: int) -> Any:
         line = self._lines[row]
         try:
-            return self._decode(line) if row not in self._exact else self._format.decode_exactly(line)
-        except ValueError:
-            return self._decoded_otherwise(row, line)
-
-    def _decoded_otherwise(self, row: int, line: bytes) -> Any:
-        try:
-            return self._format.decode_exactly(line)
+            return self._format.decode(line)
         except UnicodeDecodeError as error:
             why, offset = f"byte {line[error.start]:#04x} is not UTF-8", error.start
         except (ValueError, RecursionError) as error:
             why, offset = f"the line is not JSON: {error}", 0
-        begin = sum(map(len, self._lines[:row])) + row if self._begins is None else self._begins[row]
-        raise BadRecord(self._block.file, f"byte {self._block.start + begin + offset}", why)
+        raise BadRecord(self._block.file, f"byte {self._block.start + self._begin(row) + offset}", why)
+
+    def _begin(self, row: int) -> int:
+        """Where a record begins, which is looked for only when somebody must be told."""
+        begins, position = [], 0
+        for line in self._all:
+            if len(self._all) == len(self._lines) or self._format.is_record(line):
+                begins.append(position)
+            position += len(line) + 1
+        return begins[row] + (len(_MARK) if self._is_marked and row == 0 else 0)
 
 
 class TextLines(Format):
@@ -127,26 +105,16 @@ class TextLines(Format):
     def decode(self, line: bytes) -> Any:
         return line.removesuffix(b"\r").decode()
 
-    def decode_exactly(self, line: bytes) -> Any:
-        """The same where `decode` does not know it; that may take long."""
-        return self.decode(line)
-
-    def long_numbers(self, content: Content) -> list[int]:  # noqa: ARG002
-        """Where digits are that `decode` may not take for what they are."""
-        return []
-
     def fields(self, records: LineRecords) -> dict[str, str] | None:  # noqa: ARG002
         """What the records consist of, as far as the first that can be decoded tells; None if there is none."""
         return {}
 
 
 class JsonLines(TextLines):
-    """JSON: every line that is not empty is a record."""
+    """JSON, with NaN and Infinity as Python writes them: every line that is not empty is a record."""
 
     kind = "jsonl"
     endings = (".jsonl", ".ndjson")
-    # Not a method of ours, which would cost a call more for every line.
-    decode = staticmethod(orjson.loads)  # type: ignore[assignment]
 
     def is_record(self, line: bytes) -> bool:
         return bool(line.strip(_BLANK))
@@ -162,22 +130,9 @@ class JsonLines(TextLines):
                 return False
         return True
 
-    def decode_exactly(self, line: bytes) -> Any:
-        """What orjson does not know: NaN and Infinity, as Python writes them, and integers of more than 64 bits."""
+    def decode(self, line: bytes) -> Any:
+        # Not by orjson, which makes floating-point numbers of integers with more than 64 bits.
         return json.loads(line.decode())
-
-    def long_numbers(self, content: Content) -> list[int]:
-        """Integers of so many digits that orjson might make floating-point numbers of them."""
-        found = []
-        # So they are found at the speed of memory: most texts have no such run of digits at all.
-        digits = bytes(content).translate(_AS_ZEROS)
-        begin = digits.find(_LONG)
-        while begin >= 0:
-            if digits[begin - 1 : begin] not in (b".", b'"') and _INTEGER.match(content, begin):
-                found.append(begin)
-            end = digits.find(b" ", begin)
-            begin = digits.find(_LONG, end) if end >= 0 else -1
-        return found
 
     def fields(self, records: LineRecords) -> dict[str, str] | None:
         for row in range(len(records)):

@@ -7,10 +7,15 @@ indexed; after that its bytes are under the digests of the index.
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto  # type: ignore[import-untyped]
+from google.protobuf.descriptor_pool import DescriptorPool  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message_factory import GetMessageClass  # type: ignore[import-untyped]
 
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
@@ -22,9 +27,6 @@ _CRC = struct.Struct("<I")
 _RECORD = 60
 """Bytes of the memory for where a record lies."""
 _COMPRESSED = re.compile(rb"\x1f\x8b\x08|\x78[\x01\x5e\x9c\xda]")
-_VARINT, _BYTES, _FIXED = 0, 2, 5
-_KINDS = {1: "bytes", 2: "float", 3: "int64"}
-"""Of a Feature, by the number of the list that it has."""
 
 
 class TfRecords:
@@ -54,7 +56,7 @@ class TfRecords:
         begin, end = self._places[row]
         try:
             return parse_example(self._content[begin:end])
-        except (ValueError, IndexError, OverflowError) as error:
+        except DecodeError as error:
             place = _place(self._block.row + row, self._block.start + begin - _HEAD.size)
             raise BadRecord(self._block.file, place, f"it is no tf.train.Example: {error}") from None
 
@@ -128,106 +130,65 @@ def _crc32c() -> Callable[[bytes], int]:
 
 def _fields(framed: bytes) -> dict[str, str]:
     """What the first record consists of; nothing where it is no Example, which whoever reads it is told."""
-    content = memoryview(framed)[_HEAD.size : -_CRC.size]
     try:
-        return {name: kind for name, kind, _ in _features(content)}
-    except (ValueError, IndexError, OverflowError):
+        return {name: kind or "" for name, kind, _ in _features(framed[_HEAD.size : -_CRC.size])}
+    except DecodeError:
         return {}
 
 
-# --- protobuf, as far as an Example has it
+# --- messages
 
 
-def parse_example(content: memoryview) -> dict[str, Any]:
+def parse_example(content: bytes | memoryview) -> dict[str, Any]:
     """The features of a serialized tf.train.Example, by name."""
-    return {name: _PARSERS[kind](values) if kind else None for name, kind, values in _features(content)}
+    return {name: None if kind is None else _PARSERS[kind](values) for name, kind, values in _features(content)}
 
 
-def _features(content: memoryview) -> Iterator[tuple[str, str, memoryview]]:
-    """Name, kind and serialized list of each feature; a feature that has no list has no kind."""
-    for number, _, features in _messages(content):
-        if number != 1:
-            raise ValueError("field 2 of a tf.train.SequenceExample is not read" if number == 2 else f"field {number}")
-        for _, _, entry in _messages(features):
-            name, kind, values = "", "", memoryview(b"")
-            for key, _, part in _messages(entry):
-                if key == 1:
-                    name = bytes(part).decode()
-                for inner, _, found in _messages(part) if key == 2 else ():
-                    if inner not in _KINDS:
-                        raise ValueError(f"a feature with field {inner}")
-                    kind, values = _KINDS[inner], found
-            yield name, kind, values
+def _features(content: bytes | memoryview) -> Iterator[tuple[str, str | None, Any]]:
+    """Name, kind and values of each feature; a feature that has no list has no kind."""
+    example = _example_type().FromString(bytes(content))
+    if example.HasField("feature_lists"):
+        raise DecodeError("a tf.train.SequenceExample is not read")
+    for entry in example.features.feature:
+        lists = [(each.name, values.value) for each, values in entry.value.ListFields()]
+        yield (entry.key, *(lists[-1] if lists else (None, ())))
 
 
-def _messages(content: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """The fields of a message that are messages, texts or bytes: number, kind on the wire, content."""
-    for number, wire, value in _wire(content):
-        if wire != _BYTES:
-            raise ValueError(f"field {number} is no message")
-        yield number, wire, value
+def _bytes_list(values: Sequence[bytes]) -> bytes | list[bytes]:
+    return values[0] if len(values) == 1 else list(values)
 
 
-def _wire(content: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """All fields of a message; of a varint and a fixed number the bytes that it has."""
-    position = 0
-    while position < len(content):
-        tag, position = _varint(content, position)
-        wire, end = tag & 7, position
-        if wire == _BYTES:
-            length, position = _varint(content, position)
-            end = position + length
-        elif wire == _VARINT:
-            end = _varint(content, position)[1]
-        elif wire == _FIXED:
-            end = position + 4
-        else:
-            raise ValueError(f"a field of wire type {wire}")
-        if end > len(content):
-            raise ValueError("a field goes beyond its end")
-        yield tag >> 3, wire, content[position:end]
-        position = end
+_PARSERS: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "bytes": _bytes_list,
+    "float": lambda values: numpy.array(values, numpy.float32),
+    "int64": lambda values: numpy.array(values, numpy.int64),
+}
+_MESSAGES: dict[str, tuple[tuple[str, int | str, bool], ...]] = {
+    "BytesList": (("value", FieldDescriptorProto.TYPE_BYTES, True),),
+    "FloatList": (("value", FieldDescriptorProto.TYPE_FLOAT, True),),
+    "Int64List": (("value", FieldDescriptorProto.TYPE_INT64, True),),
+    "Feature": (("bytes", "BytesList", False), ("float", "FloatList", False), ("int64", "Int64List", False)),
+    "Entry": (("key", FieldDescriptorProto.TYPE_STRING, False), ("value", "Feature", False)),
+    "Features": (("feature", "Entry", True),),
+    "Nothing": (),
+    "Example": (("features", "Features", False), ("feature_lists", "Nothing", False)),
+}
+"""The fields of each message, in the order of their numbers: name, type, and whether there are several."""
 
 
-def _varint(content: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = content[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
-
-
-def _bytes_list(values: memoryview) -> bytes | list[bytes]:
-    found = [bytes(value) for _, _, value in _messages(values)]
-    return found[0] if len(found) == 1 else found
-
-
-def _float_list(values: memoryview) -> numpy.ndarray:
-    # Packed or one by one: a float is its four bytes either way.
-    content = b"".join(bytes(value) for _, _, value in _wire(values))
-    return numpy.frombuffer(content, "<f4").astype(numpy.float32)
-
-
-def _int64_list(values: memoryview) -> numpy.ndarray:
-    content = numpy.frombuffer(b"".join(bytes(value) for _, _, value in _wire(values)), numpy.uint8)
-    ends = numpy.flatnonzero(content < 0x80)
-    if len(content) and (not len(ends) or ends[-1] != len(content) - 1):
-        raise ValueError("the last number of a list is cut off")
-    begins = numpy.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
-    lengths = ends - begins + 1
-    if len(lengths) and lengths.max() > 10:
-        raise ValueError("a number of more than 64 bits")
-    found = numpy.zeros(len(ends), numpy.uint64)
-    for byte in range(int(lengths.max(initial=0))):
-        has = lengths > byte
-        part = (content[begins[has] + byte] & 0x7F).astype(numpy.uint64)
-        found[has] |= part << numpy.uint64(7 * byte)
-    return found.view(numpy.int64)
-
-
-_PARSERS: dict[str, Callable[[memoryview], Any]] = {"bytes": _bytes_list, "float": _float_list, "int64": _int64_list}
+@cache
+def _example_type() -> Any:
+    """The class of tf.train.Example, whose own is part of TensorFlow."""
+    file = FileDescriptorProto(name="quorate/example.proto", package="quorate.example", syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for number, (field, kind, is_repeated) in enumerate(fields, 1):
+            label = FieldDescriptorProto.LABEL_REPEATED if is_repeated else FieldDescriptorProto.LABEL_OPTIONAL
+            made = message.field.add(name=field, number=number, label=label)
+            if isinstance(kind, str):
+                made.type, made.type_name = FieldDescriptorProto.TYPE_MESSAGE, f".{file.package}.{kind}"
+            else:
+                made.type = kind
+    pool = DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.Example"))
