@@ -12,7 +12,7 @@ import torch
 import gang
 from bits import bit_tasks as tasks
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.data.lane_sampler import LaneSampler
+from quorate.data.sampler import LaneSampler
 from quorate.training.replica import build_model
 from quorate.training.task import Task, configure
 from training.test_skipping import Poisoned

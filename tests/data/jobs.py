@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from quorate.data.lane_sampler import LaneSampler, Order
+from quorate.data.sampler import LaneSampler, Order
 from quorate.spec.job import JobSpec
 
 

@@ -228,7 +228,8 @@ def test_a_loader_that_cannot_answer_any_more_is_as_good_as_dead(monkeypatch: py
 
 def test_a_loader_that_somebody_else_has_reaped_is_gone() -> None:
     with feeding(Calling(lambda: os._exit(3)), 1) as feed:
-        pid = feed._loaders[0].pid
+        assert isinstance(feed._reader, loader_module.Loaders)
+        pid = feed._reader.processes[0].pid
         feed.next(REQUESTS[0])
         feed.next(REQUESTS[1])
         os.waitpid(pid, 0)
@@ -276,7 +277,7 @@ def test_neither_side_waits_for_the_other_to_read() -> None:
 
 def test_a_loader_that_fails_for_a_reason_of_ours_says_so() -> None:
     class Failing:
-        def read(self, request: Request, _: Any) -> Any:
+        def __getitem__(self, request: Request) -> Any:
             raise MemoryError if request == REQUESTS[1] else OSError(5, "broken")
 
     for asked, kind, words in (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from data.jobs import sampler
 from quorate.core.errors import JobError, TaskError, UserCodeError
-from quorate.data.lane_sampler import LaneSampler
+from quorate.data.sampler import LaneSampler
 
 
 @st.composite

@@ -10,9 +10,8 @@ from torch.utils.data import TensorDataset
 
 from quorate.core.errors import JobError
 from quorate.data.bad_sample import MOST_TOLD, BadSample, LeftOut, without_numbers
-from quorate.data.block_set import LIMIT
 from quorate.data.collate import collate
-from quorate.data.datasets import Columns
+from quorate.data.datasets import LIMIT, Columns
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 from quorate.shards.dataset import Shards

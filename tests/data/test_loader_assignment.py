@@ -5,7 +5,7 @@ from itertools import count, islice
 
 import pytest
 
-from quorate.data.feed import LoaderAssignment
+from quorate.data.loader import LoaderAssignment
 from quorate.data.sampler import Request, Source
 
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from data.jobs import sampler
 from quorate.core.generation import Cursor, Phase
-from quorate.data.lane_sampler import LaneSampler
-from quorate.data.sampler import EvaluationPlan, Request, Source, planned_requests
+from quorate.data.sampler import EvaluationPlan, LaneSampler, Request, Source, planned_requests
 from quorate.lanes.hosting import host_lanes
 
 

@@ -9,9 +9,7 @@ import numpy
 import pytest
 import torch
 
-from quorate.data.batch_message import LEAST_SHARED, pack, receive, send, unpack
-from quorate.data.collate import collate
-from quorate.data.segments import MappedSegments, Segments
+from quorate.data.batch_message import LEAST_SHARED, MappedSegments, Segments, pack, receive, send, unpack
 
 SIZE = 2 * LEAST_SHARED
 
@@ -32,7 +30,6 @@ class Pair:
         """The worker's next request, which says what it is done with."""
         released = self.worker.take_released()
         self.loader.release(released)
-        self.loader.begin()
         return released
 
     def close(self) -> None:
@@ -95,51 +92,3 @@ def test_a_larger_batch_takes_the_place_of_what_is_too_small_for_it(pair: Pair, 
         pair.ask()
         assert pair.carry(torch.arange(size)).sum() == size * (size - 1) // 2
     assert len(created) == 2
-
-
-def test_what_is_collated_in_room_is_sent_where_it_lies(pair: Pair, created: list[int]) -> None:
-    samples = [{"image": torch.full((3, 64, 64), n, dtype=torch.uint8), "label": n} for n in range(16)]
-    pair.carry(collate(samples))
-    pair.ask()
-    batch = collate(samples, pair.loader.room)
-    message = pack(batch)
-    assert pair.loader.place([piece.memory for piece in message.beside]) is not None
-    batch["image"].fill_(7)  # in the segment, so the worker would see it
-    assert pair.worker.open(0, 0, None)[0] == 7
-    assert len(created) == 1
-
-
-def test_without_room_for_all_of_it_the_rest_is_copied(pair: Pair) -> None:
-    pair.carry(torch.zeros(SIZE, dtype=torch.uint8))
-    pair.ask()
-    first = pair.loader.room((SIZE,), torch.uint8)
-    assert first is not None
-    assert pair.loader.room((SIZE,), torch.uint8) is None
-    got = pair.carry([first.fill_(1), torch.full((SIZE,), 2, dtype=torch.uint8)])
-    assert [part.unique().tolist() for part in got] == [[1], [2]]
-
-
-@pytest.mark.parametrize(
-    "samples",
-    [
-        [torch.rand(3, 40, 40) for _ in range(4)],
-        [torch.rand(1, 40, 40) for _ in range(4)],
-        [torch.rand(40, 40, 3).permute(2, 0, 1) for _ in range(4)],
-        [torch.rand(2000), torch.rand(2000).double()],
-        [torch.rand(5000)[::2], torch.rand(2500)],
-        [torch.zeros(0) for _ in range(3)],
-    ],
-)
-def test_a_batch_in_room_is_what_it_is_elsewhere(pair: Pair, samples: list[torch.Tensor]) -> None:
-    pair.carry(torch.zeros(SIZE))
-    pair.ask()
-    plain, placed = collate(samples), collate(samples, pair.loader.room)
-    assert torch.equal(plain, placed)
-    assert (plain.dtype, plain.stride()) == (placed.dtype, placed.stride())
-
-
-def test_samples_that_do_not_make_a_batch_are_told_apart_in_room_too(pair: Pair) -> None:
-    pair.carry(torch.zeros(SIZE))
-    pair.ask()
-    with pytest.raises(Exception, match="one has shape"):
-        collate([torch.zeros(2000), torch.zeros(2001)], pair.loader.room)

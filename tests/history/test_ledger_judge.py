@@ -12,8 +12,8 @@ from data.jobs import sampler
 from history.run_builder import JOB, Story, build_run
 from quorate.core.errors import RunError
 from quorate.data.indices import ranges_of
-from quorate.data.lane_sampler import LaneSampler
 from quorate.data.ledger import Tally
+from quorate.data.sampler import LaneSampler
 from quorate.history.ledger import EpochStatus, Ledger, read_ledger
 from quorate.storage.run_folder import RunFolder
 

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.data.batch_nest import StructureError, mapped, structure_of
+from quorate.data.batch_nest import StructureError, structure_of
+from quorate.data.collate import mapped
 
 
 class Pair(NamedTuple):

@@ -16,7 +16,7 @@ import gang
 from bits.bit_tasks import Momentum
 from quorate.checkpoint.tensor_file import Arena
 from quorate.core.errors import GpuLost, RunError
-from quorate.data.batch_nest import mapped
+from quorate.data.collate import mapped
 from quorate.training import cuda_device
 from quorate.training.cuda_device import CudaDevice, count_differing, oldest_capability
 from quorate.training.device import CPU, same_bits

@@ -23,7 +23,7 @@ from bits.bit_tasks import Regression
 from checkpoint.whole_save import save_whole
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError, TaskError, UserCodeError
-from quorate.data.lane_sampler import LaneSampler
+from quorate.data.sampler import LaneSampler
 from quorate.spec.job import ScheduleSpec
 from quorate.training.optimizers import SOLE, Optimizers
 from quorate.training.replica import Replica

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler as lr
 
 import gang
 from bits.bit_tasks import Regression
-from quorate.data.lane_sampler import LaneSampler
+from quorate.data.sampler import LaneSampler
 from quorate.spec.job import ScheduleSpec
 from quorate.training.rate_schedule import factor_at, notice_of_pace, rate_factor
 

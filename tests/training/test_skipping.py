@@ -12,8 +12,8 @@ from torch import nn
 import gang
 from bits.bit_tasks import BatchNormAndDropout, Points, Regression
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.data.lane_sampler import LaneSampler
 from quorate.data.ledger import Tally, total
+from quorate.data.sampler import LaneSampler
 from training.recorded import Run, on_one_and_on_three, run
 
 POISONED = {40, 41, 42}

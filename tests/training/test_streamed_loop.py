@@ -11,7 +11,7 @@ from bits.bit_tasks import Points, Regression
 from gang import job
 from quorate.core.errors import TaskError
 from quorate.data.block_sampler import BlockSampler
-from quorate.data.lane_sampler import LaneSampler
+from quorate.data.sampler import LaneSampler
 from quorate.history.ledger import Account, Ledger, judge
 from quorate.observe.event import Event
 from quorate.observe.events import RunBegan, StepCompleted, TrainingBlocks

@@ -1,32 +1,12 @@
 """A sample that the data do not give: told by its file, left out of its batch where the job allows it."""
 
-import concurrent.futures
 import re
-import subprocess
-import urllib.error
 from collections.abc import Sequence
 
-import torch
+from quorate.core.errors import JobError
 
-from quorate.core.errors import JobError, QuorateError
-
-_KINDS = (
-    MemoryError, torch.OutOfMemoryError, ImportError, TimeoutError, ConnectionError, urllib.error.URLError,
-    subprocess.TimeoutExpired, concurrent.futures.BrokenExecutor, QuorateError,
-)  # fmt: skip
-# Libraries that ask other machines; not all of their errors are an OSError. Not all that is Google's: protobuf, which
-# raises for a corrupt record, is too.
-_OF_NETWORKS = re.compile(
-    r"(aiobotocore|aiohttp|botocore|boto3|fsspec|gcsfs|google\.(api_core|auth|cloud|resumable_media)|azure|http|httpcore"
-    r"|httpx|requests|s3fs|socket|ssl|urllib3)(\.|$)"
-)
-_TEXTS = re.compile(
-    r"(can'?t|cannot|could not|failed to|unable to) (allocate|mmap|open shared memory|start (a )?new thread)"
-    r"|(not enough|insufficient|out of) memory|too many open files|resource temporarily unavailable"
-    r"|no space left on device|(cuda|cudnn|cublas|hip|nccl)\w* (driver )?error|encoder \w+ not available"
-    r"|decoder \w+ not available",
-    re.IGNORECASE,
-)
+SKIP = "`on_bad_sample: skip` leaves such samples out."
+COLLATE = "or write collate(self, samples), which may pad or convert them."
 
 MOST_TOLD = 10
 """So many reasons of bad samples are told of a run, each with the first sample that has it."""
@@ -39,16 +19,16 @@ class BadSample(Exception):  # noqa: N818 (it is about the sample)
     """A record that cannot be read or decoded, whoever tries: its text says which, where it lies and what is wrong.
 
     Only for what follows from the data alone. A disk that fails or memory that runs out is another matter: another
-    worker would have read the sample. `traceback` is of the `decode` that raised, if one did.
+    worker would have read the sample. `traceback` is of the `decode` that raised, if one did. `hint` says what to do,
+    and `more` what else is to be said where it is left out.
     """
 
-    def __init__(self, message: str, traceback: str = "") -> None:
-        self.message = message
-        self.traceback = traceback
+    def __init__(self, message: str, traceback: str = "", hint: str = SKIP, more: str = "") -> None:
+        self.message, self.traceback, self.hint, self.more = message, traceback, hint, more
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.message, self.traceback)
+        return type(self), (self.message, self.traceback, self.hint, self.more)
 
 
 class Unreachable(JobError):  # noqa: N818 (a happening, not a mistake)
@@ -71,10 +51,9 @@ class LeftOut:
         self._why: list[str] = []
         self._kinds: set[str] = set()
 
-    def add(self, index: int, error: BadSample, more: str = "") -> None:
-        """One more; `more` is what else is to be said of it."""
+    def add(self, index: int, error: BadSample) -> None:
         text = error.message if len(error.message) <= _LONGEST else f"{error.message[:_LONGEST]} …"
-        self._take(index, f"{text}{more}")
+        self._take(index, f"{text}{error.more}")
 
     def extend(self, indices: Sequence[int], why: Sequence[str]) -> None:
         """Those of another batch, with what it says of its first ones."""
@@ -109,22 +88,3 @@ class LeftOut:
             return indices
         bad = set(self._indices)
         return [index for index in indices if index not in bad]
-
-
-def is_machine_error(error: BaseException | None) -> bool:
-    """Whether it may be for the machine and not for the record, or what it was raised from is.
-
-    Such a one ends the job, whatever it does with bad samples: left out on one crowded host, a sample would be missing
-    that all others read.
-    """
-    while error is not None:
-        if isinstance(error, _KINDS) or (isinstance(error, OSError) and error.errno is not None):
-            return True
-        if any(_OF_NETWORKS.match(kind.__module__) for kind in type(error).__mro__):
-            return True
-        # Those of torch, of OpenCV and of PIL say it in words only.
-        says = isinstance(error, RuntimeError | OSError | SystemError) or type(error).__module__ == "cv2"
-        if says and _TEXTS.search(str(error)):
-            return True
-        error = error.__cause__
-    return False

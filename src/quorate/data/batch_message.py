@@ -1,22 +1,29 @@
 """What loader processes send: pickles whose tensors and arrays travel beside them.
 
-Small ones go through the socket. Large ones lie in memory that both processes share (`segments`): it is filled ahead of
+Small ones go through the socket. Large ones lie in memory that both processes share (`Segments`): it is filled ahead of
 whoever takes it, no size of /dev/shm limits it, and nothing is left of it when a process is killed.
 """
 
 import errno
 import io
+import mmap
 import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import numpy
 import torch
 
-from quorate.data.segments import ALIGNMENT, MappedSegments, Segments
+ALIGNMENT = 64
+"""Of what lies in a segment, as torch has it: which instructions a kernel uses may depend on it."""
+_SPARE = 8
+"""A new one is larger than its batch by one in so many: the next may be a little larger."""
 
 LEAST_SHARED = 1 << 16
 """Bytes from which memory is shared: less is sooner through the socket, which also holds it until it is read."""
@@ -69,6 +76,107 @@ def unpack(message: BatchMessage) -> Any:
     beside = [piece.memory if piece.begin == _NO_STORAGE else piece for piece in message.beside]
     # What stands for a buffer is handed on as it is, whatever its type.
     return pickle.loads(message.content, buffers=beside)
+
+
+@dataclass(frozen=True)
+class _Segment:
+    number: int
+    memory: memoryview
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the pieces of a batch lie in a segment of so many bytes; `descriptor` is for whoever has not mapped it."""
+
+    segment: int
+    size: int
+    places: Sequence[int]
+    descriptor: int | None
+
+
+class Segments:
+    """Those of a loader: a batch lies in one of them.
+
+    A segment is memory without a name, whose descriptor is passed once and which both have mapped from then on. When
+    nothing in the worker refers to a batch any more, it says so with its next request. So in the long run no memory is
+    taken or given back, which costs the kernel more than all that is done with a batch.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, _Segment] = {}
+        self._lent: dict[int, _Segment] = {}
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """The worker is done with what lies in these."""
+        for number in numbers:
+            self._free[number] = self._lent.pop(number)
+
+    def place(self, pieces: Sequence[memoryview]) -> Placed | None:
+        """Have all of them in one segment, which is the worker's then; None where there is no such memory to be had."""
+        ends = list(accumulate(_aligned(piece.nbytes) for piece in pieces))
+        size, descriptor = ends[-1], None
+        fitting = [segment for segment in self._free.values() if segment.memory.nbytes >= size]
+        if fitting:
+            segment = self._free.pop(min(fitting, key=lambda each: each.memory.nbytes).number)
+        elif (made := self._made(size + size // _SPARE)) is not None:
+            segment, descriptor = made
+        else:
+            return None
+        places = [0, *ends[:-1]]
+        for place, piece in zip(places, pieces, strict=True):
+            segment.memory[place : place + piece.nbytes] = piece
+        self._lent[segment.number] = segment
+        return Placed(segment.number, segment.memory.nbytes, places, descriptor)
+
+    def _made(self, size: int) -> tuple[_Segment, int] | None:
+        """A new one with its descriptor; in the place of one that is free, as that is too small."""
+        descriptor = -1
+        try:
+            descriptor = os.memfd_create("quorate-batch", os.MFD_CLOEXEC)
+            # All of it now: too little memory is an error of this call, and no SIGBUS when it is written to.
+            os.posix_fallocate(descriptor, 0, _aligned(size))
+            memory = memoryview(mmap.mmap(descriptor, _aligned(size)))
+        except (OSError, ValueError):
+            if descriptor >= 0:
+                os.close(descriptor)
+            return None
+        number = next(iter(self._free), len(self._free) + len(self._lent))
+        self._free.pop(number, None)
+        return _Segment(number, memory), descriptor
+
+
+class MappedSegments:
+    """Those of a loader, in its worker. `released` are the numbers of those that nothing refers to any more."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, numpy.ndarray[Any, Any]] = {}
+        self.released: list[int] = []
+
+    def take_released(self) -> list[int]:
+        """Those that the loader has not been told of yet."""
+        return [self.released.pop() for _ in range(len(self.released))]
+
+    def open(self, number: int, size: int, descriptor: int | None) -> memoryview:
+        """A segment with a batch in it: it is released with the last tensor, array or view of this memory."""
+        if descriptor is not None:
+            self._mapped[number] = _mapped(descriptor, size)
+        # A view of its own for each batch, on which all that is made of this memory depends.
+        view: Any = self._mapped[number][:]
+        weakref.finalize(view, self.released.append, number).atexit = False
+        return memoryview(view)
+
+
+def _mapped(descriptor: int, size: int) -> numpy.ndarray[Any, Any]:
+    # By torch, since Python's own map keeps a descriptor open for as long as it lives. Gone with the last tensor in it.
+    try:
+        whole = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(errno.ENOMEM, f"{size:,} bytes of shared memory could not be mapped") from error
+    return whole.numpy()
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def send(sock: socket.socket, message: BatchMessage, segments: Segments | None = None) -> None:

@@ -4,18 +4,19 @@ Pure arithmetic, without torch. The order depends on no version of a library: it
 and a sort of unequal numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy
 
 from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
 from quorate.core.user_code import given
+from quorate.data.datasets import Blocked
 from quorate.data.indices import NO_INDICES, Indices, joined
-from quorate.data.sampler import Sampler
+from quorate.data.sampler import Sampler, refuse_short
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
 
@@ -28,19 +29,6 @@ _MIXING = (
 _LAST_SHIFT = numpy.uint64(31)
 # A loop reads at one step while its feed is some steps ahead; what a lane reads at a step may lie in two windows.
 _WINDOWS_KEPT = 3
-
-
-@runtime_checkable
-class Blocked(Protocol):
-    """Its samples are the records of block 0, then those of block 1, and so on."""
-
-    @property
-    def blocks(self) -> Sequence[int] | Indices:
-        """How many records each block has."""
-
-    @property
-    def window(self) -> int:
-        """How many samples a lane shuffles at a time."""
 
 
 def records_of(dataset: Blocked, length: int) -> Indices:
@@ -153,7 +141,7 @@ class BlockSampler(Sampler):
             lambda epoch: BlockOrder.of(records, derive_seed(spec.seed, "blocks", epoch))
         )
         self._window = lru_cache(maxsize=_WINDOWS_KEPT * spec.lanes)(self._window_of)
-        self.check_trainable("The training set")
+        refuse_short(spec, self.epoch_length)
 
     @classmethod
     def of(cls, spec: JobSpec, dataset: Blocked, length: int) -> "BlockSampler":

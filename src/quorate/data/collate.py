@@ -12,12 +12,6 @@ from torch.utils.data import default_collate
 
 from quorate.core.user_code import given
 
-ScarceRoom = Callable[[Sequence[int], torch.dtype], torch.Tensor | None]
-"""Gives an empty tensor for what samples are stacked into; None where there is no more room."""
-
-_WORTH_ROOM = 4096
-"""Bytes of a tensor for which room is asked: smaller ones travel with the batch's structure."""
-
 
 class UnlikeSamples(Exception):  # noqa: N818 (it is about the samples)
     """Samples that do not make a batch: the positions of two that differ (of one that cannot be stacked), and how; `at`
@@ -38,10 +32,10 @@ class UnlikeSamples(Exception):  # noqa: N818 (it is about the samples)
         return UnlikeSamples(self.positions, self._how, f"[{key!r}]{self._at}")
 
 
-def collate(samples: Sequence[Any], room: ScarceRoom | None = None) -> Any:
-    """A batch of the same structure as its samples, their leaves stacked; in `room`, as far as there is any."""
+def collate(samples: Sequence[Any]) -> Any:
+    """A batch of the same structure as its samples, their leaves stacked."""
     try:
-        return _collate(samples, room)
+        return _collate(samples)
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError):
         # Looked for only now: looking at every sample of every batch would cost as much as stacking them.
         found = _difference(samples)
@@ -50,43 +44,21 @@ def collate(samples: Sequence[Any], room: ScarceRoom | None = None) -> Any:
         raise found from None
 
 
-def _collate(samples: Sequence[Any], room: ScarceRoom | None) -> Any:
+def _collate(samples: Sequence[Any]) -> Any:
     first = samples[0]
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+    if is_record(first):
         names = [field.name for field in dataclasses.fields(first) if field.init]
-        return type(first)(**{name: _collate([getattr(sample, name) for sample in samples], room) for name in names})
+        return type(first)(**{name: _collate([getattr(sample, name) for sample in samples]) for name in names})
     if isinstance(first, Mapping):
-        return {key: _collate([sample[key] for sample in samples], room) for key in first}
+        return {key: _collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(_collate(column, room) for column in zip(*samples, strict=True)))
+        return type(first)(*(_collate(column) for column in zip(*samples, strict=True)))
     if isinstance(first, tuple | list):
-        return [_collate(column, room) for column in zip(*samples, strict=True)]
-    return _collate_leaves(samples, room)
-
-
-def _collate_leaves(samples: Sequence[Any], room: ScarceRoom | None) -> Any:
+        return [_collate(column) for column in zip(*samples, strict=True)]
     if all(type(sample) is numpy.uint64 for sample in samples):
         # Torch takes no such number by itself, and an array of them.
         return torch.from_numpy(numpy.array(samples))
-    whole = None if room is None or type(samples[0]) is not torch.Tensor else _stacked(samples, room)
-    return default_collate(list(samples)) if whole is None else whole
-
-
-def _stacked(samples: Sequence[torch.Tensor], room: ScarceRoom) -> torch.Tensor | None:
-    """What `torch.stack` gives, in room; None where there is none, or where it might give something else there."""
-    first = samples[0]
-    if first.nbytes * len(samples) < _WORTH_ROOM:
-        return None
-    # Of others the batch may be of another type or layout than the first sample.
-    kind = first.dtype
-    if not all(type(each) is torch.Tensor and each.dtype is kind and _is_plain(each) for each in samples):
-        return None
-    place = room((len(samples), *first.shape), kind)
-    return None if place is None else torch.stack(tuple(samples), out=place)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.device.type == "cpu" and not (tensor.requires_grad or tensor.is_quantized)
+    return default_collate(list(samples))
 
 
 def _difference(samples: Sequence[Any]) -> UnlikeSamples | None:
@@ -111,8 +83,7 @@ def _difference(samples: Sequence[Any]) -> UnlikeSamples | None:
 
 
 def _is_leaf(sample: Any) -> bool:
-    is_record = dataclasses.is_dataclass(sample) and not isinstance(sample, type)
-    return not is_record and not isinstance(sample, Mapping | tuple | list)
+    return not is_record(sample) and not isinstance(sample, Mapping | tuple | list)
 
 
 def _parts(sample: Any) -> Mapping[Any, Any]:
@@ -141,7 +112,7 @@ def fresh_copy(batch: Any) -> Any:
         return batch
     if isinstance(batch, torch.Tensor | numpy.ndarray):
         return batch.clone() if isinstance(batch, torch.Tensor) else batch.copy()
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+    if is_record(batch):
         names = [field.name for field in dataclasses.fields(batch) if field.init]
         return dataclasses.replace(batch, **{name: fresh_copy(getattr(batch, name)) for name in names})
     if type(batch) is dict:
@@ -159,3 +130,40 @@ def _deep_copy(value: Any) -> Any:
     except (TypeError, RuntimeError):
         # A lock, a generator, a tensor with a graph: nobody can copy these, and loader processes refuse them.
         return value
+
+
+def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same nest, with each tensor changed."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        other = copy.copy(batch)  # a defaultdict, say, is not made of a dict alone
+        for key, value in batch.items():
+            other[key] = mapped(value, change)
+        return other
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(mapped(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(mapped(value, change) for value in batch)
+    if is_record(batch):
+        other = copy.copy(batch)  # not all of its fields need be arguments, and it may be frozen
+        for name in batch.__dataclass_fields__:
+            object.__setattr__(other, name, mapped(getattr(batch, name), change))
+        return other
+    return batch
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a piece of memory, each once, in whichever order: channels last, or transposed."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def is_record(value: Any) -> bool:
+    """Whether it is of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

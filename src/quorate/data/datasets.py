@@ -1,8 +1,9 @@
 """What a task may give as a dataset: anything that can be read by index. Tensors in memory are read by column."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy
 import torch
@@ -11,7 +12,6 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from quorate.core.errors import TaskError
 from quorate.core.user_code import building_code, given, likely_slip
 from quorate.data.indices import Indices
-from quorate.data.stream import Stream
 
 _ARRAYS = (torch.Tensor, numpy.ndarray)
 _NEEDED = {"__len__": "len()", "__getitem__": "[]"}
@@ -33,6 +33,117 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+@runtime_checkable
+class Blocked(Protocol):
+    """Its samples are the records of block 0, then those of block 1, and so on."""
+
+    @property
+    def blocks(self) -> Sequence[int] | Indices:
+        """How many records each block has."""
+
+    @property
+    def window(self) -> int:
+        """How many samples a lane shuffles at a time."""
+
+
+LIMIT = 160_000_000
+"""Bytes of blocks that a process keeps, unless what it reads at the same time is more."""
+
+
+class BlockSet(Dataset, Blocked, Protocol):
+    """A dataset that Quorate itself reads, block after block, as `quorate.Shards` does. Whole blocks are read ahead.
+
+    `limit` is how many bytes of blocks a process may keep, and `fingerprint` a digest of every byte. Samples that
+    `decode` has made may be cached under `cache_key`.
+    """
+
+    limit: int
+    fingerprint: str
+    has_decode: bool
+    cache_key: str | None
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What to tell of its cache."""
+        ...
+
+    @property
+    def is_columns(self) -> bool:
+        """Whether batches come from columns at once, and no code of the task runs for them."""
+        ...
+
+    @property
+    def in_words(self) -> str:
+        """Of what it is made: "in 4 parquet files"."""
+        ...
+
+    def batch(self, indices: Sequence[int] | Indices) -> Any:
+        """What collating these samples would give, made of whole columns."""
+        ...
+
+    def blocks_of(self, indices: Sequence[int] | Indices) -> list[int]:
+        """The blocks that these samples are in, each once."""
+        ...
+
+    def block_bytes(self, block: int) -> int: ...
+
+    def prefetch(self, blocks: Sequence[int]) -> None:
+        """Read these ahead, in this order."""
+        ...
+
+    def keeping(self) -> AbstractContextManager[Any]:
+        """Around the reading of a batch: what is made in it may be cached, if `settle` says so."""
+        ...
+
+    def settle(self, drew: bool) -> None:
+        """Cache what was made, unless random numbers were drawn for it."""
+        ...
+
+    def uncached(self) -> AbstractContextManager[Any]:
+        """Meanwhile nothing is taken from the cache, which may be of an earlier `decode`."""
+        ...
+
+    def name_of(self, index: int) -> str:
+        """A sample by its file."""
+        ...
+
+    @property
+    def unreadable_hint(self) -> str:
+        """What to do where its columns cannot be read."""
+        ...
+
+    @property
+    def alike_hint(self) -> str:
+        """What to do where samples cannot be collated."""
+        ...
+
+
+class InOrder(Dataset, Protocol):
+    """What is read in order, as a `quorate.Stream` is."""
+
+    bookmarks: Any
+
+    def bind(self, spec: Any) -> None: ...
+
+    def read(self, epoch: int, index: int) -> Any: ...
+
+    @property
+    def in_words(self) -> str: ...
+
+
+# By a mark of their classes: whoever has neither imports neither.
+
+
+def is_block_set(dataset: Any) -> TypeGuard[BlockSet]:
+    """Whether it is read by blocks."""
+    return getattr(type(dataset), "is_read_by_blocks", False) is True
+
+
+def is_stream(dataset: Any) -> TypeGuard[InOrder]:
+    """Whether it is read in order."""
+    return getattr(type(dataset), "is_read_in_order", False) is True
+
+
 def check_dataset(dataset: Any, which: str, giver: str = "datasets()") -> Dataset:
     """Refuse what cannot be read by index, with the remedy. `giver` is what gave it."""
     gave = f"{giver} was given" if giver.startswith("run.") else f"{giver} returned"
@@ -41,7 +152,7 @@ def check_dataset(dataset: Any, which: str, giver: str = "datasets()") -> Datase
             f"{gave} a DataLoader as the {which} set; give the dataset that is inside it. "
             "Quorate makes the batches itself (batch_size, loader_workers in the job file; collate() in the task)."
         )
-    if isinstance(dataset, Stream):
+    if is_stream(dataset):
         raise TaskError(
             f"{gave} a quorate.Stream as the {which} set. A stream is the training set of a task's "
             "datasets(); here give anything with len() and [], such as a list of the first samples."

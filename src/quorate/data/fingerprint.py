@@ -14,11 +14,10 @@ import xxhash
 from quorate.core.debugger import is_attached
 from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError, TaskError
 from quorate.core.processes import ask_child
-from quorate.data.block_sampler import Blocked, records_of
 from quorate.data.collate import collate
+from quorate.data.datasets import Blocked, is_stream
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
-from quorate.data.stream import Stream
 from quorate.data.streams import preserved_generators
 
 # What samples are decoded by: in another version it may give other numbers. By module, and by the name people know.
@@ -111,7 +110,7 @@ def fingerprint(samples: Samples) -> Fingerprint:
         shards = samples.shards.get(source)
         # Of shards the index has a digest of every byte; only what the task makes of them is looked at.
         looked_at = (0, length - 1) if shards is None else (0,) if shards.has_decode else ()
-        if isinstance(dataset, Stream):  # its last sample is behind all others
+        if is_stream(dataset):  # its last sample is behind all others
             looked_at = (0,)
         for index in looked_at:
             request = Request(source, 0, (index,))
@@ -154,7 +153,7 @@ def _why_not_the_same(samples: Samples, request: Request) -> str:
 def _in_words(samples: Samples, source: Source) -> str:
     """How many there are and how they are read; not where they lie, which may be another place on each machine."""
     dataset, shards = samples.datasets[source], samples.shards.get(source)
-    if isinstance(dataset, Stream):
+    if is_stream(dataset):
         return f"{source.value} set: {dataset.in_words}"
     told = [f"{source.value} set: {len(dataset):,} samples"]
     if shards is not None:
@@ -173,12 +172,14 @@ def _libraries() -> dict[str, str]:
 def _arrangement(samples: Samples, source: Source, length: int) -> Iterator[bytes]:
     """What decides, besides the job, which sample is read when; and, of shards, what all of them are."""
     dataset = samples.datasets[source]
-    if isinstance(dataset, Stream):
+    if is_stream(dataset):
         yield b"stream"
     if source in samples.shards:
         yield samples.shards[source].fingerprint.encode()
     if source is Source.TRAINING and isinstance(dataset, Blocked):
         # Blocks that are none are for whoever orders by them to refuse: a task may have an order of its own.
+        from quorate.data.block_sampler import records_of
+
         with contextlib.suppress(TaskError):
             records = records_of(dataset, length)
             yield f"window {dataset.window}".encode()

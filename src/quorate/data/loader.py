@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import NoReturn
@@ -16,16 +17,17 @@ from typing import NoReturn
 import torch
 
 from quorate.core.errors import HelperLost, JobError, OutOfMemory
+from quorate.core.failure import name_samples
 from quorate.core.log_records import current_place
 from quorate.core.machine import keep_freed_memory
 from quorate.core.processes import close_in_children, describe_departure, die_with_parent, likely_cause, show_as
 from quorate.core.user_code import describe, user_traceback
-from quorate.data.batch_message import BatchMessage, pack, receive, send, unpack
-from quorate.data.sampler import Request
+from quorate.data.batch_message import BatchMessage, MappedSegments, Segments, pack, receive, send, unpack
+from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, UpcomingBlocks
-from quorate.data.segments import MappedSegments, Segments
-from quorate.data.threads import CHECK_EVERY
 
+_CHECK_EVERY = 0.1
+"""Seconds between two looks at whether what is waited for is still wanted."""
 _GRACE = 1.0
 _KEPT = 256 * 2**20
 """Bytes of freed memory that a loader keeps at most: the samples of the next batch take it again."""
@@ -37,6 +39,49 @@ _UNREADABLE = (
 
 Asked = tuple[Request, UpcomingBlocks | None]
 """A request, and the blocks that are read from now on, unless they are as before."""
+
+
+class Loaders:
+    """So many loader processes, which answer the requests of a plan that so many `lanes` make."""
+
+    def __init__(self, samples: Samples, requests: Iterator[Request], count: int, lanes: int, prefetch: int) -> None:
+        if not samples.shards and not samples.is_stream:
+            # Whoever reads sample by sample keeps nothing from one request to the next, whatever its lane.
+            assignment = LoaderAssignment(requests, count, 1, 1, by_lane=False)
+        else:
+            # Batches of columns are made of whole blocks: a second loader of a lane would only open them a second time,
+            # and read a second time what a stream gives.
+            count = min(count, lanes) if Source.TRAINING in samples.columns or samples.is_stream else count
+            assignment = LoaderAssignment(requests, count, lanes, prefetch)
+            samples.divide_memory(count)
+        self._assignment = assignment
+        self.processes: list[Loader] = []
+        try:
+            for number in range(count):
+                self.processes.append(Loader(samples, _asked(samples, assignment.requests(number))))
+            for started in self.processes:
+                started.ask_ahead(prefetch)
+        except BaseException:
+            self.close()
+            raise
+
+    def take(self, request: Request, check: Callable[[], None]) -> Batch | FetchFailure:
+        try:
+            return self.processes[self._assignment.next_loader()].take(request, check)
+        except HelperLost as error:
+            samples = f"{name_samples(request.indices)} of the {request.source.value} set"
+            raise HelperLost(f"{error.message} It was to read {samples}.") from None
+
+    def close(self) -> None:
+        Loader.end(self.processes)
+
+
+def _asked(samples: Samples, requests: Iterator[Request]) -> Iterator[Asked]:
+    if not samples.shards:
+        return ((request, None) for request in requests)
+    from quorate.data.prefetch import BlockPrefetch
+
+    return iter(BlockPrefetch(requests, samples.shards))
 
 
 class Loader:
@@ -114,7 +159,7 @@ class Loader:
         self._send()
         outgoing = select.POLLOUT if self._unsent else 0
         self._poll.register(self._socket, select.POLLIN | outgoing)
-        ready = dict(self._poll.poll(CHECK_EVERY * 1000))
+        ready = dict(self._poll.poll(_CHECK_EVERY * 1000))
         if not ready:
             check()
         elif self._socket.fileno() not in ready:
@@ -160,6 +205,56 @@ class Loader:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
+class LoaderAssignment:
+    """Assigns the requests of a plan to loaders; the order in which they are answered stays that of the plan.
+
+    A lane belongs to one loader where there are lanes enough: its next requests read the same blocks as its last, and
+    only one loader needs to keep them. Where there are more loaders than lanes, several take turns at a lane, each
+    with as many requests as it works ahead: so all of them work at the same time, and each reads the lane's blocks.
+
+    `lanes` is how many read at all. With more loaders than the lanes need, one without a request would look for its
+    first to the end of the job. Without `by_lane` all requests count as those of one lane.
+    """
+
+    def __init__(self, plan: Iterator[Request], loaders: int, lanes: int, ahead: int, *, by_lane: bool = True) -> None:
+        self.loaders = loaders
+        self._rest = plan
+        self._lanes = lanes
+        self._ahead = ahead
+        self._by_lane = by_lane
+        # The lanes by number, as they come first, and how many requests each has made.
+        self._numbers: dict[int, int] = {}
+        self._requests: Counter[int] = Counter()
+        self._assigned: list[deque[Request]] = [deque() for _ in range(loaders)]
+        self._answering: deque[int] = deque()
+
+    def next_loader(self) -> int:
+        """Who answers the next request of the plan, of those that loaders have been given."""
+        return self._answering.popleft()
+
+    def requests(self, loader: int) -> Iterator[Request]:
+        """What one loader answers, in order."""
+        while True:
+            while not self._assigned[loader]:
+                request = next(self._rest, None)
+                if request is None:
+                    return
+                assigned = self._choose(request.lane if self._by_lane else 0)
+                self._assigned[assigned].append(request)
+                self._answering.append(assigned)
+            yield self._assigned[loader].popleft()
+
+    def _choose(self, lane: int) -> int:
+        number = self._numbers.setdefault(lane, len(self._numbers))
+        place = number % self._lanes
+        if self._lanes >= self.loaders:
+            return place % self.loaders
+        share = len(range(place, self.loaders, self._lanes))
+        turn = self._requests[number] // self._ahead
+        self._requests[number] += 1
+        return place + self._lanes * (turn % share)
+
+
 def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
     """What a loader process does with its life."""
     code = 1
@@ -179,7 +274,7 @@ def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
             while True:
                 request, blocks, released = pickle.load(plan)
                 segments.release(released)
-                send(sock, _answer(samples, request, blocks, segments), segments)
+                send(sock, _answer(samples, request, blocks), segments)
     except (ConnectionError, EOFError):
         code = 0  # nobody asks any more, nor takes the answer
     except BaseException:
@@ -190,12 +285,11 @@ def _serve(samples: Samples, sock: socket.socket, worker: int) -> NoReturn:
         os._exit(code)
 
 
-def _answer(samples: Samples, request: Request, blocks: UpcomingBlocks | None, segments: Segments) -> BatchMessage:
+def _answer(samples: Samples, request: Request, blocks: UpcomingBlocks | None) -> BatchMessage:
     try:
         if blocks is not None:
             samples.prefetch(blocks)
-        segments.begin()
-        answer = samples.read(request, segments.room)
+        answer = samples[request]
         try:
             return pack(answer)
         except MemoryError:  # of the machine, not of the batch

@@ -4,15 +4,19 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy
+import torch
 
-from quorate.core.errors import TaskError
+from quorate.core.digests import derive_seed
+from quorate.core.errors import JobError, TaskError
 from quorate.core.generation import Cursor, Phase
+from quorate.core.user_code import user_code
 from quorate.data.indices import Indices, indices_of
 from quorate.data.ledger import Tally
+from quorate.data.streams import seed_generators
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
 
@@ -104,9 +108,69 @@ class Sampler(Protocol):
         """What else the beginning of a run tells of how it reads."""
         return {}
 
-    def check_trainable(self, what: str) -> None:
-        """Refuse an epoch without a single step."""
-        refuse_short(self.spec, self.epoch_length, what)
+
+Order = Callable[[int, torch.Generator], Sequence[int] | None]
+
+
+class LaneSampler(Sampler):
+    """The order of samples that are read one by one: all shuffled in every epoch, or in an order of the task's own.
+
+    `order(epoch, generator)` may return None for an ordinary shuffle.
+    """
+
+    def __init__(self, spec: JobSpec, samples: int, order: Order) -> None:
+        self.spec = spec
+        self.samples = samples
+        self._order = order
+        self._own: dict[int, bool] = {}
+        self._epoch = lru_cache(maxsize=2)(self._epoch_order)
+        self.epoch_length = len(self._epoch(0))
+        if self.epoch_length == 0:
+            raise TaskError("order() returned no samples for epoch 0, so there is nothing to train on.")
+        whole = self.epoch_length == samples
+        refuse_short(spec, self.epoch_length, "The training set" if whole else "An epoch of order()")
+
+    def is_own(self, epoch: int) -> bool:
+        if epoch not in self._own:
+            self._epoch(epoch)
+        return self._own[epoch]
+
+    def planned(self, epoch: int) -> Tally:
+        return Tally.of_order(epoch, self._epoch(epoch))
+
+    def dropped(self, epoch: int) -> Indices:
+        return self._epoch(epoch)[self.steps_per_epoch * self.spec.batch_size :]
+
+    def share(self, step: int, lane: int) -> Indices:
+        start = (step - 1) % self.steps_per_epoch * self.spec.batch_size
+        batch = self._epoch(self.epoch_of(step))[start : start + self.spec.batch_size]
+        return batch[cut(len(batch), self.spec.lanes)[lane]]
+
+    def _epoch_order(self, epoch: int) -> Indices:
+        # The first epoch is ordered before the first step, where a mistake costs nothing yet.
+        trouble = TaskError if epoch == 0 else JobError
+        seed = derive_seed(self.spec.seed, "order", epoch)
+        generator = torch.Generator().manual_seed(seed)
+        # order() may draw from the global generators all the same; workers reach an epoch at different moments.
+        seed_generators(seed)
+        with user_code("order()", exit_code=trouble.exit_code):
+            chosen = self._order(epoch, generator)
+            self._own[epoch] = chosen is not None
+            if chosen is None:
+                return torch.randperm(self.samples, generator=generator).numpy()
+            order = numpy.asarray([int(index) for index in chosen], dtype=numpy.int64)
+        if epoch > 0 and len(order) != self.epoch_length:
+            raise JobError(
+                f"order() returned {len(order)} samples for epoch {epoch} and {self.epoch_length} for epoch 0. "
+                "Every epoch of a job must have the same length."
+            )
+        outside = order[(order < 0) | (order >= self.samples)]
+        if len(outside):
+            raise trouble(
+                f"order() names sample {outside[0]} in epoch {epoch}, "
+                f"but the training set has samples 0 to {self.samples - 1}."
+            )
+        return order
 
 
 class Source(Enum):

@@ -12,13 +12,11 @@ from quorate.core.debugger import quit_in
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, UserCodeError
 from quorate.core.user_code import RAISED, describe, first_aid, is_ctrl_c, user_traceback, with_hint
-from quorate.data.bad_sample import BadSample, LeftOut, Unreachable
-from quorate.data.block_set import COLLATE, LIMIT, SKIP, BlockSet
-from quorate.data.collate import ScarceRoom, UnlikeSamples, collate, fresh_copy
-from quorate.data.datasets import Columns, Dataset, columns_of
+from quorate.data.bad_sample import COLLATE, BadSample, LeftOut, Unreachable
+from quorate.data.collate import UnlikeSamples, collate, fresh_copy
+from quorate.data.datasets import LIMIT, BlockSet, Columns, Dataset, columns_of, is_block_set, is_stream
 from quorate.data.indices import Indices, indices_of
 from quorate.data.sampler import Request, Source
-from quorate.data.stream import Stream
 from quorate.data.streams import have_drawn, rest_generators, seed_generators
 
 _ALIKE = f"Make all samples alike in the dataset, {COLLATE}"
@@ -101,11 +99,7 @@ class Samples:
 
     def __getitem__(self, request: Request) -> Batch | FetchFailure:
         """The batch, or what is in the way of it."""
-        return self.read(request)
-
-    def read(self, request: Request, room: ScarceRoom | None = None) -> Batch | FetchFailure:
-        """The same; samples that Quorate collates become a batch in `room`, as far as there is any."""
-        answer = self._answer(request, room)
+        answer = self._answer(request)
         if not self.shards or isinstance(answer, FetchFailure):
             return answer
         # Few, and with every batch: only who takes them all knows which are new.
@@ -113,7 +107,7 @@ class Samples:
         draws = request.source in self.drawing and request.source in self.shards
         return replace(answer, notes=notes, draws=draws) if notes or draws else answer
 
-    def _answer(self, request: Request, room: ScarceRoom | None) -> Batch | FetchFailure:
+    def _answer(self, request: Request) -> Batch | FetchFailure:
         """Read so that every sample has a random stream of its own.
 
         To begin a stream costs more than to read a small sample, and most datasets draw nothing. So a batch is read
@@ -126,7 +120,7 @@ class Samples:
             # What depends on a draw is another sample in the next epoch, so only the rest may be cached.
             with nullcontext() if shards is None else shards.keeping():
                 rest_generators()
-                answer = self._read(request, room, seeded=False)
+                answer = self._read(request, seeded=False)
                 if not have_drawn():
                     if shards is not None:
                         shards.settle(drew=False)
@@ -134,17 +128,17 @@ class Samples:
             self.drawing.add(request.source)
         if shards is not None:
             shards.settle(drew=True)
-        return self._read(request, room, seeded=True)
+        return self._read(request, seeded=True)
 
     @cached_property
     def shards(self) -> dict[Source, BlockSet]:
         """The sets that are read block by block."""
-        return {source: dataset for source, dataset in self.datasets.items() if isinstance(dataset, BlockSet)}
+        return {source: dataset for source, dataset in self.datasets.items() if is_block_set(dataset)}
 
     @cached_property
     def is_stream(self) -> bool:
         """Whether the training set is read in order, each lane from its own iterator."""
-        return isinstance(self.datasets.get(Source.TRAINING), Stream)
+        return is_stream(self.datasets.get(Source.TRAINING))
 
     @cached_property
     def columns(self) -> dict[Source, Columns | BlockSet]:
@@ -152,7 +146,7 @@ class Samples:
         if self.collate is not collate:
             return {}
         found = {
-            source: dataset if isinstance(dataset, BlockSet) and dataset.is_columns else columns_of(dataset)
+            source: dataset if is_block_set(dataset) and dataset.is_columns else columns_of(dataset)
             for source, dataset in self.datasets.items()
         }
         return {source: columns for source, columns in found.items() if columns is not None}
@@ -189,8 +183,8 @@ class Samples:
                     columns.batch(indices_of((index,)))
                 except BadSample as error:
                     if not self.skips:
-                        return self._bad(request, index, error)
-                    left_out.add(index, error, self._others(request.source, index, error))
+                        return FetchFailure(request, index, error.message, error.traceback, error.hint, "sample")
+                    left_out.add(index, error)
             good = left_out.others(request.indices)
             batch = columns.batch(indices_of(good)) if good else None
             return Batch(request, batch, left_out.indices, left_out.why)
@@ -201,10 +195,10 @@ class Samples:
         except MemoryError:  # of the machine, not of the data
             raise
         except Exception as error:
-            hint = columns.unreadable_hint if isinstance(columns, BlockSet) else ""
+            hint = "" if isinstance(columns, Columns) else columns.unreadable_hint
             return FetchFailure(request, None, describe(error), "", hint, "access")
 
-    def _read(self, request: Request, room: ScarceRoom | None, seeded: bool) -> Batch | FetchFailure:
+    def _read(self, request: Request, seeded: bool) -> Batch | FetchFailure:
         index: int | None = None
         left_out = LeftOut()
         try:
@@ -214,14 +208,14 @@ class Samples:
                 if seeded:
                     seed_generators(derive_seed(self.seed, "sample", request.source.value, request.epoch, index))
                 try:
-                    sample = dataset.read(request.epoch, index) if isinstance(dataset, Stream) else dataset[index]
+                    sample = dataset.read(request.epoch, index) if is_stream(dataset) else dataset[index]
                     fetched.append(sample)
                 except BadSample as error:
                     if not self.skips:
-                        return self._bad(request, index, error)
-                    left_out.add(index, error, self._others(request.source, index, error))
+                        return FetchFailure(request, index, error.message, error.traceback, error.hint, "sample")
+                    left_out.add(index, error)
             index = None
-            batch = self._collated(fetched, room) if fetched else None
+            batch = self.collate(fetched) if fetched else None
             return Batch(request, fresh_copy(batch) if self.copies else batch, left_out.indices, left_out.why)
         except UnlikeSamples as error:
             return self._unlike(request, error, left_out)
@@ -234,19 +228,7 @@ class Samples:
                 raise left from None
             return FetchFailure(request, index, describe(error), user_traceback(error), first_aid(error))
 
-    def _collated(self, fetched: Sequence[Any], room: ScarceRoom | None) -> Any:
-        return self.collate(fetched) if self.collate is not collate else collate(fetched, room)
-
     # --- what is wrong
-
-    def _bad(self, request: Request, index: int, error: BadSample) -> FetchFailure:
-        shards = self.shards.get(request.source)
-        hint = SKIP if shards is None else shards.hint_of(error)
-        return FetchFailure(request, index, error.message, error.traceback, hint, "sample")
-
-    def _others(self, source: Source, index: int, error: BadSample) -> str:
-        shards = self.shards.get(source)
-        return "" if shards is None else shards.others_of(index, error)
 
     def _unlike(self, request: Request, error: UnlikeSamples, left_out: LeftOut) -> FetchFailure:
         """All is said: no line of the task would explain it better."""

@@ -17,7 +17,7 @@ from quorate.core.errors import TaskError
 from quorate.core.user_code import given
 from quorate.data.bad_sample import Unreachable
 from quorate.data.indices import Indices
-from quorate.data.sampler import Sampler
+from quorate.data.sampler import Sampler, refuse_short
 from quorate.data.streams import seed_generators
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
@@ -53,6 +53,8 @@ class Stream:
     The step says where each stream stands. Another worker, or a resumed run, reads up to there from the beginning; what
     has `state_dict()` and `load_state_dict()` is continued from a bookmark instead.
     """
+
+    is_read_in_order = True
 
     def __init__(self, open: Callable[[int, int, int], Iterable[Any]], samples: int | None = None) -> None:
         if not callable(open):
@@ -191,7 +193,7 @@ class StreamSampler(Sampler):
     def __init__(self, spec: JobSpec, samples: int) -> None:
         self.spec = spec
         self.samples = self.epoch_length = samples
-        self.check_trainable("An epoch of the stream")
+        refuse_short(spec, self.epoch_length, "An epoch of the stream")
 
     def is_own(self, epoch: int) -> bool:  # noqa: ARG002
         return True

@@ -431,7 +431,7 @@ def _plan(run: RunFolder, account: Account) -> Sampler | None:
     if recorded is not None and recorded.partition("+")[0] != here:
         raise RunError(f"the run was made with torch {recorded}, and here is {here}")
     # Only here: torch takes seconds to import.
-    from quorate.data.lane_sampler import LaneSampler
+    from quorate.data.sampler import LaneSampler
 
     return LaneSampler(spec, account.courses[0].samples, lambda _epoch, _generator: None)
 

@@ -19,7 +19,7 @@ from typing import Any
 import xxhash
 
 from quorate.core.addresses import is_url, shown
-from quorate.data.block_set import LIMIT
+from quorate.data.datasets import LIMIT
 from quorate.data.threads import CHECK_EVERY, check_interrupted, start_helper
 from quorate.shards.disk_cache import DiskCache
 from quorate.shards.errors import DamagedBlock, ShardError

@@ -1,8 +1,12 @@
 """A dataset of files that need not fit into memory: tar, Parquet, JSONL, text or HDF5, in a folder or a store."""
 
+import concurrent.futures
 import math
 import os
+import re
+import subprocess
 import sys
+import urllib.error
 from bdb import BdbQuit
 from bisect import bisect_right
 from collections import Counter
@@ -17,11 +21,11 @@ import numpy
 import torch
 
 from quorate.core.addresses import is_url, shown, shown_place
-from quorate.core.errors import RequestError, TaskError
+from quorate.core.errors import QuorateError, RequestError, TaskError
 from quorate.core.user_code import PACKAGE, describe, given, user_traceback
-from quorate.data.bad_sample import BadSample, is_machine_error
-from quorate.data.block_set import COLLATE, LIMIT, SKIP, BlockSet
+from quorate.data.bad_sample import COLLATE, SKIP, BadSample
 from quorate.data.collate import UnlikeSamples, collate
+from quorate.data.datasets import LIMIT
 from quorate.data.indices import Indices, indices_of
 from quorate.shards.blocks import BlockReader, ShardBlocks
 from quorate.shards.decoded_cache import DecodedCache
@@ -38,7 +42,7 @@ _GB = 1_000_000_000
 _CACHE_GB = 10
 
 
-class Shards(BlockSet):
+class Shards:
     """A dataset of records in files (shards), which `quorate data index PATH` has indexed.
 
     ::
@@ -61,6 +65,8 @@ class Shards(BlockSet):
     `cache_key`, a string such as "v1" for the version of `decode`: cached samples are used only under the same key, so
     change it whenever `decode` or anything that it depends on has changed.
     """
+
+    is_read_by_blocks = True
 
     def __init__(
         self,
@@ -162,7 +168,7 @@ class Shards(BlockSet):
                 records: ColumnRecords = self._reader.here(self.limit).get(block)
                 parts.append((positions, records.columns(numbers[positions] - self._starts[block])))
             except ShardError as error:
-                raise BadSample(error.message) from None
+                raise self._bad(block, error) from None
         batch = {}
         for name in parts[0][1]:
             try:
@@ -178,7 +184,7 @@ class Shards(BlockSet):
                 return {name: rows(column)[0] for name, column in records.columns([row]).items()}
             return records[row]
         except ShardError as error:
-            raise BadSample(error.message) from None
+            raise self._bad(block, error) from None
 
     def _sample(self, record: Any, block: int, row: int) -> Any:
         assert self._decode is not None
@@ -189,7 +195,8 @@ class Shards(BlockSet):
                 raise
             told = self.index.block(block)
             where = f"record {told.row + row} of {told.file}"
-            raise BadSample(f"{describe(error)} (in decode() of {where})", user_traceback(error)) from error
+            hint = f"Fix decode() or the record; {SKIP}"
+            raise BadSample(f"{describe(error)} (in decode() of {where})", user_traceback(error), hint) from error
 
     # --- reading ahead
 
@@ -242,24 +249,19 @@ class Shards(BlockSet):
         block = self.index.block(number)
         return f"{index} (record {block.row + index - int(self.index.first[number])} of {block.file})"
 
-    def hint_of(self, error: BadSample) -> str:
-        if error.traceback:
-            return f"Fix decode() or the record; {SKIP}"
+    def _bad(self, block: int, error: ShardError) -> BadSample:
         place = shown_place(self.index.place)
         is_beside = self.index_path in (f"{place}/{NAME}", str(Path(place, NAME)))
         output = "" if is_beside else f" --output {quote(self.index_path)}"
         # A record of a block that is not damaged was listed as it is: nothing has become of it since.
-        is_damaged = isinstance(error.__context__, DamagedBlock)
+        is_damaged = isinstance(error, DamagedBlock)
         what = "Restore the file, or list what it holds now"
         what = what if is_damaged else "Repair the record, list the files as they are then"
-        return f"{what} (`quorate data index {quote(place)}{output} --force`) and train again; {SKIP}"
-
-    def others_of(self, index: int, error: BadSample) -> str:
-        if not isinstance(error.__context__, DamagedBlock):
-            return ""
-        others = int(self.blocks[self.blocks_of([index])[0]]) - 1
+        hint = f"{what} (`quorate data index {quote(place)}{output} --force`) and train again; {SKIP}"
+        others = int(self.blocks[block]) - 1 if is_damaged else 0
         records = "record" if others == 1 else "records"
-        return f"; and with it the {others:,} other {records} of this block" if others else ""
+        more = f"; and with it the {others:,} other {records} of this block" if others else ""
+        return BadSample(error.message, hint=hint, more=more)
 
     @property
     def unreadable_hint(self) -> str:
@@ -334,6 +336,46 @@ def _torchs(kind: "numpy.dtype[Any]") -> torch.dtype | None:
         return torch.from_numpy(numpy.empty(0, kind)).dtype
     except (TypeError, ValueError):
         return None
+
+
+# --- what is the record's fault, and what the machine's
+
+_KINDS = (
+    MemoryError, torch.OutOfMemoryError, ImportError, TimeoutError, ConnectionError, urllib.error.URLError,
+    subprocess.TimeoutExpired, concurrent.futures.BrokenExecutor, QuorateError,
+)  # fmt: skip
+# Libraries that ask other machines; not all of their errors are an OSError. Not all that is Google's: protobuf, which
+# raises for a corrupt record, is too.
+_OF_NETWORKS = re.compile(
+    r"(aiobotocore|aiohttp|botocore|boto3|fsspec|gcsfs|google\.(api_core|auth|cloud|resumable_media)|azure|http|httpcore"
+    r"|httpx|requests|s3fs|socket|ssl|urllib3)(\.|$)"
+)
+_TEXTS = re.compile(
+    r"(can'?t|cannot|could not|failed to|unable to) (allocate|mmap|open shared memory|start (a )?new thread)"
+    r"|(not enough|insufficient|out of) memory|too many open files|resource temporarily unavailable"
+    r"|no space left on device|(cuda|cudnn|cublas|hip|nccl)\w* (driver )?error|encoder \w+ not available"
+    r"|decoder \w+ not available",
+    re.IGNORECASE,
+)
+
+
+def is_machine_error(error: BaseException | None) -> bool:
+    """Whether it may be for the machine and not for the record, or what it was raised from is.
+
+    Such a one ends the job, whatever it does with bad samples: left out on one crowded host, a sample would be missing
+    that all others read.
+    """
+    while error is not None:
+        if isinstance(error, _KINDS) or (isinstance(error, OSError) and error.errno is not None):
+            return True
+        if any(_OF_NETWORKS.match(kind.__module__) for kind in type(error).__mro__):
+            return True
+        # Those of torch, of OpenCV and of PIL say it in words only.
+        says = isinstance(error, RuntimeError | OSError | SystemError) or type(error).__module__ == "cv2"
+        if says and _TEXTS.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 # --- its arguments: looked for where they may lie, and refused in a sentence if they cannot be meant

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from quorate.core.spans import REPLAY, SpanRecorder
-from quorate.data.batch_nest import StructureError, mapped, structure_of
+from quorate.data.batch_nest import StructureError, structure_of
+from quorate.data.collate import mapped
 from quorate.training.device import Capture
 from quorate.training.gradients import Gradients, run_backward
 from quorate.training.lane_program import Captures, LaneProgram, MicroBatch

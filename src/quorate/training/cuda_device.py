@@ -21,7 +21,7 @@ import torch
 
 from quorate.core.errors import GpuLost, RunError
 from quorate.core.gpus import VISIBLE
-from quorate.data.batch_nest import mapped
+from quorate.data.collate import mapped
 from quorate.data.streams import seed_generators
 from quorate.observe.events import DeviceMemoryUse
 from quorate.reduce.cuda_memory import CudaMemory

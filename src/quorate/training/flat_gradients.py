@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from quorate.data.batch_nest import is_dense
+from quorate.data.collate import is_dense
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import GradientMemory
 from quorate.training.gradients import (

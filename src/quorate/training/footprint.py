@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from quorate.core.errors import QuorateError, TaskError
 from quorate.core.machine import free_memory
 from quorate.core.user_code import user_code
-from quorate.data.batch_nest import mapped
+from quorate.data.collate import mapped
 from quorate.lanes.buckets import TensorShape
 from quorate.spec.job import JobSpec
 from quorate.training.activation_checkpointing import checkpoint_activations, chosen_blocks, find_repeated

@@ -16,13 +16,12 @@ from quorate.core.generation import Cursor, Generation, GenerationId, Phase, Rol
 from quorate.core.gpus import VISIBLE, gpus_here, use_gpu, users_of
 from quorate.core.user_code import building_code
 from quorate.core.worker_status import CHECKPOINT
-from quorate.data.block_sampler import Blocked, BlockSampler
 from quorate.data.collate import collate
-from quorate.data.datasets import Dataset, check_dataset
+from quorate.data.datasets import Blocked, Dataset, check_dataset, is_stream
 from quorate.data.feed import Feed
-from quorate.data.lane_sampler import LaneSampler
 from quorate.data.sampler import (
     EvaluationPlan,
+    LaneSampler,
     MicroBatchChanges,
     Request,
     Sampler,
@@ -30,7 +29,6 @@ from quorate.data.sampler import (
     planned_requests,
 )
 from quorate.data.samples import Samples
-from quorate.data.stream import Stream, StreamSampler
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.spec.device import gpu_of, kind_of
@@ -183,9 +181,9 @@ def build_samples(task: Task, spec: JobSpec, data: str = "") -> Samples:
             f"datasets() returned {len(pair)} values; return the training set, (training set, validation set), or "
             "(training set, validation set, test set)."
         )
-    if isinstance(pair[0], Stream):
+    if is_stream(pair[0]):
         pair[0].bind(spec)
-    training = pair[0] if isinstance(pair[0], Stream) else check_dataset(pair[0], "training")
+    training = pair[0] if is_stream(pair[0]) else check_dataset(pair[0], "training")
     datasets: dict[Source, Dataset] = {Source.TRAINING: training}
     named = dict(zip(NAMES, pair, strict=False)) | ({data: load_dataset(data)} if ":" in data else {})
     if data and named.get(data) is None:
@@ -204,7 +202,7 @@ def build_samples(task: Task, spec: JobSpec, data: str = "") -> Samples:
         copies=has_own_collate,
         skips=spec.on_bad_sample == "skip",
         # A stream begins a random stream for each of its samples, also for those that are passed over.
-        drawing={Source.TRAINING} if isinstance(training, Stream) else set(),
+        drawing={Source.TRAINING} if is_stream(training) else set(),
     )
 
 
@@ -240,11 +238,15 @@ def evaluation_plan(spec: JobSpec, samples: Samples, done: frozenset[int] = froz
 def sampler_of(spec: JobSpec, task: Task, training: Dataset) -> Sampler:
     """The order of the training set: in blocks where it has any, unless the task has an order of its own."""
     has_own_order = getattr(task.order, "__func__", None) is not Task.order
-    if isinstance(training, Stream):
+    if is_stream(training):
         if has_own_order:
             raise TaskError("order() chooses samples by their number, and a quorate.Stream has none: leave one out.")
+        from quorate.data.stream import StreamSampler
+
         return StreamSampler(spec, len(training))
     if isinstance(training, Blocked) and not has_own_order:
+        from quorate.data.block_sampler import BlockSampler
+
         return BlockSampler.of(spec, training, len(training))
     with building_code("order()"):
         return LaneSampler(spec, len(training), task.order)

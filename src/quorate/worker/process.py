@@ -41,10 +41,10 @@ from quorate.core.processes import show_as
 from quorate.core.timing import Timing
 from quorate.core.user_code import announcing, describe
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
+from quorate.data.datasets import is_stream
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.data.sampler import Source, refuse_short
 from quorate.data.samples import Samples
-from quorate.data.stream import Stream
 from quorate.observe.events import LogMessage
 from quorate.reduce.endpoint import Listeners
 from quorate.spec.job import JobSpec
@@ -402,7 +402,7 @@ class Worker:
         mode = self._assignment.mode
         samples = build_samples(task, self._spec, mode.data)
         training = samples.datasets[Source.TRAINING]
-        if isinstance(training, Stream) and mode.is_training:
+        if is_stream(training) and mode.is_training:
             training.bookmarks = self._run.path / "streams"
         if mode.is_training and type(task).order is Task.order:
             refuse_short(self._spec, len(training))  # before anything that takes long

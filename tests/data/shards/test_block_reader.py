@@ -11,7 +11,7 @@ import pytest
 
 from command import await_condition
 from quorate.data.bad_sample import Unreachable
-from quorate.data.block_set import LIMIT
+from quorate.data.datasets import LIMIT
 from quorate.data.threads import interruptible
 from quorate.shards.blocks import BlockReader, KeptBlocks
 from quorate.shards.errors import DamagedBlock, ShardError

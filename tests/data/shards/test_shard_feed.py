@@ -18,7 +18,9 @@ from quorate.core.errors import GenerationOver, JobError, UserCodeError
 from quorate.data.bad_sample import Unreachable
 from quorate.data.block_sampler import BlockSampler
 from quorate.data.collate import collate
-from quorate.data.feed import MOST_REQUESTS, BlockPrefetch, Feed
+from quorate.data.feed import Feed
+from quorate.data.loader import Loaders
+from quorate.data.prefetch import MOST_REQUESTS, BlockPrefetch
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, Samples
 from quorate.data.threads import CHECK_EVERY, check_interrupted
@@ -120,7 +122,7 @@ def test_columns_need_no_loaders_and_give_the_same_with_any_number(tmp_path: Pat
     found = []
     for loaders in (0, 2):
         with feeding(tmp_path, loaders, requests, decode=None) as feed:
-            assert not feed._loaders
+            assert not isinstance(feed._reader, Loaders)
             found.append([feed.next(request).content for request in requests])
     for one, other in zip(*found, strict=True):
         assert all(equal(one[name], other[name]) for name in one)

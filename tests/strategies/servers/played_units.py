@@ -11,8 +11,8 @@ import torch
 
 from memory_link import memory_link_pair
 from quorate.core.generation import GenerationId
-from quorate.data.lane_sampler import LaneSampler
 from quorate.data.ledger import Tally
+from quorate.data.sampler import LaneSampler
 from quorate.spec.job import JobSpec
 from quorate.strategies.servers.dealing import Unit, UnitRecord, applied_everywhere
 from quorate.strategies.servers.option import ServersSpec
