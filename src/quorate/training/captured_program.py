@@ -21,7 +21,7 @@ from quorate.data.batch_nest import StructureError, structure_of
 from quorate.data.collate import mapped
 from quorate.training.device import Capture
 from quorate.training.gradients import Gradients, run_backward
-from quorate.training.lane_program import Captures, LaneProgram, MicroBatch
+from quorate.training.lane import Captures, MicroBatch
 from quorate.training.losses import GivenLoss, checked_losses
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
@@ -85,18 +85,40 @@ class LaneGraphs(Captures):
 
     @property
     def number(self) -> int:
-        """How many graphs there are."""
         return sum(work.captured is not None for work in self._works.values())
 
-    def program(self, eager: LaneProgram, replica: Replica, gradients: Gradients) -> LaneProgram:
-        return CapturedProgram(eager, self, replica, gradients)
+    def run(
+        self,
+        batch: MicroBatch,
+        gradients: Gradients,
+        spans: SpanRecorder | None,
+        eager: Callable[[MicroBatch, SpanRecorder | None], list[GivenLoss]],
+    ) -> list[GivenLoss]:
+        began = 0.0 if spans is None else spans.clock()
+        batch = batch._replace(content=self._replica.device.move(batch.content))
+        work, tensors = self._work_for(batch.content)
+        if work is not None and work.captured is not None and work.captured.addresses != self._addresses():
+            self.forget()  # parameters and buffers are no longer where it finds them
+            work, tensors = self._work_for(batch.content)
+        if work is None:
+            return eager(batch, spans)
+        if work.captured is None:
+            if not work.is_ready:
+                return self._warm_up(work, lambda: eager(batch, spans))
+            if not self._record(work, batch, gradients):
+                return eager(batch, spans)
+        assert work.captured is not None
+        losses = self._replay(work.captured, batch, tensors)
+        gradients.take(work.captured.gradients, is_last=batch.is_last)
+        if spans is not None:
+            spans.pass_on(REPLAY, began)
+        return losses
 
     def take_notes(self) -> list[str]:
-        """What is to be told, once."""
         notes, self._notes = self._notes, []
         return notes
 
-    def work_for(self, content: Any) -> tuple[_Work | None, list[torch.Tensor]]:
+    def _work_for(self, content: Any) -> tuple[_Work | None, list[torch.Tensor]]:
         """The work of batches like this one; None where it is not captured."""
         if self._refused and not self._works:
             return None, []
@@ -124,7 +146,7 @@ class LaneGraphs(Captures):
             self._works = {key: work for key, work in self._works.items() if work.captured is not None}
             self._tell(f"a lane's work is not captured in a graph, and so takes longer to begin: {why}")
 
-    def warm_up(self, work: _Work, run: Callable[[], list[GivenLoss]]) -> list[GivenLoss]:
+    def _warm_up(self, work: _Work, run: Callable[[], list[GivenLoss]]) -> list[GivenLoss]:
         """Run it for real, and look for what a graph would not repeat."""
         losses: list[GivenLoss] = []
         streams, modes, addresses = self._capture.host_streams(), self._modes(), self._addresses()
@@ -152,7 +174,7 @@ class LaneGraphs(Captures):
         for work in self._works.values():
             work.is_ready = work.is_ready or work.warm_ups >= WARM_UPS
 
-    def record(self, work: _Work, batch: MicroBatch, gradients: Gradients) -> bool:
+    def _record(self, work: _Work, batch: MicroBatch, gradients: Gradients) -> bool:
         """Capture this work; False where that cannot be done."""
         try:
             with gradients.aside():
@@ -164,15 +186,10 @@ class LaneGraphs(Captures):
         log.info("a lane's work is captured in a graph: %d of at most %d", self.number, MOST_GRAPHS)
         return True
 
-    def are_in_place(self, captured: _Captured) -> bool:
-        """Whether parameters and buffers are where the graph finds them. A buffer of another shape is elsewhere."""
-        return captured.addresses == self._addresses()
-
     def forget(self) -> None:
-        """Begin again: nothing is where it was."""
         self._works.clear()
 
-    def replay(self, captured: _Captured, batch: MicroBatch, tensors: list[torch.Tensor]) -> list[GivenLoss]:
+    def _replay(self, captured: _Captured, batch: MicroBatch, tensors: list[torch.Tensor]) -> list[GivenLoss]:
         """Run the graph on this batch."""
         if tensors:
             torch._foreach_copy_(captured.batch, tensors)
@@ -234,37 +251,6 @@ class LaneGraphs(Captures):
     def _addresses(self) -> list[int]:
         buffers = [held[name] for held, name in self._buffers]
         return [*map(_ADDRESS, self._parameters), *(0 if one is None else one.data_ptr() for one in buffers)]
-
-
-class CapturedProgram:
-    """Replays a graph where there is one for such a batch; else the task's own code runs, by another program."""
-
-    def __init__(self, eager: LaneProgram, graphs: LaneGraphs, replica: Replica, gradients: Gradients) -> None:
-        self._eager = eager
-        self._graphs = graphs
-        self._device = replica.device
-        self._gradients = gradients
-
-    def run(self, batch: MicroBatch, spans: SpanRecorder | None) -> list[GivenLoss]:
-        graphs, began = self._graphs, 0.0 if spans is None else spans.clock()
-        batch = batch._replace(content=self._device.move(batch.content))
-        work, tensors = graphs.work_for(batch.content)
-        if work is not None and work.captured is not None and not graphs.are_in_place(work.captured):
-            graphs.forget()
-            work, tensors = graphs.work_for(batch.content)
-        if work is None:
-            return self._eager.run(batch, spans)
-        if work.captured is None:
-            if not work.is_ready:
-                return graphs.warm_up(work, lambda: self._eager.run(batch, spans))
-            if not graphs.record(work, batch, self._gradients):
-                return self._eager.run(batch, spans)
-        assert work.captured is not None
-        losses = graphs.replay(work.captured, batch, tensors)
-        self._gradients.take(work.captured.gradients, is_last=batch.is_last)
-        if spans is not None:
-            spans.pass_on(REPLAY, began)
-        return losses
 
 
 def weight_of(loss: GivenLoss, batch: MicroBatch) -> float:

@@ -3,20 +3,21 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from quorate.core.digests import derive_seed
-from quorate.core.spans import SpanRecorder
+from quorate.core.spans import BACKWARD, FORWARD, SpanRecorder
+from quorate.core.user_code import RAISED, Hint, blame_user_code
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
 from quorate.training.device import Device
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients
 from quorate.training.lane_digest import collected, joined_halves, lane_digests
-from quorate.training.lane_program import Captures, EagerProgram, LaneProgram, MicroBatch
-from quorate.training.losses import LossSum, Unread
+from quorate.training.losses import GivenLoss, LossSum, Unread, checked_losses
+from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task, take_log
@@ -81,6 +82,42 @@ def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
             result.unread = None
 
 
+class MicroBatch(NamedTuple):
+    """A lane's samples that go through the model at once, of a step with `batch_samples`. `is_last`: the lane has no
+    other."""
+
+    content: Any
+    samples: int
+    batch_samples: int
+    is_last: bool
+
+
+class Captures(Protocol):
+    """What a device has recorded of a worker's lanes, by the structure of a batch. Kept through all generations.
+
+    `run` replays what is recorded, so that a lane has collected the gradient of one micro-batch more; else the task's
+    own code runs, by `eager`. `lane_ended` is told what user code has assigned; `forget` begins again, where nothing is
+    where it was. So many graphs are there as the `number` says.
+    """
+
+    @property
+    def number(self) -> int: ...
+
+    def run(
+        self,
+        batch: MicroBatch,
+        gradients: Gradients,
+        spans: SpanRecorder | None,
+        eager: Callable[[MicroBatch, SpanRecorder | None], list[GivenLoss]],
+    ) -> list[GivenLoss]: ...
+
+    def lane_ended(self, assigned: Sequence[str]) -> None: ...
+
+    def take_notes(self) -> list[str]: ...
+
+    def forget(self) -> None: ...
+
+
 class LaneRunner:
     """Runs lanes one after another on the worker's replica. `ended` is called with the number of each whose gradient is
     complete; `on_lane` gets that gradient, as it lies."""
@@ -111,9 +148,6 @@ class LaneRunner:
         self._graphs = graphs
         self._slot: int | None = None
         self._has_begun = False  # a lane: of one that has not, the gradients are still those of the one before
-        self._program: LaneProgram = EagerProgram(task, replica, gradients)
-        if graphs is not None:
-            self._program = graphs.program(self._program, replica, gradients)
 
     def put_back(self) -> None:
         """Have user code find what it found when it was built, whatever has run before."""
@@ -237,13 +271,52 @@ class LaneRunner:
         unread = Unread()
         for number, (samples, content) in enumerate(batches, 1):
             is_last = number == len(batches)
-            losses = self._program.run(MicroBatch(content, samples, batch_samples, is_last), spans)
+            batch = MicroBatch(content, samples, batch_samples, is_last)
+            if self._graphs is None:
+                losses = self._run_eagerly(batch, spans)
+            else:
+                losses = self._graphs.run(batch, self._gradients, spans, self._run_eagerly)
             # What is read at once needs no copy.
             is_next = is_last and self._device.is_host
             unread.losses += losses if is_next else [loss.kept() for loss in losses]
             if logged := take_log(self._task):
                 unread.logged.append((samples, logged))
         return unread
+
+    def _run_eagerly(self, batch: MicroBatch, spans: SpanRecorder | None) -> list[GivenLoss]:
+        """The task's own code, forward and backward; the losses are still on the device."""
+        replica, samples = self._replica, batch.samples
+        began = 0.0 if spans is None else spans.clock()
+        content = replica.device.move(batch.content)
+        try:
+            with replica.device.autocast():
+                loss = replica.device.compiled(self._task.loss)(replica.model, content)
+        except RAISED as error:
+            blame_user_code(error, "loss()", self._hint_of(batch))
+            raise
+        if spans is not None:
+            began = spans.pass_on(FORWARD, began)
+        losses = checked_losses(loss, samples, replica.optimizers.by_name)
+        for position, (name, _, value, _, per_item) in enumerate(losses, 1):
+            weight = 1.0 if per_item else samples / batch.batch_samples
+            scale = replica.loss_scale
+            start = weight if scale is None else scale.times(torch.full_like(value, weight))
+            # One optimizer: the plain backward pass, so that one lane gives the bits of a hand-written loop.
+            inputs = None if name == SOLE else replica.optimizers.parameters(name)
+            is_last = batch.is_last and name == SOLE
+            try:
+                self._gradients.backward(value, start, inputs, retain=position < len(losses), is_last=is_last)
+            except RAISED as error:
+                blame_user_code(error, "backward()", self._hint_of(batch))
+                raise
+        if spans is not None:
+            spans.pass_on(BACKWARD, began)
+        return losses
+
+    def _hint_of(self, batch: MicroBatch) -> Hint:
+        from quorate.training.hints import Share  # rarely
+
+        return Share(batch.samples, batch.batch_samples, self._replica.spec).hint
 
     def _metrics(self, step: int, lane: int, batches: Sequence[tuple[int, Any]]) -> dict[str, tuple[float, float]]:
         """What metrics() gives of the lane's samples, by the weights with which the step began. The gradient and the

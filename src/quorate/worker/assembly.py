@@ -41,8 +41,7 @@ from quorate.training.checkpointer import Checkpointer
 from quorate.training.device import CPU, Device
 from quorate.training.divergence import GradientCheck
 from quorate.training.hosted_loop import HostedLoop
-from quorate.training.lane import LaneRunner
-from quorate.training.lane_program import Captures
+from quorate.training.lane import Captures, LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
 from quorate.training.progress import Evaluated, Progress
