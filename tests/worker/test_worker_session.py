@@ -107,7 +107,7 @@ class NotedTrainer:
         return self._digest, {"ending": ending}
 
 
-def session(trainer: NotedTrainer, membership: NotedMembership, notes: list[str]) -> WorkerSession[NotedLinks]:
+def session(trainer: NotedTrainer, membership: NotedMembership, notes: list[str]) -> WorkerSession:
     backlog = Backlog(membership.publish, Timing(5.0))
     backlog.keep(make_event("step", 4))
     return WorkerSession(0, trainer, membership, backlog, lambda step, phase, lane: notes.append(f"{phase} at {step}"))

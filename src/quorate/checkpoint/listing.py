@@ -1,15 +1,17 @@
 """What is in a folder of checkpoints, by their names and manifests: no part is read."""
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from quorate.checkpoint.manifest import MANIFEST, MOST_INCARNATIONS, Manifest
-from quorate.checkpoint.shown import shown_by
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, UntrustedError
 from quorate.core.generation import Cursor, Phase
+from quorate.core.named import named_object
 from quorate.core.regular_file import read_regular
+from quorate.storage.run_folder import RunFolder
 
 WRITING = ".writing-"
 """How the name of a save on its way begins; that of a checkpoint says where in the job it was saved."""
@@ -152,3 +154,35 @@ def _named(folder: Path) -> list[Path]:
     """Everything in a folder that has the name of a checkpoint, oldest first."""
     found = sorted((cursor, path) for path in folder.iterdir() if (cursor := cursor_of(path.name)))
     return [path for _, path in found]
+
+
+# --- a folder that shows what is in a store
+
+
+class ShownFolder(ABC):
+    """The checkpoints of a run in a store, shown by a folder. Every trouble is a `CheckpointError`."""
+
+    @abstractmethod
+    def refresh(self) -> set[str]:
+        """Show what is there now: each checkpoint that has its manifest and all parts of it. Returns the names of all
+        that have a manifest."""
+
+    @abstractmethod
+    def fetch(self, name: str, file: str, size: int) -> None:
+        """Have a part of a checkpoint in the folder."""
+
+
+def shown_by(folder: Path) -> ShownFolder | None:
+    """What a folder of checkpoints shows; None for one that has them itself."""
+    store = RunFolder(folder.parent).stored
+    if store is None:
+        return None
+    shown = named_object("quorate.stores.object_folder:ObjectFolder")(store, folder)
+    assert isinstance(shown, ShownFolder)
+    return shown
+
+
+def fetch_missing(checkpoint: Path, file: str, size: int) -> None:
+    """Before a part is read: where it is still in a store only, have it here."""
+    if not (checkpoint / file).exists() and (shown := shown_by(checkpoint.parent)) is not None:
+        shown.fetch(checkpoint.name, file, size)

@@ -4,12 +4,12 @@ import base64
 import hmac
 import json
 import re
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from quorate.checkpoint.seal import Seal
-from quorate.core.digests import content_digest
+from quorate.core.digests import Buffer, content_digest
 from quorate.core.errors import CheckpointError, NewerFormatError, UntrustedError
 from quorate.core.generation import Cursor, Phase
 from quorate.core.user_code import given
@@ -36,6 +36,34 @@ _MOST = 2**53
 MOST_INCARNATIONS = 2**31
 """Coordinators that a run can have had: one a second, for decades. Far below what a manifest may say (`_MOST`), so that
 numbering on from the highest credible one stays readable for ever."""
+
+
+class Seal(ABC):
+    """Seals and opens contents with one key, which has an id; `label` is what a manifest says of it, and `tag` vouches
+    for a content that stays readable: without the key nobody makes the right one.
+
+    `seal` gives the sealed bytes of a content that comes in pieces; it opens only with the same context, which it
+    lacks. `open` raises `CheckpointError` for anything but exactly what was sealed; `open_from` is the same of so many
+    bytes as they stream, where `fill` fills a buffer with the next of them.
+    """
+
+    key_id: str
+
+    @property
+    @abstractmethod
+    def label(self) -> dict[str, str]: ...
+
+    @abstractmethod
+    def tag(self, content: bytes) -> str: ...
+
+    @abstractmethod
+    def seal(self, chunks: Iterable[Buffer], context: bytes = b"") -> Iterator[bytes]: ...
+
+    @abstractmethod
+    def open(self, content: Buffer, context: bytes = b"") -> memoryview: ...
+
+    @abstractmethod
+    def open_from(self, fill: Callable[[memoryview], None], size: int, context: bytes = b"") -> memoryview: ...
 
 
 @dataclass(frozen=True)

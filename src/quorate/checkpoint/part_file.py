@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import xxhash
 
-from quorate.checkpoint.manifest import PART_NAME, Part
-from quorate.checkpoint.seal import Seal
-from quorate.checkpoint.shown import fetch_missing
+from quorate.checkpoint.listing import fetch_missing
+from quorate.checkpoint.manifest import PART_NAME, Part, Seal
 from quorate.core.errors import CheckpointError
 from quorate.core.machine import fresh_memory
 from quorate.core.regular_file import open_regular
@@ -29,18 +28,10 @@ SEALED = ".enc"
 """How the name of an encrypted part ends."""
 
 
-class Digester(Protocol):
-    """A digest that grows with what is read or written. Both kinds let other threads run during a large update."""
-
-    def update(self, data: Buffer, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-# xxh3-128 finds damage, sha-256 also finds what somebody made up.
+# xxh3-128 finds damage, sha-256 also finds what somebody made up. Both let other threads run during a large update.
 XXH3 = "xxh3-128"
 SHA = "sha-256"
-_MAKERS: dict[str, Callable[[], Digester]] = {XXH3: xxhash.xxh3_128, SHA: hashlib.sha256}
+_MAKERS: dict[str, Callable[[], Any]] = {XXH3: xxhash.xxh3_128, SHA: hashlib.sha256}
 DIGESTS = tuple(_MAKERS)
 _DIGEST_OF_LENGTH = {32: XXH3, 64: SHA}
 
@@ -151,7 +142,7 @@ def reading(folder: Path, part: Part) -> Iterator[Callable[[memoryview], None]]:
         )
 
 
-def _write(path: Path, chunks: Iterable[Buffer], digesters: Mapping[str, Digester]) -> int:
+def _write(path: Path, chunks: Iterable[Buffer], digesters: Mapping[str, Any]) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         size = begun = 0
@@ -190,4 +181,5 @@ def _read_back(descriptor: int, size: int) -> str:
     while at < size and (count := os.preadv(descriptor, [scratch[: size - at]], at)):
         digester.update(scratch[:count])
         at += count
-    return digester.hexdigest()
+    found: str = digester.hexdigest()
+    return found

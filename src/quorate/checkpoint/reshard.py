@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quorate.checkpoint.manifest import Boxes, Part
+from quorate.checkpoint.manifest import Boxes, Part, Seal
 from quorate.checkpoint.part_file import read_part, reading, verify_part
 from quorate.checkpoint.pieces import (
     PIECE_NAME,
@@ -23,7 +23,6 @@ from quorate.checkpoint.pieces import (
     pieces_of,
     stored_piece,
 )
-from quorate.checkpoint.seal import Seal
 from quorate.checkpoint.tensor_file import tensors_from, tensors_in
 from quorate.checkpoint.tree import Encoded, Place, changed, dotted
 from quorate.core.errors import CheckpointError

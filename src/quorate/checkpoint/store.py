@@ -27,13 +27,12 @@ from quorate.checkpoint.listing import (
     look_at,
     newest_generation,
     read_manifest,
+    shown_by,
     survey,
 )
-from quorate.checkpoint.manifest import MANIFEST, Boxes, Manifest, Part
+from quorate.checkpoint.manifest import MANIFEST, Boxes, Manifest, Part, Seal
 from quorate.checkpoint.part_file import DIGESTS, SEALED, parts_in, verify_part, write_part
 from quorate.checkpoint.retention import Retention, surplus
-from quorate.checkpoint.seal import Seal
-from quorate.checkpoint.shown import shown_by
 from quorate.core.errors import AttemptGone, CheckpointError, UntrustedError
 from quorate.core.generation import Cursor, GenerationId
 from quorate.core.named import named_object
@@ -73,57 +72,48 @@ class Attempt(Protocol):
 
     Whoever fails gives it up, and so tells all: from then on, and after a commit, `write` and `written` raise
     `AttemptGone`. Trouble with the place is a `CheckpointError`, which says what helps, or `NoSpace`.
+
+    Others take part by its `name`. When `write` returns, a part of so many is there to stay, and has been read through;
+    `written` are those that are there, whole, by index. With `vouch` a writer says what state it has, besides the part
+    that it writes: all must have the same. `sweep` removes what other attempts have left, of writers that died: for the
+    one that commits, when no other runs. `give_up` gives the space back, but of one that was committed.
     """
 
     @property
-    def name(self) -> str:
-        """What others take part by."""
+    def name(self) -> str: ...
 
-    def write(self, index: int, parts: int, chunks: Iterable[Buffer]) -> Part:
-        """Add a part of so many. When this returns it is there to stay, and has been read through."""
+    def write(self, index: int, parts: int, chunks: Iterable[Buffer]) -> Part: ...
 
-    def written(self) -> Mapping[int, Part]:
-        """The parts that are there, whole, by index."""
+    def written(self) -> Mapping[int, Part]: ...
 
-    def vouch(self, position: int, voucher: bytes) -> None:
-        """Say what state a writer has, besides the part that it writes: all must have the same."""
+    def vouch(self, position: int, voucher: bytes) -> None: ...
 
-    def vouchers(self) -> Mapping[int, bytes]:
-        """What the writers have said by now, by position. It is no part of the checkpoint."""
+    def vouchers(self) -> Mapping[int, bytes]: ...
 
-    def sweep(self) -> None:
-        """Remove what other attempts have left, of writers that died: for the one that commits, when no other runs."""
+    def sweep(self) -> None: ...
 
-    def give_up(self) -> None:
-        """Give its space back; the other writers notice. Nothing happens to one that was committed."""
+    def give_up(self) -> None: ...
 
 
 class CheckpointStore(Protocol):
     """Called by the checkpointers of all workers of a job, and by whoever goes on from what they have saved.
 
-    A checkpoint is listed from its commit on, whole, whatever dies; nothing else is ever listed.
+    A checkpoint is listed from its commit on, whole, whatever dies; nothing else is ever listed. `list` has the newest
+    last. `open` begins a checkpoint, for which this worker will write so many bytes as are `needed`; or, with its name,
+    takes part in one that another worker has begun. `commit` makes an attempt that has all its parts a checkpoint, in
+    one move; `check` raises if the writer may not commit any more: it is asked last, when all is written. `load`
+    verifies what it reads; of tensors that `boxes` cuts it has only what that wants.
     """
 
-    def list(self) -> tuple[CheckpointInfo, ...]:
-        """All checkpoints, newest last."""
+    def list(self) -> tuple[CheckpointInfo, ...]: ...
 
-    def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> Attempt:
-        """Begin a checkpoint; or, with its name, take part in one that another worker has begun.
+    def open(self, cursor: Cursor, needed: int = 0, name: str = "") -> Attempt: ...
 
-        `needed` are the bytes that this worker will write, for whoever has to make room for them.
-        """
+    def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo: ...
 
-    def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
-        """Make an attempt that has all its parts a checkpoint, in one move.
+    def remove(self, path: Path) -> None: ...
 
-        `check` raises if the writer may not commit any more: it is asked last, when all is written.
-        """
-
-    def remove(self, path: Path) -> None:
-        """Remove a checkpoint, whole or damaged, by the path that its listing tells."""
-
-    def load(self, info: CheckpointInfo, boxes: Boxes | None = None) -> Loaded:
-        """Verify a checkpoint and read its state; of tensors that `boxes` cuts only what it wants."""
+    def load(self, info: CheckpointInfo, boxes: Boxes | None = None) -> Loaded: ...
 
 
 def remove_surplus(
@@ -275,12 +265,8 @@ class CheckpointFolder:
         return FolderAttempt(path, cursor, needed, self.digest, self.cipher)
 
     def commit(self, attempt: str, manifest: Manifest, check: Callable[[], None]) -> CheckpointInfo:
-        """Make an attempt that has all its parts a checkpoint, in one move.
-
-        `check` raises if the writer may not commit any more: it is asked last, when all is written. Nor may one of an
-        older generation than has committed here by now: it was replaced and has not heard of it, on another host say.
-        The same state saved again is left as it is. A damaged checkpoint of the same cursor is replaced.
-        """
+        """Refused of an older generation than has committed here by now: it was replaced and has not heard of it, on
+        another host say. The same state saved again is left as it is. A damaged one of the same cursor is replaced."""
         final = self.folder / checkpoint_name(manifest.cursor)
         source = self.open_here(manifest.cursor, name=attempt)
         if (present := self._present(final, manifest)) is not None:

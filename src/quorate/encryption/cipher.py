@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from quorate.checkpoint.seal import Seal
+from quorate.checkpoint.manifest import Seal
 from quorate.core.digests import Buffer
 from quorate.core.errors import CheckpointError
 from quorate.core.installation import install_of

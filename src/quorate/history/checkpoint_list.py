@@ -10,11 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from quorate.checkpoint.listing import CheckpointInfo, Skipped, cursor_of, survey
+from quorate.checkpoint.listing import CheckpointInfo, Skipped, cursor_of, shown_by, survey
 from quorate.checkpoint.manifest import Part
 from quorate.checkpoint.retention import Reason, Retention, reasons
 from quorate.checkpoint.selection import why_foreign
-from quorate.checkpoint.shown import shown_by
 from quorate.core.errors import CheckpointError, QuorateError
 from quorate.core.generation import Phase
 from quorate.history.event_index import glance

@@ -11,9 +11,8 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from quorate.checkpoint.listing import WRITING, CheckpointInfo, checkpoint_name, cursor_of
-from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
+from quorate.checkpoint.manifest import MANIFEST, Manifest, Part, Seal
 from quorate.checkpoint.part_file import part_named, write_part
-from quorate.checkpoint.seal import Seal
 from quorate.checkpoint.store import DISTRUSTED, CheckpointFolder, explained, new_name
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor

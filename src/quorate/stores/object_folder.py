@@ -15,8 +15,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from quorate.checkpoint.listing import ShownFolder
 from quorate.checkpoint.manifest import MANIFEST, Manifest
-from quorate.checkpoint.shown import ShownFolder
 from quorate.core.errors import CheckpointError
 from quorate.storage.atomic import discard, move_into_place, write_atomically
 from quorate.storage.objects import ObjectMissing, ObjectStore, Stored, StoreError

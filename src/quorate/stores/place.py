@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from quorate.checkpoint.listing import REMOVING, Skipped, cursor_of
+from quorate.checkpoint.listing import REMOVING, Skipped, cursor_of, fetch_missing
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.part_file import verify_part
-from quorate.checkpoint.shown import fetch_missing
 from quorate.core.addresses import is_url
 from quorate.core.errors import CheckpointError, QuorateError
 from quorate.core.generation import Cursor

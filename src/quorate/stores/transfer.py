@@ -20,10 +20,9 @@ from quorate.checkpoint.listing import (
     read_manifest,
     survey,
 )
-from quorate.checkpoint.manifest import MANIFEST
+from quorate.checkpoint.manifest import MANIFEST, Seal
 from quorate.checkpoint.part_file import SEALED, verify_part
 from quorate.checkpoint.retention import Retention, Watched
-from quorate.checkpoint.seal import Seal
 from quorate.checkpoint.selection import Foreign
 from quorate.checkpoint.store import CheckpointFolder, cipher_of
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, QuorateError, UntrustedError

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.failure import Failure
@@ -38,60 +38,41 @@ GLANCE = 0.1
 """Seconds between two looks at whether a generation is over, for those who wait for its members."""
 
 
-class Links(Protocol):
-    """What joins a worker to the other members of a generation."""
+class Trainer(Protocol):
+    """What a worker does in its generations. Called by its session alone: connect, align, train, result.
 
-    def abort(self) -> None:
-        """End every wait for the others: called from another thread, when the generation or the job is over."""
-        ...
-
-    def close(self) -> None:
-        """Let go of all that is the generation's own."""
-        ...
-
-
-L = TypeVar("L", bound=Links)
-
-
-class Trainer(Protocol[L]):
-    """What a worker does in its generations. Called by its session alone: connect, align, train, result."""
+    `cursor` says where that stands which it holds: right also when a generation ends in the middle of a step.
+    `is_saved`: there is a checkpoint of it, of this generation. The links that `connect` gives join it to the other
+    members: `abort`, called from another thread when the generation or the job is over, ends every wait for these, and
+    `close` lets go of all that is the generation's own. `align` has whoever is behind take up the state of the donor.
+    `train` says whether the job is done or shall stop; None if only the generation ends. `result` gives the digest of
+    the weights, and what to tell of the whole.
+    """
 
     @property
-    def cursor(self) -> Cursor:
-        """Where that stands which it holds: right also when a generation ends in the middle of a step."""
-        ...
+    def cursor(self) -> Cursor: ...
 
     @property
-    def is_saved(self) -> bool:
-        """Whether there is a checkpoint of it, of this generation."""
-        ...
+    def is_saved(self) -> bool: ...
 
-    def connect(self, generation: Generation) -> L:
-        """Find the other members."""
-        ...
+    def connect(self, generation: Generation) -> Any: ...
 
-    def align(self, generation: Generation, links: L, /) -> None:
-        """Have whoever is behind take up the state of the donor."""
-        ...
+    def align(self, generation: Generation, links: Any, /) -> None: ...
 
-    def train(self, generation: Generation, links: L, /) -> str | None:
-        """Train until the job is done or shall stop, and say which; None if only the generation ends."""
-        ...
+    def train(self, generation: Generation, links: Any, /) -> str | None: ...
 
-    def result(self, ending: str) -> tuple[str, Mapping[str, Any]]:
-        """The digest of the weights, and what to tell of the whole."""
-        ...
+    def result(self, ending: str) -> tuple[str, Mapping[str, Any]]: ...
 
 
 @dataclass
-class WorkerSession(Generic[L]):
+class WorkerSession:
     """Trains in one generation after the other, until one of them completes the job.
 
     What is built once stays; links, loaders and gradients are those of a generation.
     """
 
     worker: int
-    trainer: Trainer[L]
+    trainer: Trainer
     membership: Membership
     backlog: Backlog
     write_status: Tell
