@@ -111,6 +111,7 @@ def test_the_verbs_stand_in_panels() -> None:
     [
         ["show", "last", "--plot", "file"],
         ["trace", "last", "--chrome", "file"],
+        ["find-lr", "job.yaml", "--plot", "file"],
         ["checkpoints", "export", "last", "file"],
     ],
     ids=" ".join,

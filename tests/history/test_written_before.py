@@ -25,7 +25,6 @@ REMOVED: dict[str, list[str]] = {
         "checkpoints copy",  # a job copies to checkpoint.to; any tool copies a run's folder
         "data preview",  # data verify, and Python
         "data stats",  # data index --json
-        "find-lr",  # tune
     ],
     "options": [
         "diff --tensor",

@@ -12,6 +12,7 @@ from quorate.cli.chaos import chaos
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.clean import clean
 from quorate.cli.data import app as data
+from quorate.cli.find_lr import find_lr
 from quorate.cli.history import diff, logs, report, runs, show, trace
 from quorate.cli.jobs import checkpoint, evaluate, predict, resize, resume, stop, train
 from quorate.cli.models import app as models
@@ -106,13 +107,13 @@ def doctor(
 
 app = group_of_verbs("quorate", add_completion=True)
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
-    "Start": (init, plan, train, resume, tune),
+    "Start": (init, plan, find_lr, train, resume, tune),
     "Look": (runs, show, logs, report, top, diff, trace),
     "Control": (resize, checkpoint, stop),
     "Manage": (checkpoints, models, track, clean),
     "More": (evaluate, predict, data, chaos, doctor),
 }
-OLD_OUTPUTS = {"show": "plot", "trace": "chrome"}
+OLD_OUTPUTS = {"find-lr": "plot", "show": "plot", "trace": "chrome"}
 for panel, verbs in PANELS.items():
     for verb in verbs:
         if isinstance(verb, typer.Typer):

@@ -82,10 +82,11 @@ class ScheduleSpec(Section):
     """
 
     kind: Annotated[
-        Literal["constant", "linear", "cosine"] | None,
+        Literal["constant", "linear", "cosine", "range"] | None,
         Allowed("constant, linear or cosine"),
     ] = None
     """The shape after the warmup. Leave it out to set only `per` for the task's own scheduler."""
+    # `range` is that of find-lr: the rate rises exponentially, and the task's own scheduler is left out.
     warmup: CountOrZero = 0
     """Steps (or epochs) during which the rate rises from near 0."""
     final: Annotated[float, Field(ge=0, le=1), Allowed("a fraction from 0 to 1")] = 0.0

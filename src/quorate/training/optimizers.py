@@ -289,7 +289,9 @@ class Optimizers:
             group.update(_resumed(saved, before, after) | {"lr": after["lr"] if is_freed else rate})
 
     def _build_schedulers(self, task: Task, spec: JobSpec) -> dict[str, LRScheduler]:
-        schedulers = {}
+        schedulers: dict[str, LRScheduler] = {}
+        if self._schedule is not None and self._schedule.kind == "range":
+            return schedulers
         for name, optimizer in self.by_name.items():
             with building_code("schedule()"), knowing_length(task, spec):
                 scheduler = task.schedule(optimizer)

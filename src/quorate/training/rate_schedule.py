@@ -28,6 +28,8 @@ def rate_factor(schedule: ScheduleSpec, step: int, total_steps: int) -> float:
         return step / schedule.warmup
     if schedule.kind == "constant":
         return 1.0
+    if schedule.kind == "range":
+        return float(schedule.final ** (1.0 - (step - 1) / (total_steps - 1)))
     # From the full rate at the first step after the warm-up; `final` is reached just after the last one, so that no
     # step is wasted on a rate of zero.
     done = min(1.0, (step - 1 - schedule.warmup) / max(1, total_steps - schedule.warmup))
