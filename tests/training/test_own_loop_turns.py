@@ -15,8 +15,9 @@ from quorate.core.generation import Cursor
 from quorate.data.sampler import Source
 from quorate.observe.events import StepCompleted
 from quorate.spec.job import JobSpec
-from quorate.training import own_loop
+from quorate.training import own_rehearsal
 from quorate.training.own_loop import OwnLoop, own_loop_of
+from quorate.training.own_rehearsal import Rehearsals
 from quorate.training.own_run import Run
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
@@ -33,7 +34,7 @@ Main = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is seen is what the first `main` sees."""
-    monkeypatch.setattr(own_loop, "LARGEST", -1)
+    monkeypatch.setattr(own_rehearsal, "LARGEST", -1)
 
 
 class Worker:
@@ -58,14 +59,15 @@ class Worker:
             self.task.take_up(progress, self.sampler)
         self.progress = progress or self.progress
         self.progress = self.task.enter(self.progress, self.sampler, self.hosted, self.watch)
-        self.task._tries = self.audited
-        self.progress = self.task.after_evaluation(self.progress)
+        self.turns = Rehearsals(self.task, self.watch, self.sampler)
+        self.turns._tries = self.audited
+        self.progress = self.turns.after_evaluation(self.progress)
         return self
 
     def lanes(self, batches: int = 1) -> Iterator[Any]:
         """The losses of a step that is not completed."""
         step = self.progress.cursor.step + 1
-        self.task.begin_step(self.progress, self.replica)
+        self.turns.begin_step(self.progress)
         for lane in self.hosted:
             for _ in range(batches):
                 yield self.task.loss(self.replica.model, f"{step}.{lane}")
@@ -77,8 +79,8 @@ class Worker:
             self.progress = self.progress.after_step(4)
             number = self.progress.cursor.step
             told = StepCompleted(step=number, epoch=self.sampler.epoch_of(number), losses={"": float(number)})
-            self.progress = self.task.after_step(self.progress, told)
-            self.progress = self.task.after_evaluation(self.progress)
+            self.progress = self.turns.after_step(self.progress, told)
+            self.progress = self.turns.after_evaluation(self.progress)
         return self
 
 

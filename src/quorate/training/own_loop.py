@@ -5,7 +5,6 @@ greenlet, in the same thread, and the two take turns: the loop hands over a batc
 hands back a loss in `run.step`. To the rest of Quorate it is a task like any other.
 """
 
-import copy
 import inspect
 import logging
 import os
@@ -20,68 +19,49 @@ import xxhash
 from greenlet import getcurrent, greenlet
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from quorate.core.errors import (
-    JobError,
-    RequestError,
-    TaskError,
-    UnsupportedModelError,
-    WorkerUnfit,
-)
+from quorate.core.errors import JobError, RequestError, TaskError, UnsupportedModelError, WorkerUnfit
 from quorate.core.user_code import RAISED, blame_user_code
 from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators, seed_generators
-from quorate.observe.events import StepCompleted
 from quorate.spec.job import JobSpec
+from quorate.training.device import digests
 from quorate.training.hints import hint_for
+from quorate.training.hosted_loop import HostedLoop
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
-from quorate.training.own_rehearsal import (
-    AUDITED,
-    LARGEST,
-    Audit,
-    NoRoom,
-    Rehearsal,
-    Rehearsed,
-    is_rehearsed,
-    marked_locals,
-    warning_of,
-)
-from quorate.training.own_run import AT_BATCH, AT_STEP, HOW_TO_END, NOT_GIVEN, STOP, Place, Run, StepResult, Turns
+from quorate.training.own_run import AT_BATCH, AT_STEP, HOW_TO_END, NOT_GIVEN, STOP, Place, Run, Turns
 from quorate.training.own_state import Kept, OwnState
 from quorate.training.progress import Progress
-from quorate.training.replica import Replica, changed_outside
 from quorate.training.state_watch import StateWatch
-from quorate.training.task import LOG, take_log
-from quorate.training.turns_loop import TurnsLoop
+from quorate.training.task import LOG
 
 log = logging.getLogger(__name__)
 
 
-class OwnLoop(Rehearsed):
+class OwnLoop(HostedLoop):
     """A task whose parts come out of `main`, as far as that has come."""
 
     # Not among its attributes, which are held to what they were: these change all the time.
     __slots__ = (
-        *("_audits", "_environment", "_greenlet", "_has_room", "_last_lane", "_lost", "_rehearsal"),
-        *("_sampler", "_seed", "_state", "_streams", "_tries", "_turns"),
+        *("_greenlet", "_last_lane", "_sampler", "_seed", "_streams"),
+        *("audit", "environment", "state", "told", "turns"),
     )
     _main: ClassVar[Callable[..., Any]]
     _params: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self.turns = Turns()
         self._greenlet: greenlet | None = None
-        self._state: OwnState | None = None
-        self._tries, self._audits, self._has_room = 0, False, True
-        self._rehearsal: Rehearsal | None = None
-        self._lost: set[str] = set()  # variables of which a rehearsal has found that nobody saves them
-        self._environment = dict(os.environ)  # before `main` changes it
+        self.state: OwnState | None = None
+        self.audit: Callable[[Any], Any] | None = None  # computes the loss of the next batch, and sees what is kept
+        self.told: set[str] = set()  # variables of which a rehearsal has found that nobody saves them
+        self.environment = dict(os.environ)  # before `main` changes it
         # Of the job: whoever makes a task has seeded the generators for it.
         self._seed = torch.default_generator.initial_seed()
         self._streams: list[int] = []  # what `main` draws from, before and after run.prepare()
-        self._turns.seed = self._begin_stream
+        self.turns.seed = self._begin_stream
 
     def _begin_job(self, spec: JobSpec) -> None:
-        self._turns.spec = spec
+        self.turns.spec = spec
 
     def model(self) -> torch.nn.Module:
         self._streams = [torch.default_generator.initial_seed()]
@@ -101,7 +81,7 @@ class OwnLoop(Rehearsed):
 
     def datasets(self) -> Any:
         self._reach_prepare()
-        turns = self._turns
+        turns = self.turns
         if turns.place is Place.PREPARE:
             self._streams = [*self._streams, torch.default_generator.initial_seed()]
             self._resume()
@@ -117,22 +97,22 @@ class OwnLoop(Rehearsed):
         """Find the data, which `main` names within its first epoch. Which one that is here nobody knows yet, and what
         `main` has done cannot be undone: so another one goes ahead, of modules that are imported anew, and is given
         up."""
-        turns, spec = self._turns, self._turns.spec
+        turns, spec = self.turns, self.turns.spec
         modules, code = imported_anew(type(self)._main, 0 if spec is None else spec.seed)
-        with unheard(), swapped_modules(modules, environment=self._environment):
+        with unheard(), swapped_modules(modules, environment=self.environment):
             scout = self.another(code)
             seed_generators(self._streams[0])
             scout._reach_prepare()
             seed_generators(self._streams[-1])
             scout._resume()
             scout._resume()
-            found = scout._turns
+            found = scout.turns
             turns.data, turns.batch_size, turns.collate = found.data, found.batch_size, found.collate
             scout.give_up()
 
     def build_on(self, other: "OwnLoop") -> None:
         """Come to the loop, with the data of another one."""
-        turns, known = self._turns, other._turns
+        turns, known = self.turns, other.turns
         turns.data, turns.batch_size, turns.collate = known.data, known.batch_size, known.collate
         seed_generators(other._streams[-1])
         self._resume()
@@ -141,7 +121,7 @@ class OwnLoop(Rehearsed):
         """One that has yet to begin, and runs this code."""
         other = (type(self) if code in (None, type(self)._main) else own_loop_of(code))()
         vars(other).update({name: value for name, value in vars(self).items() if name != LOG})
-        other._seed, other._turns.spec, other._environment = self._seed, self._turns.spec, self._environment
+        other._seed, other.turns.spec, other.environment = self._seed, self.turns.spec, self.environment
         return other
 
     def give_up(self) -> None:
@@ -150,20 +130,17 @@ class OwnLoop(Rehearsed):
             self._greenlet.throw()
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:  # noqa: ARG002
-        turns = self._turns
+        turns = self.turns
         if turns.place not in (AT_BATCH, AT_STEP) or not turns.is_entered:
             if turns.place is Place.RETURNED and turns.is_entered:
                 raise self._returned_early()
             raise JobError(f"{self._name}() has a loop of its own, and this takes a quorate.Task.")
-        first = self._audited(batch) if self._audits else None
-        loss = self.loss_of(batch)
-        if first is not None:
-            first.compare(loss)
-        return loss
+        audit, self.audit = self.audit, None
+        return self.loss_of(batch) if audit is None else audit(batch)
 
     def loss_of(self, batch: Any) -> Any:
         """What `main` makes of a batch; it waits in run.step() then."""
-        turns = self._turns
+        turns = self.turns
         if turns.place is AT_STEP:
             with preserved_generators():  # those of the lane
                 self._resume(None)
@@ -173,58 +150,27 @@ class OwnLoop(Rehearsed):
         loss, turns.loss = turns.loss, NOT_GIVEN
         return loss
 
-    def _audited(self, batch: Any) -> Audit:
-        """The loss of a batch that is given again afterwards: what `main` carries from one to the next, to another lane
-        that is, makes another of it."""
-        assert self._state is not None
-        self._audits = False
-        state, watch = self._state, self._state.watch
-        before, weights = marked_locals(self.frame), state.weights()
-        own = copy.deepcopy(batch) if self._rehearsal is not None else None
-        with preserved_generators(), torch.random.fork_rng(watch.devices):
-            loss = self.loss_of(copy.deepcopy(batch))
-        now = state.weights()
-        if changed := next((name for name, digest in weights.items() if now[name] != digest), None):
-            raise changed_outside(changed, f"{self._name}() between a batch and its run.step()")
-        trained = [each for _, each in watch.replica.trainable]
-        audit = Audit(self._name, loss, trained, before, lambda: marked_locals(self.frame))
-        with self._where_there_is_room():
-            if self._rehearsal is not None:
-                self._rehearsal.compare_loss(own, audit.found)
-        watch.begin_again()
-        take_log(self)
-        return audit
-
-    @property
-    def first_environment(self) -> dict[str, str]:
-        return self._environment
-
     @property
     def frame(self) -> FrameType | None:
         """Where `main` waits."""
         return None if self._greenlet is None else self._greenlet.gr_frame
 
-    @property
-    def kept(self) -> str:
-        """What `main` keeps, as part of the state."""
-        return "" if self._state is None else self._state.text
-
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, Any]:
-        measure = self._turns.measure
+        measure = self.turns.measure
         return super().metrics(model, batch) if measure is None else measure(batch)
 
     @property
     def collate(self) -> Any:
-        return self._turns.collate or super().collate
+        return self.turns.collate or super().collate
 
     @property
     def clip_norm(self) -> float | None:
         """What `main` has asked for by run.clip()."""
-        return self._turns.clip
+        return self.turns.clip
 
     def check(self, spec: JobSpec) -> None:
         """Refuse what cannot hold for a loop of one's own."""
-        size, clip = self._turns.batch_size, self._turns.clip
+        size, clip = self.turns.batch_size, self.turns.clip
         if size is not None and size != spec.batch_size:
             raise TaskError(
                 f"batch_size: the job says {spec.batch_size}, and run.batches() says {size}. It is the global batch, "
@@ -232,7 +178,7 @@ class OwnLoop(Rehearsed):
             )
         if clip is not None and spec.clip_norm not in (None, clip):
             raise TaskError(f"clip_norm: the job says {spec.clip_norm}, and run.clip() says {clip}. Give it once.")
-        if spec.train_metrics_every is not None and self._turns.measure is None:
+        if spec.train_metrics_every is not None and self.turns.measure is None:
             raise TaskError(
                 "train_metrics_every asks for metrics of training batches: say by run.evaluate(dataset, measure) how "
                 "to measure one, or leave it out."
@@ -257,7 +203,7 @@ class OwnLoop(Rehearsed):
         Before the load, so that a worker which joins has the initial weights on its way there, as others had, and so
         that what `main` does there changes nothing.
         """
-        turns, kept = self._turns, Kept.of(progress, sampler)
+        turns, kept = self.turns, Kept.of(progress, sampler)
         if not progress.cursor.step and not progress.kept:
             return
         self._leave_step()
@@ -274,12 +220,12 @@ class OwnLoop(Rehearsed):
 
         Only a job that had come to its end, and is made longer, has the beginning of an epoch still before it.
         """
-        turns, kept = self._turns, Kept.of(progress, sampler)
+        turns, kept = self.turns, Kept.of(progress, sampler)
         _refuse_empty_lanes(sampler)
-        state = self._state = OwnState(self._name, turns, watch, sampler)
-        self._sampler, self._last_lane, self._tries = sampler, hosted[-1], AUDITED
+        state = self.state = OwnState(self._name, turns, watch, sampler)
+        self._sampler, self._last_lane = sampler, hosted[-1]
         turns.leads, turns.metrics, turns.is_over = 0 in hosted, progress.metrics, False
-        turns.ends = kept.is_ahead or self._ends(progress)
+        turns.ends = kept.is_ahead or self.ends(progress)
         self._leave_step()
         if not turns.is_entered:
             self._reach_batch(kept.epoch)
@@ -287,39 +233,31 @@ class OwnLoop(Rehearsed):
             state.begin()
             return state.kept_in(progress)
         state.restore(kept, progress.kept)
-        if not kept.is_ahead or self._ends(progress):
+        if not kept.is_ahead or self.ends(progress):
             return progress
         turns.ends = False
         return self.advance(progress, None, "epoch")
 
     def _leave_step(self) -> None:
         """A step that was not completed is done again, or others have done it."""
-        if self._turns.place is AT_STEP:
+        if self.turns.place is AT_STEP:
             self._resume(None)
 
     def _reach_batch(self, epoch: int | None) -> None:
-        turns = self._turns
+        turns = self.turns
         turns.is_entered, turns.first_epoch = True, epoch or 0
         if turns.place is Place.EPOCHS:
             self._resume()
         if turns.place is Place.RETURNED:
             raise self._returned_early()
 
-    def begin_step(self, progress: Progress, replica: Replica) -> None:
-        turns, step = self._turns, progress.cursor.step + 1
-        self._end_rehearsal()
-        is_due = self._has_room and is_rehearsed(step, self._sampler)
-        if is_due and sum(p.nbytes for _, p in replica.parameters) <= LARGEST:
-            with self._where_there_is_room():
-                self._rehearsal = Rehearsal(self, replica, progress, self._sampler)
-        self._audits, self._tries = self._tries > 0 or self._rehearsal is not None, self._tries - 1
+    def begin_step(self) -> None:
+        """The code of a lane runs from here on."""
+        turns = self.turns
         if turns.place is Place.RETURNED:
             raise self._returned_early()
         if turns.state:
             turns.agreed = turns.kept_state()
-
-    def loop(self, **parts: Any) -> Any:
-        return TurnsLoop(**parts, main=self)
 
     @classmethod
     def beside(cls, work: Callable[[], None]) -> None:
@@ -337,110 +275,63 @@ class OwnLoop(Rehearsed):
         finally:
             _ground = before
 
-    def warning(self) -> str | None:
-        """What to say of variables that hold tensors of which no checkpoint knows, once of each."""
-        new = sorted((self._rehearsal.lost if self._rehearsal is not None else set()) - self._lost)
-        self._lost.update(new)
-        return warning_of(self._name, new, self._turns.measure) if new else None
-
     def end_lane(self, lane: int) -> None:
         """The gradient of a lane is complete: `main` goes on to the next batch. After the last lane it waits for the
         result of the step."""
-        if lane != self._last_lane and self._state is not None:
-            with self._state.same_weights():
+        if lane != self._last_lane and self.state is not None:
+            with self.state.same_weights():
                 self._resume(None)
 
-    def after_step(self, progress: Progress, told: StepCompleted) -> Progress:
-        """A step is done: `main` gets its result, and what it changes and keeps from then on is part of the state."""
-        turns = self._turns
+    def check_agreed(self) -> None:
+        """A step is done: refuse a run.state that lanes have changed."""
+        turns = self.turns
         if turns.state and turns.kept_state() != turns.agreed:
             raise UnsupportedModelError(
                 "run.state was changed where run.step() has given no result: there it would depend on the lanes that a "
                 "worker hosts. Change it after `if result is not None:`, or after an epoch."
             )
-        return self._have_turn(progress, StepResult.of(told), "after step")
 
-    def after_evaluation(self, progress: Progress) -> Progress:
-        """What follows from a step is done: `main` finds it in run.metrics. At the end of an epoch it does what comes
-        after that and before the first batch of the next, and that is part of the state, too."""
-        turns, step = self._turns, progress.cursor.step
-        turns.metrics, turns.ends = progress.metrics, self._ends(progress)
-        if turns.place is not AT_BATCH or turns.epoch is None or self._state is None:
-            return progress
-        if step < (turns.epoch + 1) * self._sampler.steps_per_epoch:
-            return progress
-        if self._rehearsal is not None:
-            # A worker may also join between the last step of an epoch and this, and has seen no batch of it.
-            replica = self._state.watch.replica
-            self._end_rehearsal()
-            with self._where_there_is_room():
-                self._rehearsal = Rehearsal(self, replica, progress, self._sampler)
-        progress = self._have_turn(progress, STOP, "after epoch")
-        self._state.watch.begin()  # after a step the loop does it
-        return progress
+    def is_past_epoch(self, progress: Progress) -> bool:
+        """Whether all batches of the epoch are read that `main` is in, so that it does what comes after that and before
+        the first batch of the next. It finds what follows from the last step in run.metrics."""
+        turns = self.turns
+        turns.metrics, turns.ends = progress.metrics, self.ends(progress)
+        if turns.place is not AT_BATCH or turns.epoch is None or self.state is None:
+            return False
+        return progress.cursor.step >= (turns.epoch + 1) * self._sampler.steps_per_epoch
 
-    def _ends(self, progress: Progress) -> bool:
+    def ends(self, progress: Progress) -> bool:
         """Whether the job ends here, with an epoch: of one that is not complete nothing comes after it before a longer
         job would have come to its end."""
         sampler, step = self._sampler, progress.cursor.step
         return (progress.early_stopped or step >= sampler.total_steps) and step % sampler.steps_per_epoch == 0
 
-    def _have_turn(self, progress: Progress, value: Any, when: str) -> Progress:
-        """A turn between two steps, of which it is seen whether a worker that joins would do the same."""
-        with self._where_there_is_room():
-            if self._rehearsal is not None and isinstance(value, StepResult) and value.loss is not None:
-                self._rehearsal.compare_update(value.step)
-            if self._rehearsal is not None:
-                self._rehearsal.take_state()
-        after = self.advance(progress, value, when)
-        with self._where_there_is_room():
-            if self._rehearsal is not None:
-                self._rehearsal.compare_turn(progress, value, when)
-        return after
-
-    def _end_rehearsal(self) -> None:
-        if self._rehearsal is not None:
-            self._rehearsal.close()
-            self._rehearsal = None
-
-    @contextmanager
-    def _where_there_is_room(self) -> Iterator[None]:
-        """A part of a rehearsal, and of all that follow, that is given up where memory does not suffice for it."""
-        try:
-            yield
-        except NoRoom:
-            self._rehearsal, self._has_room = None, False
-            log.warning(
-                "memory does not suffice to rehearse a worker that joins, so it is not checked whether %s() keeps "
-                "something that counts where no checkpoint has it",
-                self._name,
-            )
-
     def advance(self, progress: Progress, value: Any, when: str) -> Progress:
         """The turn of `main` between two steps, which all workers have alike."""
-        assert self._state is not None
-        self._turns.metrics, self._turns.ends = progress.metrics, self._ends(progress)
+        assert self.state is not None
+        self.turns.metrics, self.turns.ends = progress.metrics, self.ends(progress)
         self._begin_stream(when, progress.cursor.step)
-        with self._state.changing():
+        with self.state.changing():
             self._resume(value)
-        return self._state.kept_in(progress)
+        return self.state.kept_in(progress)
 
     def finish(self) -> None:
         """The job is done: `main` runs to its end."""
-        turns = self._turns
+        turns = self.turns
         turns.is_over = True
-        self._end_rehearsal()
-        assert self._state is not None
-        weights, buffers = self._state.weights(), self._state.buffers()
+        assert self.state is not None
+        replica = self.state.watch.replica
+        weights = digests(replica.parameters, replica.device)
+        buffers = digests(replica.model.named_buffers(), replica.device)
         if turns.place in (Place.BATCH, Place.EPOCHS):
             self._begin_stream("end")
             self._resume(STOP)
-        if self._state.weights() != weights:
+        if digests(replica.parameters, replica.device) != weights:
             raise UnsupportedModelError(
                 f"{self._name}() has changed weights after the last step, of which no checkpoint knows. Work on a copy "
                 "of the model; `quorate.load_model(run)` gives that of a run."
             )
-        if self._state.buffers() != buffers:
+        if digests(replica.model.named_buffers(), replica.device) != buffers:
             log.warning(
                 "%s() has changed buffers after the last step: no checkpoint has that. Do it after the batches of the "
                 "last epoch, inside the loop over run.epochs()",
@@ -458,22 +349,22 @@ class OwnLoop(Rehearsed):
 
     @property
     def _prepared(self) -> tuple[Any, Any, Any]:
-        assert self._turns.prepared is not None, "the model is built first"
-        return self._turns.prepared
+        assert self.turns.prepared is not None, "the model is built first"
+        return self.turns.prepared
 
     def _reach_prepare(self) -> None:
-        if self._turns.place is not Place.TOP:
+        if self.turns.place is not Place.TOP:
             return
         self._start()
-        if self._turns.prepared is None:
+        if self.turns.prepared is None:
             raise TaskError(f"{self._name}() returned without run.prepare(model, optimizer).")
 
     def _start(self) -> None:
-        run = Run(self._turns, self.log)
+        run = Run(self.turns, self.log)
         params = {name: getattr(self, name) for name in self._params}
         here = getcurrent()
         main = self._greenlet = greenlet(lambda _: type(self)._main(run, **params), here)
-        self._turns.to_loop = here.switch
+        self.turns.to_loop = here.switch
         is_grounded = _ground is not None and here.parent is _ground
         self._resume(start=partial(here.parent.switch, main) if is_grounded else None)
 
@@ -485,16 +376,16 @@ class OwnLoop(Rehearsed):
             with self._no_loop_beside():
                 main.switch(value) if start is None else start()
         except RAISED as error:
-            code = JobError.exit_code if self._turns.is_entered else RequestError.exit_code
+            code = JobError.exit_code if self.turns.is_entered else RequestError.exit_code
             blame_user_code(error, f"{self._name}()", hint_for, code)
             raise
         if not main:
-            self._turns.place = Place.RETURNED
+            self.turns.place = Place.RETURNED
 
     @contextmanager
     def _no_loop_beside(self) -> Iterator[None]:
         """Before its first batch `main` steps no optimizer: one that does trains by itself, perhaps for hours."""
-        turns = self._turns
+        turns = self.turns
         if turns.is_entered or turns.prepared is None:
             yield
             return
@@ -522,9 +413,9 @@ class OwnLoop(Rehearsed):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """An evaluation, in which measure() may not change what is kept."""
-        before = self._turns.kept_state()
+        before = self.turns.kept_state()
         yield
-        if self._turns.kept_state() != before:
+        if self.turns.kept_state() != before:
             raise UnsupportedModelError(
                 "run.state was changed in measure(): workers evaluate different batches, so they would have different "
                 "states. Return numbers from measure(), and read run.metrics after the epoch."

@@ -2,80 +2,45 @@
 
 import copy
 import inspect
+import logging
 import warnings
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Iterator, Mapping, Sequence, Set, Sized
 from contextlib import contextmanager, suppress
+from itertools import islice
 from types import FrameType, ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from quorate.core.errors import QuorateError, UnsupportedModelError
 from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators
-from quorate.training.device import same_bits
-from quorate.training.hosted_loop import HostedLoop
+from quorate.observe.events import StepCompleted
+from quorate.training.device import digests, same_bits
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
-from quorate.training.own_run import Run
+from quorate.training.own_loop import OwnLoop
+from quorate.training.own_run import STOP, Run, StepResult
 from quorate.training.progress import Progress
-from quorate.training.replica import Replica
+from quorate.training.replica import Replica, changed_outside
 from quorate.training.settings import NOTED
 from quorate.training.shortage import out_of_memory
 from quorate.training.state_watch import StateWatch
-from quorate.training.task import loss_in
+from quorate.training.task import loss_in, take_log
 
+log = logging.getLogger(__name__)
+
+AUDITED = 2
+"""So many steps of a generation have a batch computed twice."""
 EARLY = 8
 """Up to here every step after the first is rehearsed."""
 LARGEST = 2**30
 """Bytes of parameters up to which there is room for a second model."""
-_DEEPEST, _MOST = 2, 100
-"""So far two values are compared, to tell which variables differ."""
+_DEEPEST, _MOST = 3, 1000
+"""So far, and so many values, two variables are compared, to tell which differ."""
 
 
 class NoRoom(Exception):  # noqa: N818 (a happening, not a mistake)
     """Memory does not suffice for a second model."""
-
-
-class Rehearsed(HostedLoop):
-    """A loop of which another one can be brought to the same place."""
-
-    _main: ClassVar[Callable[..., Any]]
-
-    @abstractmethod
-    def another(self, code: Callable[..., Any] | None = None) -> "Rehearsed":
-        """One that has yet to begin, and runs this code."""
-
-    @abstractmethod
-    def build_on(self, other: Any) -> None:
-        """Come to the loop, with the data of another one."""
-
-    @abstractmethod
-    def loss_of(self, batch: Any) -> Any:
-        """What `main` makes of a batch."""
-
-    @abstractmethod
-    def advance(self, progress: Progress, value: Any, when: str) -> Progress:
-        """Have a turn."""
-
-    @abstractmethod
-    def give_up(self) -> None:
-        """Let `main` end where it waits."""
-
-    @property
-    @abstractmethod
-    def first_environment(self) -> dict[str, str]:
-        """The process's environment before `main` changed it."""
-
-    @property
-    @abstractmethod
-    def frame(self) -> FrameType | None:
-        """Where `main` waits."""
-
-    @property
-    @abstractmethod
-    def kept(self) -> str:
-        """What it keeps besides the state."""
 
 
 def is_rehearsed(step: int, sampler: Sampler) -> bool:
@@ -87,11 +52,119 @@ def is_rehearsed(step: int, sampler: Sampler) -> bool:
     return step > 1 and (step <= EARLY or is_round or (is_at_border and epoch & (epoch - 1) == 0))
 
 
+class Rehearsals:
+    """The turns of `main` in a generation. In some steps it sees whether `main` keeps something that counts where
+    nobody saves it: a batch is given twice, and a worker is played that joins now."""
+
+    def __init__(self, main: OwnLoop, watch: StateWatch, sampler: Sampler) -> None:
+        self._main, self._watch, self._replica, self._sampler = main, watch, watch.replica, sampler
+        self._tries, self._has_room = AUDITED, True
+        self._rehearsal: Rehearsal | None = None
+
+    def begin_step(self, progress: Progress) -> str | None:
+        """The code of a lane runs from here on. Returns what to warn of, once."""
+        self.end()
+        if is_rehearsed(progress.cursor.step + 1, self._sampler):
+            self._begin(progress)
+        self._main.audit = self._loss if self._tries > 0 or self._rehearsal is not None else None
+        self._tries -= 1
+        self._main.begin_step()
+        new = sorted((self._rehearsal.lost if self._rehearsal is not None else set()) - self._main.told)
+        self._main.told.update(new)
+        return warning_of(type(self._main).__name__, new, self._main.turns.measure) if new else None
+
+    def after_step(self, progress: Progress, told: StepCompleted) -> Progress:
+        """A step is done: `main` gets its result, and what it changes and keeps from then on is part of the state."""
+        self._main.check_agreed()
+        return self._have_turn(progress, StepResult.of(told), "after step")
+
+    def after_evaluation(self, progress: Progress) -> Progress:
+        """What follows from a step is done. What `main` does at the end of an epoch is part of the state, too."""
+        if not self._main.is_past_epoch(progress):
+            return progress
+        if self._rehearsal is not None:
+            # A worker may also join between the last step of an epoch and this, and has seen no batch of it.
+            self.end()
+            self._begin(progress)
+        progress = self._have_turn(progress, STOP, "after epoch")
+        self._watch.begin()  # after a step the loop does it
+        return progress
+
+    def end(self) -> None:
+        """No more of what is played."""
+        rehearsal, self._rehearsal = self._rehearsal, None
+        if rehearsal is not None:
+            rehearsal.close()
+
+    def _begin(self, progress: Progress) -> None:
+        if self._has_room and sum(p.nbytes for _, p in self._replica.parameters) <= LARGEST:
+            with self._where_there_is_room():
+                self._rehearsal = Rehearsal(self._main, self._replica, progress, self._sampler)
+
+    def _have_turn(self, progress: Progress, value: Any, when: str) -> Progress:
+        """A turn between two steps, of which it is seen whether a worker that joins would do the same."""
+        with self._where_there_is_room():
+            if self._rehearsal is not None and isinstance(value, StepResult) and value.loss is not None:
+                self._rehearsal.compare_update(value.step)
+            if self._rehearsal is not None:
+                self._rehearsal.take_state()
+        after = self._main.advance(progress, value, when)
+        with self._where_there_is_room():
+            if self._rehearsal is not None:
+                self._rehearsal.compare_turn(progress, value, when)
+        return after
+
+    @contextmanager
+    def _where_there_is_room(self) -> Iterator[None]:
+        """A part of a rehearsal, and of all that follow, that is given up where memory does not suffice for it."""
+        try:
+            yield
+        except NoRoom:
+            self._rehearsal, self._has_room = None, False
+            log.warning(
+                "memory does not suffice to rehearse a worker that joins, so it is not checked whether %s() keeps "
+                "something that counts where no checkpoint has it",
+                type(self._main).__name__,
+            )
+
+    def _loss(self, batch: Any) -> Any:
+        """The loss of a batch that is given twice: what `main` carries from one to the next, to another lane that is,
+        makes another of it."""
+        main, replica, name = self._main, self._replica, type(self._main).__name__
+        before, weights = marked_locals(main.frame), digests(replica.parameters, replica.device)
+        own = copy.deepcopy(batch) if self._rehearsal is not None else None
+        with preserved_generators(), torch.random.fork_rng(self._watch.devices):
+            loss = main.loss_of(copy.deepcopy(batch))
+        now = digests(replica.parameters, replica.device)
+        if changed := next((each for each, digest in weights.items() if now[each] != digest), None):
+            raise changed_outside(changed, f"{name}() between a batch and its run.step()")
+        trained = [each for _, each in replica.trainable if each.requires_grad]
+        found = numbers_of(loss, trained)
+        with self._where_there_is_room():
+            if self._rehearsal is not None:
+                self._rehearsal.compare_loss(own, found)
+        self._watch.begin_again()
+        take_log(main)
+        del loss
+        again = main.loss_of(batch)
+        if same_numbers(found, numbers_of(again, trained)):
+            return again
+        marks = marked_locals(main.frame)
+        differ = sorted(each for each, mark in before.items() if marks.get(each) != mark)
+        named = f" These have changed meanwhile: {', '.join(differ[:8])}." if differ else ""
+        raise UnsupportedModelError(
+            f"{name}() was given one batch twice, and the second time its loss or gradient was another one: something "
+            "is carried from a batch to the next, which may be another lane's, so that the result depends on the "
+            f"number of workers.{named} Keep it in run.state or in a buffer of the model, and change it where "
+            "run.step() has given a result."
+        )
+
+
 class Rehearsal:
     """Another run of `main`, brought to the same place as a worker that joins is, on a copy of the state. Its modules
     are imported anew: what `main` keeps in globals is then that of a process which has just begun."""
 
-    def __init__(self, main: "Rehearsed", replica: Replica, progress: Progress, sampler: Sampler) -> None:
+    def __init__(self, main: OwnLoop, replica: Replica, progress: Progress, sampler: Sampler) -> None:
         self._first, self._state, self._step = main, replica, progress.cursor.step
         self._sampler = sampler
         self._differ: list[str] = []
@@ -115,10 +188,10 @@ class Rehearsal:
             if again is not code:
                 shared, others = code.__globals__, again.__globals__
                 pairs += [(n, shared[n], others.get(n, shared[n])) for n in shared if n[:2] != "__"]
-            differing = [pair for pair in pairs if _differ(*pair[1:])]
-            self._differ = sorted({name for name, _, _ in differing})
             models = replica.model, self._replica.model
             own = {id(each) for model in models for each in (*model.modules(), *model.parameters(), *model.buffers())}
+            differing = [pair for pair in pairs if _differ(*pair[1:], own)]
+            self._differ = sorted({name for name, _, _ in differing})
             self.lost = {name for name, one, other in differing if _lives_on(one, other, own)}
 
     def take_state(self) -> None:
@@ -151,8 +224,9 @@ class Rehearsal:
     def compare_turn(self, progress: Progress, value: Any, when: str) -> None:
         """Refuse a `main` that makes something else of its turn between two steps, which the first one has had."""
         with self._tried(), self._in_place():
-            kept = self.main.advance(progress, value, when).kept
-        if kept != self._first.kept:
+            self.main.advance(progress, value, when)
+        assert self.main.state is not None and self._first.state is not None
+        if self.main.state.text != self._first.state.text:
             raise self._refused("has another run.state, or other attributes or modes of modules")
         self._compare_settings("it sets")
         if changed := self._changed_tensor():
@@ -197,7 +271,7 @@ class Rehearsal:
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         """What `main` imports in a function are the modules that were imported anew."""
-        with swapped_modules(self._modules, environment=self._first.first_environment):
+        with swapped_modules(self._modules, environment=self._first.environment):
             yield
 
     def _refused(self, what: str) -> UnsupportedModelError:
@@ -243,76 +317,47 @@ def _lives_on(one: Any, other: Any, own: Set[int]) -> bool:
     """Whether a variable that differs has tensors which are carried from step to step, as an average of weights is: a
     batch has another shape than what its variable was first, and one number, such as a sum of losses, is for looking
     at."""
-    now, first = _shapes(one, own), _shapes(other, own)
+    now, first = (
+        [leaf.shape for leaf in _leaves(each, own).values() if isinstance(leaf, torch.Tensor)] for each in (one, other)
+    )
     if isinstance(one, torch.Tensor):
         return now == first and one.numel() > 1
     return bool(now) and (now == first or not first)
 
 
-def _shapes(value: Any, own: Set[int], depth: int = 0) -> list[torch.Size]:
-    """Of the tensors in it that are not of the model."""
-    if id(value) in own:
-        return []
-    if isinstance(value, torch.Tensor):
-        return [value.shape]
+def _differ(one: Any, other: Any, own: Set[int]) -> bool:
+    if one is other:
+        return False
+    ones, others = _leaves(one, own), _leaves(other, own)
+    return ones.keys() != others.keys() or not all(map(_is_same, ones.values(), others.values()))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape == other.shape and torch.equal(one.detach(), other.detach())
+    return type(one) is type(other) and bool(one == other)
+
+
+def _leaves(value: Any, own: Set[int]) -> dict[tuple[Any, ...], Any]:
+    """The numbers, texts and tensors in a value, by their places in it, but for those of a model."""
+    return dict(islice(_inside(value, own, ()), _MOST))
+
+
+def _inside(value: Any, own: Set[int], place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if id(value) in own or len(place) > _DEEPEST or isinstance(value, Run | torch.optim.Optimizer):
+        return
+    if value is None or isinstance(value, bool | int | float | str | torch.Tensor):
+        yield place, value
+        return
     if isinstance(value, torch.nn.Module):
         value = value.state_dict()
-    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    values = values or [each for name, each in getattr(value, "__dict__", {}).items() if name[:1] != "_"]
-    return [shape for each in list(values)[:_MOST] if depth < _DEEPEST for shape in _shapes(each, own, depth + 1)]
-
-
-def _differ(one: Any, other: Any, depth: int = 0) -> bool:
-    if one is other or depth > _DEEPEST or isinstance(one, Run | torch.optim.Optimizer):
-        return False
-    if isinstance(one, torch.nn.Module) and isinstance(other, torch.nn.Module):
-        one, other, depth = one.state_dict(), other.state_dict(), depth + 1
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape != other.shape or not torch.equal(one.detach(), other.detach())
-    if isinstance(one, bool | int | float | str) or one is None or other is None:
-        return type(one) is not type(other) or one != other
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        one, other = dict(enumerate(one)), dict(enumerate(other))
-    elif type(one).__qualname__ == type(other).__qualname__ and not isinstance(one, Mapping):
-        one, other = ({k: v for k, v in getattr(each, "__dict__", {}).items() if k[:1] != "_"} for each in (one, other))
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return False
-    keys, others = ({key for key in each if isinstance(key, str | int)} for each in (one, other))
-    return keys != others or any(_differ(one[key], other[key], depth + 1) for key in sorted(keys, key=str)[:_MOST])
-
-
-AUDITED = 2
-"""So many steps of a generation have a batch computed twice."""
-
-
-class Audit:
-    """The loss of a batch and its gradients, to be compared with those of the same batch, given again."""
-
-    def __init__(
-        self,
-        name: str,
-        loss: Any,
-        parameters: Sequence[torch.Tensor],
-        before: Mapping[str, Any],
-        now: Callable[[], dict[str, Any]],
-    ) -> None:
-        self._name, self._before, self._now = name, before, now
-        self._trained = [each for each in parameters if each.requires_grad]
-        self.found = numbers_of(loss, self._trained)
-
-    def compare(self, loss: Any) -> None:
-        """Refuse a loss that is another one, or has another gradient."""
-        if same_numbers(self.found, numbers_of(loss, self._trained)):
-            return
-        now = self._now()
-        changed = [name for name, marks in self._before.items() if now.get(name) != marks]
-        named = f" These have changed meanwhile: {', '.join(sorted(changed)[:8])}." if changed else ""
-        raise UnsupportedModelError(
-            f"{self._name}() was given one batch twice, and the second time its loss or gradient was another one: "
-            "something is carried from a batch to the next, which may be another lane's, so that the result depends on "
-            f"the number of workers.{named} Keep it in run.state or in a buffer of the model, and change it where "
-            "run.step() has given a result."
-        )
+    elif isinstance(value, list | tuple):
+        value = dict(enumerate(value))
+    elif not isinstance(value, Mapping):
+        value = {name: each for name, each in getattr(value, "__dict__", {}).items() if name[:1] != "_"}
+    for key, each in value.items():
+        if isinstance(key, str | int):
+            yield from _inside(each, own, (*place, key))
 
 
 def numbers_of(loss: Any, trained: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -9,7 +9,6 @@ from typing import Any
 from quorate.core.errors import UnsupportedModelError
 from quorate.data.sampler import Sampler
 from quorate.spec.strategy import RingSpec
-from quorate.training.device import digests
 from quorate.training.own_run import Place, Turns
 from quorate.training.progress import Progress
 from quorate.training.state_watch import StateWatch
@@ -109,14 +108,6 @@ class OwnState:
             self.text = replace(changed, epoch=epoch, state=state, is_ahead=is_ahead).text()
             self.watch.settings.note(self.text)
         return progress if self.text == progress.kept else progress.keeping(self.text)
-
-    def weights(self) -> dict[str, str]:
-        """Digests of the parameters, by name."""
-        return digests(self.watch.replica.parameters, self.watch.replica.device)
-
-    def buffers(self) -> dict[str, str]:
-        """The same of buffers, as the model has them."""
-        return digests(self.watch.replica.model.named_buffers(), self.watch.replica.device)
 
     def _take_changed(self) -> None:
         self._changed = Kept(None, "", *self.watch.changed())

@@ -1,13 +1,15 @@
 """The loop of a generation where `main` has a loop of its own."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from quorate.core.errors import LanesDiffer, ReplicasDiffer, SettingsDiffer, UnsupportedModelError
 from quorate.core.worker_status import TURN
 from quorate.observe.events import LogMessage, StepCompleted
-from quorate.training.hosted_loop import HostedLoop
 from quorate.training.loop import Loop
+from quorate.training.own_loop import OwnLoop
+from quorate.training.own_rehearsal import Rehearsals
 from quorate.training.progress import Evaluated
 from quorate.training.strategy import StepRequest
 
@@ -16,19 +18,27 @@ from quorate.training.strategy import StepRequest
 class TurnsLoop(Loop):
     """The loop where it takes turns with `main`, which gets the result of a step before anything follows from it."""
 
-    main: HostedLoop = field(kw_only=True)
+    main: OwnLoop = field(kw_only=True)
     may_lag: bool = False
+
+    @cached_property
+    def _rehearsals(self) -> Rehearsals:
+        return Rehearsals(self.main, self.watch, self.sampler)
 
     def _train(self) -> str | None:
         self.progress = self.main.enter(self.progress, self.sampler, self.strategy.hosted, self.watch)
         ending = super()._train()
         if ending in ("complete", "early stop"):
+            self._rehearsals.end()
             self.main.finish()
         return ending
 
+    def close(self) -> None:
+        self._rehearsals.end()
+        super().close()
+
     def _try_step(self) -> StepRequest | None:
-        self.main.begin_step(self.progress, self.replica)
-        if message := self.main.warning():
+        if message := self._rehearsals.begin_step(self.progress):
             self.publish(LogMessage(step=self.progress.cursor.step, level="warning", message=message))
         try:
             return super()._try_step()
@@ -47,7 +57,7 @@ class TurnsLoop(Loop):
         told = super()._complete(*args, **named)
         # What one worker raises now, as under run.is_main, is its user's, and no sign of a replica that differs.
         self.activity.phase = TURN
-        self.progress = self.main.after_step(self.progress, told)
+        self.progress = self._rehearsals.after_step(self.progress, told)
         return told
 
     def _evaluate(self, step: int) -> Evaluated:
@@ -57,4 +67,4 @@ class TurnsLoop(Loop):
     def _evaluate_if_due(self) -> None:
         super()._evaluate_if_due()
         self.activity.phase = TURN
-        self.progress = self.main.after_evaluation(self.progress)
+        self.progress = self._rehearsals.after_evaluation(self.progress)

@@ -276,11 +276,16 @@ def assemble(
     update = _update_of(parts, generation, worker, connection, settle_save, hooks)
     update.audit = audit
     strategy = connection.strategy(update, activity)
-    own_loop = task if isinstance(task, HostedLoop) and strategy.hosted else None
     kind = connection.loop if isinstance(connection, WithLoop) else Loop
     publishes = kind.publishes(strategy, generation.members[generation.position(worker)].lanes)
-    make: Callable[..., Loop] = kind if own_loop is None else own_loop.loop
-    ended = None if own_loop is None else own_loop.end_lane
+    make: Callable[..., Loop] = kind
+    ended: Callable[[int], None] | None = None
+    if isinstance(task, HostedLoop) and strategy.hosted:
+        from quorate.training.own_loop import OwnLoop  # with greenlets
+        from quorate.training.turns_loop import TurnsLoop
+
+        assert isinstance(task, OwnLoop)
+        make, ended = partial(TurnsLoop, main=task), task.end_lane
     on_lane = hooks.on_lane if spec.strategy.fixes_bits else None
     feed = _feed_of(parts, strategy.hosted, evaluation, progress, hooks, mode, audit)
     return make(
