@@ -115,8 +115,8 @@ class KeptValues:
             yield from self._inside_module(path, value)
         elif isinstance(value, numpy.ndarray):
             self._add_array(path, value)
-        elif (state := _generator_state(value)) is not None:
-            self._generators.append((Change(path, "a random generator"), partial(_generator_state, value), state))
+        elif (state := generator_state(value)) is not None:
+            self._generators.append((Change(path, "a random generator"), partial(generator_state, value), state))
         elif (position := _position(value)) is not None:
             self._generators.append((Change(path, "an iterator"), partial(_position, value), position))
         elif isinstance(value, tuple):
@@ -307,7 +307,7 @@ def is_users_own(kind: type) -> bool:
     return kind.__module__ == "__main__" or (file is not None and not is_installed(file))
 
 
-def _generator_state(value: object) -> Any:
+def generator_state(value: object) -> Any:
     """What a random generator will draw next; None for anything else."""
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()

@@ -5,7 +5,6 @@ batch runs, the result would depend on which lanes a worker hosts. So they are w
 of them at every step, and vouchers, copies and checkpoints have them, too.
 """
 
-import random
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -20,21 +19,20 @@ import numpy
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
 
 from quorate.core.digests import content_digest
 from quorate.core.errors import RunError, UnsupportedModelError
+from quorate.training.kept_values import generator_state
 
 IN_TURN = 2
 """Values that an optimizer keeps of parameters, such as a momentum, that are watched at a time; then those that follow.
 To ask torch for the version of one takes as long as to compare a group."""
 LOOKED_UP = 64
 """Times until it is looked again where these are."""
-
 LONGEST = 100
 """Letters of a value that a sentence shows; and elements of a tensor among the settings that it shows."""
 
-_Kept = tuple[str, dict[str, Any], str]
-"""A value that an optimizer keeps of a parameter: the name of all of that one's, where they are, and its key there."""
 Owners = list[tuple[str, Mapping[str, Any]]]
 """Who has settings, by name: groups of optimizers and schedules, as they are here or as they were saved."""
 
@@ -55,7 +53,13 @@ class Settings:
     """Those of a task's optimizers, by name, with the schedules that it has for them."""
 
     def __init__(self, optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any]) -> None:
-        parts = dict(_all_parts(optimizers, schedulers))
+        seen: set[int] = set()
+        parts = dict(
+            part
+            for what, owners in (("optimizer", optimizers), ("schedule", schedulers))
+            for name, each in owners.items()
+            for part in _parts(_called(what, name), each, seen)
+        )
         self._optimizers = {name: each for name, each in parts.items() if isinstance(each, Optimizer)}
         self._schedulers = schedulers
         self._watch = _Watch(self._optimizers, {n: each for n, each in parts.items() if n not in self._optimizers})
@@ -144,30 +148,27 @@ class Settings:
             kind = type(optimizer)
             if kind.__module__.startswith("torch.optim.") or kind.state_dict is not Optimizer.state_dict:
                 continue
+            groups = (group["params"] for group in optimizer.param_groups)
+            held = {id(each) for each in chain(*groups, *(one.values() for one in optimizer.state.values()))}
             for name, value in vars(optimizer).items():
                 is_number = type(value) in (bool, int, float) and name not in _OF_SCHEDULES
                 if is_number and value != saved.get(name, value):
                     return f"self.{name}"
-                if name in _SAVED or not (marks := [*_marks(value)]):
-                    continue
-                groups = (group["params"] for group in optimizer.param_groups)
-                held = {id(each) for each in chain(*groups, *(one.values() for one in optimizer.state.values()))}
-                marks = [mark for mark in marks if mark[0] not in held]
-                if self._marks.setdefault((number, name), marks) != marks:
+                if name not in _SAVED and self._has_changed(number, name, _marks(value, held)):
                     return f"self.{name}"
         return None
+
+    def _has_changed(self, number: int, name: str, marks: list[Any]) -> bool:
+        return bool(marks) and self._marks.setdefault((number, name), marks) != marks
 
     def _counted(self, number: int, optimizer: Optimizer) -> str | None:
         """The number outside that a hook of an optimizer's step has changed, which it declares nonlocal."""
         hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-        for hook in chain(*(each.values() for each in hooks)):
-            if not isinstance(hook, FunctionType):
-                continue
-            cells, written = hook.__closure__ or (), _written(hook.__code__)
-            for name, place in written.items():
+        for hook in (each for some in hooks for each in some.values() if isinstance(each, FunctionType)):
+            for name, place in _written(hook.__code__).items():
                 with suppress(ValueError):  # it has no value yet
-                    marks = [cells[place].cell_contents]
-                    if type(marks[0]) in (bool, int, float) and self._marks.setdefault((number, name), marks) != marks:
+                    value = (hook.__closure__ or ())[place].cell_contents
+                    if type(value) in (bool, int, float) and self._has_changed(number, name, [value]):
                         return name
         return None
 
@@ -193,19 +194,11 @@ def _written(code: CodeType) -> dict[str, int]:
     return {name: place for place, name in enumerate(code.co_freevars) if name in names}
 
 
-def _marks(value: Any, depth: int = 2) -> Iterator[tuple[int, Any]]:
-    """By which tensors and random generators in a value are seen to have changed."""
-    if isinstance(value, torch.Tensor):
-        yield id(value), value._version
-    elif isinstance(value, torch.Generator):
-        yield id(value), value.get_state().numpy().tobytes()
-    elif isinstance(value, numpy.random.Generator):
-        yield id(value), repr(value.bit_generator.state)
-    elif isinstance(value, random.Random):
-        yield id(value), value.getstate()
-    elif depth and isinstance(value, dict | list | tuple):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _marks(each, depth - 1)
+def _marks(value: Any, held: set[int]) -> list[tuple[int, Any]]:
+    """By which tensors and random generators in a value are seen to have changed, but for those that are `held`."""
+    leaves = [leaf for leaf in tree_leaves(value) if id(leaf) not in held]
+    states = ((leaf, leaf._version if isinstance(leaf, torch.Tensor) else generator_state(leaf)) for leaf in leaves)
+    return [(id(leaf), state) for leaf, state in states if state is not None]
 
 
 def state_of(scheduler: Any) -> dict[str, Any]:
@@ -286,45 +279,40 @@ class _Watch:
         self._attributes = [vars(each) for each in (*self.optimizers, *schedulers.values())]
         self.saved: list[dict[str, Any]] = []
         self._inner: list[list[torch.Tensor]] = []
-        self._of_groups: list[torch.Tensor] = []
-        self._kept: list[_Kept] = []
-        self._in_turn: list[_Kept] = []
-        self._sizes: list[int] = []
-        self._expected: list[Any] = []
+        # What optimizers keep: the name of all that they keep of a parameter, where that is, and a key there.
+        self._all_kept: list[tuple[str, dict[str, Any], str]] = []
+        self._in_turn: list[tuple[str, dict[str, Any], str]] = []
+        self._kept: list[Any] = []
+        self._takes = 0
         self._tensors: list[torch.Tensor] = []
         self._versions: list[int] = []
-        self._takes = 0
 
     def take(self) -> None:
         owners = self._owners()
-        if not _are_equal(owners, self.saved):
-            self._copy_changed(owners)
-        sizes = [len(each.state) for each in self.optimizers]
-        if sizes != self._sizes or self._takes % LOOKED_UP == 0:
-            self._sizes, self._kept = sizes, list(self._all_kept())
-        first = self._takes * IN_TURN % max(IN_TURN, len(self._kept))
-        self._takes += 1
-        self._in_turn = self._kept[first : first + IN_TURN]
-        kept = [of_one.get(key) for _, of_one, key in self._in_turn]
-        self._expected = self.saved + sizes + kept
-        self._tensors = self._of_groups + [one for one in kept if type(one) is torch.Tensor]
-        self._versions = list(map(_VERSION, self._tensors))
-
-    def _copy_changed(self, owners: list[dict[str, Any]]) -> None:
-        """Only those that differ: a rate changes at every step, and to copy hooks and defaults takes longer."""
         if len(owners) != len(self.saved):
             self.saved, self._inner = [{} for _ in owners], [[] for _ in owners]
-        for number, (owner, saved) in enumerate(zip(owners, self.saved, strict=True)):
+        changed = [] if _are_equal(owners, self.saved) else zip(owners, self.saved, strict=True)
+        for number, (owner, saved) in enumerate(changed):
+            # Only those that differ: a rate changes at every step, and to copy hooks and defaults takes longer.
             if not _are_equal(owner, saved):
                 self._inner[number] = []
                 self.saved[number] = _copied(owner, self._inner[number])
-        self._of_groups = list(chain.from_iterable(self._inner))
+        sizes = [len(each.state) for each in self.optimizers]
+        if self._takes % LOOKED_UP == 0 or sizes != self._kept[: len(sizes)]:
+            self._all_kept = list(self._look_up())
+        first = self._takes * IN_TURN % max(IN_TURN, len(self._all_kept))
+        self._takes += 1
+        self._in_turn = self._all_kept[first : first + IN_TURN]
+        self._kept = self._keeps()
+        self._tensors = [
+            *chain.from_iterable(self._inner),
+            *(one for one in self._kept if isinstance(one, torch.Tensor)),
+        ]
+        self._versions = list(map(_VERSION, self._tensors))
 
     def is_unchanged(self) -> bool:
-        now: list[Any] = self._owners()
-        now += [len(each.state) for each in self.optimizers]
-        now += [of_one.get(key) for _, of_one, key in self._in_turn]
-        return _are_equal(now, self._expected) and list(map(_VERSION, self._tensors)) == self._versions
+        versions = list(map(_VERSION, self._tensors))
+        return versions == self._versions and _are_equal([*self._owners(), *self._keeps()], [*self.saved, *self._kept])
 
     def change(self) -> str | None:
         """What has changed first, in words; None where all is what it was."""
@@ -344,13 +332,13 @@ class _Watch:
                     return f"{name.format(key)} was changed to {_text(new)}"
                 if new is not old and not _are_equal(new, old):
                     return f"{name.format(key)} was changed from {_shown(old)} to {_shown(new)}"
-        for (name, of_one, key), old in zip(self._in_turn, self._expected[-len(self._in_turn) :], strict=False):
+        for (name, of_one, key), old in zip(self._in_turn, self._kept[optimizers:], strict=True):
             if of_one.get(key) is not old or id(old) in written:
                 return f"{name}[{key!r}] was changed"
-        count = sum(1 for _ in self._all_kept())  # to look for an entry makes an empty one
-        if count == len(self._kept):
+        count = sum(1 for _ in self._look_up())  # to look for an entry makes an empty one
+        if count == len(self._all_kept):
             return None
-        return f"What the optimizer keeps was changed from {len(self._kept)} to {count} values"
+        return f"What the optimizer keeps was changed from {len(self._all_kept)} to {count} values"
 
     def _owners(self) -> list[dict[str, Any]]:
         owners = self._attributes.copy()
@@ -358,18 +346,14 @@ class _Watch:
             owners += each.param_groups
         return owners
 
-    def _all_kept(self) -> Iterator[_Kept]:
+    def _keeps(self) -> list[Any]:
+        return [len(each.state) for each in self.optimizers] + [of_one.get(key) for _, of_one, key in self._in_turn]
+
+    def _look_up(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         for name, optimizer in zip(self._called, self.optimizers, strict=False):
             for number, of_one in enumerate(optimizer.state.values()):
                 if isinstance(of_one, dict):
                     yield from ((f"{name}.state[{number}]", of_one, key) for key in of_one)
-
-
-def _all_parts(optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    seen: set[int] = set()
-    for what, owners in (("optimizer", optimizers), ("schedule", schedulers)):
-        for name, each in owners.items():
-            yield from _parts(_called(what, name), each, seen)
 
 
 def _parts(name: str, owner: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
