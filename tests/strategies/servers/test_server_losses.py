@@ -240,7 +240,8 @@ class Living:
             holders = [[generation.position(server) for server in of] for of in placement]
             spokes: Any = NoSpokes(generation, self.worker)
             blocks = range(len(self.replica.trainable))
-            exchange = TableEncoded(spokes, plan, holders, blocks, method_of(compress), factory.deltas())
+            tells = compress.feedback
+            exchange = TableEncoded(spokes, plan, holders, blocks, method_of(compress), tells_deltas=tells)
             exchange.links = links
         gradients = factory._gradients(memory)
         connection = ServersConnection(endpoint, links, gradients, factory.share, placement, self.spec, exchange)

@@ -23,11 +23,7 @@ from quorate.reduce.reduction import add_up_block
 
 _FORMAT = 1
 _HEADER = struct.Struct("<BIq")
-
-
-_BITS = 7
-_LONGEST = 9
-"""Bytes of the largest whole number: 63 bits."""
+_WIDTHS = (1, 2, 4, 8)
 
 
 class MalformedGradient(FrameError):  # noqa: N818 (a happening, not a mistake)
@@ -53,48 +49,26 @@ Content = Sparse | Dense
 
 
 def encode_ascending(places: NDArray[numpy.int64]) -> bytes:
-    """Ascending places as the gaps between them, each in as few bytes of 7 bits as it needs, the lowest first."""
+    """Ascending places as the gaps between them, after the bytes that the largest of them needs."""
     gaps = numpy.diff(places, prepend=-1) - 1
-    lengths = numpy.ones(len(gaps), dtype=numpy.int64)
-    for count in range(1, _LONGEST):
-        longer = gaps >= 1 << (_BITS * count)
-        if not longer.any():
-            break
-        lengths += longer
-    ends = numpy.cumsum(lengths)
-    starts = ends - lengths
-    content = numpy.empty(int(ends[-1]) if len(ends) else 0, dtype=numpy.uint8)
-    for number in range(int(lengths.max(initial=0))):
-        has = slice(None) if number == 0 else lengths > number
-        digit = gaps[has] >> (_BITS * number) & 0x7F
-        content[starts[has] + number] = digit | (lengths[has] > number + 1) << _BITS
-    return content.tobytes()
+    width = numpy.min_scalar_type(gaps.max(initial=0)).itemsize
+    return bytes([width]) + gaps.astype(f"<u{width}").tobytes()
 
 
 def decode_ascending(payload: memoryview, count: int, below: int) -> tuple[NDArray[numpy.int64], int]:
     """So many places, all below a limit, and how many bytes they took."""
-    # No place takes more bytes than this, so that no more is looked at than there can be.
-    content = numpy.frombuffer(payload[: count * _LONGEST], dtype=numpy.uint8)
-    ends = numpy.flatnonzero(content < 1 << _BITS)[:count] + 1
-    if len(ends) < count:
-        raise MalformedGradient(f"it has {len(ends)} places where {count} are expected")
-    if not count:
-        return numpy.empty(0, dtype=numpy.int64), 0
-    starts = numpy.concatenate(([0], ends[:-1]))
-    lengths = ends - starts
-    longest = int(lengths.max())
-    if longest > _LONGEST or (content[ends - 1][lengths > 1] == 0).any():
-        raise MalformedGradient("it has a place that is not written as places are")
-    gaps = numpy.zeros(count, dtype=numpy.int64)
-    for number in range(longest):
-        has = lengths > number
-        gaps[has] |= (content[starts[has] + number].astype(numpy.int64) & 0x7F) << (_BITS * number)
-    if int(gaps.max()) >= below or int(gaps.astype(numpy.float64).sum()) > 2 * below:
+    width = payload[0] if len(payload) else 0
+    end = 1 + count * width
+    if width not in _WIDTHS or len(payload) < end:
+        raise MalformedGradient(f"it has {len(payload)} bytes, too few for {count} places")
+    gaps = numpy.frombuffer(payload[1:end], f"<u{width}")
+    # Before they are added up: a sum of 64 bits may come out small again.
+    if (gaps >= below).any() or gaps.astype(numpy.float64).sum() > 2 * below:
         raise MalformedGradient(f"it has a place beyond the {below} elements of its blocks")
-    places = numpy.cumsum(gaps + 1) - 1
-    if places[-1] >= below:
+    places = numpy.cumsum(gaps.astype(numpy.int64) + 1) - 1
+    if count and places[-1] >= below:
         raise MalformedGradient(f"it has a place beyond the {below} elements of its blocks")
-    return places, int(ends[-1])
+    return places, end
 
 
 class Method(Protocol):
@@ -150,6 +124,21 @@ class EncodedLane:
             for block, sent in zip(part.blocks, values, strict=True):
                 flat[block.slot.offset : block.slot.offset + block.slot.numel].sub_(sent)
 
+    def add_to(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Add what was sent to flat tensors, by block."""
+        for part in self.parts:
+            sizes = _sizes(part.blocks)
+            if isinstance(part.content, Dense):
+                for block, sent in zip(part.blocks, torch.split(part.content.values, sizes), strict=True):
+                    values[block.index].add_(sent)
+                continue
+            places, ends = part.content.places, torch.tensor(sizes).cumsum(0)
+            counts = torch.searchsorted(places, ends).diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()
+            of_blocks = zip(torch.split(places, counts), torch.split(part.content.values, counts), strict=True)
+            for block, end, (found, sent) in zip(part.blocks, ends.tolist(), of_blocks, strict=True):
+                # No place comes twice.
+                values[block.index][found - (end - block.slot.numel)] += sent
+
 
 class Compressor:
     """Encodes lanes' gradients, and sums what others have encoded. `blocks` are the parameters, by number, that it is
@@ -165,6 +154,11 @@ class Compressor:
         # In the order of the plan, in which they lie.
         self._blocks = sorted(chosen, key=lambda block: (block.bucket, block.slot.offset))
         self._chunk_ends = [numpy.asarray([place.stop for place in cut(bucket.numel, lanes)]) for bucket in plan]
+
+    @property
+    def blocks(self) -> list[int]:
+        """The parameters that it is for, by number."""
+        return [block.index for block in self._blocks]
 
     @property
     def dense_bytes(self) -> int:

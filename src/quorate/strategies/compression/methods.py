@@ -107,9 +107,6 @@ def _runs(sizes: Sequence[int]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int
 
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_SAMPLED = 2**16
-"""Elements from which a block is looked at twice: a sample first, to know which elements can be among the largest."""
-_SAMPLE = 2**12
 
 
 class TopK:
@@ -131,8 +128,9 @@ class TopK:
                 chosen.append(of_block + start)
             start += size
         places = numpy.concatenate(chosen) if chosen else numpy.empty(0, dtype=numpy.int64)
-        content = _picked(flat, places)
-        return encode_ascending(places) + _as_bytes(content.values), content
+        content = Sparse(torch.from_numpy(places), flat[torch.from_numpy(places)])
+        values = content.values.view(torch.uint8).numpy().tobytes() if len(places) else b""
+        return encode_ascending(places) + values, content
 
     def decode(self, payload: memoryview, dtype: torch.dtype, sizes: Sequence[int]) -> tuple[Sparse, int]:
         counts = [count_of(self._fraction, size) for size in sizes]
@@ -151,26 +149,12 @@ def count_of(fraction: float, size: int) -> int:
 
 def largest(magnitudes: NDArray[numpy.integer], count: int) -> NDArray[numpy.int64]:
     """The places of the largest, ascending; of equal ones those that come first."""
-    candidates = _candidates(magnitudes, count)
-    of = magnitudes if candidates is None else magnitudes[candidates]
-    least = numpy.partition(of, len(of) - count)[len(of) - count]
-    chosen = numpy.flatnonzero(of >= least)
+    least = numpy.partition(magnitudes, len(magnitudes) - count)[len(magnitudes) - count]
+    chosen = numpy.flatnonzero(magnitudes >= least)
     if len(chosen) > count:
-        ties = numpy.flatnonzero(of[chosen] == least)
+        ties = numpy.flatnonzero(magnitudes[chosen] == least)
         chosen = numpy.delete(chosen, ties[count - len(chosen) :])
-    return chosen if candidates is None else candidates[chosen]
-
-
-def _candidates(magnitudes: NDArray[numpy.integer], count: int) -> NDArray[numpy.int64] | None:
-    """Few places among which the largest are for sure; None where that cannot be told by a sample."""
-    size = len(magnitudes)
-    if size < _SAMPLED or 4 * count > size:
-        return None
-    sample = magnitudes[:: size // _SAMPLE]
-    rank = min(len(sample), 2 * math.ceil(len(sample) * count / size) + 8)
-    bound = numpy.partition(sample, len(sample) - rank)[len(sample) - rank]
-    found = numpy.flatnonzero(magnitudes >= bound)
-    return found if len(found) >= count else None
+    return chosen
 
 
 def _magnitudes(flat: torch.Tensor) -> NDArray[numpy.integer]:
@@ -178,15 +162,6 @@ def _magnitudes(flat: torch.Tensor) -> NDArray[numpy.integer]:
     kind = _INTEGERS[flat.itemsize]
     found: NDArray[numpy.integer] = flat.view(kind).numpy() & torch.iinfo(kind).max
     return found
-
-
-def _picked(flat: torch.Tensor, places: NDArray[numpy.int64]) -> Sparse:
-    indices = torch.from_numpy(places)
-    return Sparse(indices, flat[indices])
-
-
-def _as_bytes(values: torch.Tensor) -> bytes:
-    return values.view(torch.uint8).numpy().tobytes() if len(values) else b""
 
 
 def _values(payload: memoryview, start: int, count: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:

@@ -19,6 +19,7 @@ from quorate.lanes.buckets import Bucket
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.compression.compressor import Compressor, EncodedLane
 from quorate.strategies.compression.lane_memory import Flat, LaneMemory
+from quorate.training.lane import LaneResult
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,19 @@ PIECE = 8 * 2**20
 
 LANES = "lanes"
 """Under which name they are in a state."""
+
+
+def encode_lane(
+    compressors: Sequence[Compressor],
+    residuals: "Residuals | None",
+    step: int,
+    result: LaneResult,
+    gradient: Sequence[torch.Tensor],
+) -> tuple[EncodedLane, ...]:
+    """A lane's gradient by each of the compressors, with what it has held back where it holds anything back."""
+    if residuals is not None:
+        return residuals.encode(compressors, step, result.lane, result.present, gradient)
+    return tuple(one.encode(step, result.lane, result.present, gradient) for one in compressors)
 
 
 class Residuals:

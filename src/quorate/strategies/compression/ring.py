@@ -6,7 +6,7 @@ lane alone and lanes are added in the order of the ring, so the bits do not depe
 
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from quorate.checkpoint.tree import Encoded
@@ -23,7 +23,7 @@ from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.compression.compressor import Compressor, EncodedLane
 from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
 from quorate.strategies.compression.option import CompressSpec, lane_compression
-from quorate.strategies.compression.residuals import LANES, Residuals
+from quorate.strategies.compression.residuals import LANES, Residuals, encode_lane
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy
 from quorate.training.activity import Activity
@@ -32,7 +32,7 @@ from quorate.training.gradients import gradient_plan
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.state_layout import HeldState, Parts, Replicated, StateLayout, shared_out
+from quorate.training.state_layout import HeldState, Parts, Replicated, shared_out
 from quorate.training.strategy import Lag, StepOutcome, StepRequest, Strategy
 from quorate.training.update import Update
 
@@ -78,50 +78,37 @@ class CompressedRingFactory:
     """Connects the workers of each generation of a job whose gradients are compressed."""
 
     def __init__(self, spec: JobSpec, replica: Replica, compress: CompressSpec, lane_memory: int | None = None) -> None:
-        self._spec = spec
-        self._replica = replica
+        self.spec = spec
+        self.replica = replica
         self._plan = gradient_plan(replica.trainable, spec.bucket_mb)
-        self._residuals = residuals_of(spec, self._plan, lane_memory)
-        self.layout: StateLayout = (
-            Replicated(replica) if self._residuals is None else WithResiduals(replica, self._residuals)
-        )
+        self.residuals = residuals_of(spec, self._plan, lane_memory)
+        self.layout = Replicated(replica) if self.residuals is None else WithResiduals(replica, self.residuals)
         check_compressible(replica.trainable)
-        self._compressor = Compressor(method_of(compress), self._plan, spec.lanes)
+        self.compressor = Compressor(method_of(compress), self._plan, spec.lanes)
 
     def connect(self, endpoint: Endpoint) -> "CompressedRingConnection":
         """Waits for the other workers. Each sums in memory of its own: what is gathered is all that they share."""
         links, _ = connect(endpoint, ())
-        memory = GradientMemory.of_process(self._plan, endpoint.hosting[endpoint.position], self._replica.device.zeros)
-        gradients = FlatGradients(self._replica.trainable, self._plan, memory)
-        return CompressedRingConnection(
-            self._spec, self._replica, endpoint, links, gradients, self.layout, self._compressor, self._residuals
-        )
+        memory = GradientMemory.of_process(self._plan, endpoint.hosting[endpoint.position], self.replica.device.zeros)
+        gradients = FlatGradients(self.replica.trainable, self._plan, memory)
+        return CompressedRingConnection(self, endpoint, links, gradients)
 
 
 class CompressedRingConnection(RingConnection):
     """One worker's connection to the others of its generation."""
 
     def __init__(
-        self,
-        spec: JobSpec,
-        replica: Replica,
-        endpoint: Endpoint,
-        links: Reduction,
-        gradients: FlatGradients,
-        layout: StateLayout,
-        compressor: Compressor,
-        residuals: Residuals | None,
+        self, factory: CompressedRingFactory, endpoint: Endpoint, links: Reduction, gradients: FlatGradients
     ) -> None:
-        super().__init__(spec, replica, endpoint, links, gradients)
-        self._layout = layout
+        super().__init__(factory.spec, factory.replica, endpoint, links, gradients)
+        self._layout = factory.layout
         self._flat = gradients
-        self._compressor = compressor
-        self._residuals = residuals
+        self._factory = factory
 
     def strategy(self, update: Update, activity: Activity) -> Strategy:
-        if self._residuals is not None:
+        if self._factory.residuals is not None:
             with activity.waiting(OTHERS):
-                self._residuals.settle(self._endpoint.generation, self._endpoint.position, self.links)
+                self._factory.residuals.settle(self._endpoint.generation, self._endpoint.position, self.links)
         return super().strategy(update, activity)
 
     def _strategy(
@@ -132,44 +119,28 @@ class CompressedRingConnection(RingConnection):
         activity: Activity,
         lag: Lag | None,  # noqa: ARG002
     ) -> "CompressedRingStrategy":
-        generation, position = str(self._endpoint.generation.id), self._endpoint.position
-        traffic = Traffic(generation, own.worker, position, self._compressor.dense_bytes, self._dense_bytes())
-        return CompressedRingStrategy(
-            own, self.links, self._flat, agreement, update, activity, self._compressor, self._residuals, traffic
+        parts = self._factory, self._told
+        return CompressedRingStrategy(own, self.links, self._flat, agreement, update, activity, *parts)
+
+    def _told(self, step: int, payloads: Sequence[bytes]) -> GradientsCompressed:
+        """The bytes of a step: all but the next worker's own goes through here, all but our own comes."""
+        sizes, lanes = [len(payload) for payload in payloads], self._spec.lanes
+        position, generation = self._endpoint.position, self._endpoint.generation
+        following = sizes[(position + 1) % len(sizes)]
+        return GradientsCompressed(
+            step=step,
+            generation=str(generation.id),
+            worker=generation.members[position].worker,
+            lane_bytes=round(sum(sizes) / lanes),
+            lane_bytes_dense=self._factory.compressor.dense_bytes,
+            sent_bytes=sum(sizes) - following if len(sizes) > 1 else 0,
+            received_bytes=sum(sizes) - sizes[position],
+            sent_bytes_dense=sum(self.links.bytes_passed(b.numel(), b.itemsize) for b in self._flat.total.buckets),
         )
 
     def _bytes_per_step(self) -> int | None:
         """They are known when there was a step, which `GradientsCompressed` tells."""
         return None
-
-    def _dense_bytes(self) -> int:
-        return sum(self.links.bytes_passed(bucket.numel(), bucket.itemsize) for bucket in self._flat.total.buckets)
-
-
-class Traffic:
-    """The bytes of a step's gradients that one worker sends and receives, beside what they would be as they are."""
-
-    def __init__(self, generation: str, worker: int, position: int, lane_dense: int, dense: int) -> None:
-        self._generation = generation
-        self._worker = worker
-        self._position = position
-        self._lane_dense = lane_dense
-        self._dense = dense
-
-    def event(self, step: int, payloads: Sequence[bytes], lanes: int) -> GradientsCompressed:
-        """What has gone round in a step: all but the next worker's own goes through here, all but our own comes."""
-        sizes = [len(payload) for payload in payloads]
-        following = (self._position + 1) % len(sizes)
-        return GradientsCompressed(
-            step=step,
-            generation=self._generation,
-            worker=self._worker,
-            lane_bytes=round(sum(sizes) / lanes),
-            lane_bytes_dense=self._lane_dense,
-            sent_bytes=sum(sizes) - sizes[following] if len(sizes) > 1 else 0,
-            received_bytes=sum(sizes) - sizes[self._position],
-            sent_bytes_dense=self._dense,
-        )
 
 
 class CompressedRingStrategy(RingStrategy):
@@ -183,15 +154,15 @@ class CompressedRingStrategy(RingStrategy):
         agreement: StepAgreement,
         update: Update,
         activity: Activity,
-        compressor: Compressor,
-        residuals: Residuals | None,
-        traffic: Traffic,
+        factory: CompressedRingFactory,
+        told: Callable[[int, Sequence[bytes]], GradientsCompressed],
     ) -> None:
         super().__init__(own, links, gradients, agreement, update, activity)
         self._lanes = gradients
-        self._compressor = compressor
-        self._residuals = residuals
-        self._traffic: Traffic | None = traffic
+        self._compressor = factory.compressor
+        self._residuals = factory.residuals
+        # Asked once in a generation: steps differ by a few bytes.
+        self._traffic: Callable[[int, Sequence[bytes]], GradientsCompressed] | None = told
         self._told: tuple[GradientsCompressed, ...] = ()
         self._results: Sequence[LaneResult] = ()
 
@@ -206,22 +177,18 @@ class CompressedRingStrategy(RingStrategy):
 
     def _sum(self, step: int) -> None:
         self._activity.enter(EXCHANGE)
-        own = {result.lane: self._encode(step, result) for result in self._results}
+        own = {
+            result.lane: encode_lane(
+                (self._compressor,), self._residuals, step, result, self._lanes.lanes[result.lane].buckets
+            )[0]
+            for result in self._results
+        }
         self._results = ()
         payloads = self._links.gather(step, GRADIENTS_INDEX, pack_lanes(own))
         lanes = {lane: self._compressor.decode(step, lane, content) for lane, content in unpack_lanes(payloads)}
         self._compressor.add_up(lanes, self._lanes.total.buckets)
         if self._traffic is not None:
-            # Once in a generation: steps differ by a few bytes.
-            self._told = (self._traffic.event(step, payloads, len(lanes)),)
-            self._traffic = None
-
-    def _encode(self, step: int, result: LaneResult) -> EncodedLane:
-        gradient = self._lanes.lanes[result.lane].buckets
-        if self._residuals is None:
-            return self._compressor.encode(step, result.lane, result.present, gradient)
-        (encoded,) = self._residuals.encode([self._compressor], step, result.lane, result.present, gradient)
-        return encoded
+            self._told, self._traffic = (self._traffic(step, payloads),), None
 
 
 def pack_lanes(lanes: dict[int, EncodedLane]) -> bytes:

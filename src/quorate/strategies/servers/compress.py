@@ -10,8 +10,7 @@ stays in the difference. All holders of a block come to the same, so a replica g
 """
 
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -20,15 +19,8 @@ from quorate.core.generation import Generation, Member
 from quorate.lanes.buckets import Bucket
 from quorate.observe.events import GradientsCompressed
 from quorate.reduce.memory import dtype_of
-from quorate.strategies.compression.compressor import (
-    Compressor,
-    Content,
-    EncodedLane,
-    MalformedGradient,
-    Method,
-    Sparse,
-)
-from quorate.strategies.compression.residuals import Residuals
+from quorate.strategies.compression.compressor import Compressor, EncodedLane, Method
+from quorate.strategies.compression.residuals import Residuals, encode_lane
 from quorate.strategies.servers.exchange import Exchange, Values
 from quorate.strategies.servers.links import Spokes
 from quorate.strategies.servers.share import Share
@@ -44,83 +36,13 @@ _ROOM = 64 * 2**10
 """Bytes that an encoded message may have besides as much as twice what it encodes."""
 
 
-_FORMAT = 1
-_HEADER = struct.Struct("<BqI")
-
-
-@dataclass(frozen=True)
-class EncodedDeltas:
-    """Some blocks' deltas on their way: their bytes, and what these stand for, by blocks of one type."""
-
-    payload: bytes
-    parts: tuple[tuple[tuple[int, ...], Content], ...]
-
-    def add_to(self, values: Mapping[int, torch.Tensor]) -> None:
-        """Move flat values, by block, as far as was told."""
-        for blocks, content in self.parts:
-            sizes = [values[block].numel() for block in blocks]
-            if not isinstance(content, Sparse):
-                for block, moved in zip(blocks, torch.split(content.values, sizes), strict=True):
-                    values[block].add_(moved)
-                continue
-            ends = torch.tensor(sizes).cumsum(0)
-            counts = torch.searchsorted(content.places, ends).diff(prepend=torch.zeros(1, dtype=torch.int64)).tolist()
-            starts = (ends - torch.tensor(sizes)).tolist()
-            told = zip(torch.split(content.places, counts), torch.split(content.values, counts), strict=True)
-            for block, start, (places, moved) in zip(blocks, starts, told, strict=True):
-                # No place comes twice.
-                values[block][places - start] += moved
-
-
-class Deltas:
-    """Encodes deltas with the method of a job, and decodes them. `dtypes` and `sizes` are those of all blocks."""
-
-    def __init__(self, method: Method, dtypes: Mapping[int, torch.dtype], sizes: Mapping[int, int]) -> None:
-        self._method = method
-        self._dtypes = dtypes
-        self._sizes = sizes
-
-    def encode(self, step: int, moved: Mapping[int, torch.Tensor]) -> EncodedDeltas:
-        """What of these flat differences is told after a step."""
-        pieces, parts = [_HEADER.pack(_FORMAT, step, len(moved))], []
-        for _, blocks in self._groups(sorted(moved)):
-            flat = torch.cat([moved[block] for block in blocks])
-            payload, content = self._method.encode(flat, self._sizes_of(blocks))
-            pieces.append(payload)
-            parts.append((blocks, content))
-        return EncodedDeltas(b"".join(pieces), tuple(parts))
-
-    def decode(self, step: int, blocks: Sequence[int], payload: memoryview) -> EncodedDeltas:
-        """What somebody has encoded of these blocks. Raises MalformedGradient where it is anything else."""
-        if len(payload) < _HEADER.size or _HEADER.unpack_from(payload) != (_FORMAT, step, len(blocks)):
-            raise MalformedGradient(f"what a server answers at step {step} is not of that step and its blocks")
-        start, parts = _HEADER.size, []
-        for dtype, group in self._groups(sorted(blocks)):
-            content, size = self._method.decode(payload[start:], dtype, self._sizes_of(group))
-            start += size
-            parts.append((group, content))
-        if start != len(payload):
-            raise MalformedGradient(f"what a server answers has {len(payload)} bytes where {start} are expected")
-        return EncodedDeltas(b"", tuple(parts))
-
-    def _groups(self, blocks: Sequence[int]) -> Iterator[tuple[torch.dtype, tuple[int, ...]]]:
-        groups: dict[torch.dtype, list[int]] = {}
-        for block in blocks:
-            groups.setdefault(self._dtypes[block], []).append(block)
-        for dtype, of in groups.items():
-            yield dtype, tuple(of)
-
-    def _sizes_of(self, blocks: Sequence[int]) -> list[int]:
-        return [self._sizes[block] for block in blocks]
-
-
 class EncodedExchange(Exchange):
     """An `Exchange` over the links of `spokes`.
 
     `holders` has for each block the positions of the servers that hold it, the primary first; `blocks` are those that
     are exchanged here. What `push` sends is in `lanes`: for each lane its gradient as `compressors` encode it. What
     `publish` sends is `answer`. Values that are pulled must be those that the worker has: they are moved by what the
-    servers tell. `deltas` says how; without it, servers answer with values as they are.
+    servers tell. Without `tells_deltas` these are the values as they are.
     """
 
     def __init__(
@@ -130,7 +52,8 @@ class EncodedExchange(Exchange):
         holders: Sequence[Sequence[int]],
         blocks: Collection[int],
         method: Method,
-        deltas: Deltas | None,
+        *,
+        tells_deltas: bool,
     ) -> None:
         lanes = spokes.generation.lanes
         super().__init__(plan, lanes)
@@ -138,14 +61,29 @@ class EncodedExchange(Exchange):
         self.lanes: Mapping[int, Sequence[EncodedLane]] = {}
         self.answer = b""
         self.bytes_sent = self.bytes_received = 0
-        self.deltas = deltas
+        self.tells_deltas = tells_deltas
+        self._method = method
         groups: dict[tuple[int, ...], set[int]] = {}
         for index in sorted(blocks):
             groups.setdefault(tuple(holders[index]), set()).add(index)
         self._groups = [(places, Compressor(method, plan, lanes, of)) for places, of in sorted(groups.items())]
         self._led = {at: [block for block in sorted(blocks) if holders[block][0] == at] for at in spokes.servers}
+        # What servers tell is encoded like the gradient of a single lane.
+        self.answers = {at: self.compressor_of(led) for at, led in self._led.items()} if tells_deltas else {}
         self._received: list[dict[int, EncodedLane]] = []
         self._totals: list[torch.Tensor] = []
+
+    def compressor_of(self, blocks: Collection[int]) -> Compressor:
+        """For the deltas of these blocks."""
+        return Compressor(self._method, self._plan, 1, blocks)
+
+    def in_plan(self, values: Values) -> list[torch.Tensor]:
+        """Memory that is laid out like the plan, with these in it. Only what lies under them is ever touched."""
+        if not self._totals:
+            self._totals = [torch.empty(bucket.numel, dtype=dtype_of(bucket)) for bucket in self._plan]
+        for block, value in values.items():
+            self._within(self._totals, block).copy_(value)
+        return self._totals
 
     @property
     def compressors(self) -> list[Compressor]:
@@ -189,13 +127,11 @@ class EncodedExchange(Exchange):
             raise FrameError(f"{self.spokes.name(worker)} has sent more than the encoded gradients of its lanes")
 
     def add_up(self, step: int, totals: Values) -> None:  # noqa: ARG002
-        if not self._totals:
-            # Laid out like the plan. Only what lies under blocks that are held here is ever touched.
-            self._totals = [torch.empty(bucket.numel, dtype=dtype_of(bucket)) for bucket in self._plan]
+        summed = self.in_plan({})
         for received, number in zip(self._received, self._held(self.spokes.position), strict=True):
-            self._groups[number][1].add_up(received, self._totals)
+            self._groups[number][1].add_up(received, summed)
         for index, total in totals.items():
-            total.copy_(self._within(self._totals, index))
+            total.copy_(self._within(summed, index))
 
     def publish(self, step: int, values: Values) -> None:
         answer = self.answer_of(values)
@@ -210,7 +146,7 @@ class EncodedExchange(Exchange):
 
     def answer_of(self, values: Values) -> bytes:
         """What this server tells all workers."""
-        if self.deltas is not None:
+        if self.tells_deltas:
             return self.answer
         led = self._led[self.spokes.position]
         return b"".join(values[block].view(torch.uint8).numpy().tobytes() for block in led)
@@ -218,9 +154,9 @@ class EncodedExchange(Exchange):
     def take_answer(self, step: int, server: int, answer: memoryview, values: Values) -> None:
         """The answer of a server, on a worker; a step that changes nothing has none."""
         led = self._led[server]
-        if self.deltas is not None:
+        if self.tells_deltas:
             if len(answer):
-                self.deltas.decode(step, led, answer).add_to(values)
+                self.answers[server].decode(step, 0, answer).add_to(values)
             return
         if len(answer) != sum(values[block].nbytes for block in led):
             raise FrameError(
@@ -276,14 +212,14 @@ class LaneEncoder:
 
     def encode(self, step: int, results: Sequence[LaneResult]) -> None:
         """What is held back after the step is written down when this returns, before anything is sent of it."""
-        self._before = (self._exchange.bytes_sent, self._exchange.bytes_received)
-        self._exchange.lanes = {result.lane: self._encoded(step, result) for result in results}
-
-    def _encoded(self, step: int, result: LaneResult) -> tuple[EncodedLane, ...]:
-        compressors, gradient = self._exchange.compressors, self._gradients.lanes[result.lane].buckets
-        if self._residuals is not None:
-            return self._residuals.encode(compressors, step, result.lane, result.present, gradient)
-        return tuple(one.encode(step, result.lane, result.present, gradient) for one in compressors)
+        exchange = self._exchange
+        self._before = (exchange.bytes_sent, exchange.bytes_received)
+        exchange.lanes = {
+            each.lane: encode_lane(
+                exchange.compressors, self._residuals, step, each, self._gradients.lanes[each.lane].buckets
+            )
+            for each in results
+        }
 
     def traffic(self, step: int, generation: Generation, own: Member) -> GradientsCompressed:
         """What this worker has sent and received in the step that was encoded last."""
@@ -306,34 +242,34 @@ class LaneEncoder:
 class Answers:
     """A server's side: its optimizers update the exact values, and workers are told how far theirs are to move."""
 
-    def __init__(self, share: Share, deltas: Deltas, exchange: EncodedExchange) -> None:
+    def __init__(self, share: Share, exchange: EncodedExchange) -> None:
         self._exchange = exchange
         self._share = share
-        self._deltas = deltas
+        # Not what is exact here: until the first step is agreed on, more is held than is placed here.
+        self._followed = exchange.compressor_of(share.by_deltas & share.placed - set(share.primary))
 
     def update(self, step: int, update: Callable[[], None]) -> None:
         """Update exact values, and give the parameters the values that workers have after this step."""
-        share = self._share
         self._swap()
         update()
         self._swap()
-        led = [block for block in share.exact if block in share.primary]
-        self._exchange.answer = self._tell(step, led).payload
-        self._tell(step, [block for block in share.exact if block not in share.primary])
+        self._exchange.answer = self._tell(step, self._exchange.answers[self._exchange.spokes.position])
+        self._tell(step, self._followed)  # to nobody: a replica has the values that workers have
 
-    def _tell(self, step: int, blocks: Sequence[int]) -> EncodedDeltas:
-        share, values = self._share, {}
+    def _tell(self, step: int, compressor: Compressor) -> bytes:
+        share, blocks = self._share, compressor.blocks
         with torch.no_grad():
-            moved = {block: (share.exact[block] - share.parameter(block)).reshape(-1) for block in blocks}
-            told = self._deltas.encode(step, moved)
-            for block in blocks:
-                values[block] = share.parameter(block).detach().reshape(-1)
+            moved = self._exchange.in_plan(
+                {block: (share.exact[block] - share.parameter(block)).reshape(-1) for block in blocks}
+            )
+            told = compressor.encode(step, 0, sum(1 << block for block in blocks), moved)
+            values = {block: share.parameter(block).detach().reshape(-1) for block in blocks}
             told.add_to(values)
             for block, value in values.items():
                 parameter = share.parameter(block)
                 if not parameter.is_contiguous():  # then it was a copy that has moved
                     parameter.copy_(value.view(parameter.shape))
-        return told
+        return told.payload
 
     def _swap(self) -> None:
         """Exact values take the place of the parameters, or the reverse; one block at a time, to spare memory."""

@@ -10,7 +10,7 @@ from quorate.spec.job import JobSpec
 from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
 from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.kinds import Holdings
-from quorate.strategies.servers.compress import Deltas, EncodedExchange
+from quorate.strategies.servers.compress import EncodedExchange
 from quorate.strategies.servers.dealing import UnitRecord
 from quorate.strategies.servers.exchange import Exchange, SharedExchange, StagedExchange, Star
 from quorate.strategies.servers.links import LinkedReduction, Spokes, connect_star
@@ -84,7 +84,8 @@ class ServersFactory:
                 peers = connect_star(endpoint, links)
                 spokes = Spokes(generation, worker, peers, *watch(endpoint, list(peers.values())))
             if compress is not None and spokes is not None:
-                exchange = EncodedExchange(spokes, plan, positions, self._dense, method_of(compress), self.deltas())
+                method, tells = method_of(compress), compress.feedback
+                exchange = EncodedExchange(spokes, plan, positions, self._dense, method, tells_deltas=tells)
             elif isinstance(links, SharedMemoryReduction):
                 exchange = SharedExchange(generation, links, plan)
             else:
@@ -104,16 +105,6 @@ class ServersFactory:
         # Whoever ends the generation ends the waits at these links, too.
         joined = LinkedReduction(links, peers) if peers else links
         return ServersConnection(endpoint, joined, gradients, self.share, placement, self._spec, exchange, rows)
-
-    def deltas(self) -> Deltas | None:
-        """How servers tell of new values; None where they tell them as they are."""
-        compress = lane_compression(self._spec.strategy)
-        if compress is None or not compress.feedback:
-            return None
-        parameters = {block: self.share.parameter(block) for block in self._dense}
-        dtypes = {block: one.dtype for block, one in parameters.items()}
-        sizes = {block: one.numel() for block, one in parameters.items()}
-        return Deltas(method_of(compress), dtypes, sizes)
 
     def _staged(self, endpoint: Endpoint, exchange: Exchange, host: GradientMemory) -> tuple[Exchange, GradientMemory]:
         """The same where tensors are on a device that is not the host, and its memory for a worker's lanes."""

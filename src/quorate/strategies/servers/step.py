@@ -166,8 +166,8 @@ class ServerStep(_Step):
         assert isinstance(connection.gradients, HeldGradients)
         self._held, self._clip = connection.gradients, connection.spec.clip_norm
         self._answers = None
-        if isinstance(connection.exchange, EncodedExchange) and connection.exchange.deltas is not None:
-            self._answers = Answers(self.share, connection.exchange.deltas, connection.exchange)
+        if isinstance(connection.exchange, EncodedExchange) and connection.exchange.tells_deltas:
+            self._answers = Answers(self.share, connection.exchange)
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
         self._activity.enter(EXCHANGE)
