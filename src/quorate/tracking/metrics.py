@@ -113,7 +113,7 @@ class JobMetrics:
         self._traffic: dict[str, dict[str, float]] = {}
         self._registry = CollectorRegistry()
         self._seldom: dict[str, Gauge] = {}
-        self._names: dict[str, set[str]] = {}
+        self._named: dict[str, dict[str, Gauge]] = {}
         self._takes: dict[type[Event], Callable[[Any], None]] = {
             events.RunBegan: self._take_run,
             events.StepCompleted: self._take_step,
@@ -285,9 +285,12 @@ class JobMetrics:
         self._step_seconds.observe(sum(seconds))
         self._data_wait.inc(max(0.0, seconds[0], event.longest_data_s or 0.0))
         self._samples.inc(event.samples or 0)
-        self._bad_samples.inc(event.bad_samples)
-        self._skipped.inc(event.skipped is not None and not event.skipped.partial)
-        self._overflowed.inc(event.overflow)
+        if event.bad_samples:
+            self._bad_samples.inc(event.bad_samples)
+        if event.skipped is not None and not event.skipped.partial:
+            self._skipped.inc()
+        if event.overflow:
+            self._overflowed.inc()
         self._show(self._loss, "loss", event.losses)
         self._show(self._rate, "learning_rate", event.learning_rates)
         self._show(self._norm, "gradient_norm", event.gradient_norms)
@@ -304,12 +307,13 @@ class JobMetrics:
 
     def _show(self, gauge: Gauge, family: str, told: Mapping[str, object]) -> None:
         """The last number of each name that the task has made up; what is no number is not shown."""
-        known = self._names.setdefault(family, set())
+        known = self._named.setdefault(family, {})
         for name, number in told.items():
             is_number = isinstance(number, int | float) and not isinstance(number, bool)
             if is_number and (name in known or len(known) < MOST_NAMES):
-                known.add(name)
-                gauge.labels(name).set(number)  # type: ignore[arg-type]
+                if name not in known:
+                    known[name] = gauge.labels(name)
+                known[name].set(number)  # type: ignore[arg-type]
 
     def _take_evaluation(self, event: events.EvaluationDone) -> None:
         self._show(self._validation, "validation_metric", event.metrics or {})
