@@ -50,23 +50,24 @@ def _record(record: RunRecord, now: datetime) -> dict[str, Any]:
         "run": record.name,
         "folder": str(record.path.absolute()),
         "status": record.status.value,
-        "reason": record.reason or None,
-        "steps": record.steps,
-        "total_steps": record.total_steps,
-        "ending": record.ending or None,
+        **_given(record, "reason", "ending", "weights_digest", "task"),
+        **_fields(record, "steps", "total_steps", "samples_per_second", "wall_seconds", "lanes", "workers"),
         "best": None if best is None else {"metric": best.watched.metric, "value": best.value, "step": best.step},
         "final_metrics": record.metrics,
-        "weights_digest": record.weights_digest or None,
-        "samples_per_second": record.samples_per_second,
-        "wall_seconds": record.wall_seconds,
         "created": _written(record.created),
         "ended": _written(record.ended),
         "age_seconds": round(record.age(now), 3),
-        "task": record.task or None,
-        "lanes": record.lanes,
-        "workers": record.workers,
         "failure": None if record.failure is None else record.failure.to_dict(),
     }
+
+
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def _given(value: object, *names: str) -> dict[str, Any]:
+    """The same with null for what is empty."""
+    return {name: getattr(value, name) or None for name in names}
 
 
 def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> dict[str, Any]:
@@ -97,14 +98,7 @@ def detail_document(detail: RunDetail, advice: Advice | None, now: datetime) -> 
         "job": None if detail.job is None else [asdict(each) for each in job_values(detail.job)],
         "environment": detail.environment,
         "source": None if detail.source is None else {"main": detail.source.main, "files": sorted(detail.source.files)},
-        "timing": None
-        if timing is None
-        else {
-            "failure_timeout": timing.failure_timeout,
-            "heartbeat_every": timing.heartbeat_every,
-            "lease": timing.lease,
-            "connect": timing.connect,
-        },
+        "timing": None if timing is None else _fields(timing, "failure_timeout", "heartbeat_every", "lease", "connect"),
     }
 
 
@@ -114,15 +108,8 @@ def _compression(timeline: Timeline) -> dict[str, Any] | None:
         return None
     last = told[-1]
     received_dense = last.sent_bytes_dense if last.received_bytes_dense is None else last.received_bytes_dense
-    return {
-        "step": last.step,
-        "lane_bytes": last.lane_bytes,
-        "lane_bytes_dense": last.lane_bytes_dense,
-        "sent_bytes": last.sent_bytes,
-        "sent_bytes_dense": last.sent_bytes_dense,
-        "received_bytes": last.received_bytes,
-        "received_bytes_dense": received_dense,
-    }
+    names = ("step", "lane_bytes", "lane_bytes_dense", "sent_bytes", "sent_bytes_dense", "received_bytes")
+    return _fields(last, *names) | {"received_bytes_dense": received_dense}
 
 
 def trace_document(run: str, traces: list[Trace], chrome: str | None) -> dict[str, Any]:
@@ -133,8 +120,7 @@ def trace_document(run: str, traces: list[Trace], chrome: str | None) -> dict[st
         "traces": [
             {
                 "trace_id": trace.id,
-                "step": trace.step,
-                "generation": trace.generation,
+                **_fields(trace, "step", "generation"),
                 "spans": len(trace.spans),
                 "workers": [_worker_time(worker) for worker in trace.workers],
                 "recovery": [
@@ -148,14 +134,8 @@ def trace_document(run: str, traces: list[Trace], chrome: str | None) -> dict[st
 
 
 def _worker_time(worker: WorkerTime) -> dict[str, Any]:
-    return {
-        "worker": worker.worker,
-        "seconds": worker.seconds,
-        "phases": worker.phases,
-        "covered": round(worker.covered, 4),
-        "clock_offset": worker.clock_offset,
-        "clock_uncertainty": worker.clock_uncertainty,
-    }
+    names = ("worker", "seconds", "phases", "clock_offset", "clock_uncertainty")
+    return _fields(worker, *names) | {"covered": round(worker.covered, 4)}
 
 
 def checkpoints_document(found: CheckpointList, now: datetime) -> dict[str, Any]:
@@ -166,20 +146,14 @@ def checkpoints_document(found: CheckpointList, now: datetime) -> dict[str, Any]
         "folder": str(folder),
         "checkpoints": [
             {
-                "name": each.name,
+                **_checkpoint(each),
+                **_given(each, "foreign"),
+                **_fields(each, "metrics", "encrypted"),
                 "path": str(folder / "checkpoints" / each.name),
                 "step": each.named_step,
-                "evaluated": each.evaluated,
-                "bytes": each.bytes,
-                "created": each.created or None,
                 "age_seconds": None if (age := each.age(now)) is None else round(age, 3),
-                "metrics": each.metrics,
-                "weights_digest": each.weights_digest or None,
                 "best": Reason.BEST in each.because,
-                "encrypted": each.encrypted,
                 "kept": list(each.because),
-                "problem": each.problem or None,
-                "foreign": each.foreign or None,
             }
             for each in found.checkpoints
         ],
@@ -229,22 +203,11 @@ def _events(timeline: Timeline) -> dict[str, Any]:
         "ended": _written(timeline.ended),
         "evaluations": [{"step": step, "metrics": metrics} for step, metrics in timeline.evaluations.items()],
         "generations": [
-            {
-                "generation": event.generation,
-                "time": _written(event.time),
-                "from_step": event.from_step,
-                "members": plain(event.members),
-            }
+            _fields(event, "generation", "from_step") | {"time": _written(event.time), "members": plain(event.members)}
             for event in timeline.of_kind(GenerationFormed)
         ],
         "losses": [
-            {
-                "worker": event.worker,
-                "step": event.step,
-                "phase": event.phase,
-                "message": event.message,
-                "time": _written(event.time),
-            }
+            _fields(event, "worker", "step", "phase", "message") | {"time": _written(event.time)}
             for event in timeline.of_kind(WorkerLost)
         ],
         "stops": [{"reason": event.reason, "time": _written(event.time)} for event in timeline.of_kind(RunStopped)],
@@ -268,15 +231,8 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 
 def _checkpoint(checkpoint: CheckpointRecord) -> dict[str, Any]:
-    return {
-        "name": checkpoint.name,
-        "step": checkpoint.step,
-        "evaluated": checkpoint.evaluated,
-        "bytes": checkpoint.bytes,
-        "created": checkpoint.created or None,
-        "weights_digest": checkpoint.weights_digest or None,
-        "problem": checkpoint.problem or None,
-    }
+    told = _fields(checkpoint, "name", "step", "evaluated", "bytes")
+    return told | _given(checkpoint, "created", "weights_digest", "problem")
 
 
 def _sides(pair: Pair) -> dict[str, Any]:
