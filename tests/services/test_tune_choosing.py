@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray._private.dict import flatten_dict
 from ray.tune import TuneError
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
@@ -17,8 +18,10 @@ from quorate.spec.search import SearchSpec
 from quorate.spec.search_load import load_recorded_search
 from quorate.tune.journal import Journal
 from quorate.tune.ray_search import own_error
-from quorate.tune.ray_tune import Asha, RaySearcher
+from quorate.tune.ray_trial import result_of
+from quorate.tune.ray_tune import Pruned, RaySearcher
 from quorate.tune.run_search import MlflowParent, run_search
+from quorate.tune.trial_run import Report
 from quorate.tune.trial_source import TrialSource
 
 
@@ -49,26 +52,20 @@ def test_the_end_of_proposals_ends_actors_but_not_of_trials_that_pause(tmp_path:
     assert searcher.suggest("b") == Searcher.FINISHED
 
 
-def test_asha_stops_with_a_reason_and_counts_what_was_told_before(tmp_path: Path) -> None:
+def test_a_scheduler_stops_with_a_reason_and_counts_what_was_told_before(tmp_path: Path) -> None:
     teller = search_folder(tmp_path, metric="loss", mode="min", scheduler={"kind": "asha", "reduction": 2})
     teller.tell("search-began").begin(1).report(1, 0.9, 0.4).finish(1).begin(2).report(2, 0.5, 0.2).finish(2)
-    spec = load_recorded_search(teller.folder.path).spec
-    asha = Asha(spec, Journal(teller.folder))
-    trial = SimpleNamespace(trial_id="x")
-    asha.on_trial_add(None, trial)
+    pruned = Pruned(load_recorded_search(teller.folder.path).spec, Journal(teller.folder))
+    trial = SimpleNamespace(trial_id="x", config={"trial": 3})
 
     def told(step: int, loss: float) -> str:
-        return asha.on_trial_result(None, trial, {"step": step, "metrics/loss": loss, "total_steps": 100})
+        """As Tune gives it to a scheduler: flat."""
+        result = result_of(Report(step, {"loss": loss}, 100))
+        return str(pruned.on_trial_result(None, trial, flatten_dict(result)))
 
-    assert told(20, 0.6) == TrialScheduler.CONTINUE
+    assert told(20, 0.45) == TrialScheduler.CONTINUE
     assert told(40, 0.35) == TrialScheduler.STOP
-    assert asha.reasons["x"] == "asha: 0.35 at step 40 is not among the best 1/2 there (cut 0.3)"
-    last = SimpleNamespace(trial_id="y")
-    asha.on_trial_add(None, last)
-    at_its_end = {"step": 100, "metrics/loss": 9.0, "total_steps": 100}
-    assert asha.on_trial_result(None, last, at_its_end) == TrialScheduler.CONTINUE
-    assert asha.on_trial_result(None, last, {**at_its_end, "step": 20, "metrics/loss": float("nan")}) == "STOP"
-    assert "not a number" in asha.reasons["y"]
+    assert pruned.reasons["x"] == "asha: loss 0.3500 at step 40 is not among the best 1/2 there"
 
 
 @pytest.mark.parametrize("address", ["local", "127.0.0.1:1"])

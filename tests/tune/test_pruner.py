@@ -9,7 +9,7 @@ import pytest
 from history.search_builder import Teller, search_folder
 from quorate.spec.search_load import load_recorded_search
 from quorate.tune.journal import Journal
-from quorate.tune.local_search import Pruner
+from quorate.tune.pruner import Pruner
 from quorate.tune.trial_run import Report
 
 

@@ -50,7 +50,7 @@ class AshaSpec(Section):
 
 
 class HyperbandSpec(Section):
-    """As ASHA, but in brackets that wait for all of their trials, and begin to judge at different steps."""
+    """As ASHA, but in brackets that begin to judge at different steps."""
 
     kind: Literal["hyperband"]
     reduction: Annotated[int, Field(ge=2), Allowed("a whole number of at least 2")] = 3

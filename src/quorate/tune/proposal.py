@@ -96,8 +96,8 @@ def refuse_missing_library(spec: SearchSpec) -> None:
 
 
 def needs_optuna(spec: SearchSpec) -> bool:
-    """For its sampler, or here for its pruners; on Ray schedulers are Ray's own."""
-    return spec.algorithm.kind == "optuna" or (spec.scheduler.kind != "none" and not spec.runs_on_ray)
+    """For its sampler or its pruners."""
+    return spec.algorithm.kind == "optuna" or spec.scheduler.kind in ("asha", "hyperband")
 
 
 def proposal_lines(search: ResolvedSearch) -> list[str]:

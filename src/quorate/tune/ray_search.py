@@ -14,7 +14,7 @@ from quorate.core.errors import QuorateError, RequestError
 from quorate.core.machine import usable_cores
 from quorate.engines.ray.node_code import NodeCode, code_of
 from quorate.engines.ray.option import RAY_CLIENT, RuntimeEnvSpec
-from quorate.spec.search import HyperbandSpec, PbtSpec, SearchSpec
+from quorate.spec.search import PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.search_folder import SearchFolder
 from quorate.tune.driver import Driver
@@ -67,15 +67,13 @@ def own_error(error: BaseException) -> BaseException:
 
 
 def _parts(search: ResolvedSearch, driver: Driver) -> tuple[Any, Any]:
-    from quorate.tune.ray_tune import Asha, Hyperband, NoScheduler, Population, RaySearcher
+    from quorate.tune.ray_tune import Population, Pruned, RaySearcher
 
     spec = search.spec
-    searcher = RaySearcher(driver.source, None if isinstance(spec.scheduler, HyperbandSpec) else spec.concurrent)
+    searcher = RaySearcher(driver.source, spec.concurrent)
     if isinstance(spec.scheduler, PbtSpec):
         return searcher, Population(spec, interval_of(search), driver.journal, searcher)
-    if isinstance(spec.scheduler, HyperbandSpec):
-        return searcher, Hyperband(spec)
-    return searcher, Asha(spec, driver.journal) if spec.scheduler.kind == "asha" else NoScheduler()
+    return searcher, Pruned(spec, driver.journal)
 
 
 def interval_of(search: ResolvedSearch) -> int:
@@ -128,9 +126,9 @@ def import_ray() -> None:
 
 
 def _settings(spec: SearchSpec) -> contextlib.AbstractContextManager[None]:
-    """Tune is told by variables how to behave. In brackets all trials have to be known from the beginning; of others as
-    many as run at a time, whose processes start side by side."""
-    known = spec.trials if spec.scheduler.kind in ("hyperband", "pbt") else spec.concurrent
+    """Tune is told by variables how to behave. Of a population all trials have to be known from the beginning; of
+    others as many as run at a time, whose processes start side by side."""
+    known = spec.trials if spec.scheduler.kind == "pbt" else spec.concurrent
     return _environment({**_TUNE, "TUNE_MAX_PENDING_TRIALS_PG": str(known or 1)})
 
 

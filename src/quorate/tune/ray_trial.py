@@ -19,7 +19,7 @@ from quorate.supervisor.supervisor import Launch
 from quorate.tune.trial_run import BUSY, Plan, Report, RunBusyError, TrialRun, run_name
 
 METRIC = "metrics/"
-"""What Tune calls a metric begins with this: a task's own name may be one of Tune's."""
+"""What Tune calls a metric begins with this, where it has flattened a result."""
 
 
 class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
@@ -103,4 +103,5 @@ def result_of(report: Report) -> dict[str, Any]:
 
 def report_of(result: dict[str, Any]) -> Report:
     """The report again."""
-    return Report(**{each.name: result[each.name] for each in fields(Report)})
+    flat = {key.removeprefix(METRIC): value for key, value in result.items() if key.startswith(METRIC)}
+    return Report(**{each.name: result.get(each.name, flat) for each in fields(Report)})

@@ -1,25 +1,23 @@
 """What Ray Tune is given: a searcher, a scheduler that has a reason for what it decides, and who hears of trials.
 
-The schedulers are none, ASHA, HyperBand, and populations. A trial is judged by its evaluations, at the steps that they
-are of.
+A scheduler ends trials early, or has a population wait for each other. A trial is judged by its evaluations, at the
+steps that they are of.
 """
 
 import math
 from typing import Any, Protocol
 
 from ray import tune
-from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, HyperBandScheduler, TrialScheduler
-from ray.tune.schedulers.async_hyperband import _Bracket
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from quorate.core.errors import JobError
-from quorate.history.search_log import ENDED
-from quorate.observe.quantities import measure
-from quorate.spec.search import AshaSpec, HyperbandSpec, PbtSpec, SearchSpec
+from quorate.spec.search import PbtSpec, SearchSpec
 from quorate.tune.driver import DEATHS, Driver
-from quorate.tune.journal import Journal, reports_of
+from quorate.tune.journal import Journal
 from quorate.tune.population import decide
-from quorate.tune.ray_trial import METRIC, report_of
+from quorate.tune.pruner import Pruner
+from quorate.tune.ray_trial import report_of
 from quorate.tune.trial_run import run_name
 from quorate.tune.trial_source import TrialSource
 
@@ -64,10 +62,6 @@ class RaySearcher(Searcher):  # type: ignore[misc] # Ray has no types here
     def restore(self, checkpoint_path: str) -> None: ...
 
 
-ENDLESS = 2**40
-"""More steps than any trial has: how long they are is known only when the first has begun."""
-
-
 class Explained(Protocol):
     """A scheduler of Tune's that says why: `reasons` has a sentence for each trial that it has stopped, by Tune's name
     for the trial."""
@@ -75,156 +69,20 @@ class Explained(Protocol):
     reasons: dict[str, str]
 
 
-class NoScheduler(FIFOScheduler):  # type: ignore[misc] # Ray has no types here
-    """Every trial trains to its end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reasons: dict[str, str] = {}
-
-
-class Asha(AsyncHyperBandScheduler):  # type: ignore[misc]
-    """Asynchronous successive halving. Without `grace` the first evaluation of the first trial is the first rung.
-
-    A trial at its last step is let be: there is nothing to save. What trials of an earlier part of the search have come
-    to counts as if they had told it now.
-    """
+class Pruned(FIFOScheduler):  # type: ignore[misc] # Ray has no types here
+    """Ends the trials that the pruner is against; without a scheduler it is against none."""
 
     def __init__(self, spec: SearchSpec, journal: Journal) -> None:
-        rule = spec.scheduler
-        assert isinstance(rule, AshaSpec)
-        self._rule = rule
-        self._name = spec.metrics[0]
-        self._earlier = {each.number: reports_of(each) for each in journal.trials.values() if each.status in ENDED}
-        self.reasons: dict[str, str] = {}
-        self._trial_info: dict[str, Any] = {}
-        super().__init__(
-            time_attr="step",
-            metric=f"{METRIC}{self._name}",
-            mode=spec.modes[0],
-            max_t=ENDLESS,
-            grace_period=rule.grace or 1,
-            reduction_factor=rule.reduction,
-            stop_last_trials=False,
-        )
-        self._has_rungs = rule.grace is not None
-        if self._has_rungs:
-            self._recall()
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        step, value = result["step"], result.get(self._metric)
-        if not self._has_rungs:
-            first = min([step, *(told for reports in self._earlier.values() for told in reports)])
-            bracket = _Bracket(first, ENDLESS, self._rule.reduction, 0, stop_last_trials=False)
-            self._brackets = [bracket]
-            self._trial_info = dict.fromkeys(self._trial_info, bracket)
-            self._has_rungs = True
-            self._recall()
-        if step >= (result.get("total_steps") or ENDLESS):
-            return str(TrialScheduler.CONTINUE)
-        if value is None or math.isnan(value):
-            self.reasons[trial.trial_id] = f"asha: {self._name} is not a number at step {step}"
-            return str(TrialScheduler.STOP)
-        cut = self._cut(trial, step)
-        decision = str(super().on_trial_result(tune_controller, trial, result))
-        if decision == TrialScheduler.STOP:
-            self.reasons[trial.trial_id] = (
-                f"asha: {value:.4g} at step {step} is not among the best 1/{self._rule.reduction} there "
-                f"(cut {self._metric_op * (cut or 0.0):.4g})"
-            )
-        return decision
-
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        value = result.get(self._metric)
-        if value is not None and not math.isnan(value):
-            super().on_trial_complete(tune_controller, trial, result)
-
-    def _cut(self, trial: Any, step: int) -> float | None:
-        """What a trial has to reach at this step."""
-        for milestone, recorded in self._trial_info[trial.trial_id]._rungs:
-            if step >= milestone and trial.trial_id not in recorded:
-                return None if not recorded else float(self._brackets[0].cutoff(recorded))
-        return None
-
-    def _recall(self) -> None:
-        for number, reports in self._earlier.items():
-            for milestone, recorded in self._brackets[0]._rungs:
-                told = [step for step in sorted(reports) if step >= milestone]
-                value = reports[told[0]].get(self._name) if told else None
-                if value is not None:
-                    recorded[f"earlier-{number}"] = self._metric_op * value
-
-
-class Hyperband(FIFOScheduler):  # type: ignore[misc]
-    """HyperBand's brackets, counted in evaluations. It is made when the first evaluation has told how many there are;
-    until then trials only wait."""
-
-    def __init__(self, spec: SearchSpec) -> None:
         super().__init__()
-        assert isinstance(spec.scheduler, HyperbandSpec)
-        self._reduction = spec.scheduler.reduction
-        self._spec = spec
-        self._unit = 1
-        self._waiting: list[Any] = []
-        self._bands: Any = None
+        self._pruner = Pruner(spec, journal)
         self.reasons: dict[str, str] = {}
 
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        keep_actors(tune_controller, trial)
-        if self._bands is None:
-            self._waiting.append(trial)
-        else:
-            self._bands.on_trial_add(tune_controller, trial)
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        step, total = result["step"], result.get("total_steps") or result["step"]
-        if self._bands is None:
-            self._unit = step
-            self._bands = HyperBandScheduler(
-                time_attr="evaluations",
-                metric=f"{METRIC}{self._spec.metrics[0]}",
-                mode=self._spec.modes[0],
-                max_t=max(1, math.ceil(total / step)),
-                reduction_factor=self._reduction,
-                stop_last_trials=False,
-            )
-            for waiting in self._waiting:
-                self._bands.on_trial_add(tune_controller, waiting)
-        if step >= total:
-            return str(TrialScheduler.CONTINUE)
-        stopped = _Stopping(tune_controller)
-        decision = str(self._bands.on_trial_result(stopped, trial, {**result, "evaluations": step // self._unit}))
-        name, value = self._spec.metrics[0], result.get(f"{METRIC}{self._spec.metrics[0]}")
-        if decision == TrialScheduler.STOP:
-            told = f"{name} {measure(value)} at step {step} is not among the best of its bracket"
-            self.reasons[trial.trial_id] = f"hyperband: {told}"
-        for other in stopped.trials:
-            self.reasons[other.trial_id] = (
-                f"hyperband: {name} {measure(other.last_result.get('metrics', {}).get(name))} at step "
-                f"{other.last_result.get('step')} is not among the best of its bracket"
-            )
-            tune_controller.stop_trial(other)
-        return decision
-
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        self._remove(tune_controller, trial, lambda: self._bands.on_trial_complete(tune_controller, trial, result))
-
-    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        self._remove(tune_controller, trial, lambda: self._bands.on_trial_remove(tune_controller, trial))
-
-    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        self._remove(tune_controller, trial, lambda: self._bands.on_trial_error(tune_controller, trial))
-
-    def _remove(self, _: Any, trial: Any, act: Any) -> None:
-        if self._bands is not None:
-            act()
-        elif trial in self._waiting:
-            self._waiting.remove(trial)
-
-    def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        if self._bands is None:
-            return super().choose_trial_to_run(tune_controller)
-        return self._bands.choose_trial_to_run(tune_controller)
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:  # noqa: ARG002
+        report = report_of(result)
+        why = "" if report.ending else self._pruner.judge(trial.config["trial"], report)
+        if why:
+            self.reasons[trial.trial_id] = why
+        return str(TrialScheduler.STOP if why else TrialScheduler.CONTINUE)
 
 
 class Population(FIFOScheduler):  # type: ignore[misc]
@@ -243,7 +101,8 @@ class Population(FIFOScheduler):  # type: ignore[misc]
         self.reasons: dict[str, str] = {}
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        keep_actors(tune_controller, trial)
+        # Of trials that pause for each other, Tune keeps a single actor, and starts the others anew each time.
+        tune_controller._tune_controller._actor_cache.increase_max(trial.placement_group_factory)
         self._members[trial.config["trial"]] = trial
         trial.config.setdefault("until", self._interval)
         trial.config["interval"] = self._interval
@@ -252,7 +111,7 @@ class Population(FIFOScheduler):  # type: ignore[misc]
         step, until = result["step"], trial.config["until"]
         if step < until or step >= (result.get("total_steps") or math.inf):
             return str(TrialScheduler.CONTINUE)
-        self._reached[trial.config["trial"]] = step, result.get(f"{METRIC}{self._spec.metrics[0]}")
+        self._reached[trial.config["trial"]] = step, report_of(result).metrics.get(self._spec.metrics[0])
         self._searcher.pause(trial.trial_id)
         return str(TrialScheduler.PAUSE)
 
@@ -297,25 +156,6 @@ class Population(FIFOScheduler):  # type: ignore[misc]
                 reason=exploit.reason,
             )
         self._reached.clear()
-
-
-def keep_actors(controller: Any, trial: Any) -> None:
-    """Of trials that pause for each other, Tune keeps a single actor, and starts the others anew each time."""
-    controller._tune_controller._actor_cache.increase_max(trial.placement_group_factory)
-
-
-class _Stopping:
-    """Stands for Tune's controller, and notes which trials are to be stopped: that is told first."""
-
-    def __init__(self, controller: Any) -> None:
-        self._controller = controller
-        self.trials: list[Any] = []
-
-    def stop_trial(self, trial: Any) -> None:
-        self.trials.append(trial)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._controller, name)
 
 
 class RayDriver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no types here

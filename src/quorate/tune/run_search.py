@@ -12,7 +12,7 @@ from quorate.core.errors import RunError
 from quorate.core.masking import register_secrets
 from quorate.history.run_record import Status
 from quorate.history.search_record import SearchRecord
-from quorate.spec.search import HyperbandSpec, PbtSpec, SearchSpec
+from quorate.spec.search import PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
 from quorate.spec.secrets import job_secrets
 from quorate.storage.search_folder import SearchFolder
@@ -132,9 +132,8 @@ def _run(
     journal.tell("search-began" if journal.log.began is None else "search-resumed", reason=search.source)
     reason = "it failed"
     try:
-        # Of Ray's in brackets and in populations trials wait for each other: all are told anew, from what they have
-        # recorded.
-        replays = search.spec.runs_on_ray and isinstance(search.spec.scheduler, HyperbandSpec | PbtSpec)
+        # In populations trials wait for each other: all are told anew, from what they have recorded.
+        replays = isinstance(search.spec.scheduler, PbtSpec)
         driver = Driver(search, journal, TrialSource(search.spec, journal, replays), signals, tick)
         if not signals.reason:
             train(driver, manner)
@@ -152,7 +151,7 @@ def import_engine(spec: SearchSpec) -> None:
             from quorate.tune.ray_search import import_ray
 
             import_ray()
-        elif needs_optuna(spec):
+        if needs_optuna(spec):
             import optuna  # noqa: F401
 
 
