@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+import quorate.observe.seldom_events  # noqa: F401 (it adds its kinds)
 from quorate.observe.event import KINDS, VERSION
 from quorate.observe.events import FAMILIES, RunFailed, StepCompleted
 
@@ -35,7 +36,7 @@ def schema() -> dict[str, Any]:
         },
         "allOf": [
             {"if": {"properties": {"kind": {"const": kind}}}, "then": {"$ref": f"#/$defs/{cls.__name__}"}}
-            for kind, cls in KINDS.items()
+            for kind, cls in sorted(KINDS.items())
         ],
         "$defs": dict(sorted(_definitions().items())),
     }
@@ -43,7 +44,7 @@ def schema() -> dict[str, Any]:
 
 def _definitions() -> dict[str, Any]:
     definitions: dict[str, Any] = {}
-    for cls in KINDS.values():
+    for _, cls in sorted(KINDS.items()):
         made = TypeAdapter(cls).json_schema(ref_template="#/$defs/{model}")
         definitions |= made.pop("$defs", {})
         properties = {name: made["properties"][name] for name in made["properties"] if name not in ("time", "extra")}

@@ -26,6 +26,7 @@ import networkx
 import typer
 
 import quorate
+import quorate.observe.seldom_events
 from quorate.cli.app import app
 from quorate.observe.event import KINDS
 from quorate.spec.job import JobSpec

@@ -5,7 +5,7 @@ from typing import Any
 
 from quorate.core.failure import Failure
 from quorate.core.spans import Span
-from quorate.observe.event import Event
+from quorate.observe.event import DeviceMemoryUse, Event
 from quorate.observe.events import (
     BlocksPlaced,
     CheckpointCopied,
@@ -15,16 +15,12 @@ from quorate.observe.events import (
     CoordinatorReplaced,
     CopyFailed,
     CopyRecovered,
-    DeviceMemoryUse,
     EvaluationDone,
     GenerationFormed,
-    GpuLoad,
-    GradientsCompressed,
     HeldBlocks,
     HostedLanes,
     LinksMeasured,
     LogMessage,
-    MachineLoad,
     MemoryRanOut,
     Resized,
     RolledBack,
@@ -34,14 +30,19 @@ from quorate.observe.events import (
     RunStopped,
     ShardReading,
     SkippedStep,
-    StalenessObserved,
     StateCopied,
     StepCompleted,
-    StepTraced,
-    SystemSampled,
     TrainingBlocks,
     WorkerLost,
     event_of,
+)
+from quorate.observe.seldom_events import (
+    GpuLoad,
+    GradientsCompressed,
+    MachineLoad,
+    StalenessObserved,
+    StepTraced,
+    SystemSampled,
 )
 
 STEP = StepCompleted(

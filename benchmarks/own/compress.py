@@ -25,7 +25,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.hosting import host_lanes
 from quorate.observe.event import Event
-from quorate.observe.events import GradientsCompressed
+from quorate.observe.seldom_events import GradientsCompressed
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity

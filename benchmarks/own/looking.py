@@ -22,10 +22,10 @@ from quorate.observe.events import (
     RunBegan,
     RunFinished,
     StepCompleted,
-    SystemSampled,
     WorkerLost,
 )
 from quorate.observe.jsonl import JsonlSink
+from quorate.observe.seldom_events import SystemSampled
 from quorate.spec.load import resolve_mapping
 from quorate.spec.resolved import dump_job
 from quorate.storage.run_folder import RunFolder

@@ -22,7 +22,7 @@ from quorate.core.failure import Failure
 from quorate.core.runs_folder import as_typed
 from quorate.core.task_source import TaskSource
 from quorate.history.run_detail import Advice, RunDetail, advise
-from quorate.observe.events import GradientsCompressed
+from quorate.observe.seldom_events import GradientsCompressed
 from quorate.spec.load import resolve_mapping
 from quorate.spec.override import Override
 from quorate.storage.kept_source import keep_source

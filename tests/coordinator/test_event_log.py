@@ -12,16 +12,9 @@ from quorate.coordinator.actions import RecordEvents
 from quorate.coordinator.event_log import EventLog
 from quorate.core.failure import Failure
 from quorate.observe.event import Event
-from quorate.observe.events import (
-    CoordinatorReplaced,
-    LogMessage,
-    RolledBack,
-    RunFailed,
-    StepCompleted,
-    SystemSampled,
-    WorkerLost,
-)
+from quorate.observe.events import CoordinatorReplaced, LogMessage, RolledBack, RunFailed, StepCompleted, WorkerLost
 from quorate.observe.jsonl import JsonlSink
+from quorate.observe.seldom_events import SystemSampled
 
 BATCH = (
     StepCompleted(step=1, time=1.0).to_json(),

@@ -11,8 +11,9 @@ from observe.test_trace_ids import MEMBERS, hop, recovery_events, step_of
 from quorate.core.spans import ROOT, Span
 from quorate.history.traces import chrome_document, traces_in
 from quorate.observe.event import Event
-from quorate.observe.events import GenerationFormed, StepTraced
+from quorate.observe.events import GenerationFormed
 from quorate.observe.jsonl import JsonlSink
+from quorate.observe.seldom_events import StepTraced
 from quorate.storage.run_folder import RunFolder
 
 

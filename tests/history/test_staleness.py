@@ -1,7 +1,7 @@
 """How late updates came, of all that a run has told."""
 
 from quorate.history.documents import Staleness
-from quorate.observe.events import StalenessObserved
+from quorate.observe.seldom_events import StalenessObserved
 
 
 def test_what_is_told_at_boundaries_adds_up() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from quorate.observe import system
 from quorate.observe.event import Event
-from quorate.observe.events import GpuLoad, SystemSampled
 from quorate.observe.notices import notice_of
 from quorate.observe.progress import Progress
+from quorate.observe.seldom_events import GpuLoad, SystemSampled
 from quorate.observe.system import Gpus, Rates, SystemMonitor, SystemReading
 from recorded_nvml import RecordedNvml
 

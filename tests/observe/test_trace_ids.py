@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from quorate.core.spans import ROOT, Span
 from quorate.observe.event import Event
-from quorate.observe.events import GenerationFormed, HostedLanes, StepTraced, WorkerLost
+from quorate.observe.events import GenerationFormed, HostedLanes, WorkerLost
+from quorate.observe.seldom_events import StepTraced
 from quorate.observe.traces import COORDINATOR, RecoveryTracer, TracedSpan, corrected, span_id, spans_of, trace_id
 
 RUN = "digits-0001 2026-01-01"

@@ -16,8 +16,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as OtlpSpan
 from command import Workplace
 from observe.test_trace_ids import hop, recovery_events, step_of
 from quorate.observe.event import Event
-from quorate.observe.events import StepTraced, read_event
+from quorate.observe.events import read_event
 from quorate.observe.jsonl import JsonlSink
+from quorate.observe.seldom_events import StepTraced
 from quorate.observe.sinks import Durable
 from quorate.observe.traces import run_identity, spans_of, trace_id
 from quorate.storage.run_folder import RunFolder

@@ -17,15 +17,9 @@ import yaml
 
 from command import Running, Workplace, await_condition
 from quorate.core.generation import server_id
-from quorate.observe.events import (
-    BlocksPlaced,
-    DeviceMemoryUse,
-    HeldBlocks,
-    MachineLoad,
-    StalenessObserved,
-    StepCompleted,
-    SystemSampled,
-)
+from quorate.observe.event import DeviceMemoryUse
+from quorate.observe.events import BlocksPlaced, HeldBlocks, StepCompleted
+from quorate.observe.seldom_events import MachineLoad, StalenessObserved, SystemSampled
 from quorate.observe.system import Gpus
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.prometheus import PrometheusView

@@ -15,24 +15,20 @@ from quorate.core.failure import Failure
 from quorate.core.generation import server_id
 from quorate.core.timing import Timing
 from quorate.core.worker_status import GAVE_UP, WorkerStatus
-from quorate.observe.event import Event
+from quorate.observe.event import DeviceMemoryUse, Event
 from quorate.observe.events import (
     BlocksPlaced,
-    DeviceMemoryUse,
     EvaluationDone,
     GenerationFormed,
-    GpuLoad,
     HeldBlocks,
     HostedLanes,
     LinksMeasured,
-    MachineLoad,
     RunFailed,
-    StalenessObserved,
     StepCompleted,
-    SystemSampled,
     WorkerLost,
 )
 from quorate.observe.recoveries import CAUSES, cause_of
+from quorate.observe.seldom_events import GpuLoad, MachineLoad, StalenessObserved, SystemSampled
 from quorate.tracking.metrics import MOST_GPUS, MOST_NAMES
 from tracking.metrics_read import Scraped
 

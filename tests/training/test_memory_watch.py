@@ -8,7 +8,7 @@ import torch
 
 import gang
 from bits.bit_tasks import Momentum
-from quorate.observe.events import DeviceMemoryUse
+from quorate.observe.event import DeviceMemoryUse
 from quorate.observe.summary import summary_rows
 from quorate.training.cuda_device import CudaDevice
 from quorate.training.device import CPU

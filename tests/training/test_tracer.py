@@ -6,7 +6,8 @@ from quorate.core.clocks import ClockOffset
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.worker_status import COPY, DATA
 from quorate.observe.event import Event
-from quorate.observe.events import StepTraced, read_event
+from quorate.observe.events import read_event
+from quorate.observe.seldom_events import StepTraced
 from quorate.training.tracer import Tracer
 
 GENERATION = Generation(

@@ -12,7 +12,8 @@ from quorate.core.errors import GenerationOver, PeerLost
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.timing import Timing
 from quorate.data.sampler import Source
-from quorate.observe.events import DeviceMemoryUse, LinksMeasured
+from quorate.observe.event import DeviceMemoryUse
+from quorate.observe.events import LinksMeasured
 from quorate.spec.tracking import TrackSpec
 from quorate.training.audit import AuditRecord
 from quorate.training.progress import Best, Progress

@@ -31,13 +31,11 @@ from quorate.observe.events import (
     BlocksPlaced,
     CoordinatorReplaced,
     GenerationFormed,
-    GradientsCompressed,
     MemoryRanOut,
     Resized,
     RunFailed,
     RunFinished,
     RunStopped,
-    StalenessObserved,
     WorkerLost,
 )
 from quorate.observe.jsonl import EventTail, events_in
@@ -45,6 +43,7 @@ from quorate.observe.progress import Progress
 from quorate.observe.quantities import ago, blocks_for, count, duration, measure, plural, size, some_of, sparkline
 from quorate.observe.recoveries import brief
 from quorate.observe.screen import Screen
+from quorate.observe.seldom_events import GradientsCompressed, StalenessObserved
 from quorate.observe.summary import recovered
 from quorate.observe.waiting import waiting_in_words
 from quorate.spec.job import JobSpec

@@ -21,15 +21,9 @@ from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.history.timeline import Curve, RunPace, Timeline, logged_curves, loss_curves, metric_curves
 from quorate.history.traces import Trace, WorkerTime
 from quorate.observe.event import plain
-from quorate.observe.events import (
-    GenerationFormed,
-    GradientsCompressed,
-    RunFailed,
-    RunStopped,
-    StalenessObserved,
-    WorkerLost,
-)
+from quorate.observe.events import GenerationFormed, RunFailed, RunStopped, WorkerLost
 from quorate.observe.quantities import plural
+from quorate.observe.seldom_events import GradientsCompressed, StalenessObserved
 from quorate.spec.keys import Absent
 
 

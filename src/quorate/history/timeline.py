@@ -22,11 +22,10 @@ from quorate.observe.events import (
     LinksMeasured,
     RunBegan,
     StepCompleted,
-    StepTraced,
-    SystemSampled,
     read_event,
 )
 from quorate.observe.recoveries import Recovered, Recovery, RecoveryLog
+from quorate.observe.seldom_events import StepTraced, SystemSampled
 from quorate.observe.waiting import NO_WAIT, DataWait, DataWaitLog
 
 _STEP = b'{"kind":"step",'

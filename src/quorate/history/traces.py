@@ -14,7 +14,8 @@ from quorate.core.regular_file import opened_regular
 from quorate.core.spans import BUCKET, GATHER, PUBLISH, RECEIVE, SAVE, SEND, STEP, Span, covered
 from quorate.core.worker_status import APPLY, CHECKPOINT, COMPUTE, DATA, EVALUATION, EXCHANGE, JOIN
 from quorate.observe.event import Event
-from quorate.observe.events import GenerationFormed, StepTraced, WorkerLost, read_event
+from quorate.observe.events import GenerationFormed, WorkerLost, read_event
+from quorate.observe.seldom_events import StepTraced
 from quorate.observe.traces import (
     COORDINATOR,
     RECOVERY,

@@ -126,6 +126,22 @@ class UnknownEvent(Event):
         return self.record
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceMemoryUse:
+    """The peak GPU memory of a worker: allocated by tensors, reserved with PyTorch's cache (which holds that of CUDA
+    graphs), and the total of the GPU."""
+
+    allocated_bytes: Count
+    reserved_bytes: Count
+    total_bytes: Count
+
+    def with_earlier(self, other: "DeviceMemoryUse | None") -> "DeviceMemoryUse":
+        if other is None:
+            return self
+        allocated = max(self.allocated_bytes, other.allocated_bytes)
+        return DeviceMemoryUse(allocated, max(self.reserved_bytes, other.reserved_bytes), self.total_bytes)
+
+
 def plain(value: Any) -> Any:
     """As JSON has it. Of an event, or of a part of one, the fields but for those that have their default."""
     if isinstance(value, tuple | list):

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 
 from quorate.core.machine import free_memory, read_limits
-from quorate.observe.event import Event
-from quorate.observe.events import DeviceMemoryUse, GpuLoad, MachineLoad, SystemSampled
+from quorate.observe.event import DeviceMemoryUse, Event
+from quorate.observe.seldom_events import GpuLoad, MachineLoad, SystemSampled
 
 log = logging.getLogger(__name__)
 

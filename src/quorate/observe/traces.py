@@ -14,6 +14,7 @@ from quorate.core.spans import RECEIVE, ROOT, SAVE, SEND, STEP, Span
 from quorate.core.worker_status import COPY, JOIN
 from quorate.observe import events
 from quorate.observe.event import Event
+from quorate.observe.seldom_events import StepTraced
 from quorate.storage.run_folder import RunFolder
 
 COORDINATOR = -1
@@ -57,7 +58,7 @@ def span_id(trace: str, worker: int, root: str, key: str) -> str:
     return hashlib.blake2b(f"{trace}\0{worker}\0{root}\0{key}".encode(), digest_size=8).hexdigest()
 
 
-def spans_of(run: str, event: events.StepTraced) -> list[TracedSpan]:
+def spans_of(run: str, event: StepTraced) -> list[TracedSpan]:
     """The spans that a worker has told at once. `run` tells one run from all others.
 
     A checkpoint on its way is inside its worker's step; whatever else workers do is inside what the first one does.
@@ -79,7 +80,7 @@ def spans_of(run: str, event: events.StepTraced) -> list[TracedSpan]:
     return made
 
 
-def _outside(trace: str, event: events.StepTraced, root: str) -> str | None:
+def _outside(trace: str, event: StepTraced, root: str) -> str | None:
     if root == SAVE:
         return span_id(trace, event.worker, STEP, _key(STEP, 0))
     return None if event.worker == event.first else span_id(trace, event.first, root, _key(root, 0))
@@ -124,17 +125,17 @@ class RecoveryTracer:
             case events.GenerationFormed():
                 self._formed, self._members = event, event.workers
                 self._mended, self._copy = list(self._losses), None
-            case events.StepTraced() if self._is_of_recovery(event):
+            case StepTraced() if self._is_of_recovery(event):
                 return self._take(event)
         return []
 
-    def _is_of_recovery(self, event: events.StepTraced) -> bool:
+    def _is_of_recovery(self, event: StepTraced) -> bool:
         formed = self._formed
         if formed is None or not self._mended or event.generation != formed.generation:
             return False
         return event.step == (formed.from_step or 0) + 1
 
-    def _take(self, event: events.StepTraced) -> list[TracedSpan]:
+    def _take(self, event: StepTraced) -> list[TracedSpan]:
         root = event.spans[0]
         if root.name == JOIN:
             for span in event.spans:

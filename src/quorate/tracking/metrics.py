@@ -19,6 +19,7 @@ from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
 from quorate.observe import events
 from quorate.observe.event import Event
 from quorate.observe.recoveries import CAUSES, RecoveryLog, brief, cause_of
+from quorate.observe.seldom_events import StalenessObserved, SystemSampled
 from quorate.spec.job import JobSpec
 
 PREFIX = "quorate_"
@@ -107,7 +108,7 @@ class JobMetrics:
         self._causes: dict[str, str] = {}
         self._recovered: Multiset[tuple[object, ...]] = Multiset()
         self._unrecovered = 0
-        self._systems: dict[int, events.SystemSampled] = {}
+        self._systems: dict[int, SystemSampled] = {}
         self._sampled: dict[str, float] = {}
         # Bytes by what is counted, and by host.
         self._traffic: dict[str, dict[str, float]] = {}
@@ -120,11 +121,11 @@ class JobMetrics:
             events.EvaluationDone: self._take_evaluation,
             events.GenerationFormed: self._take_generation,
             events.LinksMeasured: self._take_links,
-            events.StalenessObserved: self._take_staleness,
+            StalenessObserved: self._take_staleness,
             events.BlocksPlaced: self._take_placement,
             events.Resized: lambda event: self._wanted.set(event.workers or 0),
             events.WorkerLost: self._take_loss,
-            events.SystemSampled: self._take_system,
+            SystemSampled: self._take_system,
             events.CheckpointSaved: self._take_checkpoint,
             events.CheckpointFailed: self._take_failed_save,
             events.CheckpointCopied: lambda _: self._copies.inc(),
@@ -355,7 +356,7 @@ class JobMetrics:
             self._set("server_blocks", "Parameters that a server holds.", one.blocks, server=server)
             self._set("server_bytes", "Bytes of the parameters that a server holds.", one.bytes, server=server)
 
-    def _take_staleness(self, event: events.StalenessObserved) -> None:
+    def _take_staleness(self, event: StalenessObserved) -> None:
         if self._late is None:
             text = "Other updates between the pull and the push of a unit of work."
             self._late = self._histogram("staleness_updates", text, UPDATE_BOUNDS)
@@ -391,7 +392,7 @@ class JobMetrics:
             self._recoveries.labels(cause).inc()
             self._recovery_seconds.labels(cause).observe(seconds)
 
-    def _take_system(self, event: events.SystemSampled) -> None:
+    def _take_system(self, event: SystemSampled) -> None:
         """Samples tell rates, of the time since the one before. Summed up nothing is lost between two scrapes."""
         if event.worker is None or event.worker >= self._places:
             return

@@ -12,7 +12,7 @@ from opentelemetry.trace import Link, SpanContext, TraceFlags
 from quorate.core.addresses import shown_place
 from quorate.core.generation import name_of
 from quorate.observe.event import Event
-from quorate.observe.events import StepTraced
+from quorate.observe.seldom_events import StepTraced
 from quorate.observe.traces import COORDINATOR, RecoveryTracer, TracedSpan, run_identity, spans_of
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.curves import Point, Series

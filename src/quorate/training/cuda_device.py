@@ -23,7 +23,7 @@ from quorate.core.errors import GpuLost, RunError
 from quorate.core.gpus import VISIBLE
 from quorate.data.collate import mapped
 from quorate.data.streams import seed_generators
-from quorate.observe.events import DeviceMemoryUse
+from quorate.observe.event import DeviceMemoryUse
 from quorate.reduce.cuda_memory import CudaMemory
 from quorate.training.attention import find_kernels
 from quorate.training.compiler import compile_in_place, pin_compiler, use_compile_cache

@@ -21,7 +21,7 @@ from torch.nn.functional import conv2d, layer_norm
 from quorate.core.digests import NamedBytes, content_digest, tensor_digest
 from quorate.data.datasets import Room
 from quorate.data.streams import seed_generators
-from quorate.observe.events import DeviceMemoryUse
+from quorate.observe.event import DeviceMemoryUse
 from quorate.reduce.memory import DeviceMemory
 from quorate.training.sharded_tensors import is_spread, local
 

@@ -4,7 +4,8 @@ import logging
 import threading
 
 from quorate.core.errors import JobError
-from quorate.observe.events import DeviceMemoryUse, MemoryRanOut
+from quorate.observe.event import DeviceMemoryUse
+from quorate.observe.events import MemoryRanOut
 from quorate.observe.quantities import gibibytes
 from quorate.spec.job import JobSpec
 from quorate.training.device import Device

@@ -9,7 +9,7 @@ from quorate.core.generation import Generation
 from quorate.core.spans import CONNECT, SAVE, STEP, Span, SpanRecorder
 from quorate.core.worker_status import JOIN
 from quorate.observe.event import Event
-from quorate.observe.events import StepTraced
+from quorate.observe.seldom_events import StepTraced
 
 
 class Tracer:

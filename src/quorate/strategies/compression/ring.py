@@ -13,7 +13,7 @@ from quorate.checkpoint.tree import Encoded
 from quorate.core.errors import FrameError
 from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
-from quorate.observe.events import GradientsCompressed
+from quorate.observe.seldom_events import GradientsCompressed
 from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory

@@ -17,7 +17,7 @@ import torch
 from quorate.core.errors import FrameError
 from quorate.core.generation import Generation, Member
 from quorate.lanes.buckets import Bucket
-from quorate.observe.events import GradientsCompressed
+from quorate.observe.seldom_events import GradientsCompressed
 from quorate.reduce.memory import dtype_of
 from quorate.strategies.compression.compressor import Compressor, EncodedLane, Method
 from quorate.strategies.compression.residuals import Residuals, encode_lane

@@ -13,7 +13,7 @@ from typing import Any
 
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.data.ledger import total
-from quorate.observe.events import StalenessObserved
+from quorate.observe.seldom_events import StalenessObserved
 from quorate.strategies.agreement import mean_log, pack, skipped_of, total_losses, unpack
 from quorate.strategies.servers.dealing import AppliedSet, Unit, UnitRecord
 from quorate.strategies.servers.member import MemberConnection, MemberStrategy
