@@ -12,7 +12,7 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.store import CheckpointFolder, FolderAttempt
 from quorate.core.errors import AttemptGone, CheckpointError
 from quorate.core.generation import Cursor
-from quorate.encryption.cipher import Cipher
+from sealing import cipher
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_its_space_is_given_back_also_where_it_cannot_be_renamed(
 
 
 def test_what_writers_say_of_an_encrypted_checkpoint_is_not_in_plain(tmp_path: Path) -> None:
-    attempt = CheckpointFolder(tmp_path, cipher=Cipher(bytes(32))).open_here(Cursor(1))
+    attempt = CheckpointFolder(tmp_path, cipher=cipher(bytes(32))).open_here(Cursor(1))
     attempt.vouch(0, b"a secret name")
     attempt.vouch(3, b"another")
     assert attempt.vouchers() == {0: b"a secret name", 3: b"another"}

@@ -8,7 +8,7 @@ from quorate.checkpoint.manifest import Manifest, Part
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError
 from quorate.core.generation import Cursor, Phase
-from quorate.encryption.cipher import Cipher
+from sealing import cipher
 
 MANIFEST = Manifest(
     step=200,
@@ -122,27 +122,25 @@ def test_a_foreign_one_with_a_fitting_digest_is_refused(changed: dict[str, Any],
 
 
 class TestEncrypted:
-    CIPHER = Cipher(bytes(range(32)))
-
     def test_comes_back_and_shows_nothing_of_the_skeleton(self) -> None:
-        text = MANIFEST.sealed(self.CIPHER).to_json()
+        text = MANIFEST.sealed(cipher()).to_json()
         assert "tuple" not in text
         assert "\\u00fcn\\u00ef" in MANIFEST.to_json()
         assert "\\u00fcn\\u00ef" not in text
         again = Manifest.from_json(text)
-        assert again.encryption == {"cipher": "aes-256-gcm", "key": self.CIPHER.key_id}
-        assert again.opened(self.CIPHER) == MANIFEST
+        assert again.encryption == {"cipher": "aes-256-gcm", "key": cipher().key_id}
+        assert again.opened(cipher()) == MANIFEST
 
     def test_in_plain_it_is_left_as_it_is(self) -> None:
         assert MANIFEST.opened(None) is MANIFEST
-        assert MANIFEST.opened(self.CIPHER) is MANIFEST
+        assert MANIFEST.opened(cipher()) is MANIFEST
 
     def test_without_the_key_it_stays_shut(self) -> None:
-        sealed = MANIFEST.sealed(self.CIPHER)
+        sealed = MANIFEST.sealed(cipher())
         with pytest.raises(CheckpointError, match="no key is given"):
             sealed.opened(None)
         with pytest.raises(CheckpointError, match=r"step 200 cannot be decrypted.*the key given is"):
-            sealed.opened(Cipher(bytes(32)))
+            sealed.opened(cipher(bytes(32)))
 
     @pytest.mark.parametrize(
         "change",
@@ -157,9 +155,9 @@ class TestEncrypted:
     )
     def test_it_belongs_to_its_parts_and_to_no_others(self, change: dict[str, Any]) -> None:
         with pytest.raises(CheckpointError, match=r"cannot be decrypted.*not authentic"):
-            dataclasses.replace(MANIFEST.sealed(self.CIPHER), **change).opened(self.CIPHER)
+            dataclasses.replace(MANIFEST.sealed(cipher()), **change).opened(cipher())
 
     @pytest.mark.parametrize("skeleton", [None, {"dict": {}}, "not base64!", "ünï"])
     def test_a_skeleton_that_is_not_encrypted_is_refused(self, skeleton: Any) -> None:
         with pytest.raises(CheckpointError, match="not encrypted as the manifest says"):
-            dataclasses.replace(MANIFEST.sealed(self.CIPHER), skeleton=skeleton).opened(self.CIPHER)
+            dataclasses.replace(MANIFEST.sealed(cipher()), skeleton=skeleton).opened(cipher())

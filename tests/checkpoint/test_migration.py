@@ -16,7 +16,7 @@ from quorate.checkpoint.tree import decode
 from quorate.core.digests import content_digest
 from quorate.core.errors import CheckpointError, NewerFormatError
 from quorate.core.generation import Cursor, Phase
-from quorate.encryption.key import cipher_of
+from sealing import cipher
 
 FORMATS = Path(__file__).parent / "formats"
 NAME = "step-00000006-evaluated"
@@ -30,12 +30,12 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def loaded(path: Path) -> tuple[Manifest, dict[str, Any]]:
     manifest = read_manifest(path)
-    cipher = cipher_of(manifest)
+    used = None if manifest.encryption is None else cipher()
     tensors: dict[str, torch.Tensor] = {}
     for part in manifest.parts:
         verify_part(path, part)
-        tensors |= tensors_in(read_part(path, part, cipher))
-    return manifest, decode(manifest.opened(cipher).skeleton, tensors)
+        tensors |= tensors_in(read_part(path, part, used))
+    return manifest, decode(manifest.opened(used).skeleton, tensors)
 
 
 def resealed(text: str, **changed: Any) -> str:

@@ -13,25 +13,25 @@ from checkpoint.disk import NEEDING_SPACE, Disk, full, killed
 from quorate.checkpoint.manifest import Part
 from quorate.checkpoint.part_file import PIECE, parts_in, read_part, verify_part, write_part
 from quorate.core.errors import CheckpointError
-from quorate.encryption.cipher import CHUNK, Cipher
 from quorate.storage.atomic import write_fully
+from sealing import cipher
 
-CIPHER = Cipher(bytes(range(32)))
 CONTENT = bytes(range(256)) * 8
 CHUNKS = (CONTENT[:100], bytearray(CONTENT[100:1000]), b"", memoryview(CONTENT)[1000:])
-WAYS: dict[str, dict[str, Any]] = {
-    "plain": {"digest": "xxh3-128"},
-    "sha": {"digest": "sha-256"},
-    "encrypted": {"digest": "xxh3-128", "cipher": CIPHER},
-}
+WAYS = {"plain": "xxh3-128", "sha": "sha-256", "encrypted": "xxh3-128"}
+CHUNK = 1 << 20
 
 
 def write(folder: Path, way: str = "plain", stem: str = "1-of-1") -> Part:
-    return write_part(folder, stem, CHUNKS, **WAYS[way])
+    return write_part(folder, stem, CHUNKS, digest=WAYS[way], cipher=_cipher(way))
 
 
 def read(folder: Path, part: Part, way: str = "plain") -> bytes:
-    return bytes(read_part(folder, part, WAYS[way].get("cipher")))
+    return bytes(read_part(folder, part, _cipher(way)))
+
+
+def _cipher(way: str) -> Any:
+    return cipher() if way == "encrypted" else None
 
 
 class TestThereAndBack:
@@ -42,7 +42,7 @@ class TestThereAndBack:
         lies = file.read_bytes()
         digest = hashlib.sha256(lies).hexdigest() if way == "sha" else xxhash.xxh3_128(lies).hexdigest()
         ending = "safetensors.enc" if way == "encrypted" else "safetensors"
-        assert part == Part(f"1-of-1.{digest}.{ending}", len(lies), f"{WAYS[way]['digest']}:{digest}")
+        assert part == Part(f"1-of-1.{digest}.{ending}", len(lies), f"{WAYS[way]}:{digest}")
         assert file.name == part.file
         assert (lies == CONTENT) is (way != "encrypted")
         assert read(tmp_path, part, way) == CONTENT
@@ -52,7 +52,7 @@ class TestThereAndBack:
     @pytest.mark.parametrize("way", ["plain", "encrypted"])
     def test_whatever_the_size(self, tmp_path: Path, size: int, way: str) -> None:
         content = os.urandom(size)
-        part = write_part(tmp_path, "1-of-1", [content], **WAYS[way])
+        part = write_part(tmp_path, "1-of-1", [content], digest=WAYS[way], cipher=_cipher(way))
         assert read(tmp_path, part, way) == content
 
     def test_the_same_again_is_the_same_part(self, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ class TestReadingFails:
     def test_with_another_key_the_part_is_named(self, tmp_path: Path) -> None:
         part = write(tmp_path, "encrypted")
         with pytest.raises(CheckpointError, match=rf"part {part.file} cannot be decrypted.*the key given is"):
-            read_part(tmp_path, part, Cipher(bytes(32)))
+            read_part(tmp_path, part, cipher(bytes(32)))
 
     def test_damage_is_told_as_damage_not_as_a_wrong_key(self, tmp_path: Path) -> None:
         part = write(tmp_path, "encrypted")
@@ -165,7 +165,7 @@ class TestReadingFails:
         for at in (0, 10, len(whole) // 2, len(whole) - 1):
             (tmp_path / part.file).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
             with pytest.raises(CheckpointError, match="is damaged or of another checkpoint"):
-                read_part(tmp_path, part, CIPHER)
+                read_part(tmp_path, part, cipher())
 
     def test_made_up_by_somebody_without_the_key(self, tmp_path: Path) -> None:
         """Size and digest can be made to fit by anybody; the tags cannot."""
@@ -176,12 +176,12 @@ class TestReadingFails:
         made_up = dataclasses.replace(part, digest=f"xxh3-128:{xxhash.xxh3_128_hexdigest(content)}")
         verify_part(tmp_path, made_up)
         with pytest.raises(CheckpointError, match=r"cannot be decrypted: chunk 1 of 1 .* not authentic"):
-            read_part(tmp_path, made_up, CIPHER)
+            read_part(tmp_path, made_up, cipher())
 
     def test_a_plain_part_where_an_encrypted_one_should_be(self, tmp_path: Path) -> None:
         part = write(tmp_path)
         with pytest.raises(CheckpointError, match=r"cannot be decrypted: .* not encrypted as Quorate does it"):
-            read_part(tmp_path, part, CIPHER)
+            read_part(tmp_path, part, cipher())
 
 
 class TestPartsIn:

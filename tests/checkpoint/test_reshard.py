@@ -21,8 +21,8 @@ from quorate.checkpoint.store import CheckpointFolder, CheckpointStore
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import Encoded, check_pieces, check_written, decode, encode, join_skeletons
 from quorate.core.errors import CheckpointError
-from quorate.encryption.cipher import Cipher
 from quorate.training.device import same_bits
+from sealing import cipher
 
 SHAPES = st.lists(st.integers(0, 6), min_size=1, max_size=3).map(tuple)
 TYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64])
@@ -154,8 +154,9 @@ def saved(store: CheckpointStore, states: list[Encoded]) -> CheckpointInfo:
 
 @pytest.fixture(params=["folder", "encrypted", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
-    cipher = Cipher(bytes(32)) if request.param == "encrypted" else None
-    return MemoryStore() if request.param == "memory" else CheckpointFolder(tmp_path, cipher=cipher)
+    if request.param == "memory":
+        return MemoryStore()
+    return CheckpointFolder(tmp_path, cipher=cipher() if request.param == "encrypted" else None)
 
 
 def test_a_store_reads_what_is_wanted(store: CheckpointStore) -> None:
