@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from memory_link import memory_link_pair
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.hosting import host_lanes
+from quorate.reduce.reduction import Alone
 from quorate.reduce.ring import Ring
 from quorate.wire.link import Deadline, Link
 from wire.pairs import within
@@ -28,12 +29,21 @@ def memory_links(workers: int) -> list[tuple[Link | None, Link | None]]:
     return [(pairs[i - 1][1], pairs[i][0]) for i in range(workers)]
 
 
+def ring_of(
+    members: Generation, worker: int, previous: Link | None, following: Link | None, deadline: Deadline
+) -> Ring:
+    """What a worker that is alone has in the place of a ring does the same."""
+    if previous is None or following is None:
+        return cast(Ring, Alone())
+    return Ring(members, worker, previous, following, deadline)
+
+
 @contextmanager
 def memory_rings(lanes: int, workers: int, deadline: Deadline | None = None) -> Iterator[list[Ring]]:
     members = generation(lanes, workers)
     links = memory_links(workers)
     rings = [
-        Ring(members, member.worker, *neighbours, deadline or within(100))
+        ring_of(members, member.worker, *neighbours, deadline or within(100))
         for member, neighbours in zip(members.members, links, strict=True)
     ]
     try:

@@ -15,7 +15,7 @@ from quorate.lanes.hosting import host_lanes
 from quorate.reduce.ring import REDUCE_CHANNEL, Ring
 from quorate.wire.link import Deadline, Link, Tag
 from reduce.reference import bits, reference_sum, wide_values
-from reduce.rings import everywhere, generation, memory_links, memory_rings
+from reduce.rings import everywhere, generation, memory_links, memory_rings, ring_of
 from wire.pairs import wait_until, within
 
 EVERY_CASE = [(lanes, workers) for lanes in range(1, 9) for workers in range(1, lanes + 1)]
@@ -183,7 +183,7 @@ def test_an_error_of_the_sending_thread_surfaces_in_the_calling_one_with_its_own
     to_next, far_next = memory_link_pair(("worker 10", "worker 11"))
     from_previous, far_previous = memory_link_pair(("worker 10", "worker 11"))
     muted = Muted(to_next, error, sends)
-    ring = Ring(members, 10, from_previous, muted, within(100))
+    ring = ring_of(members, 10, from_previous, muted, within(100))
     with ThreadPoolExecutor(1) as threads:
         # The far side takes what it is sent but sends nothing: without the error this would wait for 30 s.
         summing = threads.submit(ring.all_reduce, 1, 0, [torch.ones(8)], torch.empty(8))
@@ -206,7 +206,7 @@ def test_an_error_of_the_sending_thread_surfaces_in_the_calling_one_with_its_own
 def test_a_worker_that_dies_before_it_sent_anything_ends_the_exchange_on_the_whole_ring(workers: int) -> None:
     links = memory_links(workers)
     members = generation(workers, workers)
-    survivors = [Ring(members, 10 + i, *links[i], within(100)) for i in range(workers - 1)]
+    survivors = [ring_of(members, 10 + i, *links[i], within(100)) for i in range(workers - 1)]
     for link in links[-1]:
         assert link is not None
         link.close()
@@ -227,7 +227,7 @@ def test_closing_from_another_thread_ends_an_exchange() -> None:
         return 30
 
     links = memory_links(2)
-    ring = Ring(generation(2, 2), 10, *links[0], deadline)
+    ring = ring_of(generation(2, 2), 10, *links[0], deadline)
     with ThreadPoolExecutor(1) as threads:
         gathering = threads.submit(ring.gather, 1, 0, b"")
         assert waiting.wait(60)
@@ -240,7 +240,7 @@ def test_an_exchange_closed_before_its_last_send_has_failed_though_its_sum_is_co
     members = generation(2, 2)
     to_next, _ = memory_link_pair(("worker 10", "worker 11"))
     from_previous, far = memory_link_pair(("worker 10", "worker 11"))
-    ring = Ring(members, 10, from_previous, to_next, within(100))
+    ring = ring_of(members, 10, from_previous, to_next, within(100))
     with ThreadPoolExecutor(1) as threads:
         summing = threads.submit(ring.all_reduce, 1, 0, [torch.ones(2)], torch.empty(2))
         # Everything that worker 11 has to give, while it takes nothing.
@@ -253,43 +253,14 @@ def test_an_exchange_closed_before_its_last_send_has_failed_though_its_sum_is_co
 
 def test_a_neighbour_that_stops_without_dying_is_lost_when_the_deadline_is_over() -> None:
     links = memory_links(2)
-    ring = Ring(generation(2, 2), 10, *links[0], within(0.1))
+    ring = ring_of(generation(2, 2), 10, *links[0], within(0.1))
     with pytest.raises(PeerLost, match="worker 11 is gone: no frame for"):
         ring.all_reduce(1, 0, [torch.ones(4)], torch.empty(4))
 
 
 def test_nothing_touches_the_total_once_an_exchange_has_failed() -> None:
     links = memory_links(2)
-    ring = Ring(generation(2, 2), 10, *links[0], within(0.1))
+    ring = ring_of(generation(2, 2), 10, *links[0], within(0.1))
     with pytest.raises(PeerLost):
         ring.all_reduce(1, 0, [torch.ones(4)], torch.empty(4))
     wait_until(lambda: not any(thread.name == "quorate-ring-sender" for thread in threading.enumerate()), seconds=0.001)
-
-
-def flat(length: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.ones(length, dtype=dtype)
-
-
-SHARED = torch.ones(8)
-
-
-@pytest.mark.parametrize(
-    ("lane_values", "total", "told"),
-    [
-        ([flat(4)], flat(4), "1 lane values for 2 hosted lanes"),
-        ([flat(4), flat(5)], flat(4), "lane 1 has 5 elements of torch.float32, the total has 4"),
-        ([flat(4, torch.float64), flat(4)], flat(4), "lane 0 has 4 elements of torch.float64"),
-        ([flat(4), SHARED[2:6]], SHARED[4:8], "lane 1 shares memory with the total"),
-        ([flat(4), flat(8)[::2]], flat(4), r"strides \(2,\)"),
-        ([flat(4), flat(4)], torch.ones(2, 2), r"shape \(2, 2\)"),
-        ([flat(4), flat(4)], torch.empty(4, device="meta"), "on meta"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused(lane_values: list[torch.Tensor], total: torch.Tensor, told: str) -> None:
-    with memory_rings(2, 1) as rings, pytest.raises(ValueError, match=told):
-        rings[0].all_reduce(1, 0, lane_values, total)
-
-
-def test_a_worker_that_is_not_alone_needs_links() -> None:
-    with pytest.raises(ValueError, match="worker 10 is one of 2 on the ring"):
-        Ring(generation(2, 2), 10, None, None, within(100))

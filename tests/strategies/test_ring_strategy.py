@@ -15,9 +15,9 @@ import gang
 from bits import bit_tasks
 from plain_gradients import plain_gradients
 from quorate.core.errors import LossError, PeerLost, ReplicasDiffer, UnsupportedModelError
-from quorate.core.generation import Generation, GenerationId, Member
+from quorate.core.generation import Member
 from quorate.data.ledger import Tally
-from quorate.reduce.ring import Ring
+from quorate.reduce import reduction
 from quorate.strategies.agreement import NOTES_INDEX, StepAgreement, WorkerNote, pack, unpack
 from quorate.strategies.ring import RingStrategy
 from quorate.training.activity import Activity
@@ -60,7 +60,7 @@ class Alone:
     def __init__(self, *, skips: bool = False, device: Device = CPU) -> None:
         model = Tables()
         own = Member(0, "here", range(3))
-        self.ring = Ring(Generation(GenerationId(1, 1), (own,)), 0, None, None, lambda: 10.0)
+        self.ring = reduction.Alone()
         self.gradients = plain_gradients(list(model.named_parameters()), range(3), 25.0)
         parameters, digests = list(model.parameters()), cast(ReplicaDigests, None)
         buffers = Buffers(model, RULES, device)

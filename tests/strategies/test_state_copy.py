@@ -27,7 +27,7 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Gather, HeldState, Parts, Replicated, StateLayout
 from quorate.training.task import Task, configure
-from reduce.rings import memory_links
+from reduce.rings import memory_links, ring_of
 from training.counting_device import CountingDevice
 from wire.pairs import within
 
@@ -67,7 +67,7 @@ class Members:
     def align(self) -> list[Any]:
         """What each gives, or the error that it ends with."""
         rings = [
-            Ring(self.generation, member.worker, *links, within(100))
+            ring_of(self.generation, member.worker, *links, within(100))
             for member, links in zip(self.generation.members, memory_links(len(self.replicas)), strict=True)
         ]
 

@@ -30,7 +30,8 @@ from quorate.checkpoint.pieces import (
     storable,
     stored_piece,
 )
-from quorate.checkpoint.tensor_file import DTYPES, METADATA
+from quorate.checkpoint.tensor_file import ALIGNMENT, DTYPES, METADATA, TensorFile, tensors_in
+from quorate.core.digests import Buffer
 from quorate.core.errors import CheckpointError
 
 DEEPEST = 100
@@ -86,6 +87,20 @@ def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return built
 
     return build(skeleton)
+
+
+def as_bytes(encoded: Encoded) -> tuple[Iterator[Buffer], int]:
+    """A tree as pieces of bytes, of tensors from where they lie, and how many bytes these are."""
+    file = TensorFile(encoded.tensors)
+    text = json.dumps(encoded.skeleton).encode()
+    skeleton = text.ljust(-(-len(text) // ALIGNMENT) * ALIGNMENT)  # so that the tensors behind it are aligned
+    return iter([len(skeleton).to_bytes(8), skeleton, *file.chunks()]), 8 + len(skeleton) + file.size
+
+
+def encoded_in(content: memoryview) -> Encoded:
+    """What `as_bytes` made bytes of; its tensors are views of that memory."""
+    tensors = 8 + int.from_bytes(content[:8])
+    return Encoded(json.loads(bytes(content[8:tensors])), tensors_in(content[tensors:]))
 
 
 def join_skeletons(skeletons: Iterable[Any]) -> Any:

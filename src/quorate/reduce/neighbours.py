@@ -36,7 +36,7 @@ def connect_ring(endpoint: Endpoint) -> Ring:
     return Ring(endpoint.generation, endpoint.credentials.worker, previous, following, lease, blame)
 
 
-def watch(endpoint: Endpoint, neighbours: Sequence[Neighbour | None]) -> tuple[Deadline, Blame]:
+def watch(endpoint: Endpoint, neighbours: Sequence[Neighbour]) -> tuple[Deadline, Blame]:
     """The lease, which also ends for a neighbour elsewhere that is silent; and who is to blame when a link ends."""
     elsewhere = [link for link in neighbours if isinstance(link, TcpLink)]
     if endpoint.silence is None or not elsewhere:
@@ -53,11 +53,9 @@ def _why_not_shared(endpoint: Endpoint) -> str:
     return "the workers run on different hosts"
 
 
-def connect_neighbours(endpoint: Endpoint) -> tuple[Neighbour | None, Neighbour | None]:
-    """Links to the previous and to the next worker on the ring; a worker that is alone has neither."""
+def connect_neighbours(endpoint: Endpoint) -> tuple[Neighbour, Neighbour]:
+    """Links to the previous and to the next worker on the ring."""
     members, position, deadline = endpoint.generation.members, endpoint.position, endpoint.deadline
-    if len(members) == 1:
-        return None, None
     previous, following = members[position - 1], members[(position + 1) % len(members)]
     given_up = threading.Event()
 

@@ -35,30 +35,24 @@ class Ring:
     """One worker's place on the ring of a generation. It owns its links: any failure closes both.
 
     Closing both is what carries bad news round the ring, so that no worker waits for one that has given up.
-    A worker that is alone needs no links.
     """
 
     def __init__(
         self,
         generation: Generation,
         worker: int,
-        previous: Link | None,
-        next: Link | None,
+        previous: Link,
+        next: Link,
         deadline: Deadline,
         blame: Blame = unchanged,
     ) -> None:
         hosting = [member.lanes for member in generation.members]
-        if len(hosting) > 1 and (previous is None or next is None):
-            raise ValueError(
-                f"{name_of(worker)} is one of {len(hosting)} on the ring: it needs a link to both neighbours"
-            )
         plan = plan_exchange(hosting)
         self._generation = generation
         self._position = generation.position(worker)
         self._lanes = hosting[self._position]
         self._visits = plan[self._position]
         self._rounds = 1 + max(visit.round for visits in plan for visit in visits)
-        self._links = [link for link in (previous, next) if link is not None]
         self._previous, self._next = previous, next
         self._deadline = deadline
         self._blame = blame
@@ -67,11 +61,10 @@ class Ring:
         following = generation.members[(self._position + 1) % len(hosting)]
         self._next_name = f"{name_of(following.worker)} ({following.address})"
         self._previous_worker = generation.members[self._position - 1].worker
-        self._sender = _Sender(next, following.worker, deadline, self._fail) if next is not None else None
+        self._sender = _Sender(next, following.worker, deadline, self._fail)
         self.spans: SpanRecorder | None = None
 
     def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        self._check(lane_values, total)
         content = total.detach().view(torch.uint8).numpy().data  # as bytes first: bfloat16 has no NumPy type
         chunks = cut(total.numel(), self._generation.lanes)
         spans = self.spans
@@ -94,7 +87,7 @@ class Ring:
     @property
     def overlaps(self) -> bool:
         """Most of its time is spent waiting for the network, while a backward pass can compute."""
-        return bool(self._links)
+        return True
 
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         workers = len(self._generation.members)
@@ -127,8 +120,6 @@ class Ring:
                 self._send(tag, buffer)
 
     def round_trip(self) -> float | None:
-        if self._previous is None or self._next is None:
-            return None
         previous, following = self._previous, self._next
 
         def ask(there: Tag, back: Tag) -> None:
@@ -150,8 +141,7 @@ class Ring:
 
     def close(self) -> None:
         self._close_links()
-        if self._sender is not None:
-            self._sender.stop()
+        self._sender.stop()
 
     def _carry_out(
         self,
@@ -199,7 +189,7 @@ class Ring:
             self._raise_failure()
             yield
             # The caller is free to change `total` once it has it, so nothing may be unsent by then.
-            if self._sender is not None and not self._sender.flush():
+            if not self._sender.flush():
                 self._raise_failure()
                 raise PeerLost(self._next_name, CLOSED_HERE)
         except BaseException as error:
@@ -221,15 +211,13 @@ class Ring:
             raise self._error
 
     def _close_links(self) -> None:
-        for link in self._links:
-            link.close()
+        self._previous.close()
+        self._next.close()
 
     def _send(self, tag: Tag, payload: Buffer, hop: Hop | None = None) -> None:
-        assert self._sender is not None, "a worker that is alone sends nothing"
         self._sender.send(tag, payload, hop)
 
     def _receive(self, tag: Tag, hop: Hop | None) -> bytes:
-        assert self._previous is not None, "a worker that is alone receives nothing"
         began = 0.0 if hop is None else hop.spans.clock()
         payload = bytes(self._previous.receive(tag, self._deadline))
         if hop is not None:
@@ -237,33 +225,10 @@ class Ring:
         return payload
 
     def _receive_into(self, tag: Tag, content: memoryview, hop: Hop | None = None) -> None:
-        assert self._previous is not None, "a worker that is alone receives nothing"
         began = 0.0 if hop is None else hop.spans.clock()
         self._previous.receive_into(tag, content, self._deadline)
         if hop is not None:
             hop.add(RECEIVE, began, peer=self._previous_worker)
-
-    def _check(self, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        if len(lane_values) != len(self._lanes):
-            raise ValueError(f"{len(lane_values)} lane values for {len(self._lanes)} hosted lanes: give one for each")
-        wanted = (total.dtype, total.numel())
-        for lane, value in zip(self._lanes, lane_values, strict=True):
-            if (value.dtype, value.numel()) != wanted:
-                given = f"{value.numel()} elements of {value.dtype}"
-                raise ValueError(f"lane {lane} has {given}, the total has {total.numel()} of {total.dtype}")
-            if _overlap(value, total):
-                raise ValueError(f"lane {lane} shares memory with the total, which is written while lanes are read")
-        for tensor in (*lane_values, total):
-            if tensor.dim() != 1 or not tensor.is_contiguous() or tensor.device.type != "cpu":
-                shape = f"shape {tuple(tensor.shape)}, strides {tensor.stride()} on {tensor.device}"
-                raise ValueError(f"a tensor has {shape}: the ring takes flat, contiguous tensors in CPU memory")
-
-
-def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two flat tensors have a byte in common."""
-    left_end = left.data_ptr() + left.numel() * left.itemsize
-    right_end = right.data_ptr() + right.numel() * right.itemsize
-    return left.data_ptr() < right_end and right.data_ptr() < left_end
 
 
 class _Sender:

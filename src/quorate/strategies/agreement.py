@@ -19,6 +19,7 @@ from operator import or_
 
 import torch
 
+from quorate.checkpoint.tree import as_bytes, decode, encode, encoded_in
 from quorate.core.errors import LinkError, LossError, UnsupportedModelError
 from quorate.core.failure import name_samples
 from quorate.core.generation import Member, Role
@@ -213,7 +214,9 @@ class StepAgreement:
         audit = self.audit.note(step, results, changed) if self.audit is not None and is_audit else None
         if self._is_alone:
             return [WorkerNote(results, changed, request, audit=audit)]
-        own = WorkerNote(results, changed, request, self._state(step), self._settings.digest(), audit)
+        # The slice must be equal in all workers, but for those who have None.
+        state = None if self._digests is None else self._digests.of_slice(step)
+        own = WorkerNote(results, changed, request, state, self._settings.digest(), audit)
         return [WorkerNote.decode(payload) for payload in self._gather(step, NOTES_INDEX, own.encode())]
 
     def _audit(self, step: int, audit: LaneAudit, notes: Sequence[WorkerNote]) -> None:
@@ -225,10 +228,6 @@ class StepAgreement:
             if not self._is_alone:
                 self._compare_replicas(step, notes)
             audit.settle(step, differing, told)
-
-    def _state(self, step: int) -> int | None:
-        """What must be equal in all workers, but for those who have None."""
-        return None if self._digests is None else self._digests.of_slice(step)
 
     def _compare_replicas(self, step: int, notes: Sequence[WorkerNote]) -> None:
         """The whole state, which is still that of the step before: to name who differs, and where."""
@@ -290,10 +289,7 @@ class StepAgreement:
         for result in results:
             names = (*averaged, *adopted) if result.lane == first else averaged
             own[result.lane] = {name: result.buffers[name] for name in names if name in result.buffers}
-        everyone = [
-            unpack(payload, self._buffers.device)
-            for payload in self._gather(step, BUFFERS_INDEX, pack(own, self._buffers.device))
-        ]
+        everyone = [unpack(payload, self._buffers.device) for payload in self._gather(step, BUFFERS_INDEX, pack(own))]
         return {lane: values for told in everyone for lane, values in told.items()}
 
     def _averages(
@@ -327,20 +323,7 @@ def _lone(lane: LaneResult, request: StepRequest) -> Agreement | None:
     """The only lane of a job has nobody to agree with. None where something is wrong with it."""
     if lane.shortage or not all(math.isfinite(loss.total) and loss.count > 0 for loss in lane.losses.values()):
         return None
-    return Agreement(
-        lane.samples,
-        lane.tally,
-        lane.present,
-        lane.losses,
-        mean_log([lane]) if lane.log else {},
-        lane.buffers,
-        request,
-        bad=lane.bad,
-        why=lane.why,
-        data_s=lane.data_s,
-        put_back=tuple(sorted(set(lane.put_back))),
-        digests=(lane.digests,) if lane.digests else (),
-    )
+    return _of_lanes([lane], lane.losses, (), request)._replace(buffers=lane.buffers, data_s=lane.data_s)
 
 
 def _of_lanes(
@@ -363,26 +346,16 @@ def _of_lanes(
     )
 
 
-def pack(by_lane: Mapping[int, Mapping[str, torch.Tensor]], device: Device = CPU) -> bytes:
+def pack(by_lane: Mapping[int, Mapping[str, torch.Tensor]]) -> bytes:
     """Tensors by lane and name, as bytes."""
-    flat = [(lane, name, value) for lane, values in by_lane.items() for name, value in values.items()]
-    table = [[lane, name, str(v.dtype).removeprefix("torch."), list(v.shape)] for lane, name, v in flat]
-    head = json.dumps([list(by_lane), table]).encode()
-    return len(head).to_bytes(4) + head + b"".join(device.content(value) for _, _, value in flat)
+    chunks, _ = as_bytes(encode({lane: dict(values) for lane, values in by_lane.items()}))
+    return b"".join(chunks)
 
 
 def unpack(payload: bytes, device: Device = CPU) -> dict[int, dict[str, torch.Tensor]]:
     """What `pack` made bytes of."""
-    start = 4 + int.from_bytes(payload[:4])
-    lanes, table = json.loads(payload[4:start])
-    by_lane: dict[int, dict[str, torch.Tensor]] = {lane: {} for lane in lanes}
-    for lane, name, dtype_name, shape in table:
-        dtype: torch.dtype = getattr(torch, dtype_name)
-        size = dtype.itemsize * torch.Size(shape).numel()
-        raw = bytearray(payload[start : start + size])
-        value = torch.frombuffer(raw, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
-        by_lane[lane][name] = device.move(value.view(dtype).view(shape))
-        start += size
+    encoded = encoded_in(memoryview(bytearray(payload)))
+    by_lane: dict[int, dict[str, torch.Tensor]] = device.move(decode(encoded.skeleton, encoded.tensors))
     return by_lane
 
 

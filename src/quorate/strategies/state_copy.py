@@ -1,6 +1,5 @@
 """The state of a job on its way from one worker's memory to those that need it."""
 
-import json
 import logging
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -8,8 +7,7 @@ from itertools import count
 
 import xxhash
 
-from quorate.checkpoint.tensor_file import ALIGNMENT, TensorFile, tensors_in
-from quorate.checkpoint.tree import Encoded
+from quorate.checkpoint.tree import Encoded, as_bytes, encoded_in
 from quorate.core.digests import Buffer
 from quorate.core.errors import WorkerUnfit
 from quorate.core.generation import Generation, name_of
@@ -85,7 +83,7 @@ class Passing:
         told = memoryview(bytearray(8))
         everybody = range(len(self._generation.members))
         if self._position == donor and own is not None:
-            source, size = _as_bytes(own)
+            source, size = as_bytes(own)
             told[:] = size.to_bytes(8)
             broadcast(told, everybody)
             _send(source, size, receivers, broadcast)
@@ -103,14 +101,6 @@ class Passing:
     def _broadcast(self, donor: int, buffer: memoryview, receivers: Collection[int]) -> None:
         with self._activity.waiting(OTHERS):
             self._reduction.broadcast(self._step, next(self._numbers), donor, buffer, receivers)
-
-
-def _as_bytes(encoded: Encoded) -> tuple[Iterator[Buffer], int]:
-    """The state as pieces of bytes from where it lies (a donor needs no second copy of it), and how many these are."""
-    file = TensorFile(encoded.tensors)
-    text = json.dumps(encoded.skeleton).encode()
-    skeleton = text.ljust(-(-len(text) // ALIGNMENT) * ALIGNMENT)  # so that the tensors behind it are aligned
-    return iter([len(skeleton).to_bytes(8), skeleton, *file.chunks()]), 8 + len(skeleton) + file.size
 
 
 def _send(source: Iterator[Buffer], size: int, receivers: Collection[int], broadcast: Broadcast) -> None:
@@ -135,8 +125,7 @@ def _receive(size: int, receivers: Collection[int], broadcast: Broadcast, step: 
     broadcast(memoryview(sent), receivers)
     if sent != digest.digest():
         raise WorkerUnfit(f"the state that it has copied at step {step} is not the one that was sent.")
-    tensors = 8 + int.from_bytes(content[:8])
-    return Encoded(json.loads(bytes(content[8:tensors])), tensors_in(content[tensors:]))
+    return encoded_in(content)
 
 
 def _pass_on(size: int, receivers: Collection[int], broadcast: Broadcast) -> None:

@@ -31,25 +31,6 @@ class FlatTensors:
     buckets: tuple[torch.Tensor, ...]
     views: tuple[torch.Tensor, ...]
 
-    @classmethod
-    def over(
-        cls,
-        buckets: Sequence[torch.Tensor],
-        parameters: Sequence[torch.nn.Parameter],
-        plan: Sequence[Bucket],
-        *,
-        as_they_lie: bool = False,
-    ) -> "FlatTensors":
-        """`as_they_lie`: with the strides of the parameters, which fused optimizers ask for. A bucket then holds
-        the elements in the order of memory: the same in every worker, but not that of the indices."""
-        views: dict[int, torch.Tensor] = {}
-        for bucket, flat in zip(plan, buckets, strict=True):
-            for slot in bucket.slots:
-                parameter, part = parameters[slot.index], flat[slot.offset : slot.offset + slot.numel]
-                is_whole = slot.numel == parameter.numel()
-                views[slot.index] = shaped(part, parameter, as_they_lie=as_they_lie) if is_whole else part
-        return cls(tuple(buckets), tuple(views[i] for i in range(len(parameters))))
-
 
 def shaped(flat: torch.Tensor, parameter: torch.Tensor, *, as_they_lie: bool) -> torch.Tensor:
     """A flat tensor as one like the parameter: by its strides, or by the order of indices."""
@@ -72,6 +53,9 @@ class FlatGradients(Gradients):
     taken as it is (adding it to zeros would turn −0.0 into 0.0) and a parameter that gets none keeps None. It is then
     moved into the lane's buffer, where later micro-batches add to it: a large one by a hook, at once, so that its
     memory is free for the next; small ones together after the pass, since a hook for each costs more than its copy.
+
+    `as_they_lie`: with the strides of the parameters, which fused optimizers ask for. A bucket then holds the elements
+    in the order of memory: the same in every worker, but not that of the indices.
     """
 
     def __init__(
@@ -209,7 +193,13 @@ class FlatGradients(Gradients):
         super().close()
 
     def _over(self, buckets: Sequence[torch.Tensor]) -> FlatTensors:
-        return FlatTensors.over(buckets, self.parameters, self.plan, as_they_lie=self._as_they_lie)
+        views: dict[int, torch.Tensor] = {}
+        for bucket, flat in zip(self.plan, buckets, strict=True):
+            for slot in bucket.slots:
+                parameter, part = self.parameters[slot.index], flat[slot.offset : slot.offset + slot.numel]
+                is_whole = slot.numel == parameter.numel()
+                views[slot.index] = shaped(part, parameter, as_they_lie=self._as_they_lie) if is_whole else part
+        return FlatTensors(tuple(buckets), tuple(views[i] for i in range(len(self.parameters))))
 
     def _copied(self) -> FlatTensors:
         """The sum in memory where it costs little to write to it."""

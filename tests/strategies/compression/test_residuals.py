@@ -11,13 +11,12 @@ import torch
 from quorate.core.errors import LinkError, ResidualsLost
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.lanes.buckets import TensorShape, plan_buckets
-from quorate.reduce.ring import Ring
 from quorate.strategies.compression import residuals as module
 from quorate.strategies.compression.compressor import Compressor
 from quorate.strategies.compression.lane_memory import LaneMemory
 from quorate.strategies.compression.methods import TopK
 from quorate.strategies.compression.residuals import Residuals
-from reduce.rings import memory_links
+from reduce.rings import memory_links, ring_of
 from wire.pairs import within
 
 PLAN = plan_buckets([TensorShape(f"p{i}", "torch.float32", 4, size) for i, size in enumerate((6, 4))], 25)
@@ -145,7 +144,7 @@ class Hosts:
             GenerationId(1, 2), tuple(Member(worker, "", lanes, cursor=cursor) for worker, lanes in members.items())
         )
         rings = [
-            Ring(generation, worker, *links, within(100))
+            ring_of(generation, worker, *links, within(100))
             for worker, links in zip(members, memory_links(len(members)), strict=True)
         ]
 
@@ -227,7 +226,7 @@ def test_what_was_restored_outlives_a_generation_that_ends_before_it_is_settled(
     workers.of[0] = fresh
     generation = Generation(GenerationId(1, 1), (Member(0, "host:0", range(2)), Member(1, "host:1", range(2, 4))))
     links, _ = memory_links(2)
-    ring = Ring(generation, 0, *links, within(100))
+    ring = ring_of(generation, 0, *links, within(100))
     ring.close()
     with pytest.raises(LinkError):
         fresh.settle(generation, 0, ring)

@@ -195,7 +195,7 @@ class UnitWorker:
             elif unit.lane == 0:
                 is_counter = not value.dtype.is_floating_point and value.shape == before.shape
                 changes[ADDED if is_counter else SET][name] = value - before if is_counter else value
-        return pack(changes, buffers.device) if any(changes.values()) else None
+        return pack(changes) if any(changes.values()) else None
 
 
 def _refused(name: str, unit: Unit) -> UnsupportedModelError:
