@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from quorate.api.chaos import Trial
-from quorate.api.documents import trial_document
 from quorate.api.result import Result
 from quorate.chaos.fault import Firing
 from quorate.chaos.script import parse_fault
@@ -84,6 +83,6 @@ def test_a_broken_ledger_fails_a_trial_that_ends_with_the_same_weights(ledger: L
     assert stream.getvalue().endswith(expected)
     assert f"samples\n  {ledger.verdict}\n" in stream.getvalue()
     assert succeeded(trial(), ledger) is (ledger is WHOLE)
-    document = trial_document(trial(), ledger)
+    document = trial().document(ledger)
     validate("chaos", document)
     assert document["ledger_whole"] is (ledger is WHOLE)

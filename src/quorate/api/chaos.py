@@ -7,18 +7,20 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quorate.api import session
 from quorate.api.engines import refuse_cluster
 from quorate.api.prints import RunStart, Watch
 from quorate.api.result import Result, open_run
-from quorate.chaos.fault import Fault, Firing, Whom, firings
+from quorate.chaos.fault import PHASES, Fault, Firing, Whom, firings
 from quorate.chaos.network_namespaces import can_make_networks
 from quorate.chaos.script import EXAMPLE, Line, check_script, lines_of, parse_mean, parse_script, random_script
 from quorate.chaos.supervisor_hook import run_under
-from quorate.core.errors import RequestError, RunError
+from quorate.core.errors import QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.machine import usable_cores
+from quorate.history.ledger import Ledger
 from quorate.observe.sinks import Sink
 from quorate.spec.changes import changes
 from quorate.spec.device import workers_here
@@ -127,6 +129,39 @@ class Trial:
     def firings_of(self, number: int) -> list[Firing]:
         return [firing for firing in self.firings if firing.fault == number]
 
+    def document(self, ledger: Ledger) -> dict[str, Any]:
+        """As `quorate chaos --json` prints it."""
+        return {
+            "undisturbed_run": self.undisturbed.run,
+            "undisturbed_digest": self.undisturbed.weights_digest,
+            "run": self.disturbed.run,
+            "folder": str(self.disturbed.folder),
+            "status": "complete" if self.failure is None else "failed",
+            "steps": self.disturbed.steps,
+            "digest": None if self.failure else self.disturbed.weights_digest,
+            "same": self.is_same,
+            "failure": None if self.failure is None else self.failure.to_dict(),
+            "differing_facts": list(self.differing_facts),
+            "ledger_whole": ledger.is_whole,
+            "faults": [
+                {
+                    "fault": str(fault),
+                    "fired": bool(self.firings_of(number)),
+                    "firings": [
+                        {"worker": one.worker, "pid": one.pid, "step": one.step, "phase": phase_of(one)}
+                        for one in self.firings_of(number)
+                    ],
+                }
+                for number, fault in enumerate(self.faults)
+            ],
+            "recoveries": self.disturbed.recoveries,
+        }
+
+
+def phase_of(firing: Firing) -> str:
+    """The phase in which a fault came about, by the name that fault scripts use."""
+    return next((name for name, status in PHASES.items() if status == firing.phase), firing.phase)
+
 
 def try_under(request: FaultRequest, resolved: ResolvedJob, against: str | None, watch: Watch) -> Trial | Result:
     """Run a job under faults in a run folder of its own, and compare it with a complete run of the same job: the one
@@ -218,7 +253,7 @@ def _run_separately(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: Wat
 
 @dataclass(frozen=True)
 class Launcher:
-    """A process of its own that can be killed, ``python -m quorate.api``: it starts a job under faults, or resumes it.
+    """A process of its own that can be killed: it starts a job under faults, or resumes it.
 
     It gets this as a pickle on standard input, and prints on standard output which run it is.
     """
@@ -245,7 +280,7 @@ def _launch(launcher: Launcher) -> tuple[int, Path | None]:
     # Ctrl-C goes to the child as well, which stops in order.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        command = [sys.executable, "-P", "-m", "quorate.api"]
+        command = [sys.executable, "-P", "-c", f"from {__name__} import main; raise SystemExit(main())"]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             output, _ = child.communicate(pickle.dumps((sys.path, launcher)))
@@ -257,3 +292,16 @@ def _launch(launcher: Launcher) -> tuple[int, Path | None]:
     finally:
         signal.signal(signal.SIGINT, before)
     return child.returncode, launcher.run or (Path(output.decode().strip()) if output.strip() else None)
+
+
+def main() -> int:
+    """Train what standard input holds, in a launcher that can be killed; the exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    path, launcher = pickle.load(sys.stdin.buffer)
+    sys.path[:] = path
+    try:
+        launcher.train()
+    except QuorateError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return error.exit_code
+    return 0

@@ -16,7 +16,7 @@ from quorate.checkpoint.listing import CheckpointInfo, Skipped, Unusable, cursor
 from quorate.checkpoint.selection import BEST, LAST, best_among, own_among, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError, UntrustedError
-from quorate.core.generation import Cursor
+from quorate.core.generation import Cursor, Phase
 from quorate.core.user_code import given
 from quorate.encryption.cipher import Cipher
 from quorate.encryption.key import KeyPlace, cipher_of, read_key, rekey, sweep_leftovers
@@ -56,6 +56,27 @@ class Verified:
 
     examined: tuple[Examined, ...]
     not_authenticated: str
+
+    def document(self, run: str) -> dict[str, Any]:
+        """As `quorate checkpoints verify --json` prints it."""
+        return {
+            "run": run,
+            "authenticated": not self.not_authenticated,
+            "not_authenticated": self.not_authenticated or None,
+            "damaged": sum(bool(each.problem) for each in self.examined),
+            "checkpoints": [
+                {
+                    "name": each.path.name,
+                    "step": each.cursor.step,
+                    "evaluated": each.cursor.phase is Phase.EVALUATED,
+                    "bytes": each.bytes,
+                    "whole": not each.problem,
+                    "problem": each.problem or None,
+                    "foreign": each.foreign or None,
+                }
+                for each in self.examined
+            ],
+        }
 
 
 def verify_run(run: RunFolder, which: str | None = None) -> Verified:

@@ -3,9 +3,11 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quorate.core.addresses import is_url, normalised, shown
 from quorate.core.errors import RequestError
+from quorate.history.streaming import shown_place
 from quorate.shards.files import shard_place
 from quorate.shards.index import NAME, ShardIndex, load_index, save_index
 from quorate.shards.indexing import Flaw, Progress, build_index, verify_shards
@@ -22,6 +24,15 @@ class Indexed:
     index: ShardIndex
     file: str
     seconds: float
+
+    def document(self) -> dict[str, Any]:
+        """As `quorate data index --json` prints it."""
+        return _head(self.index) | {
+            "index": shown_place(self.file),
+            "bytes": int(self.index.sizes.sum()),
+            "digest": self.index.digest,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,27 @@ class Verified:
     @property
     def damaged_records(self) -> int:
         return sum(flaw.records for flaw in self.flaws)
+
+    def document(self) -> dict[str, Any]:
+        """As `quorate data verify --json` prints it."""
+        names = ("file", "unit", "start", "length", "records", "problem")
+        flaws = [{name: getattr(flaw, name) for name in names} for flaw in self.flaws]
+        return _head(self.index) | {
+            "damaged_shards": self.damaged_shards,
+            "damaged_records": self.damaged_records,
+            "new_shards": self.new_shards,
+            "flaws": [flaw if flaw["start"] is not None else flaw | {"unit": None} for flaw in flaws],
+        }
+
+
+def _head(index: ShardIndex) -> dict[str, Any]:
+    return {
+        "place": shown_place(index.place),
+        "kind": index.kind,
+        "shards": len(index.shards),
+        "blocks": index.blocks,
+        "records": len(index),
+    }
 
 
 def index_data(

@@ -8,6 +8,8 @@ environment: neither Ray's list of jobs nor a command line has more of it than n
 import contextlib
 import secrets
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +25,7 @@ from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped, r
 from quorate.api.result import Result
 from quorate.api.session import is_private, resumable, resume_in, run_on_engine, start_in
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
-from quorate.core.errors import JobError, RequestError, RunError
+from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.core.runs_folder import is_copy
 from quorate.engines.ray.node_code import NodeCode, below
 from quorate.engines.ray.option import RaySpec
@@ -181,3 +183,19 @@ def launch(folder: Path, watch: Watch) -> Result:
     if is_resumed:
         return resume_in(run, resolved, here_resolved, place, watch, runner)
     return start_in(run, here_resolved, place, watch, runner)
+
+
+def main() -> int:
+    """Train the run in the folder that is named, as Ray has it done; the exit code."""
+    from quorate.api.train import show_on_stderr
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return launch(Path(sys.argv[1]), show_on_stderr).exit_code
+    except QuorateError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

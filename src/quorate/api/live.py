@@ -3,7 +3,7 @@
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,6 @@ class LiveRun:
         record = RunRecord.read(self.run, timeline)
         answer = status(self.run, _PATIENCE) if record.status is Status.RUNNING else None
         formed = timeline.of_kind(GenerationFormed)[-1:]
-        recent = _Recent.of(timeline)
         told = [event for event in timeline.of_kind(CheckpointSaved) if event.step is not None][-1:]
         return Snapshot(
             record=record,
@@ -140,11 +139,7 @@ class LiveRun:
             generation=formed[0].generation or "" if formed else "",
             wanted=None if answer is None else answer.wanted or None,
             workers=_workers(formed[0].computing if formed else (), answer),
-            losses=recent.losses,
-            recent=recent.values,
-            samples_per_second=recent.samples_per_second,
-            step_seconds=recent.step_seconds,
-            shares=recent.shares,
+            **_recent(timeline),
             data_wait=timeline.waiting.share if timeline.waiting.step_s else None,
             saved=(told[0].step or 0, told[0].time) if told else None,
             recoveries=tuple(timeline.recoveries),
@@ -173,44 +168,36 @@ def _workers(members: Sequence[HostedLanes], answer: JobStatus | None) -> tuple[
     return tuple(WorkerNow(worker, hosting.get(worker, ()), words.get(worker)) for worker in sorted({*hosting, *words}))
 
 
-@dataclass(frozen=True)
-class _Recent:
-    losses: dict[str, float] = field(default_factory=dict)
-    values: tuple[float, ...] = ()
-    samples_per_second: float | None = None
-    step_seconds: float | None = None
-    shares: dict[str, float] = field(default_factory=dict)
+def _recent(timeline: Timeline) -> dict[str, Any]:
+    """What the last steps say, by the names that a `Snapshot` has for it."""
+    assert timeline.rows is not None
+    columns = StepColumns(StepRows(timeline.rows.packed[-1:], timeline.rows.rows))
+    # A run that went on from a checkpoint has steps behind its position that it will tell again.
+    known = columns.steps <= timeline.position
+    if not known.any():
+        return {"losses": {}, "recent": (), "samples_per_second": None, "step_seconds": None, "shares": {}}
 
-    @classmethod
-    def of(cls, timeline: Timeline) -> "_Recent":
-        assert timeline.rows is not None
-        columns = StepColumns(StepRows(timeline.rows.packed[-1:], timeline.rows.rows))
-        # A run that went on from a checkpoint has steps behind its position that it will tell again.
-        known = columns.steps <= timeline.position
-        if not known.any():
-            return cls()
+    def recent(name: str) -> NDArray[np.float64]:
+        return columns.column(name)[known][-RECENT:]
 
-        def recent(name: str) -> NDArray[np.float64]:
-            return columns.column(name)[known][-RECENT:]
-
-        losses = {name: values[np.isfinite(values)] for name in columns.family("loss") for values in [recent(name)]}
-        losses = {name: values for name, values in losses.items() if len(values)}
-        times, samples = recent(TIME), recent(SAMPLES)
-        # Before this part of the run nobody may have worked for days.
-        began = max((event.time for event in timeline.of_kind(RunBegan)), default=0.0)
-        here = times >= began
-        seconds, steps = float(np.ptp(times[here])) if here.any() else 0.0, int(here.sum()) - 1
-        per_step = seconds / steps if steps > 0 and seconds > 0 else None
-        sizes = samples[here & (samples > 0)]
-        spent = {phase: float(recent(f"{phase}_s").mean()) for phase in PHASES}
-        whole = sum(spent.values())
-        return cls(
-            losses={name: float(values[-1]) for name, values in losses.items()},
-            values=tuple(next(iter(losses.values())).tolist()) if losses else (),
-            samples_per_second=float(sizes.mean()) / per_step if per_step and len(sizes) else None,
-            step_seconds=per_step,
-            shares={phase: share / whole for phase, share in spent.items()} if whole else {},
-        )
+    losses = {name: values[np.isfinite(values)] for name in columns.family("loss") for values in [recent(name)]}
+    losses = {name: values for name, values in losses.items() if len(values)}
+    times, samples = recent(TIME), recent(SAMPLES)
+    # Before this part of the run nobody may have worked for days.
+    began = max((event.time for event in timeline.of_kind(RunBegan)), default=0.0)
+    here = times >= began
+    seconds, steps = float(np.ptp(times[here])) if here.any() else 0.0, int(here.sum()) - 1
+    per_step = seconds / steps if steps > 0 and seconds > 0 else None
+    sizes = samples[here & (samples > 0)]
+    spent = {phase: float(recent(f"{phase}_s").mean()) for phase in PHASES}
+    whole = sum(spent.values())
+    return {
+        "losses": {name: float(values[-1]) for name, values in losses.items()},
+        "recent": tuple(next(iter(losses.values())).tolist()) if losses else (),
+        "samples_per_second": float(sizes.mean()) / per_step if per_step and len(sizes) else None,
+        "step_seconds": per_step,
+        "shares": {phase: share / whole for phase, share in spent.items()} if whole else {},
+    }
 
 
 def running_jobs(runs: Path) -> tuple[RunRecord, ...]:

@@ -12,7 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,16 @@ class ModelVersion:
 
     def __str__(self) -> str:
         return f"{self.name}/{self.version}"
+
+    def document(self) -> dict[str, Any]:
+        """As `quorate models --json` prints it."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "aliases": list(self.aliases),
+            "created": self.created.isoformat(timespec="milliseconds"),
+            "lineage": None if self.lineage is None else asdict(self.lineage),
+        }
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def submit_launcher(client: Any, run: RunFolder, submission: Submission, runtime
     """Have Ray start the launcher of a run. Raises RequestError where Ray has not taken it."""
     try:
         client.submit_job(
-            entrypoint=f"exec python -m quorate.api.detached_launcher {shlex.quote(str(run.path))}",
+            entrypoint=f"exec python -m quorate.api.detached {shlex.quote(str(run.path))}",
             submission_id=submission.id,
             runtime_env=runtime_env,
             metadata={RUN: run.name, FOLDER: str(run.path)},

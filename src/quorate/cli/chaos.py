@@ -91,7 +91,6 @@ def chaos(
       quorate chaos job.yaml --random --mtbf 5s --seed 7
     """
     from quorate.api.chaos import FaultRequest, Trial, try_under
-    from quorate.api.documents import trial_document
     from quorate.api.train import show_on_stderr, show_quietly
     from quorate.history.ledger import read_ledger
     from quorate.observe.screen import Screen
@@ -110,7 +109,7 @@ def chaos(
         raise typer.Exit(trial.exit_code)
     ledger = read_ledger(RunFolder(trial.disturbed.folder))
     if as_json:
-        print_document(trial_document(trial, ledger))
+        print_document(trial.document(ledger))
     else:
         print_trial(trial, ledger, Screen(sys.stdout))
     raise typer.Exit(0 if succeeded(trial, ledger) else 1)
@@ -120,7 +119,7 @@ def print_trial(trial: "Trial", ledger: "Ledger", screen: "Screen") -> None:
     """Each fault, each recovery, the samples, and the verdict."""
     from rich.text import Text
 
-    from quorate.api.documents import phase_of
+    from quorate.api.chaos import phase_of
     from quorate.api.recorded_run import short_path
 
     def say(text: str, style: str = "") -> None:

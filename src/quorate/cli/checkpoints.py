@@ -92,13 +92,12 @@ def verify(run: Run, checkpoint: OptionalWhich = None, runs: Runs = RUNS, as_jso
       quorate checkpoints verify digits-0001 --checkpoint best
     """
     from quorate.api.checkpoints import verify_run
-    from quorate.api.documents import verified_checkpoints_document
     from quorate.cli.layout import Page
 
     folder = RunFolder.find(runs, run)
     verified = verify_run(folder, checkpoint)
     if as_json:
-        print_document(verified_checkpoints_document(folder.name, verified))
+        print_document(verified.document(folder.name))
     else:
         print_verified(Page(), folder.name, verified)
     raise typer.Exit(1 if any(each.problem for each in verified.examined) else 0)

@@ -69,14 +69,13 @@ def index(
       quorate data index s3://bucket/photos --force
     """
     from quorate.api.data import LARGE_BLOCK, index_data
-    from quorate.api.documents import index_document
     from quorate.cli.layout import Page
     from quorate.history.streaming import shown_place
 
     with counting("indexed", as_json) as progress:
         done = index_data(path, output, force=force, progress=progress)
     if as_json:
-        print_document(index_document(done))
+        print_document(done.document())
         return
     page, index = Page(), done.index
     page.line(f"{_counted(index)}, {size(int(index.sizes.sum()))}, in {duration(done.seconds)}.")
@@ -103,13 +102,12 @@ def verify(path: IndexedPlace, as_json: Json = False) -> None:
       quorate data verify s3://bucket/photos --json
     """
     from quorate.api.data import verify_data
-    from quorate.api.documents import verified_data_document
     from quorate.cli.layout import Page
 
     with counting("verified", as_json) as progress:
         done = verify_data(path, progress)
     if as_json:
-        print_document(verified_data_document(done))
+        print_document(done.document())
         raise typer.Exit(1 if done.flaws else 0)
     page = Page()
     for flaw in done.flaws[:MOST_FLAWS]:

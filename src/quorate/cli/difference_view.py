@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
+from quorate.cli.layout import headed_table
 from quorate.cli.output import NONE, print_document
 from quorate.history.difference import Pair, RunPair, RunSide
 from quorate.history.documents import difference_document
@@ -19,7 +19,6 @@ from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
 
 DIGEST_SHOWN = 12
-GAP = "  "
 
 
 def show_difference(left: RunFolder, right: RunFolder, as_json: bool) -> None:
@@ -56,7 +55,8 @@ def print_difference(pair: RunPair, screen: Screen) -> None:
     for title, rows in tables.items():
         if rows:
             screen.print()
-            screen.print(_side_by_side(title, names, rows, screen.width))
+            headed = headed_table((title, *names), rows=[(name, *both) for name, both in rows.items()])
+            screen.print(headed)
     if pair.source:
         screen.print("\nThe code of their tasks differs:")
         for text in pair.source:
@@ -79,27 +79,17 @@ def _lengths(pair: RunPair) -> str:
 
 def _why_weights_differ(pair: RunPair) -> str:
     """Where other weights are no sign of a fault."""
-    if modes := _modes_without_bits(pair):
+    strategies = [side.job.spec.strategy for side in (pair.left, pair.right)]
+    if modes := sorted({str(each.model_dump()["mode"]) for each in strategies if not each.is_synchronous}):
         return (
             f"In mode {' and '.join(modes)} weights depend on which update came first, so that others are no sign of a "
             "fault."
         )
-    if gangs := _gangs(pair):
+    if gangs := sorted({strategy.kind for strategy in strategies if not strategy.fixes_bits}):
         told = " and ".join(f"strategy: {kind}" for kind in gangs)
         return f"With {told} the last bits depend on how many workers there were at each step."
     lengths = _lengths(pair)
     return f"Their learning rate depends on the length of the job: {lengths}." if lengths else ""
-
-
-def _gangs(pair: RunPair) -> list[str]:
-    """The strategies of theirs that promise no bits."""
-    strategies = (side.job.spec.strategy for side in (pair.left, pair.right))
-    return sorted({strategy.kind for strategy in strategies if not strategy.fixes_bits})
-
-
-def _modes_without_bits(pair: RunPair) -> list[str]:
-    strategies = [side.job.spec.strategy for side in (pair.left, pair.right)]
-    return sorted({str(each.model_dump()["mode"]) for each in strategies if not each.is_synchronous})
 
 
 def _parting(pair: RunPair) -> Text:
@@ -136,21 +126,3 @@ def _value(value: Any) -> str:
 def _sides(pair: Pair, text: Callable[[Any], str]) -> tuple[str, str]:
     left, right = (NONE if value is None else text(value) for value in pair)
     return left, right
-
-
-def _side_by_side(title: str, names: tuple[str, str], rows: dict[str, tuple[str, str]], width: int) -> Table | Text:
-    """On a narrow screen a key has a line of its own and is not broken: it is copied and searched for."""
-    columns = (max(map(len, (title, *rows))), *map(len, names))
-    if sum(columns) + len(GAP) * (len(columns) - 1) <= width:
-        table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", header_style="bold")
-        for heading in (title, *names):
-            table.add_column(heading, overflow="fold")
-        for name, both in rows.items():
-            table.add_row(name, *both)
-        return table
-    text = Text(title, style="bold")
-    wide = max(map(len, names))
-    for key, both in rows.items():
-        lines = (f"{GAP}{name:<{wide}}{GAP}{value}" for name, value in zip(names, both, strict=True))
-        text.append("\n".join(["", key, *lines]), style="not bold")
-    return text

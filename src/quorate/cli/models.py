@@ -57,7 +57,6 @@ def list_all(mlflow: Mlflow = None, runs: Runs = RUNS, as_json: Json = False) ->
       quorate models ls
       quorate models ls --mlflow http://127.0.0.1:5000 --json
     """
-    from quorate.api.documents import models_document
     from quorate.api.models import ModelRegistry, registry_uri
     from quorate.cli.layout import Page, headed_table
     from quorate.storage.tracking_notes import place
@@ -65,7 +64,7 @@ def list_all(mlflow: Mlflow = None, runs: Runs = RUNS, as_json: Json = False) ->
     registry = ModelRegistry(registry_uri(runs, mlflow))
     versions = registry.versions()
     if as_json:
-        print_document(models_document(registry.uri, versions))
+        print_document({"registry": place(registry.uri), "models": [each.document() for each in versions]})
     elif versions:
         Page().table(headed_table(HEADINGS, rows=[_row(each) for each in versions]))
     else:
@@ -99,7 +98,6 @@ def register(
       quorate models register last
       quorate models register digits-0001 --name digits --checkpoint best
     """
-    from quorate.api.documents import model_document
     from quorate.api.models import register_model, registry_uri
 
     folder = RunFolder.find(runs, run)
@@ -116,7 +114,7 @@ def register(
     step = f" of step {lineage.step:,}" if lineage is not None else ""
     done = "registered as" if is_new else "is registered already as"
     sentence = f"{folder.name}: the model{step} {done} {version}."
-    print_answer(as_json, {**model_document(version), "new": is_new}, sentence)
+    print_answer(as_json, {**version.document(), "new": is_new}, sentence)
 
 
 @app.command()
@@ -167,12 +165,11 @@ def pull(
       quorate models pull digits@champion
       quorate models pull digits/2 models/digits
     """
-    from quorate.api.documents import model_document
     from quorate.api.models import ModelRegistry, registry_uri
 
     version, into = ModelRegistry(registry_uri(runs, mlflow)).pull(model, folder)
     files = sorted(() if version.lineage is None else version.lineage.digests)
-    fields = {**model_document(version), "folder": str(into.absolute()), "files": files}
+    fields = {**version.document(), "folder": str(into.absolute()), "files": files}
     print_answer(as_json, fields, f"{version}: {' and '.join(files)} in {into}, as they were registered.")
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -41,7 +42,6 @@ def track(
       quorate track digits-0001 --mlflow http://127.0.0.1:5000
       quorate track last --mlflow true --tensorboard
     """
-    from quorate.api.documents import track_document
     from quorate.api.observers import refuse_missing_libraries
     from quorate.api.tracker import catch_up
     from quorate.spec.load import load_recorded
@@ -68,7 +68,8 @@ def track(
     with contextlib.redirect_stdout(sys.stderr):
         told = catch_up(folder, spec, spec.track)
     if as_json:
-        print_document(track_document(folder, told))
+        sent = [asdict(each) | {"missing": each.missing or None} for each in told]
+        print_document({"run": folder.name, "folder": str(folder.path), "trackers": sent})
     else:
         for each in told:
             points = f"{each.points:,} points were sent" if each.points else "nothing was missing"

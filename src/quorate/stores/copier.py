@@ -108,7 +108,9 @@ class Copier:
         # One that is saved anew under the same name has another manifest.
         self._damaged: dict[str, Manifest] = {}
         self._copied = 0
-        self._failures = _Failures()
+        # A row of failures: how many, why, whether only a person mends it; since when, and when to tell of it again.
+        self._failures, self._reason, self._lasts = 0, "", False
+        self._began = self._again = 0.0
         self._poked = threading.Event()
         self._closing = threading.Event()
         self._abandoned = threading.Event()
@@ -135,7 +137,7 @@ class Copier:
         over = time.monotonic() + patience
         while self._thread.is_alive() and time.monotonic() < over and not give_up():
             self._thread.join(_LOOK)
-        reason = self._failures.reason
+        reason = self._reason
         if self._thread.is_alive():
             # It ends after what it is at; what it commits then is whole as well.
             self._abandoned.set()
@@ -151,9 +153,9 @@ class Copier:
             self._poked.clear()
             is_closing = self._closing.is_set()
             is_done = self._look()
-            if is_closing and (is_done or self._failures.lasts):
+            if is_closing and (is_done or self._lasts):
                 return
-            pause = pause_after(self._failures.count, random.random())
+            pause = pause_after(self._failures, random.random())
             if is_done:
                 self._poked.wait(LOOK_AGAIN)
             elif is_closing:
@@ -181,9 +183,9 @@ class Copier:
             log.exception("copying to %s failed", self._place)
             self._note(error, lasts=True)
             return False
-        recovered = self._failures.end(time.monotonic())
-        if recovered is not None:
-            self._publish("copy_recovered", None, seconds=round(recovered, 1))
+        if self._failures:
+            self._failures, self._reason, self._lasts = 0, "", False
+            self._publish("copy_recovered", None, seconds=round(time.monotonic() - self._began, 1))
         return True
 
     def _copy_newest(self) -> bool:
@@ -259,42 +261,18 @@ class Copier:
 
     def _note(self, error: Exception, lasts: bool) -> None:
         reason = error.message if isinstance(error, QuorateError) else f"{type(error).__name__}: {error}"
-        if self._failures.add(reason, lasts, time.monotonic()):
+        now = time.monotonic()
+        if not self._failures:
+            self._began, self._again = now, now
+        is_news = now >= self._again or reason != self._reason
+        self._failures, self._reason, self._lasts = self._failures + 1, reason, lasts
+        if is_news:
+            self._again = now + max(LONGEST_PAUSE, now - self._began)
             missing = self._missing()
             step = (cursor_of(missing[0]) or Cursor()).step if missing else None
-            self._publish("copy_failed", step, reason=reason, missing=len(missing), tries=self._failures.count)
+            self._publish("copy_failed", step, reason=reason, missing=len(missing), tries=self._failures)
 
     def _publish(self, kind: str, step: int | None, **fields: Any) -> None:
         if not self._abandoned.is_set():
             with contextlib.suppress(Exception):  # whoever listens must not end the copying
                 self._send(kind, step, {"place": str(self._place), **fields})
-
-
-class _Failures:
-    """A row of failures: when to tell of it again."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.reason = ""
-        self.lasts = False
-        self._began = 0.0
-        self._again = 0.0
-
-    def add(self, reason: str, lasts: bool, now: float) -> bool:
-        """Note a failure; whether it is worth telling."""
-        if not self.count:
-            self._began, self._again = now, LONGEST_PAUSE
-        is_news = not self.count or reason != self.reason
-        self.count += 1
-        self.reason, self.lasts = reason, lasts
-        lasted = now - self._began
-        if lasted >= self._again:
-            self._again = 2 * lasted
-            return True
-        return is_news
-
-    def end(self, now: float) -> float | None:
-        """It works again: after how many seconds, if it did not before."""
-        lasted = now - self._began if self.count else None
-        self.count, self.reason, self.lasts = 0, "", False
-        return lasted
