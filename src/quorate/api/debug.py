@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -15,13 +15,12 @@ from quorate.api import session
 from quorate.api.engines import refuse_cluster
 from quorate.api.prints import RunStart, Watch
 from quorate.api.result import Result
+from quorate.api.run_part import Accept, Show
 from quorate.coordinator.news import Outcome
 from quorate.core.debugger import attached
 from quorate.core.errors import RequestError
-from quorate.engines.engine import Prepared
 from quorate.engines.in_process import InProcessEngine
 from quorate.engines.local import ALLOCATOR, ENVIRONMENT
-from quorate.observe.event import Event
 from quorate.observe.events import LogMessage
 from quorate.observe.sinks import Sink
 from quorate.spec.job import JobSpec
@@ -45,9 +44,7 @@ ALONE: dict[str, Any] = {
 }
 
 
-def run_here(
-    launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
-) -> Outcome:
+def run_here(launch: Launch, show: Show, accept: Accept, signals: Signals) -> Outcome:
     """Run a job with one worker, in this thread: a `Runner`."""
     spec = launch.spec.model_copy(update=ALONE)
     launch = replace(launch, spec=spec, workers=1)

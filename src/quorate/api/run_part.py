@@ -54,7 +54,9 @@ ENDINGS = {
 }
 
 
-Runner = Callable[[Launch, Callable[[Event], None], Callable[[Prepared], None], Signals], Outcome]
+Show = Callable[[Event], None]
+Accept = Callable[[Prepared], None]
+Runner = Callable[[Launch, Show, Accept, Signals], Outcome]
 """Runs a job to its end: shows its events, and has the machine and the task accepted first."""
 
 
@@ -68,7 +70,7 @@ class Part:
 
     run: RunFolder
     resolved: ResolvedJob
-    accept: Callable[[Prepared], None]
+    accept: Accept
     checkpoint: CheckpointInfo | None
     runner: Runner
     place: TaskLocation
@@ -168,7 +170,7 @@ class Part:
         if not self._has_ended:
             self._observers.handle(event)
 
-    def _launch(self, events_from: int, show: Callable[[Event], None], signals: Signals) -> Outcome:
+    def _launch(self, events_from: int, show: Show, signals: Signals) -> Outcome:
         """Raises a refusal that comes before the first step; the rest is an outcome."""
         log.info("%d workers, lanes %d, task %s", self._workers, self._spec.lanes, self.place.reference)
         launch = Launch(

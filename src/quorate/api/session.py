@@ -34,7 +34,7 @@ from quorate.api.recorded_run import (
     warn_of_stretched_schedule,
 )
 from quorate.api.result import Result
-from quorate.api.run_part import Part, Runner
+from quorate.api.run_part import Accept, Part, Runner, Show
 from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
@@ -50,7 +50,6 @@ from quorate.core.runs_folder import is_copy
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.engines.ray.node_code import NodeCode
-from quorate.observe.event import Event
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.lineage import with_branch
@@ -70,19 +69,13 @@ from quorate.wire.certificates import refuse_without_library
 log = logging.getLogger(__name__)
 
 
-def run_locally(
-    launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
-) -> Outcome:
+def run_locally(launch: Launch, show: Show, accept: Accept, signals: Signals) -> Outcome:
     """Run a job on this machine."""
     return Supervisor(LocalEngine(launch.run, launch.preparation), launch, show, accept, signals).run()
 
 
 def run_on_engine(
-    launch: Launch,
-    show: Callable[[Event], None],
-    accept: Callable[[Prepared], None],
-    signals: Signals,
-    code: NodeCode | None = None,
+    launch: Launch, show: Show, accept: Accept, signals: Signals, code: NodeCode | None = None
 ) -> Outcome:
     """Run a job where it says; `code` is what nodes are given, if not what follows from the job."""
     with contextlib.closing(engine_of(launch, signals, code)) as engine:
@@ -100,7 +93,7 @@ def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_on_engine, *
     place = TaskLocation(resolved.spec.task)
     if resolved.spec.batch_size == AUTO_BATCH:
         with listening_to_signals() as signals:
-            resolved, notice = with_batch_found(resolved, place, partial(run_locally, signals=signals), signals)
+            resolved, notice = with_batch_found(resolved, place, signals)
         return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place, until, (notice,))
     return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place, until)
 
@@ -153,19 +146,35 @@ def resume(
         if is_on_the_way(run, recorded.spec):
             run.write_job(job_text(resolved), is_private=is_private(resolved.spec))
             with listening_to_signals() as signals:
-                return _Beginning(run, resolved, resolved.spec.task, runner, place, watch, until).train(signals)
+                return _Beginning(run, resolved, runner, place, watch, until).train(signals)
         checkpoint = _checkpoint_for(run, recorded, resolved)
         _refuse_until(until, checkpoint.cursor.step)
 
-        def adopt(now: Prepared) -> None:
-            _adopt(run, resolved, checkpoint, place, now)
-            forget_submission(run)
+        return _continue(run, resolved, resolved, checkpoint, place, watch, runner, until, forget_submission)
 
-        # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
-        with listening_to_signals() as signals:
-            part = Part(run, resolved, adopt, checkpoint, runner, place, watch, until)
-            with _restored_if_refused(run, part):
-                return part.train(signals)
+
+def _continue(
+    run: RunFolder,
+    asked: ResolvedJob,
+    here: ResolvedJob,
+    checkpoint: CheckpointInfo,
+    place: TaskLocation,
+    watch: Watch,
+    runner: Runner,
+    until: int | None,
+    taken_up: Callable[[RunFolder], None],
+) -> Result:
+    """Train the job `asked` for from a checkpoint, as `here` says how it runs; a refusal leaves the run as it was."""
+
+    def adopt(now: Prepared) -> None:
+        _adopt(run, asked, checkpoint, place, now)
+        taken_up(run)
+
+    # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
+    with listening_to_signals() as signals:
+        part = Part(run, here, adopt, checkpoint, runner, place, watch, until)
+        with _restored_if_refused(run, part):
+            return part.train(signals)
 
 
 def resumable(run: RunFolder, recorded: ResolvedJob, resolved: ResolvedJob) -> CheckpointInfo:
@@ -194,21 +203,13 @@ def resume_in(
     leaves all as it was, what was asked for included: whoever waits for the run is told by Ray why it has ended."""
     with run.lock():
         checkpoint = resumable(run, recorded_job(run), asked)
-
-        def adopt(now: Prepared) -> None:
-            _adopt(run, asked, checkpoint, place, now)
+        try:
+            result = _continue(run, asked, here, checkpoint, place, watch, runner, None, forget_asked)
+        except JobError:
             forget_asked(run)
-
-        with listening_to_signals() as signals:
-            part = Part(run, here, adopt, checkpoint, runner, place, watch)
-            with _restored_if_refused(run, part):
-                try:
-                    result = part.train(signals)
-                except JobError:
-                    forget_asked(run)
-                    raise
-            forget_asked(run)
-            return result
+            raise
+        forget_asked(run)
+        return result
 
 
 def start_in(
@@ -226,7 +227,7 @@ def start_in(
         try:
             _refuse_what_is_missing(resolved.spec)
             # The task as whoever resumes it elsewhere finds it: the copy that is here goes with the cluster.
-            beginning = _Beginning(run, resolved, resolved.spec.task, runner, place, watch, until)
+            beginning = _Beginning(run, resolved, runner, place, watch, until)
             return beginning.train(signals, checkpoint)
         except RequestError as error:
             about = {"run": run.name, "folder": str(run.path), "recoveries": []}
@@ -271,7 +272,7 @@ def _train_in_new_run(
                 if run.path.parent.parent in Path.cwd().parents:  # not where a person looks first
                     told = f"{run.name} lies in {run.path.parent}: the nearest folder above that has runs"
                     notices = (*notices, told)
-                beginning = _Beginning(run, resolved, resolved.spec.task, runner, place, watch, until, notices)
+                beginning = _Beginning(run, resolved, runner, place, watch, until, notices)
                 return beginning.train(signals, checkpoint)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
@@ -286,7 +287,6 @@ class _Beginning:
 
     run: RunFolder
     resolved: ResolvedJob
-    task: str
     runner: Runner
     place: TaskLocation
     watch: Watch
@@ -318,7 +318,7 @@ class _Beginning:
                 then = checkpoint.manifest.environment
                 refuse_other_code(run, then, now, "Undo the change, or train the job again from the start.")
             run.write_environment(now.facts)
-            keep_task(run, self.task, now.source, self.place)
+            keep_task(run, self.resolved.spec.task, now.source, self.place)
 
         return Part(run, resolved, record, checkpoint, self.runner, self.place, self.watch, until, notices).train(
             signals
@@ -398,13 +398,8 @@ def _adopt(
 
 BATCH_FOUND = "auto: the largest that fits"
 
-Beside = Callable[[Launch, Callable[[Event], None], Callable[[Prepared], None]], Outcome]
-"""Runs a job to its end: shows its events, and has the machine and the task accepted first."""
 
-
-def with_batch_found(
-    resolved: ResolvedJob, place: TaskLocation, run: Beside, signals: Signals
-) -> tuple[ResolvedJob, str]:
+def with_batch_found(resolved: ResolvedJob, place: TaskLocation, signals: Signals) -> tuple[ResolvedJob, str]:
     """The job with a number for `batch_size: auto`, and what to tell of it.
 
     Memory is needed for one micro-batch at a time, whoever hosts its lane; so that is what is tried, and the batch is
@@ -418,7 +413,7 @@ def with_batch_found(
         folder = RunFolder.create(Path(scratch), spec.name)
         mode = RunMode(batch_for=_sharing(spec))
         launch = Launch(folder, tried, 1, resolved.source, None, mode, place.reference, place.search_path)
-        outcome = run(launch, lambda _: None, lambda _: None)
+        outcome = run_locally(launch, lambda _: None, lambda _: None, signals)
     if outcome.failure is not None:
         raise outcome.failure.error()
     if outcome.result["ending"] == signals.reason:
