@@ -580,6 +580,7 @@ READERS = {
     "checkpoints export": by_verb("checkpoints", "export", "RUN", "model.pt"),
     "models register": by_verb("models", "register", "RUN"),
     "track": by_verb("track", "RUN", "--tensorboard"),
+    "diff --tensor": by_verb("diff", "RUN", "RUN", "--tensor"),
 }
 
 

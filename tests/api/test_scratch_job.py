@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from command import Workplace
-from history.run_builder import add_checkpoint, complete_run
+from history.run_builder import Story, add_checkpoint, build_run, complete_run
 from quorate.api import evaluate
 from quorate.api.evaluate import evaluate_run, hold_checkpoint, run_in_scratch, scratch_folder
+from quorate.api.replay import replay
 from quorate.api.tasks import find_task
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.errors import CheckpointError, RequestError
+from quorate.core.errors import CheckpointError, RequestError, RunError
 from quorate.core.failure import JobFailed
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob
@@ -69,9 +70,11 @@ def test_one_that_is_removed_before_it_is_held_is_chosen_anew(
             CheckpointFolder(run.checkpoints).remove(removed.path)
         return hold_checkpoint(run, info, scratch)
 
-    def note(_: Path, __: ResolvedJob, ___: RunMode, path: Path | None, *____: Any, **_____: Any) -> dict[str, Any]:
+    def note(
+        _: Path, __: ResolvedJob, ___: RunMode, path: Path | None, *____: Any, **_____: Any
+    ) -> tuple[RunFolder, dict[str, Any]]:
         read.append(path)
-        return {"final_metrics": {}, "weights_digest": "d"}
+        return run, {"final_metrics": {}, "weights_digest": "d"}
 
     monkeypatch.setattr(evaluate, "hold_checkpoint", remove_then_hold)
     monkeypatch.setattr(evaluate, "run_in_scratch", note)
@@ -101,3 +104,10 @@ def test_a_place_where_no_scratch_folder_can_be_made_is_told(tmp_path: Path, mon
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(RequestError, match=r"No such file.* Choose another with TMPDIR"), scratch_folder():
         raise AssertionError
+
+
+def test_a_branch_without_a_checkpoint_of_its_own_before_the_step_cannot_be_replayed(tmp_path: Path) -> None:
+    branch = build_run(tmp_path, story=Story().begin(from_step=4).train(5, 8))
+    add_checkpoint(branch, 8)
+    with pytest.raises(RunError, match=r"a branch that began at step 4 .* none of its own before step 6"):
+        replay((branch, branch), 6, ({}, {}))

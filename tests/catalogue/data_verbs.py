@@ -89,7 +89,7 @@ CASES = (
     Case("Shards without an index", command="quorate data verify photos", prepare=files(WORDS)),
     Case(
         "An index that is damaged",
-        command="quorate data verify photos",
+        command="quorate data stats photos",
         story="The last byte of photos/index.quorate is lost.",
         prepare=files(WORDS, indexed=True, damaged=True),
     ),

@@ -47,7 +47,9 @@ def test_the_documents_of_all_verbs_are_as_their_schemas_say(kind: str, workplac
     assert indexed["index"] == str(folder / NAME)
     assert indexed["digest"] == load_index(folder).digest
     assert document(workplace, "verify", "shards")["flaws"] == []
-    assert indexed["bytes"] == sum(file.stat().st_size for file in written.files)
+    stats = document(workplace, "stats", "shards")
+    assert stats["bytes"] == indexed["bytes"] == sum(file.stat().st_size for file in written.files)
+    assert stats["shard_records"] == {"min": 1, "median": 17, "max": 30}
     content = bytearray(written.files[0].read_bytes())
     content[700] ^= 1
     written.files[0].write_bytes(content)
@@ -62,6 +64,9 @@ def test_every_kind_in_words(kind: str, folder: Path, capsys: pytest.CaptureFixt
     written = write_shards(kind, folder)
     assert run(capsys, "index", str(folder)).startswith(f"3 {kind} shards with 48 records in ")
     assert "all are as they were indexed" in run(capsys, "verify", str(folder))
+    stats = run(capsys, "stats", str(folder))
+    assert "1 to 30 records" in stats
+    assert all(name in stats for name in load_index(folder).schema)
     gone = written.files[1]
     gone.unlink()
     told = run(capsys, "verify", str(folder), code=1).splitlines()
@@ -126,6 +131,7 @@ def test_places_are_shown_by_their_shortest_path(folder: Path, capsys: pytest.Ca
     (folder.parent / "code").mkdir()
     around = folder.parent / "code" / ".." / "shards"
     assert f" {folder / NAME}\n" in run(capsys, "index", str(around))
+    assert f" {folder}\n" in run(capsys, "stats", str(around))
     # Behind a link, .. is not the folder that the link lies in.
     (folder.parent / "link").symlink_to(folder, target_is_directory=True)
     assert shown_place(f"{folder.parent}/link/../x/y") == f"{folder.parent}/x/y"

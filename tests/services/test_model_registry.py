@@ -18,6 +18,7 @@ from quorate.api.model_artifact import JOB, WEIGHTS, Lineage, sha256_of
 from quorate.api.models import ModelRegistry, ModelVersion, register_model, registry_uri
 from quorate.core.errors import JobError, RequestError
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.tracking_notes import kept_ids
 from services.servers import MlflowServer
 from services.tracked import train_tracked
 
@@ -259,7 +260,7 @@ class Fickle(nn.Module):
     assert workplace.task.read_bytes() in [file.read_bytes() for file in kept.rglob("source/task.py")]
 
 
-def test_clean_spares_a_registered_run(workplace: Workplace) -> None:
+def test_clean_spares_a_registered_run_and_takes_the_tracked_copies_with_a_run(workplace: Workplace) -> None:
     for _ in range(2):
         assert workplace.train("--set", "track.mlflow=true", "--steps", "2").code == 0
     second = RunFolder(workplace.last)
@@ -272,6 +273,11 @@ def test_clean_spares_a_registered_run(workplace: Workplace) -> None:
 
     registry = ModelRegistry(uri)
     registry._client.delete_model_version(version.name, str(version.version))
+    (run_id,) = kept_ids(second).values()
+    folders = registry.folders(run_id)
+    assert len(folders) == 2, "its artifacts and its model"
+    assert all(folder.is_dir() for folder in folders)
     told = workplace.run("clean", "--keep", "0", "--yes", "--json").document
     assert [each["run"] for each in told["runs"]] == ["tiny-0002"]
-    assert not second.path.exists()
+    assert not any(path.exists() for path in (second.path, *folders))
+    assert registry._client.get_run(run_id).info.lifecycle_stage == "deleted"

@@ -13,11 +13,14 @@ import gang
 from bits import bit_tasks as tasks
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.training.checkpointer import Checkpointer
+from quorate.training.loop import Loop
 from quorate.training.progress import Progress
+from quorate.training.run_mode import RunMode
 from quorate.training.save import Draft
 from training.away_device import AwayDevice
 from training.recorded import Run, run
 from training.test_lagging import SCHEDULED, PoisonedAdam, poisoned_steps
+from training.test_skipping import skipped
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -119,6 +122,18 @@ def test_where_the_step_of_a_save_is_left_out_a_later_one_is_saved(
     assert ahead.saved_steps[0] > void
     shared = states(ahead).keys() & states(read_first).keys()
     assert {step: states(ahead)[step] for step in shared} == {step: states(read_first)[step] for step in shared}
+
+
+def test_a_replay_saves_the_state_before_its_step_also_where_that_was_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    void = next(step for step in poisoned_steps(epochs=2, batch_size=10) if step > 2)
+    mode = RunMode(replayed_step=void + 1)
+    monkeypatch.setattr(Loop, "mode", property(lambda _: mode, lambda *_: None), raising=False)
+    with_device(monkeypatch)
+    ran = run(PoisonedAdam, tmp_path / "run", **SCHEDULED | {"evaluate": {"every": 1_000}})
+    assert void in skipped(ran)
+    assert ran.saved_steps == [void, void + 1]
 
 
 def test_nothing_is_saved_of_a_step_that_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,11 @@ Asked = dict[str, dict[str, list[str]] | str]
 
 @dataclass(frozen=True)
 class Surplus:
-    """A run that may go as a whole, or some of its checkpoints."""
+    """A run that may go as a whole with its copies in the MLflow file beside it; or some of its checkpoints."""
 
     record: RunRecord
     checkpoints: tuple[CheckpointInfo, ...] | None
+    copies: tuple[Path, ...]
     bytes: int
 
 
@@ -65,9 +66,10 @@ def plan(
         if why := why or why_registered(run, asked):
             kept.append((record.name, why))
         elif not only_checkpoints:
-            found.append(Surplus(record, None, _bytes_in(run.path.resolve())))
+            copies = tuple(copy for run_id in _ids_beside(run) for copy in ModelRegistry(_beside(run)).folders(run_id))
+            found.append(Surplus(record, None, copies, sum(map(_bytes_in, (run.path.resolve(), *copies)))))
         elif extra := _extra_checkpoints(run, record):
-            found.append(Surplus(record, extra, sum(_bytes_in(each.path) for each in extra)))
+            found.append(Surplus(record, extra, (), sum(_bytes_in(each.path) for each in extra)))
     return Plan(tuple(found), tuple(kept))
 
 
@@ -91,8 +93,7 @@ def best_by_name(records: Sequence[RunRecord]) -> list[RunRecord]:
 def why_registered(run: RunFolder, asked: Asked) -> str:
     """Why a run stays for the sake of the registry of models; nothing where no version comes from it."""
     ids = kept_ids(run)  # whoever registers a run tracks it, too
-    beside = tracking_uri(TrackSpec(mlflow=True), run.path.parent)
-    for uri in sorted({*ids, beside} if ids else ()):
+    for uri in sorted({*ids, _beside(run)} if ids else ()):
         if (database := database_of(uri)) is not None and not database.exists():
             continue
         if uri not in asked:
@@ -116,6 +117,8 @@ def remove(found: Surplus) -> None:
             for info in found.checkpoints:
                 CheckpointFolder.at(run.checkpoints).remove(info.path)
             return
+        for run_id in _ids_beside(run):
+            ModelRegistry(_beside(run)).delete_run(run_id)
         real = run.path.resolve()
         # Two levels, so that nobody takes half a run for a run; a run that is linked to lies elsewhere.
         aside = real.parent / f"{REMOVING}{secrets.token_hex(4)}"
@@ -124,7 +127,8 @@ def remove(found: Surplus) -> None:
             real.rename(aside / run.name)
             if run.path.is_symlink():
                 run.path.unlink()
-        discard(aside)
+        for folder in (aside, *found.copies):
+            discard(folder)
 
 
 def _why_busy(record: RunRecord, run: RunFolder) -> str:
@@ -150,6 +154,17 @@ def _extra_checkpoints(run: RunFolder, record: RunRecord) -> tuple[CheckpointInf
     bests = {cursor: info.best for cursor, info in infos.items()}
     extra = surplus(list(infos), Retention(1, every), best, newest.cursor if newest else None, bests)
     return tuple(infos[cursor] for cursor in extra)
+
+
+def _beside(run: RunFolder) -> str:
+    """The MLflow file in the folder of runs: what it has of a run goes with the run, what a server has does not."""
+    return tracking_uri(TrackSpec(mlflow=True), run.path.parent)
+
+
+def _ids_beside(run: RunFolder) -> list[str]:
+    database = database_of(_beside(run))
+    ids = [run_id for uri, run_id in kept_ids(run).items() if uri == _beside(run)]
+    return ids if database is not None and database.exists() else []
 
 
 def _bytes_in(folder: Path) -> int:

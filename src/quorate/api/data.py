@@ -1,9 +1,11 @@
-"""What can be done with data in shards: index and verify them."""
+"""What can be done with data in shards: index, verify and count them."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy
 
 from quorate.core.addresses import is_url, normalised, shown
 from quorate.core.errors import RequestError
@@ -77,6 +79,43 @@ def _head(index: ShardIndex) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Spread:
+    """The least, the middle and the most of some numbers."""
+
+    min: int
+    median: int
+    max: int
+
+    @classmethod
+    def of(cls, numbers: numpy.ndarray) -> "Spread":
+        return cls(int(numbers.min()), int(numpy.sort(numbers)[len(numbers) // 2]), int(numbers.max()))
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What an index says of its shards."""
+
+    index: ShardIndex
+    bytes: int
+    shard_bytes: Spread
+    shard_records: Spread
+    block_bytes: Spread | None
+    block_records: Spread
+
+    def document(self) -> dict[str, Any]:
+        """As `quorate data stats --json` prints it."""
+        spreads = {
+            name: getattr(self, name) for name in ("shard_bytes", "shard_records", "block_bytes", "block_records")
+        }
+        return _head(self.index) | {
+            "bytes": self.bytes,
+            **{name: None if each is None else asdict(each) for name, each in spreads.items()},
+            "schema": dict(self.index.schema),
+            "digest": self.index.digest,
+        }
+
+
 def index_data(
     place: str, output: str | None = None, *, force: bool = False, progress: Progress | None = None
 ) -> Indexed:
@@ -116,6 +155,20 @@ def verify_data(place: str, progress: Progress | None = None) -> Verified:
     """Read all shards of an index through."""
     index = load_index(place)
     return Verified(index, verify_shards(index, progress))
+
+
+def data_stats(place: str) -> Stats:
+    """Count what is in the shards, by the index alone."""
+    index = load_index(place)
+    shards = index.first[index.first_block]
+    return Stats(
+        index=index,
+        bytes=int(index.sizes.sum()),
+        shard_bytes=Spread.of(index.sizes),
+        shard_records=Spread.of(numpy.diff(shards)),
+        block_bytes=None if index.kind == "hdf5" else Spread.of(index.length),
+        block_records=Spread.of(index.records),
+    )
 
 
 def _refuse_indexes_below(place: str) -> None:

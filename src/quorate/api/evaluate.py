@@ -164,7 +164,7 @@ def look_at_checkpoint(
             info, path = choose(scratch)
         except CheckpointError:  # what a running job removes in between is chosen anew, once
             info, path = choose(scratch)
-        result = run_in_scratch(scratch, resolved, mode, path, look, place, watch=watch)
+        _, result = run_in_scratch(scratch, resolved, mode, path, look, place, watch=watch)
     return run, info, resolved, result
 
 
@@ -225,19 +225,22 @@ def run_in_scratch(
     scratch: Path,
     resolved: ResolvedJob,
     mode: RunMode,
-    checkpoint: Path,
+    checkpoint: Path | None,
     accept: Callable[[Prepared], None],
     place: TaskLocation,
+    micro_batches: Sequence[tuple[int, int]] = (),
     watch: Watch = lambda _: NoDisplay(),
-) -> dict[str, Any]:
-    """Run a job beside its run, in a folder below `scratch`; its result. `accept` refuses a machine or a task that does
-    not fit. An interruption raises `JobFailed` too."""
+) -> tuple[RunFolder, dict[str, Any]]:
+    """Run a job beside its run, in a folder below `scratch`; that folder and its result. `accept` refuses a machine or
+    a task that does not fit. Steps are cut as the run has cut them. An interruption raises `JobFailed` too."""
     # Its recorded port may be in use: by the very run that it stands beside. One run of a few steps is done sooner here
     # than it is placed in a cluster.
     spec = resolved.spec.model_copy(update={"port": 0, "engine": LocalSpec()})
     workers = workers_here(spec, usable_cores())
     with listening_to_signals() as signals:
         run = RunFolder.create(scratch, spec.name)
+        if micro_batches:
+            run.write_micro_batches(micro_batches)
         launch = Launch(run, spec, workers, resolved.source, checkpoint, mode, place.reference, place.search_path)
         display = Guarded(WithPrints(watch(RunStart(run, spec, workers)), run))
         try:
@@ -249,7 +252,7 @@ def run_in_scratch(
         raise outcome.failure.error()
     if outcome.result["ending"] == signals.reason:  # before there was a worker to be stopped
         raise JobFailed(signals.failure(f"{signals.reason}; the run is as it was."))
-    return outcome.result
+    return run, outcome.result
 
 
 LINES, PARQUET = (".jsonl", ".ndjson"), ".parquet"

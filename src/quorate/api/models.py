@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from quorate.api.model_artifact import Lineage, build_artifact, sha256_of
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job, refuse_lost_checkpoints
@@ -247,6 +248,21 @@ class ModelRegistry:
             for each in self._pages(self._client.search_model_versions):
                 found.setdefault(each.run_id, []).append(f"{each.name}/{each.version}")
         return found
+
+    def folders(self, run_id: str) -> list[Path]:
+        """Where an MLflow run and its models have their files, as far as that is on this machine."""
+        with self._asking():
+            known = self._client.get_run(run_id)
+            own = {"experiment_ids": [known.info.experiment_id], "filter_string": f"source_run_id = '{run_id}'"}
+            models = [each.artifact_location for each in self._pages(self._client.search_logged_models, **own)]
+        places = [urlsplit(uri) for uri in (known.info.artifact_uri, *models)]
+        folders = [Path(unquote(each.path)).parent for each in places if each.scheme in ("", "file")]
+        return [folder for folder in folders if folder.is_dir()]
+
+    def delete_run(self, run_id: str) -> None:
+        """Have MLflow show a run no more; its files are for the caller to remove."""
+        with self._asking():
+            self._client.delete_run(run_id)
 
     def _logged(self, mlflow_run: Any) -> Iterator[Logged]:
         """The models of a run that are whole, with where they come from."""

@@ -37,8 +37,8 @@ def clean(
     """Remove old runs, or thin their checkpoints, after showing what goes and how much space that frees.
 
     With --older-than and --keep, a run goes if both allow it. These stay: runs that are running, the best run of each
-    job, searches with their trials, and runs whose model is registered. What trackers
-    have of a run, and copies of its checkpoints, are left alone.
+    job, searches with their trials, and runs whose model is registered. What mlflow.db in the folder of runs has of a
+    run goes with it; other trackers and copies of checkpoints are left alone.
 
     \b
     Examples:

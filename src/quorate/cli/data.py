@@ -12,6 +12,7 @@ from quorate.cli.output import print_document
 from quorate.observe.quantities import duration, plural, size
 
 if TYPE_CHECKING:  # torch, which a help text does without
+    from quorate.api.data import Spread
     from quorate.shards.index import ShardIndex
 
 MOST_FLAWS = 50
@@ -28,12 +29,13 @@ app = group_of_verbs("data")
 
 @app.callback()
 def data() -> None:
-    """Index and verify data in shards.
+    """Index, verify and count data in shards.
 
     \b
     Examples:
       quorate data index /data/photos
       quorate data verify /data/photos
+      quorate data stats /data/photos
     """
 
 
@@ -129,6 +131,40 @@ def verify(path: IndexedPlace, as_json: Json = False) -> None:
     raise typer.Exit(1 if done.flaws else 0)
 
 
+@app.command()
+def stats(path: IndexedPlace, as_json: Json = False) -> None:
+    """Count shards, sizes and records, and show the schema.
+
+    Only the index is read, no shard.
+
+    \b
+    Examples:
+      quorate data stats /data/photos
+      quorate data stats /data/photos --json
+    """
+    from rich.text import Text
+
+    from quorate.api.data import data_stats
+    from quorate.cli.layout import Page
+    from quorate.history.streaming import shown_place
+
+    found = data_stats(path)
+    if as_json:
+        print_document(found.document())
+        return
+    page, index = Page(), found.index
+    page.title(Text(_counted(index), style="bold"))
+    page.whole("place", shown_place(index.place))
+    page.row("size", size(found.bytes))
+    page.row("shards", f"{_sizes(found.shard_bytes)}; {_numbers(found.shard_records)} records")
+    in_bytes = "" if found.block_bytes is None else f"{_sizes(found.block_bytes)}; "
+    page.row("blocks", f"{in_bytes}{_numbers(found.block_records)} records")
+    page.whole("digest", index.digest)
+    if index.schema:
+        page.section("fields")
+        page.columns([(name or "record", kind) for name, kind in index.schema.items()])
+
+
 @contextmanager
 def counting(word: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
     """A line on the terminal that counts shards while they are read, and is gone afterwards."""
@@ -147,3 +183,15 @@ def counting(word: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
 def _counted(index: "ShardIndex") -> str:
     shards = plural(len(index.shards), f"{index.kind} shard")
     return f"{shards} with {plural(len(index), 'record')} in {plural(index.blocks, 'block')}"
+
+
+def _sizes(spread: "Spread") -> str:
+    if spread.min == spread.max:
+        return f"{size(spread.max)} each"
+    return f"{size(spread.min)} to {size(spread.max)}, half of them up to {size(spread.median)}"
+
+
+def _numbers(spread: "Spread") -> str:
+    if spread.min == spread.max:
+        return f"{spread.max:,}"
+    return f"{spread.min:,} to {spread.max:,}"

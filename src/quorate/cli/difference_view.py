@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from rich.text import Text
 
+from quorate.api.replay import Replay, replay
 from quorate.cli.layout import headed_table
 from quorate.cli.output import NONE, print_document
 from quorate.history.difference import Pair, RunPair, RunSide
@@ -19,18 +21,23 @@ from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
 
 DIGEST_SHOWN = 12
+TENSORS_SHOWN = 12
 
 
-def show_difference(left: RunFolder, right: RunFolder, as_json: bool) -> None:
-    """Print how two runs differ."""
+def show_difference(left: RunFolder, right: RunFolder, with_tensors: bool, as_json: bool) -> None:
+    """Print how two runs differ; with their tensors, replay the step at which they part."""
     pair = RunPair.read(left, right)
+    parting, replayed = pair.comparison.parting, None
+    if with_tensors and parting is not None:
+        ours, others = ({name: values[side] for name, values in parting.values.items()} for side in (0, 1))
+        replayed = replay((pair.left.folder, pair.right.folder), parting.step, (ours, others))
     if as_json:
-        print_document(difference_document(pair))
+        print_document(difference_document(pair) | {"replay": None if replayed is None else asdict(replayed)})
     else:
-        print_difference(pair, Screen(sys.stdout))
+        print_difference(pair, Screen(sys.stdout), replayed)
 
 
-def print_difference(pair: RunPair, screen: Screen) -> None:
+def print_difference(pair: RunPair, screen: Screen, replayed: Replay | None = None) -> None:
     """Print how two runs differ: verdict first, then what was asked, what came out, and what the bits depend on."""
     names = (pair.left.folder.name, pair.right.folder.name)
     first, second = _result(pair.left), _result(pair.right)
@@ -43,6 +50,8 @@ def print_difference(pair: RunPair, screen: Screen) -> None:
         screen.print(Text(verdict, style="green" if same else "yellow"))
     if not same and (why := _why_weights_differ(pair)):
         screen.print(why)
+    if replayed is not None:
+        _print_replay(screen, replayed)
     tables = {
         "keys": {
             f"{change.key} ({change.mark})": (_value(change.before), _value(change.after)) for change in pair.keys
@@ -103,6 +112,27 @@ def _parting(pair: RunPair) -> Text:
         tensor = "" if parting.tensor is None else f", first in that of '{parting.tensor}'"
         values.insert(0, f"the gradient of lane {parting.lane}{tensor}")
     return Text(f"They diverge at step {parting.step:,}: {'; '.join(values)}.", style="yellow")
+
+
+def _print_replay(screen: Screen, replayed: Replay) -> None:
+    step = f"step {replayed.step:,}"
+    for run in replayed.unfaithful:
+        screen.print(
+            f"Replayed here, run {run} does not give what it recorded: it ran with another processor, library or data."
+        )
+    if replayed.moment is None:
+        screen.print(f"Replayed here, they are equal before and after {step}.")
+        return
+    earlier = "" if replayed.moment == "before" else f" Before {step} they are equal."
+    screen.print(f"Replayed, {len(replayed.tensors)} tensors differ {replayed.moment} {step}.{earlier} The first:")
+    for tensor in replayed.tensors[:TENSORS_SHOWN]:
+        shape = "×".join(map(str, tensor.shape)) or "scalar"
+        told = "another shape or type, or only in one of them"
+        if tensor.largest is not None:
+            told = f"{tensor.differing:,} of {tensor.elements:,} elements, by {measure(tensor.largest)} at most"
+        screen.print(f"  {tensor.name} ({shape}): {told}")
+    if (rest := len(replayed.tensors) - TENSORS_SHOWN) > 0:
+        screen.print(f"  … and {rest} more; --json has all of them")
 
 
 def _result(side: RunSide) -> dict[str, str]:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorate.cli.options import RUNS, Address, Json, Run, Runs, choose, run_names
+from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose, run_names
 from quorate.cli.output import NONE, print_answer, print_document, print_growing_document
 from quorate.core.errors import RequestError, RunError
 from quorate.core.generation import cell_of, names_of
 from quorate.core.runs_folder import is_run, is_search
 from quorate.observe.quantities import duration, size, visible
 from quorate.storage.atomic import write_atomically
-from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
 from quorate.storage.search_folder import SearchFolder
 
 if TYPE_CHECKING:  # pydantic and rich, which a help text does without
@@ -302,22 +302,32 @@ def report(
 def diff(
     run: Run,
     other: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare it with.", autocompletion=run_names)],
+    tensor: Annotated[
+        bool, typer.Option("--tensor", help="Replay the step at which they diverge, and name the tensors that differ.")
+    ] = False,
+    trust_job: TrustJob = False,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
     """Compare two runs: their keys, their metrics, and the first step at which they diverge.
 
     Two runs diverge at the first step whose loss or gradient norm differs in any bit, or a lane's gradient if both have
-    recorded these. Train both with `record: tensors` to have the first tensor named, too.
+    recorded these (`record`). With --tensor both are trained again from the checkpoint before that step, in a temporary
+    folder.
 
     \b
     Examples:
       quorate diff digits-0001 digits-0002
-      quorate diff digits-0001 last --json
+      quorate diff digits-0001 last --tensor
     """
     from quorate.cli.difference_view import show_difference
 
-    show_difference(RunFolder.find(runs, run), RunFolder.find(runs, other), as_json)
+    left, right = RunFolder.find(runs, run), RunFolder.find(runs, other)
+    if tensor and not trust_job:
+        for reference, folder in ((run, left), (other, right)):
+            why = why_untrusted(runs, reference, folder.path)
+            refuse_untrusted(why, folder.path, "the task that its job names is not loaded to replay it")
+    show_difference(left, right, tensor, as_json)
 
 
 def trace(

@@ -24,7 +24,6 @@ GONE = {
     "checkpoints copy": "a job copies its checkpoints to the places in checkpoint.to, also from a resume on (quorate "
     "resume RUN --set 'checkpoint.to=[checkpoints, /mnt/backup]'). Of a run that is complete, copy the folder with any "
     "tool, and read the copy through: quorate checkpoints verify /mnt/backup/RUN",
-    "data stats": "quorate data index --json gives the counts and sizes, and quorate data verify reads the shards",
     "data preview": "quorate data verify says what cannot be read, and Python shows a record: "
     "python -c 'import quorate; print(quorate.Shards(\"PATH\")[0])'",
 }

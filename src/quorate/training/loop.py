@@ -256,6 +256,8 @@ class Loop:
         is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
         if request not in _ONLY_A_SAVE or is_evaluated or step >= self._last or self._draft is not None:
             return False
+        if self.mode.replayed_step is not None:
+            return False  # it needs the state before its step, and of one that is left out no draft is saved
         with self.activity.during(CHECKPOINT):
             draft = self.checkpointer.draft(self.progress)
         self._draft = None if draft is None else (step, draft)
@@ -362,13 +364,15 @@ class Loop:
 
     def _save_is_due(self) -> bool:
         """A fact of the state and the job, so all workers find the same without a word."""
-        if self.progress.best is not None and self.progress.is_best:
+        if self.mode.replayed_step is None and self.progress.best is not None and self.progress.is_best:
             return True
         return self._saves_at(self.progress.cursor.step)
 
     def _saves_at(self, step: int) -> bool:
         """Whether the job's steps ask for a checkpoint after this one."""
-        every = self.spec.checkpoint.every
+        every, replayed = self.spec.checkpoint.every, self.mode.replayed_step
+        if replayed is not None:
+            return step >= replayed - 1
         if every is None or step == 0:
             return False
         return self.sampler.ends_epoch(step) if every == "epoch" else step % every == 0

@@ -30,7 +30,8 @@ class TurnsLoop(Loop):
         ending = super()._train()
         if ending in ("complete", "early stop"):
             self._rehearsals.end()
-            self.main.finish()
+            if self.mode.replayed_step is None:
+                self.main.finish()
         return ending
 
     def close(self) -> None:
