@@ -63,8 +63,7 @@ class Verbs(TyperGroup):
         if args[0] not in self.commands and (meant := MEANT.get(args[0])) in self.commands:
             ctx.fail(f"No such command '{args[0]}'. Did you mean '{meant}'?")
         if (instead := GONE.get(f"{self.name} {args[0]}")) is not None:
-            verb = args[0] if self.name == "quorate" else f"{self.name} {args[0]}"
-            raise RequestError(f"quorate {verb} is gone: {instead}")
+            raise RequestError(f"quorate {self.name} {args[0]} is gone: {instead}")
         return super().resolve_command(ctx, args)
 
 
