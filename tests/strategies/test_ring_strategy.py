@@ -19,7 +19,7 @@ from quorate.core.generation import Member
 from quorate.data.ledger import Tally
 from quorate.reduce import reduction
 from quorate.strategies.agreement import NOTES_INDEX, StepAgreement, WorkerNote, pack, unpack
-from quorate.strategies.ring import RingStrategy
+from quorate.strategies.ring import RingStrategy, StepParts
 from quorate.training.activity import Activity
 from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, same_bits
@@ -67,7 +67,7 @@ class Alone:
         held = parameters, buffers, digests, Settings({}, {})
         agreement = StepAgreement(self.ring.gather, [own], own, *held, skips=skips)
         activity, update = Activity(lambda *_: None), cast(Update, NoUpdate())
-        self.strategy = RingStrategy(own, self.ring, self.gradients, agreement, update, activity)
+        self.strategy = RingStrategy(StepParts(own, self.ring, self.gradients, agreement, update, activity))
         activity.begin_step(4)
 
     def advance(self, *results: LaneResult, stop: str | None = None) -> Agreement:

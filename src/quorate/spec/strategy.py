@@ -11,7 +11,7 @@ class RingSpec(StrategySection):
     """Gradients are summed around a ring of workers, in an order that does not depend on their number."""
 
     kind: Literal["ring"] = "ring"
-    factory: ClassVar[str] = "quorate.strategies.ring:ring_factory"
+    factory: ClassVar[str] = "quorate.strategies.ring:RingFactory"
 
 
 def goes_on(before: StrategySection, after: StrategySection) -> bool:

@@ -5,10 +5,11 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import torch
 
-from quorate.core.generation import Member, Role
+from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.lanes.buckets import Bucket
 from quorate.observe.events import LinksMeasured
@@ -42,15 +43,10 @@ SumAll = Callable[[int], None]
 """Sums all buckets of a step."""
 
 
-def ring_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "RingFactory":
-    """What makes the ring of each generation."""
-    return RingFactory(spec, replica, held.role)
-
-
 class RingFactory:
     """Connects the workers of each generation of a job: in shared memory on one host, on a ring elsewhere."""
 
-    def __init__(self, spec: JobSpec, replica: Replica, role: Role = Role.WORKER) -> None:  # noqa: ARG002
+    def __init__(self, spec: JobSpec, replica: Replica, held: Holdings) -> None:  # noqa: ARG002
         self._spec = spec
         self._replica = replica
         self.layout = Replicated(replica)
@@ -129,23 +125,10 @@ class RingConnection:
             from quorate.strategies.lagging import DeviceLag
 
             lag = DeviceLag(spec, replica, self.gradients, agreement, update)
-        return self._strategy(own, agreement, update, activity, lag)
+        return self._strategy(StepParts(own, self.links, self.gradients, agreement, update, activity, lag))
 
-    def _strategy(
-        self, own: Member, agreement: StepAgreement, update: Update, activity: Activity, lag: Lag | None
-    ) -> Strategy:
-        overlaps = self._spec.overlap and self.links.overlaps
-        return RingStrategy(
-            own,
-            self.links,
-            self.gradients,
-            agreement,
-            update,
-            activity,
-            overlaps=overlaps,
-            lag=lag,
-            together=self._together,
-        )
+    def _strategy(self, parts: "StepParts") -> Strategy:
+        return RingStrategy(parts, overlaps=self._spec.overlap and self.links.overlaps, together=self._together)
 
     def close(self) -> None:
         """Close the links, and let the parameters go: another generation has other gradients."""
@@ -178,36 +161,33 @@ def agreement_of(
     return StepAgreement(links.gather, workers, own, parameters, replica.buffers, digests, settings, skips=skips)
 
 
+class StepParts(NamedTuple):
+    """What a step is made with. `lag`: steps need not be read before they are applied."""
+
+    own: Member
+    links: Reduction
+    gradients: Gradients
+    agreement: StepAgreement
+    update: Update
+    activity: Activity
+    lag: Lag | None = None
+
+
 class RingStrategy:
     """Sums the lanes' gradients around the ring, in the order that the job fixes.
 
-    `overlaps`: the first buckets are summed while the backward pass still fills the others. `lag`: steps need not be
-    read before they are applied. `together` sums all buckets sooner than one after the other.
+    `overlaps`: the first buckets are summed while the backward pass still fills the others. `together` sums all buckets
+    sooner than one after the other.
     """
 
-    def __init__(
-        self,
-        own: Member,
-        links: Reduction,
-        gradients: Gradients,
-        agreement: StepAgreement,
-        update: Update,
-        activity: Activity,
-        *,
-        overlaps: bool = False,
-        lag: Lag | None = None,
-        together: SumAll | None = None,
-    ) -> None:
-        self._lag = lag
+    def __init__(self, parts: StepParts, *, overlaps: bool = False, together: SumAll | None = None) -> None:
+        own, links, gradients, self._agreement, self._update, self._activity, self._lag = parts
         self._together = together
         self.worker = own.worker
         self.hosted = own.lanes
         self.leads = 0 in own.lanes
         self._links = links
         self._gradients = gradients
-        self._agreement = agreement
-        self._update = update
-        self._activity = activity
         # A lone lane has nothing to sum: its gradients are where the optimizer looks for them.
         self._flat = gradients if isinstance(gradients, FlatGradients) else None
         self._reducer: OverlappedReducer | None = None

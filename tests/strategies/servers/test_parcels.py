@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.lanes.buckets import TensorShape, plan_buckets
-from quorate.strategies.servers.parcels import ALONE, meetings, plan_parcels
+from quorate.strategies.servers.exchange import ALONE, plan_parcels
+from quorate.strategies.servers.links import meetings
 
 SIZES = st.lists(st.sampled_from([0, 1, 7, ALONE // 8, ALONE // 4, ALONE]), min_size=1, max_size=8)
 

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from quorate.core.errors import FrameError, PeerLost
-from quorate.strategies.servers import exchange, parcels
-from quorate.strategies.servers.exchange import Star
+from quorate.strategies.servers import exchange
+from quorate.strategies.servers.exchange import ALONE, Star
 from quorate.strategies.servers.links import Spokes
-from quorate.strategies.servers.parcels import ALONE
 from reduce.reference import bits
 from strategies.servers.stars import Case, at_all, case, stars
 
@@ -50,7 +49,7 @@ def test_sums_are_those_of_the_ring_at_every_server_and_come_to_every_worker(
 
 @pytest.mark.parametrize("alone", [1, ALONE])
 def test_bytes_are_counted_both_ways(monkeypatch: pytest.MonkeyPatch, alone: int) -> None:
-    monkeypatch.setattr(parcels, "ALONE", alone)
+    monkeypatch.setattr(exchange, "ALONE", alone)
     given = case([(10, F32), (6, F64), (3, F32)], 3, 2, 2, replicas=2)
     size = 13 * 4 + 6 * 8
     with stars(given) as members:

@@ -16,14 +16,14 @@ def test_a_worker_pulls_nothing_while_what_it_holds_is_being_digested_for_a_save
     """Or it would tell of newer values than the others, and pass for a replica that has diverged."""
     order: list[str] = []
 
-    def work(*_: object) -> None:
+    def work() -> None:
         order.append("pull")
         raise Pulled
 
-    strategy = create_autospec(UnitStrategy, instance=True, leads=False, is_server=False, hosted=(0,))
-    strategy.work.side_effect = work
+    strategy = create_autospec(UnitStrategy, instance=True, leads=False, hosted=(0,))
     loop = object.__new__(UnitLoop)
     loop.strategy, loop.progress, loop.sampler, loop._settings = strategy, Mock(spec=Progress), Mock(), Mock()
+    loop._server, loop._worker = None, Mock(run_segment=work)
     loop.settle_save = lambda: order.append("settle")
     with pytest.raises(Pulled):
         loop._step()

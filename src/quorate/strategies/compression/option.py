@@ -26,7 +26,7 @@ class CompressSpec(Treatment):
         return self.feedback
 
     cpu_only: ClassVar[bool] = True
-    factories: ClassVar[Mapping[str, str]] = {"ring": "quorate.strategies.compression.ring:compressed_ring_factory"}
+    factories: ClassVar[Mapping[str, str]] = {"ring": "quorate.strategies.compression.ring:CompressedRingFactory"}
 
 
 _COMPRESS = Annotated[

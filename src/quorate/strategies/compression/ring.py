@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from quorate.checkpoint.tree import Encoded
 from quorate.core.errors import FrameError
-from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.observe.seldom_events import GradientsCompressed
 from quorate.reduce.connect import connect
@@ -19,13 +18,12 @@ from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
-from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.compression.compressor import Compressor, EncodedLane
 from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
-from quorate.strategies.compression.option import CompressSpec, lane_compression
+from quorate.strategies.compression.option import lane_compression
 from quorate.strategies.compression.residuals import LANES, Residuals, encode_lane
 from quorate.strategies.kinds import Holdings
-from quorate.strategies.ring import RingConnection, RingStrategy
+from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
 from quorate.training.activity import Activity
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import gradient_plan
@@ -33,7 +31,7 @@ from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import HeldState, Parts, Replicated, shared_out
-from quorate.training.strategy import Lag, StepOutcome, StepRequest, Strategy
+from quorate.training.strategy import StepOutcome, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -67,21 +65,16 @@ class WithResiduals(Replicated):
         return super().load(Encoded({"dict": fields}, encoded.tensors))
 
 
-def compressed_ring_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "CompressedRingFactory":
-    """What makes the ring of each generation, with compressed gradients."""
-    compress = lane_compression(spec.strategy)
-    assert compress is not None
-    return CompressedRingFactory(spec, replica, compress, held.lane_memory)
-
-
 class CompressedRingFactory:
     """Connects the workers of each generation of a job whose gradients are compressed."""
 
-    def __init__(self, spec: JobSpec, replica: Replica, compress: CompressSpec, lane_memory: int | None = None) -> None:
+    def __init__(self, spec: JobSpec, replica: Replica, held: Holdings) -> None:
+        compress = lane_compression(spec.strategy)
+        assert compress is not None, "it is chosen for that"
         self.spec = spec
         self.replica = replica
         self._plan = gradient_plan(replica.trainable, spec.bucket_mb)
-        self.residuals = residuals_of(spec, self._plan, lane_memory)
+        self.residuals = residuals_of(spec, self._plan, held.lane_memory)
         self.layout = Replicated(replica) if self.residuals is None else WithResiduals(replica, self.residuals)
         check_compressible(replica.trainable)
         self.compressor = Compressor(method_of(compress), self._plan, spec.lanes)
@@ -111,16 +104,8 @@ class CompressedRingConnection(RingConnection):
                 self._factory.residuals.settle(self._endpoint.generation, self._endpoint.position, self.links)
         return super().strategy(update, activity)
 
-    def _strategy(
-        self,
-        own: Member,
-        agreement: StepAgreement,
-        update: Update,
-        activity: Activity,
-        lag: Lag | None,  # noqa: ARG002
-    ) -> "CompressedRingStrategy":
-        parts = self._factory, self._told
-        return CompressedRingStrategy(own, self.links, self._flat, agreement, update, activity, *parts)
+    def _strategy(self, parts: StepParts) -> "CompressedRingStrategy":
+        return CompressedRingStrategy(parts._replace(lag=None), self._flat, self._factory, self._told)
 
     def _told(self, step: int, payloads: Sequence[bytes]) -> GradientsCompressed:
         """The bytes of a step: all but the next worker's own goes through here, all but our own comes."""
@@ -148,16 +133,12 @@ class CompressedRingStrategy(RingStrategy):
 
     def __init__(
         self,
-        own: Member,
-        links: Reduction,
+        parts: StepParts,
         gradients: FlatGradients,
-        agreement: StepAgreement,
-        update: Update,
-        activity: Activity,
         factory: CompressedRingFactory,
         told: Callable[[int, Sequence[bytes]], GradientsCompressed],
     ) -> None:
-        super().__init__(own, links, gradients, agreement, update, activity)
+        super().__init__(parts)
         self._lanes = gradients
         self._compressor = factory.compressor
         self._residuals = factory.residuals

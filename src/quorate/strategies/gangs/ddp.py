@@ -10,13 +10,11 @@ from collections.abc import Sequence
 import torch
 
 from quorate.core.errors import UnsupportedModelError
-from quorate.core.generation import Member
 from quorate.core.worker_status import EXCHANGE
 from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
-from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.gangs.ddp_reducer import BucketSums, DdpReducer
 from quorate.strategies.gangs.gang_gradients import GangGradients
 from quorate.strategies.gangs.nccl import nccl_of, prepare_nccl
@@ -24,13 +22,10 @@ from quorate.strategies.gangs.option import DdpSpec
 from quorate.strategies.gangs.process_group import GroupLinks, ProcessGroup
 from quorate.strategies.gangs.sync_batch_norm import SyncedNorms
 from quorate.strategies.kinds import Holdings
-from quorate.strategies.ring import RingConnection, RingStrategy
-from quorate.training.activity import Activity
+from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
 from quorate.training.gradients import gradient_plan, refuse_rows
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated, StateLayout
-from quorate.training.strategy import Lag
-from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +33,11 @@ log = logging.getLogger(__name__)
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def ddp_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "DdpFactory":  # noqa: ARG001
-    """What makes the gang of each generation."""
-    prepare_nccl(spec, on_host=replica.device.is_host)
-    return DdpFactory(spec, replica)
-
-
 class DdpFactory:
     """Makes a process group of the workers of each generation of a job."""
 
-    def __init__(self, spec: JobSpec, replica: Replica) -> None:
+    def __init__(self, spec: JobSpec, replica: Replica, held: Holdings) -> None:  # noqa: ARG002
+        prepare_nccl(spec, on_host=replica.device.is_host)
         strategy = spec.strategy
         assert isinstance(strategy, DdpSpec)
         refuse_rows(replica.model, replica.trainable, "strategy: ddp")
@@ -139,10 +129,8 @@ class DdpConnection(RingConnection):
         self._norms = factory.norms
         self._groups = groups
 
-    def _strategy(
-        self, own: Member, agreement: StepAgreement, update: Update, activity: Activity, lag: Lag | None
-    ) -> "DdpStrategy":
-        return DdpStrategy(own, self.links, self._gang, agreement, update, activity, lag=lag, groups=self._groups)
+    def _strategy(self, parts: StepParts) -> "DdpStrategy":
+        return DdpStrategy(parts, self._gang, self._groups)
 
     def _bytes_per_step(self) -> int | None:
         """As many as a ring sends, which both backends use for what is large."""
@@ -163,21 +151,9 @@ class DdpConnection(RingConnection):
 class DdpStrategy(RingStrategy):
     """Waits for the sums that the backward pass has begun."""
 
-    _gradients: GangGradients
-
-    def __init__(
-        self,
-        own: Member,
-        links: Reduction,
-        gradients: GangGradients,
-        agreement: StepAgreement,
-        update: Update,
-        activity: Activity,
-        *,
-        lag: Lag | None,
-        groups: Sequence[ProcessGroup],
-    ) -> None:
-        super().__init__(own, links, gradients, agreement, update, activity, lag=lag)
+    def __init__(self, parts: StepParts, gradients: GangGradients, groups: Sequence[ProcessGroup]) -> None:
+        super().__init__(parts)
+        self._gang = gradients
         self._groups = groups
 
     def begin(self, step: int) -> None:
@@ -187,7 +163,7 @@ class DdpStrategy(RingStrategy):
 
     def _sum(self, step: int) -> None:  # noqa: ARG002
         self._activity.enter(EXCHANGE)
-        self._gradients.exchange()
+        self._gang.exchange()
 
     def close(self) -> None:
         """With the groups, or others would wait for a sum until their lease is over."""

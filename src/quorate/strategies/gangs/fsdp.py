@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import StateLost, TaskError
-from quorate.core.generation import Member
 from quorate.core.worker_status import OTHERS
 from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint
@@ -29,7 +28,7 @@ from quorate.strategies.gangs.sharded_layout import Sharded
 from quorate.strategies.gangs.sharded_model import ShardedModel
 from quorate.strategies.gangs.sharded_passes import Passes, UnitOrder
 from quorate.strategies.kinds import Holdings
-from quorate.strategies.ring import RingConnection, RingStrategy
+from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
 from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
 from quorate.training.device import Device
@@ -123,16 +122,11 @@ class ShardedGradients(GangGradients):
         return copies
 
 
-def fsdp_factory(spec: JobSpec, replica: Replica, held: Holdings) -> "FsdpFactory":
-    """What makes the gang of each generation, of which each worker holds a part of the state."""
-    prepare_nccl(spec, on_host=replica.device.is_host)
-    return FsdpFactory(spec, replica, held.folder)
-
-
 class FsdpFactory:
-    """Connects the workers of a mesh in each generation of a job."""
+    """Connects the workers of a mesh in each generation of a job, each of which holds a part of the state."""
 
-    def __init__(self, spec: JobSpec, replica: Replica, folder: CheckpointFolder | None) -> None:
+    def __init__(self, spec: JobSpec, replica: Replica, held: Holdings) -> None:
+        prepare_nccl(spec, on_host=replica.device.is_host)
         sharding = replica.sharding
         assert isinstance(sharding, ShardedModel)
         if list(replica.optimizers.by_name) != [SOLE]:
@@ -144,7 +138,7 @@ class FsdpFactory:
         check_fused(replica.optimizers.by_name[SOLE])
         self._spec = spec
         self._replica = replica
-        self._folder = folder
+        self._folder = held.folder
         self._world, self._passes = sharding.world, sharding.passes
         self.layout = Sharded(replica, self._world.shape, self._world.worker)
 
@@ -229,7 +223,8 @@ class FsdpConnection(RingConnection):
         with activity.waiting(OTHERS):
             self._order.follow(partial(self.links.gather, generation.cursor.step, UNITS_INDEX), generation.workers)
         hosted = self._world.shape.lanes_of(self._world.worker, self._spec.lanes)
-        return FsdpStrategy(own, hosted, self.links, self._sharded, agreement, update, activity, self._order)
+        parts = StepParts(own, self.links, self._sharded, agreement, update, activity)
+        return FsdpStrategy(parts, hosted, self._order)
 
     def close(self) -> None:
         super().close()
@@ -244,21 +239,11 @@ class FsdpStrategy(RingStrategy):
     """Gradients are summed by the time the last lane is done. Of the lanes that several workers compute together, one
     of them speaks."""
 
-    def __init__(
-        self,
-        own: Member,
-        hosted: range,
-        links: Reduction,
-        gradients: ShardedGradients,
-        agreement: StepAgreement,
-        update: Update,
-        activity: Activity,
-        order: UnitOrder,
-    ) -> None:
-        super().__init__(own, links, gradients, agreement, update, activity)
+    def __init__(self, parts: StepParts, hosted: range, order: UnitOrder) -> None:
+        super().__init__(parts)
         self._order = order
         self.hosted = hosted
-        self._spoken_for = own.lanes
+        self._spoken_for = parts.own.lanes
 
     def begin(self, step: int) -> None:
         super().begin(step)

@@ -2,34 +2,14 @@
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Protocol
 
 import torch
 
 from quorate.core.errors import UnsupportedModelError
+from quorate.strategies.gangs.ddp_reducer import DdpReducer
 from quorate.training.gradients import LoneGradients
 
 _GRADIENT = attrgetter("grad")
-
-
-class Reducer(Protocol):
-    """Sums what lies in the `.grad` of parameters over all workers."""
-
-    def arm(self) -> None:
-        """The backward pass that comes next is the last of this step: sum each gradient as soon as it is there."""
-        ...
-
-    def complete(self) -> None:
-        """No gradient of this step is still to come."""
-        ...
-
-    def wait(self) -> None:
-        """Return when every `.grad` is the sum."""
-        ...
-
-    def close(self) -> None:
-        """Let the parameters go."""
-        ...
 
 
 class GangGradients(LoneGradients):
@@ -43,7 +23,7 @@ class GangGradients(LoneGradients):
         self,
         parameters: Sequence[tuple[str, torch.nn.Parameter]],
         hosted: range,
-        reducer: Reducer | None,
+        reducer: DdpReducer | None,
         *,
         overlaps: bool,
         in_turns: bool = False,

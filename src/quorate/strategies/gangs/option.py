@@ -32,7 +32,7 @@ class DdpSpec(StrategySection):
     sync_batch_norm: bool = False
     """Batch norm uses the statistics of the micro-batches that all workers compute at the same time."""
 
-    factory: ClassVar[str] = "quorate.strategies.gangs.ddp:ddp_factory"
+    factory: ClassVar[str] = "quorate.strategies.gangs.ddp:DdpFactory"
     is_gang: ClassVar[bool] = True
 
     @property
@@ -76,7 +76,7 @@ class FsdpSpec(StrategySection):
     offload: Annotated[bool, Mark.MANNER] = False
     """Keep the shards in the memory of the host."""
 
-    factory: ClassVar[str] = "quorate.strategies.gangs.fsdp:fsdp_factory"
+    factory: ClassVar[str] = "quorate.strategies.gangs.fsdp:FsdpFactory"
     planning: ClassVar[str] = "quorate.strategies.gangs.sharded_plan:ShardedPlan"
     sharding: ClassVar[str] = "quorate.strategies.gangs.sharded_model:sharding_of"
     is_gang: ClassVar[bool] = True

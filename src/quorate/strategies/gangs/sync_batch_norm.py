@@ -6,35 +6,28 @@ run the same batch norms in the same order, or one would wait for a sum that the
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from quorate.core.errors import UnsupportedModelError
-
-
-class Summing(Protocol):
-    """Who takes part."""
-
-    def sum(self, tensor: torch.Tensor) -> None:
-        """Add it up over all workers, in its place."""
-        ...
+from quorate.strategies.gangs.process_group import ProcessGroup
 
 
 class SyncedNorms:
     """The batch norms of a model. While workers are `joined`, those that train take the statistics of all of them."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.group: Summing | None = None
+        self.group: ProcessGroup | None = None
         self.position, self.workers = 0, 1
         named = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
         for number, (name, module) in enumerate(named):
             module.__dict__["forward"] = _synced(module, number, name, self)
         self.count = len(named)
 
-    def join(self, group: Summing, position: int, workers: int) -> None:
+    def join(self, group: ProcessGroup, position: int, workers: int) -> None:
         """Of one generation."""
         self.group, self.position, self.workers = group, position, workers
 

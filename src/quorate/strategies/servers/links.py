@@ -14,7 +14,6 @@ from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.neighbours import GLANCE, Awaited, Neighbour, connect_to
 from quorate.reduce.reduction import Reduction, Wrapped
 from quorate.reduce.ring import Blame, unchanged
-from quorate.strategies.servers.parcels import meetings
 from quorate.wire.link import Deadline, Link, Tag
 from quorate.wire.shared_link import SharedLink, accept_all_shared
 
@@ -191,6 +190,21 @@ class Spokes:
         """Any thread may call it, any number of times."""
         for link in self._links.values():
             link.close()
+
+
+def meetings(workers: int, servers: int, *, worker: int | None = None, server: int | None = None) -> tuple[int, ...]:
+    """The servers that a worker meets, or the workers that a server meets, one after the other.
+
+    As in a tournament: in each round everybody meets one other at most, and both go through the rounds in the same
+    order. So nobody waits in a circle, and no server is idle while all workers crowd at the first.
+    """
+    rounds = max(workers, servers)
+    if worker is not None:
+        partners = [(worker + round_) % rounds for round_ in range(rounds)]
+        return tuple(partner for partner in partners if partner < servers)
+    assert server is not None, "one of the two is asked for"
+    partners = [(server - round_) % rounds for round_ in range(rounds)]
+    return tuple(partner for partner in partners if partner < workers)
 
 
 def as_bytes(content: torch.Tensor) -> memoryview:

@@ -9,8 +9,8 @@ import torch
 from quorate.core.generation import GenerationId
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import dtype_of
+from quorate.strategies.servers.exchange import Packing, Parcel, plan_parcels
 from quorate.strategies.servers.links import as_bytes
-from quorate.strategies.servers.parcels import Packing, Parcel, plan_parcels
 from quorate.wire.link import Deadline, Link, Tag
 
 UNIT_CHANNEL = 16

@@ -4,28 +4,48 @@ A boundary is a step at which something needs the state of that step and nothing
 or the furthest step that was dealt when somebody asks for something. Between boundaries only blocks and their applied
 sets change. Where a member stands (its progress, its cursor) changes at boundaries: if a generation ends between two of
 them, the next one deals what is missing.
+
+A block is what the units in it have made of it, wherever its server stands. So the holder with most of them gives it to
+the others: replicas follow their primary, and whoever has more has all that the others have. What nobody was told to be
+done may be in some blocks and not in others; it is dealt again, and applied where it is missing.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from quorate.checkpoint.tree import Encoded, decode, encode
+from quorate.core.generation import Role
 from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.data.ledger import total
 from quorate.observe.seldom_events import StalenessObserved
+from quorate.reduce.connect import connect
+from quorate.reduce.endpoint import Endpoint
+from quorate.reduce.neighbours import watch
+from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import mean_log, pack, skipped_of, total_losses, unpack
-from quorate.strategies.servers.dealing import AppliedSet, Unit, UnitRecord
+from quorate.strategies.servers.align import Aligner, Transfer
+from quorate.strategies.servers.dealing import AppliedSet, Unit, UnitRecord, applied_everywhere
+from quorate.strategies.servers.links import LinkedReduction, connect_star
 from quorate.strategies.servers.member import MemberConnection, MemberStrategy
 from quorate.strategies.servers.option import ServersSpec
+from quorate.strategies.servers.placement import Holders
+from quorate.strategies.servers.share import Share
 from quorate.strategies.servers.units.channel import UnitChannel, UnitPlan
 from quorate.strategies.servers.units.server import Hub, StepSettings, UnitServer
 from quorate.strategies.servers.units.worker import UnitNote, UnitWorker
+from quorate.strategies.state_copy import Passing
 from quorate.training.activity import Activity
+from quorate.training.device import digests
+from quorate.training.divergence import COMPARE_INDEX, Voucher, compare_replicas
+from quorate.training.gradients import LoneGradients, gradient_plan
 from quorate.training.lane import LaneResult
 from quorate.training.loop import Loop
 from quorate.training.progress import Progress
 from quorate.training.strategy import NOTHING_ASKED, Agreement, Save, StepOutcome, StepRequest, Strategy
+from quorate.training.update import Update
 
 LONGEST = 1_000
 """Steps of a segment at most: servers keep the notes of all its units, and tell them again after a loss."""
@@ -42,62 +62,18 @@ class Standing:
 
 
 class UnitStrategy(MemberStrategy):
-    """A member's segments; the gathers at boundaries are those of any strategy."""
+    """What a member trains with; its loop goes from boundary to boundary, where gathers are those of any strategy."""
 
-    def __init__(
-        self,
-        connection: MemberConnection,
-        plan: UnitPlan,
-        channels: Mapping[int, UnitChannel],
-        spec: ServersSpec,
-        standing: Standing,
-        activity: Activity,
-    ) -> None:
+    def __init__(self, connection: "UnitConnection", activity: Activity) -> None:
         super().__init__(connection, activity)
-        self.is_server = self.share.number is not None
-        self.staleness = spec.staleness if spec.mode == "bounded" else None
-        self.standing = standing
-        self._plan = plan
-        self._channels = channels
-        self._damps = spec.damping
-        self._server: UnitServer | None = None
+        self.connection = connection
+        self.staleness = connection.spec.staleness if connection.spec.mode == "bounded" else None
+        self.standing = connection.standing
 
     @property
     def record(self) -> UnitRecord:
         assert self.share.units is not None, "a server has a record of units"
         return self.share.units
-
-    def equip(self, settings: StepSettings, before_change: Callable[[], None]) -> UnitServer | None:
-        """Make a server ready to apply units. `before_change` raises where it may not."""
-        if self.is_server:
-            self._server = UnitServer(
-                self._connection.endpoint.position,
-                self._plan,
-                self._channels,
-                self.share.replica,
-                self.record,
-                settings,
-                before_change,
-                damps=self._damps,
-            )
-        return self._server
-
-    def serve(self, hub: Hub | None, look: Callable[[], None]) -> None:
-        """A server: answer the workers until they have come to the boundary."""
-        assert self._server is not None, "it was equipped"
-        with self._activity.waiting(OTHERS):
-            self._server.run_segment(hub, look)
-
-    def work(
-        self,
-        compute: Callable[[Unit], LaneResult],
-        batch_samples: Callable[[int], int],
-        wants_boundary: Callable[[], bool],
-    ) -> int:
-        """A worker: compute units until the boundary; where it is."""
-        replica, activity = self.share.replica, self._activity
-        worker = UnitWorker(self._plan, self._channels, replica, compute, batch_samples, wants_boundary, activity)
-        return worker.run_segment()
 
     def begin(self, step: int) -> None:
         """Segments begin by themselves."""
@@ -113,15 +89,23 @@ class UnitLoop(Loop):
     by_units = True
 
     _settings: StepSettings = field(init=False)
-    _server: UnitServer | None = field(init=False)
+    _server: UnitServer | None = field(init=False, default=None)
+    _worker: UnitWorker | None = field(init=False, default=None)
     _applied: AppliedSet = field(init=False)
     _begun: int = field(init=False)
     _is_boundary: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self._settings = StepSettings(self.replica.optimizers, self.sampler, self.progress.cursor.step)
-        self._server = self._units.equip(self._settings, self.check_lease)
-        standing = self._units.standing
+        units, standing = self._units, self._units.standing
+        plan, channels = units.connection.plan, units.connection.channels
+        if units.share.number is not None:
+            position, damps = units.connection.endpoint.position, units.connection.spec.damping
+            made = plan, channels, self.replica, units.record, self._settings, self.check_lease
+            self._server = UnitServer(position, *made, damps=damps)
+        elif units.hosted:
+            asks = self._compute, self.sampler.batch_samples, lambda: self.requested() != NOTHING_ASKED
+            self._worker = UnitWorker(plan, channels, self.replica, *asks, self.activity)
         self._applied, self._begun, self._is_boundary = standing.everywhere, standing.furthest, standing.is_boundary
 
     @staticmethod
@@ -142,13 +126,14 @@ class UnitLoop(Loop):
             # What is being saved must be copied before it changes; and a worker, which writes none of it, must have
             # told what it holds before it pulls what is newer.
             self.settle_save()
-            if units.is_server:
+            if self._server is not None:
                 self.activity.begin_step(stood.cursor.step + 1)
                 self.activity.enter(EXCHANGE)
-                units.serve(hub, lambda: self._look(hub))
+                with self.activity.waiting(OTHERS):
+                    self._server.run_segment(hub, lambda: self._look(hub))
                 self.activity.leave()
-            elif units.hosted:
-                units.work(self._compute, self.sampler.batch_samples, lambda: self.requested() != NOTHING_ASKED)
+            elif self._worker is not None:
+                self._worker.run_segment()
             request = self._meet(stood, hub)
             self.watch.begin()
             return request
@@ -220,7 +205,7 @@ class UnitLoop(Loop):
         words = [json.loads(payload.partition(b"\n")[0]) for payload in told]
         progress = Progress.from_dict(words[0]["progress"])
         boundary = progress.cursor.step
-        if self._units.is_server:
+        if self._server is not None:
             self._reach(stood, boundary, told[0].partition(b"\n")[2])
         if hub is not None and boundary > stood.cursor.step:
             self.publish(
@@ -294,3 +279,118 @@ def agreement_of(notes: Sequence[UnitNote]) -> tuple[Agreement, dict[str, float]
         for name, norm in note.norms.items():
             norms[name] = norms.get(name, 0.0) + norm * note.result.samples / samples
     return agreement, norms
+
+
+# --- what members come to hold before the first step
+
+SETS_INDEX = 10
+"""Tells the applied sets from what else is gathered before the first step."""
+
+
+def connect_units(spec: JobSpec, share: Share, endpoint: Endpoint, placement: Sequence[Holders]) -> "UnitConnection":
+    """Waits for the other members: all of them are joined for gathers, and each worker is linked to each server."""
+    reduction, _ = connect(endpoint, ())
+    try:
+        links = connect_star(endpoint, reduction)
+    except BaseException:
+        reduction.close()
+        raise
+    generation, trainable = endpoint.generation, share.replica.trainable
+    deadline, _ = watch(endpoint, list(links.values()))
+    staying = [at for at, member in enumerate(generation.members) if member.role is Role.SERVER]
+    workers = [at for at, member in enumerate(generation.members) if member.role is Role.WORKER]
+    peers = staying if endpoint.position in workers else workers if endpoint.position in staying else []
+    channels = {peer: UnitChannel(links[peer], generation.id, deadline) for peer in peers}
+    holders = [[generation.position(server) for server in places] for places in placement]
+    plan = UnitPlan(gradient_plan(trainable, spec.bucket_mb), holders, staying)
+    joined, gradients = LinkedReduction(reduction, links), LoneGradients(trainable)
+    assert isinstance(spec.strategy, ServersSpec)
+    return UnitConnection(endpoint, joined, gradients, share, placement, plan, channels, spec.strategy)
+
+
+@dataclass
+class UnitConnection(MemberConnection):
+    """One member's connection to the others of its generation."""
+
+    loop = UnitLoop
+    plan: UnitPlan
+    channels: Mapping[int, UnitChannel]
+    spec: ServersSpec
+    standing: Standing = field(init=False)
+
+    def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
+        aligner = UnitAligner(self.generation, self.own.worker, self.links, self.share, activity, hold)
+        progress, copied, self.standing = aligner.align(progress, self.placement)
+        self.log_placement()
+        return progress, copied
+
+    def strategy(self, update: Update, activity: Activity) -> UnitStrategy:  # noqa: ARG002
+        return UnitStrategy(self, activity)
+
+
+@dataclass
+class UnitAligner(Aligner):
+    """Aligns one member."""
+
+    def align(self, progress: Progress, placement: Sequence[Holders]) -> tuple[Progress, int, Standing]:
+        """The progress that it has then, the bytes that were copied, and where all servers stand."""
+        record = self.share.units
+        versions: Mapping[int, int] = {} if record is None else record.versions(self.generation.cursor.step)
+        progress, copied = self.run(progress, placement, versions=versions)
+        told = self._sets()
+        # What is only in the base of another was never told to be done, and is dealt again.
+        bases = {position: AppliedSet.from_json(base) for position, (_, base) in told.items()}
+        donor = max(bases, key=lambda position: (len(bases[position]), -position))
+        if receivers := tuple(position for position, base in bases.items() if base != bases[donor]):
+            copied += self._copy_base(donor, receivers)
+        # By what they have told, all have taken up their blocks.
+        self.share.drop_surplus()
+        sets = [AppliedSet.from_json(each) for blocks, _ in told.values() for each in blocks] + [bases[donor]]
+        is_boundary = all(each == AppliedSet(each.lanes, progress.cursor.step) for each in sets)
+        return progress, copied, Standing(applied_everywhere(sets), max(each.furthest for each in sets), is_boundary)
+
+    def _sets(self) -> dict[int, tuple[list[Any], Any]]:
+        """The sets of each server's blocks and of its base, by position; those who leave only give."""
+        record, mine = self.share.units, None
+        if record is not None:
+            # Equal ones once: mostly all are.
+            blocks = {json.dumps(record.blocks[block].to_json()) for block in self.share.placed}
+            mine = [[json.loads(each) for each in sorted(blocks)], record.base.to_json()]
+        everyone = [json.loads(told) for told in self._gather(SETS_INDEX, json.dumps(mine).encode())]
+        return {position: (told[0], told[1]) for position, told in enumerate(everyone) if told is not None}
+
+    def _copy_base(self, donor: int, receivers: tuple[int, ...]) -> int:
+        """Buffers and notes, to servers that lack some of them."""
+        position, record = self.generation.position(self.worker), self.share.units
+        passing = Passing(self.generation, position, self.reduction, self.activity)
+        given = None
+        if position == donor and record is not None:
+            buffers = dict(self.share.replica.buffers.committed())
+            given = encode({"buffers": buffers, "units": record.of_base()})
+        encoded, size = passing.copy(donor, receivers, given)
+        if encoded is not None and record is not None:
+            tree = decode(encoded.skeleton, encoded.tensors)
+            self.share.replica.buffers.commit(tree["buffers"])
+            record.take_base(tree["units"])
+        return size
+
+    def _given(self, transfer: Transfer, progress: Progress) -> Encoded:
+        if not transfer.blocks or transfer.values_only:
+            return super()._given(transfer, progress)
+        assert self.share.units is not None, "only servers give blocks"
+        applied = [[block, self.share.units.blocks[block].to_json()] for block in transfer.blocks]
+        return encode(self.share.blocks(transfer.blocks) | {"applied": applied})
+
+    def _take(self, transfer: Transfer, tree: dict[str, Any], progress: Progress) -> Progress:
+        progress = super()._take(transfer, tree, progress)
+        if "applied" in tree and self.share.units is not None:
+            self.share.units.blocks |= {block: AppliedSet.from_json(applied) for block, applied in tree["applied"]}
+        return progress
+
+    def _compare(self, step: int, *, is_sound: bool) -> None:  # noqa: ARG002
+        """Holders of a block that have as many units in it must hold the same; of buffers each has its own."""
+        share, applied = self.share, {} if self.share.units is None else self.share.units.blocks
+        values = [(block, *share.replica.trainable[block]) for block in sorted(share.held & applied.keys())]
+        held = {f"{name} with {len(applied[block])} units": value.detach() for block, name, value in values}
+        voucher = Voucher(self.worker, digests(held.items(), share.replica.device), is_partial=True)
+        compare_replicas(step, voucher, partial(self._gather, COMPARE_INDEX))
