@@ -10,8 +10,8 @@ from benchmarks.gang import Seat, run_gang
 from benchmarks.links import PLAIN, SYSTEMS, TLS
 from benchmarks.told import answer, read_order, reading
 from quorate.core.generation import GenerationId
-from quorate.wire.certificates import Authority, Identity
-from quorate.wire.handshake import Credentials
+from quorate.wire.certificates import Authority
+from quorate.wire.handshake import Credentials, Identity
 from quorate.wire.link import Deadline, Tag
 from quorate.wire.tcp import Listener, TcpLink, connect
 

@@ -13,7 +13,8 @@ import pytest
 from quorate.coordinator.client import SupervisorClient
 from quorate.core.errors import FrameError, LinkError
 from quorate.storage.run_folder import Door, RunFolder
-from quorate.wire.certificates import COORDINATOR, SUPERVISOR, Authority
+from quorate.wire.certificates import Authority
+from quorate.wire.handshake import COORDINATOR, SUPERVISOR
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub

@@ -1,4 +1,4 @@
-"""What an encrypted connection does with bytes: how many it holds at a time, and how long it waits for the rest."""
+"""What an encrypted connection does with bytes, and how long it waits for the rest."""
 
 import socket
 import threading
@@ -9,47 +9,31 @@ from contextlib import closing, suppress
 import pytest
 
 from quorate.core.errors import PeerLost
-from quorate.wire.certificates import COORDINATOR, Authority
+from quorate.wire.certificates import Authority
+from quorate.wire.handshake import COORDINATOR
 from quorate.wire.link import Tag
-from quorate.wire.tls import READ_AT_ONCE, RECORD, TlsSession, refusal_at
+from quorate.wire.tls import refusal_at
 from wire.pairs import GENERATION, tls_pair, within
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)
 
 
-def agreed() -> tuple[TlsSession, TlsSession]:
-    """The session of a caller and that of the listener, once they have agreed; the word of welcome is read."""
-    authority = Authority.mint("digits-0001")
-    caller = TlsSession(authority.issue(0), "worker 1", calls=1)
-    listener = TlsSession(authority.issue(1), "a caller (127.0.0.1:1)")
-    while not listener.is_complete:
-        listener.feed(caller.shake_hands())
-        caller.feed(listener.shake_hands())
-    assert caller.decrypt_into(memoryview(bytearray(1))) == 1
-    return caller, listener
-
-
-def test_a_large_frame_is_encrypted_piece_by_piece_and_comes_out_whole() -> None:
-    caller, listener = agreed()
-    parts = [b"header", bytes(range(256)) * 2**12 + b"odd", b"", b"end"]
-    pieces = list(caller.encrypt([memoryview(part) for part in parts]))
-    assert len(pieces) == 5
-    # Besides what it carries, a record has a few bytes, and those of a piece are as large as can be.
-    assert max(map(len, pieces)) < READ_AT_ONCE + RECORD
-    decrypted, place = bytearray(), memoryview(bytearray(READ_AT_ONCE))
-    for piece in pieces:
-        listener.feed(piece)
-        while taken := listener.decrypt_into(place):
-            decrypted += place[:taken]
-    assert decrypted == b"".join(parts)
+def test_a_large_frame_comes_out_whole_while_another_goes_the_other_way() -> None:
+    link, accepted = tls_pair()
+    content = bytes(range(256)) * 2**14 + b"odd"
+    with closing(link), closing(accepted), ThreadPoolExecutor(2) as threads:
+        sending = [threads.submit(one.send, TAG, content, within(100)) for one in (link, accepted)]
+        assert accepted.receive(TAG, within(100)) == content
+        place = bytearray(len(content))
+        link.receive_into(TAG, place, within(100))
+        assert place == content
+        assert [one.result(100) for one in sending] == [None, None]
 
 
 def test_a_peer_that_stalls_within_a_record_is_lost_when_the_deadline_is_over() -> None:
     link, accepted = tls_pair()
     with closing(link), closing(accepted):
-        assert link._tls is not None
-        (record,) = link._tls.encrypt([memoryview(bytes(100))])
-        link._socket.sendall(record[: len(record) // 2])
+        socket.socket.send(link._socket, b"\x17\x03\x03\x40\x00" + bytes(100))  # a record of 16 KB begins
         with pytest.raises(PeerLost, match="no frame for"):
             accepted.receive(TAG, within(0.2))
 

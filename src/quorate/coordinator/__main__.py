@@ -39,7 +39,7 @@ from quorate.observe.jsonl import JsonlSink
 from quorate.storage.incarnations import IncarnationWatch
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
-from quorate.wire.certificates import Identity
+from quorate.wire.handshake import Identity
 
 log = logging.getLogger(__name__)
 

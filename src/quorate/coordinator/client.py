@@ -13,7 +13,7 @@ from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.observe.event import Event
 from quorate.observe.jsonl import events_in
-from quorate.wire.certificates import Identity
+from quorate.wire.handshake import Identity
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.codec import decode_failure, encode_failure

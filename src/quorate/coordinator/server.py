@@ -12,7 +12,7 @@ import grpc.aio
 from quorate.core.addresses import join_address
 from quorate.core.errors import RequestError
 from quorate.core.generation import file_name_of
-from quorate.wire.certificates import SUPERVISOR, Identity, in_words, process_in
+from quorate.wire.handshake import SUPERVISOR, Identity, in_words, process_in
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server

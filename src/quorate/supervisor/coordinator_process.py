@@ -20,7 +20,7 @@ from quorate.core.runtime import SYSTEM, Latch, Runtime
 from quorate.core.timing import MOST_STARTS, Timing, WatchedTime
 from quorate.engines.engine import Engine
 from quorate.observe.event import Event
-from quorate.wire.certificates import Identity
+from quorate.wire.handshake import Identity
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Who may talk to a job's processes: a certificate authority of the job, and a certificate for each of them.
+"""Who may talk to the processes of a job that encrypts: an authority of the job, and a certificate for each of them.
 
 The supervisor mints the authority when the job begins, and its key never leaves the supervisor's memory. A certificate
 and its key reach a worker in its assignment and the coordinator in its appointment. None of it is ever in a file.
@@ -6,19 +6,12 @@ and its key reach a worker in its assignment and the coordinator in its appointm
 
 import datetime
 import secrets
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quorate.core.errors import RequestError
 from quorate.core.generation import file_name_of
 from quorate.core.installation import install_of
-
-COORDINATOR = "coordinator"
-SUPERVISOR = "supervisor"
-
-DOMAIN = "quorate"
-"""Names in certificates end so. An authority is one job's alone, so they need not name the job as well."""
+from quorate.wire.handshake import Identity, host_of
 
 LIFETIME = datetime.timedelta(days=400)
 """No job takes longer; those that are resumed have a new authority."""
@@ -28,32 +21,6 @@ SLACK = datetime.timedelta(days=1)
 
 _LONGEST_NAME = 64
 """Characters of a common name."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a process proves itself by: its certificate and its key; and the authority that vouches for the others.
-
-    `name` is worker-2, server-0, coordinator or supervisor. All else is PEM.
-    """
-
-    name: str
-    certificate: str
-    key: str = field(repr=False)
-    authority: str = field(repr=False)
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, str] | None) -> "Identity | None":
-        """The identity that was told; None where there was none."""
-        return None if fields is None else cls(**fields)
-
-    @property
-    def secrets(self) -> list[str]:
-        """What must not be written down: the key, without the lines around it, which every key has."""
-        return self.key.splitlines()[1:-1]
 
 
 class Authority:
@@ -102,21 +69,6 @@ class Authority:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode()
         return Identity(name, _pem(_signed(builder, self._key)), secret, self.certificate)
-
-
-def host_of(name: str) -> str:
-    """What stands for the host in the certificate of a process: processes are told apart, not the hosts they run on."""
-    return f"{name}.{DOMAIN}"
-
-
-def process_in(host: str) -> str:
-    """The process that such a host stands for; empty for what stands for any of its callers."""
-    return "" if host.startswith("*.") else host.removesuffix(f".{DOMAIN}")
-
-
-def in_words(name: str) -> str:
-    """worker-2 as people know it: worker 2."""
-    return name.replace("-", " ", 1)
 
 
 def refuse_without_library() -> None:

@@ -14,13 +14,12 @@ import hashlib
 import hmac
 import secrets
 import struct
-from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Generator, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 
 from quorate.core.errors import FrameError
 from quorate.core.generation import GenerationId, file_name_of, name_of
-from quorate.wire.certificates import Identity, in_words
 
 _HELLO = struct.Struct("<4sHHqqQQ32s")
 _MAGIC = b"QRTH"
@@ -29,9 +28,58 @@ _TLS_BEGINS = (b"\x15\x03", b"\x16\x03")
 """What whoever encrypts says first: an alert or a handshake of TLS."""
 TO_WHO_DOES_NOT_ENCRYPT = b"\x15\x03\x03\x00\x02\x02\x46".ljust(_HELLO.size, b"\0")
 """An alert of TLS (protocol version), as long as what is waited for by a worker that does not encrypt."""
+WELCOME = b"\x01"
+"""The first word of a listener that encrypts: a caller is told that its certificate is refused only when it reads."""
+
+COORDINATOR = "coordinator"
+SUPERVISOR = "supervisor"
+DOMAIN = "quorate"
+"""Names in certificates end so. An authority is one job's alone, so they need not name the job as well."""
+
 _ACCEPTED = b"\x01"
 _REFUSED = b"\x00"
 _PROOF_SIZE = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a process proves itself by: its certificate and its key; and the authority that vouches for the others.
+
+    `name` is worker-2, server-0, coordinator or supervisor. All else is PEM.
+    """
+
+    name: str
+    certificate: str
+    key: str = field(repr=False)
+    authority: str = field(repr=False)
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, str] | None) -> "Identity | None":
+        """The identity that was told; None where there was none."""
+        return None if fields is None else cls(**fields)
+
+    @property
+    def secrets(self) -> list[str]:
+        """What must not be written down: the key, without the lines around it, which every key has."""
+        return self.key.splitlines()[1:-1]
+
+
+def host_of(name: str) -> str:
+    """What stands for the host in the certificate of a process: processes are told apart, not the hosts they run on."""
+    return f"{name}.{DOMAIN}"
+
+
+def process_in(host: str) -> str:
+    """The process that such a host stands for; empty for what stands for any of its callers."""
+    return "" if host.startswith("*.") else host.removesuffix(f".{DOMAIN}")
+
+
+def in_words(name: str) -> str:
+    """worker-2 as people know it: worker 2."""
+    return name.replace("-", " ", 1)
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,32 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
+from typing import Protocol
 
 from quorate.core.addresses import join_address
 from quorate.core.errors import FrameError, LinkError, PeerLost
 from quorate.core.generation import name_of
 from quorate.core.processes import close_in_children
-from quorate.wire.certificates import Identity
-from quorate.wire.handshake import TO_WHO_DOES_NOT_ENCRYPT, Credentials, Handshake, receive_introduction
+from quorate.wire.handshake import Credentials, Handshake, Identity, receive_introduction
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
-from quorate.wire.tls import READ_AT_ONCE, TlsSession
 
 MOST_VISITORS = 64
 """So many that have not shown that they hold the token: strangers must not use up the descriptors of a worker."""
+
+
+class Encrypting(Protocol):
+    """What has to be known of a socket that encrypts."""
+
+    is_complete: bool
+
+    @property
+    def certified(self) -> str:
+        """Who the other end is, by its certificate."""
+        ...
+
+    def shake_hands(self) -> int:
+        """Go on with the handshake: the event to wait for, 0 once it is complete."""
+        ...
 
 
 class Visitor:
@@ -35,16 +49,16 @@ class Visitor:
     With `tls` it has to show a certificate of the job before it is heard.
     """
 
-    def __init__(self, sock: socket.socket, address: str, tls: TlsSession | None = None) -> None:
+    def __init__(self, sock: socket.socket, address: str, tls: Encrypting | None = None) -> None:
         sock.setblocking(False)
         close_in_children(sock)
         self.socket = sock
         self.address = address
-        self.tls = tls
         self.silent = True
         # Of its first words, once that is known to be made with the job's token.
         self.signature: bytes | None = None
         self.worker: int | None = None
+        self._tls = tls
         self._handshake: Handshake | None = None
         self._expect = 0
         self._received = b""
@@ -56,12 +70,12 @@ class Visitor:
     @property
     def is_stranger(self) -> bool:
         """Whether nothing says yet that it belongs to the job."""
-        is_certified = self.tls is not None and self.tls.is_complete
+        is_certified = self._tls is not None and self._tls.is_complete
         return self.signature is None and self.worker is None and not is_certified
 
     def certified(self) -> str:
         """Who it is by its certificate; empty where none is asked for."""
-        return "" if self.tls is None else self.tls.certified
+        return "" if self._tls is None else self._tls.certified
 
     @property
     def host(self) -> str:
@@ -75,8 +89,8 @@ class Visitor:
             while self._read():
                 turn = self._handshake.send(self._received)
                 # An empty packet would be taken for the end.
-                if turn.send:
-                    self._send(turn.send)
+                if turn.send and self.socket.send(turn.send) < len(turn.send):
+                    raise ConnectionError("it does not read what it is told")
                 if turn.is_signed:
                     self.signature = self._received
                 self._expect, self._received = turn.expect, b""
@@ -85,11 +99,11 @@ class Visitor:
 
     def _read(self) -> bool:
         """Whether all that the handshake expects has come; no byte beyond it is taken, since frames may follow."""
-        if self.tls is not None and not self.tls.is_complete and not self._encrypt(self.tls):
+        if self._tls is not None and self._tls.shake_hands():
             return False
         while len(self._received) < self._expect:
             try:
-                content = self._take(self._expect - len(self._received))
+                content = self.socket.recv(self._expect - len(self._received))
             except BlockingIOError:
                 return False
             if not content:
@@ -97,44 +111,6 @@ class Visitor:
             self.silent = False
             self._received += content
         return True
-
-    def _encrypt(self, tls: TlsSession) -> bool:
-        """Whether the two have agreed on how to encrypt. Who has no certificate of this job is told, and refused."""
-        while not tls.is_complete:
-            try:
-                received = self.socket.recv(READ_AT_ONCE)
-            except BlockingIOError:
-                return False
-            if not received:
-                raise ConnectionError("it went away before it had shown a certificate")
-            tls.feed(received)
-            try:
-                self._tell(tls.shake_hands())
-            except FrameError:
-                with suppress(OSError):
-                    # OpenSSL has no word for whoever does not speak TLS, who would take silence for a crowd.
-                    self._tell(tls.last_words() or TO_WHO_DOES_NOT_ENCRYPT)
-                raise
-        return True
-
-    def _take(self, most: int) -> bytes:
-        if self.tls is None:
-            return self.socket.recv(most)
-        place = memoryview(bytearray(most))
-        while (taken := self.tls.decrypt_into(place)) is None:
-            received = self.socket.recv(READ_AT_ONCE)
-            if not received:
-                return b""
-            self.tls.feed(received)
-        return bytes(place[:taken])
-
-    def _send(self, words: bytes) -> None:
-        for content in [words] if self.tls is None else self.tls.encrypt([memoryview(words)]):
-            self._tell(content)
-
-    def _tell(self, content: bytes) -> None:
-        if content and self.socket.send(content) < len(content):
-            raise ConnectionError("it does not read what it is told")
 
 
 class Reception:
@@ -281,7 +257,16 @@ class Reception:
         self._make_room(refusals)
         # A worker of this host has no address of its own.
         address = join_address(place[0], place[1]) if isinstance(place, tuple) else "this host"
-        visitor = Visitor(sock, address, None if identity is None else TlsSession(identity, f"a caller ({address})"))
+        if identity is None:
+            visitor = Visitor(sock, address)
+        else:
+            from quorate.wire.tls import TlsSocket
+
+            try:
+                encrypted = TlsSocket.over(sock, identity, f"a caller ({address})")
+            except OSError:  # it went away meanwhile
+                return
+            visitor = Visitor(encrypted, address, encrypted)
         visitor.begin(introduction(visitor))
         self._visitors.append(visitor)
 

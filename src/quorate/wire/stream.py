@@ -4,15 +4,17 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from quorate.core.errors import FrameError, PeerLost
+from quorate.core.errors import PeerLost
 from quorate.core.processes import close_in_children
-from quorate.wire.handshake import Handshake
+from quorate.wire.handshake import WELCOME, Handshake
 from quorate.wire.link import CLOSED_HERE, LONGEST_WAIT, Deadline
 from quorate.wire.silence import LOOKS, Silence
-from quorate.wire.tls import READ_AT_ONCE, RECORD, WELCOME, TlsSession
+
+RECORD = 2**14 + 2**8 + 5
+"""The most bytes of a record of TLS."""
 
 LOW_WATER = 512 * 2**10
 """Bytes of a large frame that are worth waking up for."""
@@ -72,50 +74,39 @@ class Closable:
 class Stream(Closable):
     """Bytes to and from one peer. After any error it is closed.
 
-    `silence`: the seconds after which a peer whose host does not answer is lost, for whoever asks. `tls` encrypts.
+    `silence`: the seconds after which a peer whose host does not answer is lost, for whoever asks. The socket may
+    encrypt (`TlsSocket`).
     """
 
     def __init__(
-        self, sock: socket.socket, peer: str, silence: float | None = None, tls: TlsSession | None = None
+        self, sock: socket.socket, peer: str, silence: float | None = None, *, is_encrypted: bool = False
     ) -> None:
         super().__init__(peer, sock)
         if sock.family != socket.AF_UNIX:
             # Frames are whole messages: a last partial packet must not wait for an acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
-        self._tls = tls
-        self._encrypted = memoryview(bytearray(0 if tls is None else READ_AT_ONCE))
+        self.is_encrypted = is_encrypted
         self._low_water = 1
         self._silence = None if silence is None else Silence(sock, silence)
         self._suspected: float | None = None
         self._has_heard = False
         self.hung_up_at_once = False
 
-    @property
-    def is_encrypted(self) -> bool:
-        return self._tls is not None
-
     def send_all(self, parts: list[memoryview], deadline: Deadline) -> None:
         with self._use():
-            if self._tls is None:
-                self._push(parts, deadline)
-                return
-            for encrypted in self._tls.encrypt(parts):
-                self._push([memoryview(encrypted)], deadline)
-
-    def _push(self, parts: list[memoryview], deadline: Deadline) -> None:
-        began = time.monotonic()
-        while parts:
-            try:
-                sent = self._socket.sendmsg(parts)
-            except BlockingIOError:
-                found = self._wait(select.POLLOUT | select.POLLRDHUP, deadline, began)
-                # Nobody half-closes here: a peer that ends its direction is gone, and would never make room.
-                if found & select.POLLRDHUP:
-                    raise self._lost("it closed the connection") from None
-            else:
-                parts = _after(parts, sent)
-                began = time.monotonic()
+            began = time.monotonic()
+            while parts:
+                try:
+                    sent = self._socket.sendmsg(parts)
+                except BlockingIOError:
+                    found = self._wait(select.POLLOUT | select.POLLRDHUP, deadline, began)
+                    # Nobody half-closes here: a peer that ends its direction is gone, and would never make room.
+                    if found & select.POLLRDHUP:
+                        raise self._lost("it closed the connection") from None
+                else:
+                    parts = _after(parts, sent)
+                    began = time.monotonic()
 
     def fill(self, buffer: memoryview, deadline: Deadline, *, followed_by: int = 0) -> None:
         """Receive until a buffer is full. What follows it may as well be there when this returns."""
@@ -124,7 +115,7 @@ class Stream(Closable):
             filled = 0
             while filled < buffer.nbytes:
                 try:
-                    received = self._take_into(buffer[filled:])
+                    received = self._socket.recv_into(buffer[filled:])
                 except BlockingIOError:
                     self._sleep_through(buffer.nbytes - filled + followed_by)
                     self._wait(select.POLLIN, deadline, began)
@@ -136,48 +127,18 @@ class Stream(Closable):
                     filled += received
                     began = time.monotonic()
 
-    def _take_into(self, buffer: memoryview) -> int:
-        """What is there of what the peer has sent; 0 when it has ended the connection, BlockingIOError before."""
-        if self._tls is None:
-            return self._socket.recv_into(buffer)
-        while (taken := self._tls.decrypt_into(buffer)) is None:
-            received = self._socket.recv_into(self._encrypted)
-            if not received:
-                return 0
-            self._tls.feed(self._encrypted[:received])
-        return taken
+    def encrypt(self, shake_hands: Callable[[], int], deadline: Deadline) -> None:
+        """Agree with the listener at the other end on how to encrypt; each proves by its certificate who it is.
 
-    def encrypt(self, deadline: Deadline) -> None:
-        """Agree with the listener at the other end on how to encrypt; each proves by its certificate who it is."""
-        if self._tls is None:
-            return
+        `shake_hands` goes on with that as far as what has come allows, and says which event to wait for, or 0.
+        """
         with self._use():
             began = time.monotonic()
-            try:
-                while not self._tls.is_complete:
-                    self._push([memoryview(self._tls.shake_hands())], deadline)
-                    if not self._tls.is_complete:
-                        self._pull(self._tls, deadline, began)
-            except FrameError:
-                with suppress(OSError):
-                    self._socket.send(self._tls.last_words())
-                raise
+            while events := shake_hands():
+                self._wait(events, deadline, began)
         self.fill(memoryview(bytearray(len(WELCOME))), deadline)
         # It is a word of the encryption. A peer that says no other may still have been too crowded.
         self._has_heard = False
-
-    def _pull(self, tls: TlsSession, deadline: Deadline, began: float) -> None:
-        while True:
-            try:
-                received = self._socket.recv_into(self._encrypted)
-            except BlockingIOError:
-                self._wait(select.POLLIN, deadline, began)
-                continue
-            if not received:
-                self._note_hang_up()
-                raise self._lost("it closed the connection while the two agreed on how to encrypt")
-            tls.feed(self._encrypted[:received])
-            return
 
     def carry_out(self, handshake: Handshake, deadline: Deadline) -> None:
         """Say and hear what a handshake asks for, until both ends are proven."""
@@ -243,7 +204,7 @@ class Stream(Closable):
         """Wake up for a good part of what is missing, not for every packet: the lane that computes needs the core."""
         if self._socket.family == socket.AF_UNIX:
             return
-        if self._tls is not None:
+        if self.is_encrypted:
             # So much of it may have been read already, as the beginning of a record.
             missing = max(1, missing - RECORD)
         low_water = min(missing, LOW_WATER)

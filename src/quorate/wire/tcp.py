@@ -29,7 +29,6 @@ from quorate.wire.link import (
 )
 from quorate.wire.reception import Reception
 from quorate.wire.stream import Stream, Watch, wait_for
-from quorate.wire.tls import TlsSession
 
 Place = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
 
@@ -44,9 +43,9 @@ class TcpLink(Stream):
     """
 
     def __init__(
-        self, sock: socket.socket, peer: str, silence: float | None = None, tls: TlsSession | None = None
+        self, sock: socket.socket, peer: str, silence: float | None = None, *, is_encrypted: bool = False
     ) -> None:
-        super().__init__(sock, peer, silence, tls)
+        super().__init__(sock, peer, silence, is_encrypted=is_encrypted)
         self._header = bytearray(HEADER_SIZE)
 
     def send(self, tag: Tag, payload: Buffer, deadline: Deadline) -> None:
@@ -94,11 +93,17 @@ def connect(
     name = f"{name_of(peer)} ({address})"
     identity = credentials.identity
     while True:
-        tls = None if identity is None else TlsSession(identity, name, calls=peer)
-        link = TcpLink(_open_connection(address, name, deadline, silence), name, silence, tls)
+        sock, shake_hands = _open_connection(address, name, deadline, silence), None
+        if identity is not None:
+            from quorate.wire.tls import TlsSocket
+
+            encrypted = TlsSocket.over(sock, identity, name, calls=peer)
+            sock, shake_hands = encrypted, encrypted.shake_hands
+        link = TcpLink(sock, name, silence, is_encrypted=identity is not None)
         try:
             watch = deadline if silence is None else Watch(deadline, [link], silence)
-            link.encrypt(watch)
+            if shake_hands is not None:
+                link.encrypt(shake_hands, watch)
             link.carry_out(introduce(credentials, peer), watch)
             return link
         except PeerLost:
@@ -144,9 +149,7 @@ class Listener(Reception):
         with closing(self.admit_all(credentials, peers, deadline, credentials.identity)) as visitors:
             for peer, visitor in visitors:
                 name = f"{name_of(peer)} ({visitor.address})"
-                if visitor.tls is not None:
-                    visitor.tls.peer = name
-                yield peer, TcpLink(visitor.socket, name, silence, visitor.tls)
+                yield peer, TcpLink(visitor.socket, name, silence, is_encrypted=credentials.identity is not None)
 
 
 class Knock:

@@ -1,32 +1,27 @@
 """TLS 1.3 between two processes of a job: each shows the certificate that the job's authority gave it.
 
-A session turns bytes into bytes and touches no socket: those who wait, with deadlines, among strangers, or for a peer
-that falls silent, go on doing so with the plain socket.
+Imported by jobs that encrypt alone.
 """
 
 import functools
 import os
+import select
 import socket
 import ssl
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import FrameError
 from quorate.core.generation import file_name_of
-from quorate.wire.certificates import Identity, host_of, in_words, process_in
+from quorate.wire.handshake import TO_WHO_DOES_NOT_ENCRYPT, WELCOME, Identity, host_of, in_words, process_in
 
-RECORD = 2**14 + 2**8 + 5
-"""The most bytes of a record: so much of the next one may already have been read from the socket."""
+Result = TypeVar("Result")
 
-READ_AT_ONCE = 256 * 2**10
-"""Bytes that are read before they are decrypted, or encrypted before they are sent: a call for each record costs more
-than its encryption."""
-
-WELCOME = b"\x01"
-"""The listener's first word: TLS tells a caller that its certificate is refused only when it reads something."""
+AT_ONCE = 256 * 2**10
+"""Bytes that OpenSSL is given at once: it encrypts all of them, and whoever receives meanwhile waits for that."""
 
 _FOREIGN = "another authority has made it, so the two belong to different runs"
 _OUTDATED = "it has expired, or is not valid yet: compare the clocks of the hosts"
@@ -42,116 +37,110 @@ _REFUSED_THERE = {
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "PACKET_LENGTH_TOO_LONG")
 
 
-class TlsSession:
-    """One end of an encrypted connection. One thread may encrypt while another decrypts.
+class TlsSocket(ssl.SSLSocket):
+    """An encrypted connection, used as a plain socket that does not wait. One thread may send while another receives.
 
-    `peer` is who is at the other end, for people.
+    What does not decrypt is a FrameError.
     """
 
-    def __init__(self, identity: Identity, peer: str, calls: int | str | None = None) -> None:
-        """`calls`: the worker, or whoever else is called by name; None for the end that listens."""
-        self.peer = peer
-        self.is_complete = False
-        self._own = in_words(identity.name)
-        self._is_server = calls is None
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    # Who is at the other end, for people; and who is here.
+    peer = own = ""
+    # By what name this end was called, if it was.
+    called_as = ""
+    is_complete = False
+    # OpenSSL is not made for two threads.
+    _turn: threading.Lock
+
+    @classmethod
+    def over(cls, sock: socket.socket, identity: Identity, peer: str, calls: int | str | None = None) -> "TlsSocket":
+        """The connection of a plain socket from now on. `calls`: the worker, or whoever else is called by name; None
+        for the end that listens."""
         # Who calls whom, in one name: the certificate of whoever is called is good for any caller.
         name = file_name_of(calls) if isinstance(calls, int) else calls
         called = None if name is None else f"{identity.name}.{host_of(name)}"
-        self._session = _context(identity, is_server=self._is_server).wrap_bio(
-            self._incoming, self._outgoing, server_side=self._is_server, server_hostname=called
-        )
-        # OpenSSL's sessions are not made for two threads, and one may send while another receives.
-        self._lock = threading.Lock()
+        context = _context(identity, is_server=calls is None)
+        with sock:  # it is empty once it was wrapped
+            encrypted = context.wrap_socket(
+                sock, server_side=calls is None, server_hostname=called, do_handshake_on_connect=False
+            )
+        assert isinstance(encrypted, cls), "the context makes these"
+        encrypted.peer, encrypted.own, encrypted._turn = peer, in_words(identity.name), threading.Lock()
+        return encrypted
 
-    def shake_hands(self) -> bytes:
-        """Go on with the handshake, as far as what was fed allows; what there is to send now. FrameError where the
-        other end is not of this job: `last_words` tells it why."""
-        with self._lock:
-            try:
-                self._session.do_handshake()
-                self.is_complete = True
-                if self._is_server:
-                    self._session.write(WELCOME)
-            except ssl.SSLWantReadError:
-                pass
-            except ssl.SSLError as error:
-                raise self._refusal(error) from None
-            return self._outgoing.read()
-
-    def last_words(self) -> bytes:
-        """What is to be sent before the connection is ended: why the other end was refused."""
-        with self._lock:
-            return self._outgoing.read()
+    def shake_hands(self) -> int:
+        """Go on with the handshake as far as that goes without waiting: the event to wait for, 0 once it is complete.
+        FrameError where the other end is not of this job, which it is told."""
+        if self.is_complete:
+            return 0
+        try:
+            with self._turn:
+                self.do_handshake()
+        except ssl.SSLWantReadError:
+            return select.POLLIN
+        except ssl.SSLWantWriteError:
+            return select.POLLOUT
+        except ssl.SSLEOFError:
+            raise ConnectionError("it closed the connection while the two agreed on how to encrypt") from None
+        except ssl.SSLError as error:
+            if self.server_side and error.reason in _PLAIN:
+                # OpenSSL has no word for whoever does not speak TLS, who would take silence for a crowd.
+                with suppress(OSError):
+                    socket.socket.send(self, TO_WHO_DOES_NOT_ENCRYPT)
+            raise self._refusal(error) from None
+        self.is_complete = True
+        if self.server_side:
+            self.send(WELCOME)
+        return 0
 
     @property
     def certified(self) -> str:
         """Who the other end is, by its certificate: worker-1, say."""
-        return next((name for name in map(process_in, _names_in(self._session.getpeercert())) if name), "")
+        return next((name for name in map(process_in, _names_in(self.getpeercert())) if name), "")
 
-    def encrypt(self, parts: Sequence[memoryview]) -> Iterator[bytes]:
-        """What has to be sent for these parts, piece by piece."""
-        pending = 0
-        for part in parts:
-            while part.nbytes:
-                # OpenSSL encrypts all that it is given: a whole frame would lie in memory twice before a byte of it is
-                # sent, and whoever receives meanwhile would wait for the lock.
-                with self._lock:
-                    written = self._session.write(part[: READ_AT_ONCE - pending])
-                part, pending = part[written:], pending + written
-                if pending == READ_AT_ONCE:
-                    yield self.last_words()
-                    pending = 0
-        if pending:
-            yield self.last_words()
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        return self._attempt(lambda: ssl.SSLSocket.recv(self, buflen, flags))
 
-    def decrypt_into(self, buffer: memoryview) -> int | None:
-        """How many bytes were there, of those that were fed; None if more has to be fed first, 0 at the end."""
-        taken = 0
-        with self._lock:
-            try:
-                while taken < buffer.nbytes:
-                    record: Any = self._session.read(buffer.nbytes - taken, buffer[taken:])
-                    if not record:  # of what was put into a buffer, the length
-                        break
-                    taken += int(record)
-            except ssl.SSLWantReadError:
-                return taken or None
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                pass
-            except ssl.SSLError as error:
-                raise self._refusal(error) from None
-        return taken
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        return self._attempt(lambda: ssl.SSLSocket.recv_into(self, buffer, nbytes, flags))
 
-    def feed(self, received: memoryview | bytes) -> None:
-        """What came from the other end."""
-        with self._lock:
-            self._incoming.write(received)
+    def send(self, data: Any, flags: int = 0) -> int:
+        return self._attempt(lambda: ssl.SSLSocket.send(self, data, flags))
+
+    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]  # which refuses
+        """Send the beginning of the first of these that has any bytes."""
+        return next((self.send(memoryview(each)[:AT_ONCE]) for each in buffers if len(each)), 0)
+
+    def shutdown(self, how: int) -> None:
+        # Without its own, which would have a thread that is about to send send as it is what it was given.
+        socket.socket.shutdown(self, how)
+
+    def _attempt(self, use: Callable[[], Result]) -> Result:
+        try:
+            with self._turn:
+                return use()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        except ssl.SSLEOFError:
+            raise ConnectionError("it closed the connection") from None
+        except ssl.SSLError as error:
+            raise self._refusal(error) from None
 
     def _refusal(self, error: ssl.SSLError) -> FrameError:
         """An error of OpenSSL's in words, with who has refused whom."""
-        caller = getattr(self._session, "called_as", "").partition(".")[0]
+        caller = self.called_as.partition(".")[0]
         peer = f"{self.peer[:-1]}, as {in_words(caller)})" if caller else self.peer
-        return FrameError(explain(error, self._own, peer, is_agreed=self.is_complete))
+        return FrameError(explain(error, self.own, peer, is_agreed=self.is_complete))
 
 
 def refusal_at(address: str, identity: Identity, calls: str, seconds: float) -> FrameError | None:
     """Why whoever listens there and this process refuse each other, if they do: gRPC just says that nobody answers.
 
     None where that is not known after so many seconds."""
-    session = TlsSession(identity, f"the {calls} at {address}", calls)
-    end = time.monotonic() + seconds
     try:
-        with socket.create_connection(split_address(address), seconds) as connection:
-            while (remaining := end - time.monotonic()) > 0:
-                connection.settimeout(remaining)
-                if words := session.shake_hands():
-                    connection.sendall(words)
-                if not (received := connection.recv(RECORD)):
-                    break
-                session.feed(received)
-                if session.is_complete and session.decrypt_into(memoryview(bytearray(1))) is not None:
-                    break
+        plain = socket.create_connection(split_address(address), seconds)
+        with TlsSocket.over(plain, identity, f"the {calls} at {address}", calls) as connection:
+            connection.shake_hands()
+            connection.recv(1)  # only now a caller is told that its certificate is refused
     except FrameError as refusal:
         return refusal
     except OSError:
@@ -179,15 +168,8 @@ def _names_in(certificate: Mapping[str, Any] | None) -> list[str]:
     return [name for kind, name in (certificate or {}).get("subjectAltName", ()) if kind == "DNS"]
 
 
-class _Listening(ssl.SSLObject):
-    """Remembers by what name it was called."""
-
-    called_as = ""
-
-
-def _note_name(session: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-    if isinstance(session, _Listening):
-        session.called_as = name or ""
+def _note_name(sock: Any, name: str | None, _: ssl.SSLContext) -> None:
+    sock.called_as = name or ""
 
 
 @functools.lru_cache(maxsize=8)
@@ -198,9 +180,9 @@ def _context(identity: Identity, *, is_server: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=identity.authority)
     _load_chain(context, identity)
+    context.sslsocket_class = TlsSocket
     if is_server:
         context.num_tickets = 0  # connections are few and long: nobody resumes a session
-        context.sslobject_class = _Listening
         context.sni_callback = _note_name
     return context
 

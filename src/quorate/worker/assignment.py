@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from quorate.core.networks import LOOPBACK, Network
 from quorate.storage.run_folder import RunFolder
 from quorate.training.run_mode import RunMode
-from quorate.wire.certificates import Identity
+from quorate.wire.handshake import Identity
 
 Tell = Callable[[int, str, int | None], None]
 """Says which step, phase and lane a worker is in."""

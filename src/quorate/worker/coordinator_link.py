@@ -7,11 +7,10 @@ from typing import Any, Protocol
 
 import grpc
 
-from quorate.wire.certificates import COORDINATOR, Identity
+from quorate.wire.handshake import COORDINATOR, Identity
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
 from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
-from quorate.wire.tls import refusal_at
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +113,8 @@ class GrpcLink:
         """Whether the two ends refuse each other's certificates: then to ask again is no use."""
         if self._identity is None or self._was_answered or self._is_closed:
             return
+        from quorate.wire.tls import refusal_at
+
         refusal = refusal_at(self.address, self._identity, COORDINATOR, timeout)
         if refusal is not None:
             raise refusal

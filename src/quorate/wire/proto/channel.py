@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from quorate.core.errors import FrameError, LinkError
-from quorate.wire.certificates import COORDINATOR, Identity, host_of
+from quorate.wire.handshake import COORDINATOR, Identity, host_of
 
 TOKEN_KEY = "quorate-token"
 
