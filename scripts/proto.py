@@ -14,7 +14,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 PROTO = Path("quorate/wire/proto/coordinator.proto")
-STUBS = tuple(PROTO.with_name(f"{PROTO.stem}{ending}") for ending in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py"))
+STUBS = tuple(PROTO.with_name(f"{PROTO.stem}{ending}") for ending in ("_pb2.py", "_pb2.pyi"))
 
 
 def generate(target: Path) -> None:
@@ -23,7 +23,7 @@ def generate(target: Path) -> None:
     from grpc_tools import protoc  # type: ignore[import-untyped]
 
     builtin = resources.files("grpc_tools") / "_proto"
-    kinds = ("python_out", "pyi_out", "grpc_python_out")
+    kinds = ("python_out", "pyi_out")
     outputs = [f"--{kind}={target}" for kind in kinds]
     code = protoc.main(["protoc", f"-I{SOURCE}", f"-I{builtin}", *outputs, str(PROTO)])
     if code != 0:

@@ -24,8 +24,7 @@ from quorate.observe.events import CheckpointFailed, CheckpointSaved, Generation
 from quorate.observe.jsonl import JsonlSink
 from quorate.storage.run_folder import RunFolder
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import open_channel, token_metadata
-from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
+from quorate.wire.proto.channel import open_channel, stub_on, token_metadata
 
 AT = 7
 """The step that the worker of these tests is in."""
@@ -88,7 +87,7 @@ def _running(tmp_path: Path) -> Iterator[Job]:
     run.write_job("")  # what makes the folder a run
     with serve(tmp_path, workers=1) as served:
         channel = open_channel(served.address)
-        stub: Any = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = stub_on(channel)
         token = token_metadata(TOKEN)
         stub.Register(pb.RegisterRequest(pid=1), metadata=token, timeout=60)
         stub.Heartbeat(pb.HeartbeatRequest(pid=1, sequence=1, step=AT, phase="forward"), metadata=token, timeout=60)

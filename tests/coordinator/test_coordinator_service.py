@@ -18,8 +18,7 @@ from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.observe.events import LogMessage, Resized
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import TOKEN_KEY, carries_token, open_channel, token_metadata
-from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
+from quorate.wire.proto.channel import TOKEN_KEY, carries_token, open_channel, stub_on, token_metadata
 
 Stub = Any
 
@@ -28,7 +27,7 @@ Stub = Any
 def stub(tmp_path: Path) -> Iterator[Stub]:
     with serve(tmp_path, workers=1) as served:
         channel = open_channel(served.address)
-        yield CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        yield stub_on(channel)
         channel.close()
 
 
@@ -92,7 +91,7 @@ def test_nonsense_is_refused_and_the_job_goes_on(stub: Stub, call: Callable[[Stu
 def test_an_event_that_is_none_is_skipped_and_the_rest_is_written(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1) as served:
         channel = open_channel(served.address)
-        stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub: Stub = stub_on(channel)
         token = token_metadata(TOKEN)
         stub.Register(pb.RegisterRequest(), metadata=token, timeout=60)
         lines = ["{", "7", '{"kind": "log"}', '{"kind": "step", "step": "x", "time": 0}', '{"kind": "log", "time": 0}']
@@ -132,7 +131,7 @@ def test_an_exit_that_is_reported_leaves_a_vacancy_until_too_many_have_died(tmp_
 def test_who_is_expelled_is_told_until_it_has_been_reaped(tmp_path: Path) -> None:
     with serve(tmp_path, workers=1, failure_timeout=0.2) as served:
         channel = open_channel(served.address)
-        stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub: Stub = stub_on(channel)
         stub.Register(pb.RegisterRequest(pid=4710), metadata=token_metadata(TOKEN), timeout=60)
         client = SupervisorClient(served.address, TOKEN, timeout=60.0)
         assert client.news(60.0) == client.news(60.0) == News(None, ((0, 4710),), workers=1)
@@ -162,7 +161,7 @@ def test_a_wish_for_a_checkpoint_is_told_to_the_generation_at_work_and_the_newes
     with serve(tmp_path, workers=1) as served:
         client = SupervisorClient(served.address, TOKEN, timeout=60.0)
         channel = open_channel(served.address)
-        stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub: Stub = stub_on(channel)
         token = token_metadata(TOKEN)
         assert client.save("before anybody is there") == 0
         stub.Register(pb.RegisterRequest(pid=1), metadata=token, timeout=60)
@@ -184,7 +183,7 @@ def test_a_wish_for_a_checkpoint_is_told_to_the_generation_at_work_and_the_newes
 def test_whoever_asks_is_told_what_each_worker_was_last_heard_to_be_doing(tmp_path: Path) -> None:
     with serve(tmp_path, workers=2) as served:
         client, channel = SupervisorClient(served.address, TOKEN, timeout=60.0), open_channel(served.address)
-        stub: Stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        stub: Stub = stub_on(channel)
         metadata = token_metadata(TOKEN)
         assert client.status() == JobStatus((), 2)
         registration = pb.RegisterRequest(slot=1, pid=4711, host="box", ring_address="127.0.0.1:1")

@@ -16,8 +16,7 @@ from quorate.storage.run_folder import Door, RunFolder
 from quorate.wire.certificates import Authority
 from quorate.wire.handshake import COORDINATOR, SUPERVISOR
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import open_channel, token_metadata
-from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
+from quorate.wire.proto.channel import open_channel, stub_on, token_metadata
 from quorate.worker.coordinator_link import GrpcLink
 
 TOKEN = "a token of the job"
@@ -66,7 +65,7 @@ def test_who_may_say_what(run: RunFolder) -> None:
             with pytest.raises(LinkError, match=r"spoke for supervisor and showed no certificate"):
                 owner.report_exit(0, 1, exit_code=0)
         with closing(open_channel(door.address, authority=door.authority)) as channel:
-            stub = CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            stub = stub_on(channel)
             with pytest.raises(grpc.RpcError, match="spoke for worker 0 and showed no certificate"):
                 stub.Register(pb.RegisterRequest(slot=0, pid=1), metadata=token_metadata(TOKEN), timeout=60)
 

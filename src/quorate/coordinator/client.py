@@ -15,9 +15,8 @@ from quorate.observe.event import Event
 from quorate.observe.jsonl import events_in
 from quorate.wire.handshake import Identity
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
+from quorate.wire.proto.channel import open_channel, stub_on, token_metadata, unanswered
 from quorate.wire.proto.codec import decode_failure, encode_failure
-from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class SupervisorClient:
     def _open(self, address: str) -> None:
         self._address = address
         self._channel = open_channel(address, self._identity, self._authority)
-        self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = stub_on(self._channel)
 
     def redirect(self, address: str) -> None:
         """Call another coordinator from now on; calls under way end with a LinkError."""

@@ -14,8 +14,7 @@ from quorate.core.errors import RequestError
 from quorate.core.generation import file_name_of
 from quorate.wire.handshake import SUPERVISOR, Identity, in_words, process_in
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token
-from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token, handlers_of
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ async def _check_certificate(request: Any, context: Any) -> None:
 
 
 def open_server(
-    service: CoordinatorServicer,
+    service: object,
     token: str,
     host: str,
     port: int,
@@ -121,7 +120,7 @@ def open_server(
     if identity is not None:
         guards.append(CertificateGuard())
     server = grpc.aio.server(interceptors=guards, options=options)
-    add_CoordinatorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    server.add_generic_rpc_handlers((handlers_of(service),))
     try:
         if identity is None:
             bound = server.add_insecure_port(join_address(host, port))

@@ -62,7 +62,6 @@ from quorate.wire.proto.codec import (
     encode_generation,
     encode_id,
 )
-from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorServicer
 
 log = logging.getLogger(__name__)
 _TICKS_PER_TIMEOUT = 20
@@ -74,7 +73,7 @@ _EVENTS_AT_ONCE = 8 * 2**20
 _OBSOLETE = {"formed": ("formed", "regroup", "save"), "save": ("save",)}
 
 
-class CoordinatorService(CoordinatorServicer):
+class CoordinatorService:
     """One job's coordinator. Made and used on one asyncio loop."""
 
     def __init__(

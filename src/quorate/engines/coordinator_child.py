@@ -9,33 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
 from quorate.core.networks import Network
 from quorate.core.processes import StoppedProcesses, describe_departure
+from quorate.engines.warm import Program
 from quorate.storage.run_folder import RunFolder
 
 GLANCE = 0.1
 """Seconds between two looks at whether one that does not listen yet is stopped."""
-
-
-class Program(Protocol):
-    """A process that was started, with the names that `subprocess.Popen` has for these."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def poll(self) -> int | None:
-        """None as long as it is there."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Its exit code, once it has ended; None where nobody knows it."""
-        ...
-
-    def kill(self) -> None: ...
 
 
 def _start(stdin: int, stdout: int, stderr: int) -> Program:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
@@ -20,7 +20,7 @@ from quorate.core.networks import LOOPBACK, Network, refuse_unreachable
 from quorate.core.processes import StoppedProcesses, children_of, describe_departure, members_of
 from quorate.core.task_source import TaskSource
 from quorate.core.worker_status import ENDED_FOR_A_STOP
-from quorate.engines.coordinator_child import CoordinatorChildProcess, Program
+from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import (
     Capacity,
     Exited,
@@ -36,6 +36,7 @@ from quorate.engines.engine import (
 )
 from quorate.engines.fork_server import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.engines.output_pump import OpenLog, OutputPump, Pipes, close_all
+from quorate.engines.warm import ForkedProcess, KeptForkServer, Program
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import announce_start, read_status, status_file
@@ -72,37 +73,9 @@ COORDINATOR = -1
 """The coordinator's place, where the network of a worker's is asked for as well."""
 
 
-@runtime_checkable
-class StayingForkServer(Program, Protocol):
-    """One that has forked another for this run, and stays for later ones."""
-
-    def forked(self, pid: int) -> Program:
-        """The one that it has forked."""
-        ...
-
-
-@runtime_checkable
-class ForkedFromOneThatStays(Program, Protocol):
-    """One that was forked by another, which can fork more."""
-
-    def beside(self, descriptors: Sequence[int]) -> Program | None:
-        """A coordinator with these as standard input, output and error, if that can be."""
-        ...
-
-
-class ForkServers(Protocol):
-    """Starts the fork server of a run, in a session of its own: Ctrl-C is for the launcher alone."""
-
-    def __call__(
-        self,
-        run: str,
-        messages: socket.socket,
-        streams: tuple[int, int],
-        environment: Mapping[str, str],
-        preparation: Preparation,
-    ) -> Program:
-        """A fork server with this end of the conversation, and these as standard output and error."""
-        ...
+StartForkServer = Callable[[str, socket.socket, tuple[int, int], Mapping[str, str], Preparation], Program]
+"""Starts the fork server of a run of this name, with this end of the conversation, these as standard output and error,
+and this environment, in a session of its own: Ctrl-C is for the launcher alone."""
 
 
 def start_fork_server(
@@ -139,7 +112,7 @@ class LocalEngine:
         run: RunFolder,
         preparation: Preparation,
         network_of: Callable[[int], Network] = lambda _place: LOOPBACK,
-        fork_servers: ForkServers = start_fork_server,
+        fork_servers: StartForkServer = start_fork_server,
         open_log: OpenLog | None = None,
     ) -> None:
         self._run = run
@@ -286,7 +259,7 @@ class LocalEngine:
 class ForkServerProcess:
     """The fork server's process, as the launcher holds it. Ends with the launcher, and all workers with it."""
 
-    def __init__(self, run: RunFolder, preparation: Preparation, pump: OutputPump, fork_servers: ForkServers) -> None:
+    def __init__(self, run: RunFolder, preparation: Preparation, pump: OutputPump, start: StartForkServer) -> None:
         self._is_ready = False
         self._is_reaped = False
         self._code: int | None = None
@@ -297,7 +270,7 @@ class ForkServerProcess:
         pipes = Pipes.open()
         environment = ALLOCATOR | inherited | ENVIRONMENT
         with theirs:
-            self._process = fork_servers(run.name, theirs, pipes.write_ends, environment, preparation)
+            self._process = start(run.name, theirs, pipes.write_ends, environment, preparation)
         close_all(pipes.write_ends)
         pump.read_fork_server(pipes, self._process.pid)
         # The numbers of its workers, and so of the process groups of whatever they have started.
@@ -339,14 +312,14 @@ class ForkServerProcess:
 
     def _follow(self, pid: int) -> None:
         """One that stays for later runs has forked another for this one: that is the fork server from now on."""
-        if pid != self._process.pid and isinstance(self._process, StayingForkServer):
+        if pid != self._process.pid and isinstance(self._process, KeptForkServer):
             self._process = self._process.forked(pid)
             os.close(self._end)
             self._end = os.pidfd_open(pid)
 
     def fork_coordinator(self, streams: Sequence[int]) -> Program | None:
         """A coordinator from where this one is from, if that forks more."""
-        return self._process.beside(streams) if isinstance(self._process, ForkedFromOneThatStays) else None
+        return self._process.beside(streams) if isinstance(self._process, ForkedProcess) else None
 
     def departure(self) -> str:
         """How it has ended; waits until it has."""

@@ -15,18 +15,12 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from quorate.engines.coordinator_child import Program
-from quorate.engines.engine import Preparation
 from quorate.engines.fork_template import LONGEST, STREAMS
-from quorate.engines.local import start_fork_server
 
 log = logging.getLogger(__name__)
 
-MOST_KEPT = 2
-"""Fork servers that stay: each has a task of its own, and its memory."""
 ANSWER_WITHIN = 20.0
 """Seconds after which a process that does not answer is given up: it has nothing to wait for."""
 CLOSE_PATIENCE = 5.0
@@ -125,66 +119,5 @@ class ForkedProcess:
                 signal.pidfd_send_signal(self._end, signal.SIGKILL)
 
 
-class WarmForkServers:
-    """Starts fork servers from those that stay, for runs in any thread of its owner."""
-
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        self._turn = threading.Lock()
-        self._kept: dict[Any, KeptForkServer] = {}
-
-    def __call__(
-        self,
-        run: str,
-        messages: socket.socket,
-        streams: tuple[int, int],
-        environment: Mapping[str, str],
-        preparation: Preparation,
-    ) -> Program:
-        """The fork server of a run."""
-        # What the import of the task depends on; of the rest, such as its parameters, it knows nothing yet.
-        task = (preparation.task, tuple(preparation.search_path), preparation.deterministic)
-        key = (_surroundings(environment), task)
-        with self._turn:
-            known = self._kept.get(key)
-            # What stays is not that of a fork; and another run beside this one may have it imported just now.
-            if os.getpid() != self._owner or (known is not None and known.is_alive and not known.is_ready):
-                return start_fork_server(run, messages, streams, environment, preparation)
-            if known is not None:
-                server: ForkedProcess | str = "it is gone"
-                if known.is_alive:
-                    with Path(os.devnull).open("rb") as null:
-                        given = [null.fileno(), *streams, messages.fileno()]
-                        server = known.fork(given, {"run": run, "seed": preparation.seed})
-                if not isinstance(server, str):
-                    log.info("the task is imported already, by process %d", known.pid)
-                    return server
-                log.info("the task is imported again, and not taken from process %d: %s", known.pid, server)
-                self._kept[key, known.pid] = self._kept.pop(key)  # runs beside this one would end with it
-            self._drop_idle(MOST_KEPT - 1, old=known)
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs:
-                process = start_fork_server(run, messages, streams, environment, preparation, theirs)
-            self._kept[key] = KeptForkServer(process, ours)
-            return self._kept[key]
-
-    def close(self) -> None:
-        """End all that stays."""
-        with self._turn:
-            while self._kept:
-                self._kept.popitem()[1].close()
-
-    def _drop_idle(self, most: int, old: KeptForkServer | None) -> None:
-        """The one that is of no use any more, and the longest kept. One whose run is under way is left."""
-        for key, kept in list(self._kept.items()):
-            is_idle = not kept.is_alive or (kept.is_ready and not kept.children)
-            if is_idle and (kept is old or len(self._kept) > most):
-                self._kept.pop(key).close()
-
-
-def _surroundings(environment: Mapping[str, str]) -> tuple[Any, ...]:
-    """What a process has from the one that starts it, as far as programs look at it."""
-    folder = Path.cwd().stat()
-    umask = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask"))
-    cores = tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(sorted(environment.items())), (folder.st_dev, folder.st_ino), umask, cores
+Program = subprocess.Popen[bytes] | KeptForkServer | ForkedProcess
+"""A fork server or a coordinator, however it was started."""

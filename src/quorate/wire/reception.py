@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import Protocol
 
 from quorate.core.addresses import join_address
 from quorate.core.errors import FrameError, LinkError, PeerLost
@@ -28,28 +27,20 @@ MOST_VISITORS = 64
 """So many that have not shown that they hold the token: strangers must not use up the descriptors of a worker."""
 
 
-class Encrypting(Protocol):
-    """What has to be known of a socket that encrypts."""
-
-    is_complete: bool
-
-    @property
-    def certified(self) -> str:
-        """Who the other end is, by its certificate."""
-        ...
-
-    def shake_hands(self) -> int:
-        """Go on with the handshake: the event to wait for, 0 once it is complete."""
-        ...
-
-
 class Visitor:
     """A connection in its handshake. It never waits: each call goes as far as the bytes that are there.
 
-    With `tls` it has to show a certificate of the job before it is heard.
+    With `shake_hands`, which goes on with that and says for which event to wait, it has to show a certificate of the
+    job before it is heard; `certified` says whose that is.
     """
 
-    def __init__(self, sock: socket.socket, address: str, tls: Encrypting | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        shake_hands: Callable[[], int] | None = None,
+        certified: Callable[[], str] = lambda: "",
+    ) -> None:
         sock.setblocking(False)
         close_in_children(sock)
         self.socket = sock
@@ -58,7 +49,9 @@ class Visitor:
         # Of its first words, once that is known to be made with the job's token.
         self.signature: bytes | None = None
         self.worker: int | None = None
-        self._tls = tls
+        self._shake_hands = shake_hands
+        self.certified = certified
+        self._is_certified = False
         self._handshake: Handshake | None = None
         self._expect = 0
         self._received = b""
@@ -70,12 +63,7 @@ class Visitor:
     @property
     def is_stranger(self) -> bool:
         """Whether nothing says yet that it belongs to the job."""
-        is_certified = self._tls is not None and self._tls.is_complete
-        return self.signature is None and self.worker is None and not is_certified
-
-    def certified(self) -> str:
-        """Who it is by its certificate; empty where none is asked for."""
-        return "" if self._tls is None else self._tls.certified
+        return self.signature is None and self.worker is None and not self._is_certified
 
     @property
     def host(self) -> str:
@@ -99,8 +87,10 @@ class Visitor:
 
     def _read(self) -> bool:
         """Whether all that the handshake expects has come; no byte beyond it is taken, since frames may follow."""
-        if self._tls is not None and self._tls.shake_hands():
-            return False
+        if self._shake_hands is not None and not self._is_certified:
+            if self._shake_hands():
+                return False
+            self._is_certified = True
         while len(self._received) < self._expect:
             try:
                 content = self.socket.recv(self._expect - len(self._received))
@@ -266,7 +256,7 @@ class Reception:
                 encrypted = TlsSocket.over(sock, identity, f"a caller ({address})")
             except OSError:  # it went away meanwhile
                 return
-            visitor = Visitor(encrypted, address, encrypted)
+            visitor = Visitor(encrypted, address, encrypted.shake_hands, encrypted.certified)
         visitor.begin(introduction(visitor))
         self._visitors.append(visitor)
 

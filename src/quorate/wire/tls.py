@@ -92,7 +92,6 @@ class TlsSocket(ssl.SSLSocket):
             self.send(WELCOME)
         return 0
 
-    @property
     def certified(self) -> str:
         """Who the other end is, by its certificate: worker-1, say."""
         return next((name for name in map(process_in, _names_in(self.getpeercert())) if name), "")

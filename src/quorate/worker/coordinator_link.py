@@ -9,8 +9,7 @@ import grpc
 
 from quorate.wire.handshake import COORDINATOR, Identity
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import open_channel, token_metadata, unanswered
-from quorate.wire.proto.coordinator_pb2_grpc import CoordinatorStub
+from quorate.wire.proto.channel import open_channel, stub_on, token_metadata, unanswered
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class GrpcLink:
     def _open(self, address: str) -> None:
         self.address = address
         self._channel = open_channel(address, self._identity)
-        self._stub = CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = stub_on(self._channel)
         if self._find is not None:
             self._channel.subscribe(self._note)
 

@@ -2,12 +2,14 @@
 
 import hmac
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 
 from quorate.core.errors import FrameError, LinkError
 from quorate.wire.handshake import COORDINATOR, Identity, host_of
+from quorate.wire.proto import coordinator_pb2 as pb
 
 TOKEN_KEY = "quorate-token"
 
@@ -44,6 +46,32 @@ def open_channel(address: str, identity: Identity | None = None, authority: str 
     )
     name = ("grpc.ssl_target_name_override", host_of(COORDINATOR))
     return grpc.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, name))
+
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"]
+METHODS = {
+    method.name: (method.input_type._concrete_class, method.output_type._concrete_class, method.server_streaming)
+    for method in _SERVICE.methods
+}
+
+
+def stub_on(channel: grpc.Channel) -> Any:
+    """The calls of a coordinator's service, by their names."""
+    stub = SimpleNamespace()
+    for name, (request, reply, is_stream) in METHODS.items():
+        call = channel.unary_stream if is_stream else channel.unary_unary
+        path = f"/{_SERVICE.full_name}/{name}"
+        setattr(stub, name, call(path, request.SerializeToString, reply.FromString))
+    return stub
+
+
+def handlers_of(service: object) -> Any:
+    """What a server of gRPC takes: the methods of an object that answer these calls."""
+    handlers = {}
+    for name, (request, reply, is_stream) in METHODS.items():
+        handler = grpc.unary_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
+        handlers[name] = handler(getattr(service, name), request.FromString, reply.SerializeToString)
+    return grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers)
 
 
 def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
