@@ -20,9 +20,8 @@ from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.section import AUTO_BATCH
-from quorate.training.footprint import Footprint, ModuleSize, footprint
-from quorate.training.own_loop import OwnLoop
-from quorate.training.spread_plan import Part, Spread, SpreadPlan
+from quorate.training.footprint import Footprint, ModuleSize, Part, Spread, SpreadPlan, footprint
+from quorate.training.hosted_loop import HostedLoop
 from quorate.training.task import Task, configure
 from quorate.worker.assembly import build_samples
 
@@ -112,7 +111,7 @@ def plan_job(resolved: ResolvedJob, memory: int | None = None) -> Plan:
     device = "cuda" if is_gpu else kind_of(spec)
     with TaskLocation(spec.task).loaded(spec.seed) as task_type:
         task = configure(task_type, spec.params, resolved.source, spec.seed, spec)
-        if isinstance(task, OwnLoop):
+        if isinstance(task, HostedLoop):
             raise RequestError(
                 f"task: {task_type.__name__}() has a training loop of its own, and what it computes is not known "
                 "before it runs. `quorate plan` takes a quorate.Task."
@@ -185,10 +184,9 @@ class _Planning:
         return footprint(
             self._task,
             self.spec,
-            self._batch,
+            self._batch(self.samples),
             self.samples,
             precision=self.precision,
-            fused=self.compiled,
             checkpointed=checkpointed,
             cut=cut,
         )
@@ -239,6 +237,8 @@ class _Planning:
     def _notes(self) -> Iterator[str]:
         if self.spec.batch_size == AUTO_BATCH:
             yield f"batch_size: auto is found when a job begins; this is for {FIRST_GUESS} samples at a time"
+        if self.compiled:
+            yield "kernels that are compiled reuse memory, and need less than this"
         if self.spec.strategy.treatments:
             yield "communication is given without strategy.compress, which makes it less"
 

@@ -15,7 +15,7 @@ from quorate.observe.quantities import plural, size
 if TYPE_CHECKING:  # torch and rich, which a help text does without
     from quorate.api.plan import Plan
     from quorate.cli.layout import Page
-    from quorate.training.spread_plan import Spread
+    from quorate.training.footprint import Spread
 
 MOST_MODULES = 8
 

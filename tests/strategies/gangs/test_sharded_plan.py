@@ -36,7 +36,7 @@ def planned(strategy: dict[str, Any], shape: MeshShape) -> tuple[ShardedPlan, Fo
     task: Task = configure(Gpt2Pretraining, SHAPE, "the test", 1)
     batch = [torch.arange(26).reshape(2, 13)]
     plan = ShardedPlan(task, spec, shape)
-    return plan, plan.traced(lambda cut: footprint(task, spec, lambda _: batch, 2, cut=cut))
+    return plan, plan.traced(lambda cut: footprint(task, spec, batch, 2, cut=cut))
 
 
 def parts(plan: ShardedPlan, found: Footprint) -> dict[str, int]:

@@ -21,10 +21,9 @@ from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.gang_world import TENSOR
 from quorate.strategies.gangs.option import FsdpSpec
 from quorate.strategies.gangs.sharded_model import parallelize, units_of
-from quorate.training.footprint import Footprint, make_fake, shapes_of
+from quorate.training.footprint import Footprint, Part, Spread, make_fake, shapes_of
 from quorate.training.replica import build_model
 from quorate.training.sharded_tensors import local
-from quorate.training.spread_plan import Part, Spread
 from quorate.training.task import Task
 
 _MOST_SHARDS = 1024
@@ -60,14 +59,7 @@ class ShardedPlan:
                 parallelize(self._task, model, mesh)
                 self._measure(model)
 
-            try:
-                return trace(cut)
-            except Exception:
-                whole = trace(None)
-                if not whole.notes:
-                    raise
-                # It cannot be traced at all.
-                return replace(whole, notes=(*whole.notes, "it is counted as if no tensor were cut across"))
+            return trace(cut)
 
     def whole(self, found: Footprint) -> Footprint:
         """With the parameters of all workers together."""
