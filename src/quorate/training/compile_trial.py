@@ -10,7 +10,6 @@ import base64
 import logging
 import math
 import pickle
-from collections.abc import Mapping
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -33,21 +32,15 @@ from quorate.training.task import Task
 
 log = logging.getLogger(__name__)
 
-LOSS_TOLERANCE, NORM_TOLERANCE = 0.05, 0.1
-"""How much of its value a loss, and the norm of its gradient, may differ by: bfloat16 has three digits."""
+TOLERANCE, NORM = 0.05, "the norm of its gradient"
+"""How much of its value a loss may differ by, and the norm by twice as much: bfloat16 has three digits."""
 _NEAR_ZERO = 1e-3
 _TIMES_BY_CHANCE = 4.0
 """A model with dropout differs by chance, too: by so many times what two random streams make of it."""
 _READING_LIMIT = 120.0
 
-
-class _Outcome(NamedTuple):
-    losses: dict[str, float]
-    norm: float
-
-    @property
-    def has_overflowed(self) -> bool:
-        return all(map(math.isfinite, self.losses.values())) and not math.isfinite(self.norm)
+Outcome = dict[str, float]
+"""What a trial has computed, by names for people."""
 
 
 class FirstBatch(NamedTuple):
@@ -93,30 +86,26 @@ def first_micro_batch(samples: Samples, sampler: Sampler) -> FirstBatch | None:
 
 def why_not_compiled(task: Task, replica: Replica, batch: FirstBatch) -> str | None:
     """Why the compiled model is of no use; None if it is. The replica is as before."""
+    if by_rows := parameters_by_rows(replica.model, replica.trainable):
+        return f"'{replica.trainable[min(by_rows)][0]}' has sparse gradients (sparse=True)"
+    if batch.varies:
+        return f"its batches have different shapes, {batch.varies}, and each would be recompiled"
     began, before = perf_counter(), graphs_looked_up()
-    why = _why_not(task, replica, batch)
+    with nullcontext() if replica.loss_scale is None else replica.loss_scale.put_back():
+        why = _why_not(_Trial(task, replica, batch), replica.device)
     found, all_of_them = (now - then for now, then in zip(graphs_looked_up(), before, strict=True))
     seconds = perf_counter() - began
     log.info("compiling was tried in %.1f s: %d of %d graphs came from the cache", seconds, found, all_of_them)
     return why
 
 
-def _why_not(task: Task, replica: Replica, batch: FirstBatch) -> str | None:
-    if by_rows := parameters_by_rows(replica.model, replica.trainable):
-        return f"'{replica.trainable[min(by_rows)][0]}' has sparse gradients (sparse=True)"
-    if batch.varies:
-        return f"its batches have different shapes, {batch.varies}, and each would be recompiled"
-    with nullcontext() if replica.loss_scale is None else replica.loss_scale.put_back():
-        return _why_not_of(_Trial(task, replica, batch), replica.device)
-
-
-def _why_not_of(trial: "_Trial", device: Device) -> str | None:
+def _why_not(trial: "_Trial", device: Device) -> str | None:
     try:
         plain = trial.run_without_overflow()
     except (Exception, SystemExit):
         return None  # not the compiler's doing: the first step meets it again, and says whose
     if device.compiles_loss:
-        why = trial.why_not(plain) or trial.why_not_kept()
+        why = trial.why_not(plain, is_whole=True)
         if why is None:
             return None
         log.info("the model is compiled, but not the rest of loss(): %s", why)
@@ -132,68 +121,64 @@ class _Trial:
         self._gradients = LoneGradients(replica.trainable)
         self._runner = LaneRunner(task, replica, self._gradients, StateWatch(task, replica), replica.spec.seed)
 
-    def run(self, step: int, content: Any = None) -> _Outcome:
+    def run(self, step: int, content: Any = None) -> Outcome:
         samples, content = self._batch.samples, self._batch.content if content is None else content
         try:
             result = self._runner.run(step, 0, [(samples, content)], samples)
             self._runner.read([result])
-            norm = self._gradients.total_norm(self._replica.device)
-            return _Outcome({name: loss.mean for name, loss in result.losses.items()}, norm)
+            losses = {f"its loss {name}".rstrip(): loss.mean for name, loss in result.losses.items()}
+            return losses | {NORM: self._gradients.total_norm(self._replica.device)}
         finally:
             self._runner.abandon(0)
             self._replica.begin_lane()
 
-    def run_as_written(self, step: int) -> _Outcome:
+    def run_as_written(self, step: int) -> Outcome:
         with self._replica.device.as_written(self._replica.model):
             return self.run(step)
 
-    def run_without_overflow(self) -> _Outcome:
+    def run_without_overflow(self) -> Outcome:
         """As written, with a loss scale that the first steps would come to: of gradients that overflow, nothing can be
         compared."""
         plain, scale = self.run_as_written(1), self._replica.loss_scale
-        while scale is not None and plain.has_overflowed and scale.value > LEAST:
+        while (
+            scale is not None
+            and scale.value > LEAST
+            and [n for n, v in plain.items() if not math.isfinite(v)] == [NORM]
+        ):
             scale.set(scale.value * BACKOFF)
             plain = self.run_as_written(1)
         return plain
 
-    def why_not(self, plain: _Outcome) -> str | None:
-        """Why what is compiled is of no use: it fails, or computes something else."""
+    def why_not(self, plain: Outcome, *, is_whole: bool = False) -> str | None:
+        """Why what is compiled is of no use: it fails, or computes something else; or, of the whole of loss(), decides
+        by something that changes with every call or batch, and would be compiled with each."""
         try:
             compiled = self.run(1)
-            difference = _difference(plain, compiled)
-            if difference is None:
-                return None
-            chance = _distances(plain, self.run_as_written(2))
+            far = [name for name, value in plain.items() if not _is_close(name, value, compiled.get(name, math.nan))]
+            if far:
+                other = self.run_as_written(2)
+                chance = {
+                    name: _TIMES_BY_CHANCE * abs(value - other.get(name, math.nan)) for name, value in plain.items()
+                }
+                if not all(abs(value - compiled.get(name, math.nan)) <= chance[name] for name, value in plain.items()):
+                    return (
+                        f"{far[0]} is {compiled.get(far[0], math.nan):.6g}, and without compiling {plain[far[0]]:.6g}"
+                    )
+            if is_whole:
+                self.run(2)
+                before = number_of_graphs()
+                self.run(3, self._batch.following)
+                if number_of_graphs() > before:
+                    return "it would be recompiled in every step"
         except (Exception, SystemExit) as error:
-            return _in_words(error)
-        found = _distances(plain, compiled)
-        return None if all(found[name] <= _TIMES_BY_CHANCE * chance[name] for name in found) else difference
-
-    def why_not_kept(self) -> str | None:
-        """Code that decides by something that changes with every call, or batch, would be compiled with each."""
-        try:
-            self.run(2)
-            before = number_of_graphs()
-            self.run(3, self._batch.following)
-        except (Exception, SystemExit) as error:
-            return _in_words(error)
-        return "it would be recompiled in every step" if number_of_graphs() > before else None
+            first = str(error).strip().partition("\n")[0]
+            return first if isinstance(error, QuorateError) else f"{type(error).__name__}: {first}"
+        return None
 
 
-def _difference(plain: _Outcome, compiled: _Outcome) -> str | None:
-    """In words, if it is more than rounding makes."""
-    for name, loss in plain.losses.items():
-        other = compiled.losses.get(name, math.nan)
-        if math.isfinite(loss) and not _are_close(loss, other, LOSS_TOLERANCE):
-            return f"its loss is {other:.6g}, and without compiling {loss:.6g}"
-    if math.isfinite(plain.norm) and not _are_close(plain.norm, compiled.norm, NORM_TOLERANCE):
-        return f"the norm of its gradient is {compiled.norm:.6g}, and without compiling {plain.norm:.6g}"
-    return None
-
-
-def _in_words(error: BaseException) -> str:
-    first = str(error).strip().partition("\n")[0]
-    return first if isinstance(error, QuorateError) else f"{type(error).__name__}: {first}"
+def _is_close(name: str, one: float, other: float) -> bool:
+    tolerance = 2 * TOLERANCE if name == NORM else TOLERANCE
+    return not math.isfinite(one) or abs(one - other) <= tolerance * max(abs(one), _NEAR_ZERO)
 
 
 def _shapes(content: Any) -> str:
@@ -202,12 +187,3 @@ def _shapes(content: Any) -> str:
     except StructureError:
         return "unknown"
     return ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-
-
-def _are_close(one: float, other: float, tolerance: float) -> bool:
-    return abs(one - other) <= tolerance * max(abs(one), _NEAR_ZERO)
-
-
-def _distances(one: _Outcome, other: _Outcome) -> Mapping[str, float]:
-    losses = {f"loss {name}": abs(loss - other.losses.get(name, math.nan)) for name, loss in one.losses.items()}
-    return {**losses, "norm": abs(one.norm - other.norm)}
