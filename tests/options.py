@@ -83,6 +83,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "coordinator/test_encrypted_coordinator.py",
         "faults/test_encrypted_faults.py",
         "history/test_written_before.py::*encrypted*",
+        "spec/test_load_job.py::test_the_key_of_a_later_layer_*",
+        "spec/test_load_job.py::test_the_file_of_a_key_*",
         "wire/test_certificates.py",
         "wire/test_tls_*",
     ),
