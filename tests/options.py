@@ -49,9 +49,12 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "strategies/servers/test_encoded_traffic.py",
     ),
     "shards": (
+        "cli/test_bad_samples_told.py",
         "cli/test_data_verb.py",
         "cli/test_resuming_other_data.py",
+        "cli/test_samples_view.py",
         "data/shards/*",
+        "data/test_left_out.py",
         "data/test_block_sampler.py",
         "data/test_corrupt_training.py",
         "data/test_sharding.py",
@@ -62,6 +65,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
         "history/test_streaming.py",
         "lanes/test_block_pieces.py",
         "training/test_cache_notes.py",
+        "training/test_bad_samples.py",
         "training/test_streamed_loop.py",
     ),
     "stores": (

@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 import gang
-import quorate
 from quorate.observe.summary import summary_rows
 from quorate.training.device import CPU
 from quorate.training.replica import Replica
@@ -16,7 +15,7 @@ class Convolving(Task):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 4, 1))
 
-    def datasets(self) -> quorate.Shards | list[int]:
+    def datasets(self) -> list[int]:
         return [0]
 
     def loss(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
