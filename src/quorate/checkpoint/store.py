@@ -452,16 +452,10 @@ def _encrypted_in(folder: Path) -> Path | None:
     """The newest checkpoint with an encrypted part, or whose manifest says so."""
     for found in reversed(survey(folder)):
         is_said = isinstance(found, CheckpointInfo) and found.manifest.encryption is not None
-        if is_said or _has_sealed_part(found.path):
-            return found.path
+        with suppress(FileNotFoundError):  # whoever writes to the run has removed it since it was listed
+            if is_said or any(found.path.glob(f"*{SEALED}")):
+                return found.path
     return None
-
-
-def _has_sealed_part(checkpoint: Path) -> bool:
-    try:
-        return any(checkpoint.glob(f"*{SEALED}"))
-    except FileNotFoundError:
-        return False  # whoever writes to the run has removed it since it was listed
 
 
 def _refuse_another_state(present: CheckpointInfo, manifest: Manifest) -> None:

@@ -47,38 +47,29 @@ class DeviceMemory(Protocol):
     """What the workers of one host do with the memory of their devices. All tensors are flat.
 
     Whoever shares a piece passes a descriptor, and whoever has mapped it keeps it: a piece is gone with the last
-    process that holds it, never under a reader.
+    process that holds it, never under a reader. Each of these raises NotShareable where it cannot be done.
+
+    `place` says which device it is, by a name that all processes of the host have for it. `create` gives so many zero
+    bytes, and a descriptor by which another process maps them, for the caller to close; `adopt` the bytes that another
+    worker has created, to be read, and leaves the descriptor the caller's. `wait` returns when all that this thread has
+    begun on the device is done; `add_up` rounds each addition to the type of `out`. `zeros_on_host` is memory from and
+    to which the device copies fast; `pin` lets it do so with shared memory of the host, if it can, until the call that
+    it gives.
     """
 
-    def place(self) -> str:
-        """Which device it is, by a name that all processes of the host have for it. NotShareable if others cannot see
-        what is there at all."""
-        ...
+    def place(self) -> str: ...
 
-    def create(self, size: int) -> tuple[torch.Tensor, int]:
-        """So many zero bytes, and a descriptor by which another process maps them; the caller closes it.
-        NotShareable if there is no such memory."""
-        ...
+    def create(self, size: int) -> tuple[torch.Tensor, int]: ...
 
-    def adopt(self, descriptor: int, size: int) -> torch.Tensor:
-        """The bytes that another worker has created, to be read. The descriptor stays the caller's."""
-        ...
+    def adopt(self, descriptor: int, size: int) -> torch.Tensor: ...
 
-    def wait(self) -> None:
-        """Return when all that this thread has begun on the device is done."""
-        ...
+    def wait(self) -> None: ...
 
-    def add_up(self, terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """One term after the other, each addition rounded to the type of `out`."""
-        ...
+    def add_up(self, terms: Sequence[torch.Tensor], out: torch.Tensor) -> None: ...
 
-    def zeros_on_host(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory of the host from and to which the device copies fast."""
-        ...
+    def zeros_on_host(self, size: int, dtype: torch.dtype) -> torch.Tensor: ...
 
-    def pin(self, region: memoryview) -> Callable[[], None]:
-        """Let the device copy fast from and to shared memory of the host, if it can. The call that it gives ends it."""
-        ...
+    def pin(self, region: memoryview) -> Callable[[], None]: ...
 
 
 def layout_of(plan: Sequence[Bucket]) -> Layout:

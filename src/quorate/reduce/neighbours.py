@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from quorate.core.generation import Member, name_of, names_of
 from quorate.reduce.endpoint import Endpoint
@@ -68,14 +68,18 @@ def connect_neighbours(endpoint: Endpoint) -> tuple[Neighbour, Neighbour]:
 
         def accept_deadline() -> float:
             late.check()
-            return _unless_failed(connecting, deadline)
+            # To accept has no point once connecting has failed.
+            if connecting.done() and (error := connecting.exception()) is not None:
+                raise error
+            return min(deadline(), GLANCE)
 
         try:
             with contextlib.closing(Awaited(endpoint, previous)) as late:
                 accepted = _accept(endpoint, previous, accept_deadline)
         except BaseException:
             given_up.set()
-            _close_if_open(connecting)
+            if connecting.exception() is None:
+                connecting.result().close()
             raise
         try:
             connected = connecting.result()
@@ -128,15 +132,3 @@ def _accept(endpoint: Endpoint, previous: Member, deadline: Deadline) -> Neighbo
 def _described(link: Neighbour) -> str:
     how = "in shared memory" if isinstance(link, SharedLink) else "over TLS" if link.is_encrypted else "over TCP"
     return f"{link.peer} {how}"
-
-
-def _unless_failed(connecting: Future[Neighbour], deadline: Deadline) -> float:
-    """The deadline of accepting, which has no point once connecting has failed."""
-    if connecting.done() and (error := connecting.exception()) is not None:
-        raise error
-    return min(deadline(), GLANCE)
-
-
-def _close_if_open(connecting: Future[Neighbour]) -> None:
-    if connecting.exception() is None:
-        connecting.result().close()

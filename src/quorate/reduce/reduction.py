@@ -23,50 +23,36 @@ STRETCH = 2**15
 class Reduction(Protocol):
     """Sums and gathers among the workers of a generation. Any failure closes it for all. One thread at a time.
 
-    `spans` is set in a step that is traced, by whoever sums in it.
+    `all_reduce` fills `total` with the sum over all lanes in ring order: the same bits on every worker. `lane_values`
+    has one flat tensor for each hosted lane, in lane order; `index` tells apart what is summed in one step, and all
+    workers call with the same ones in the same order. `gather` gives everyone's payload, by ring position.
+
+    `broadcast` fills the buffers of the receivers with what is in that of the root; both are given as ring positions.
+    All members call it, with buffers of one size. That of a member which is neither is scratch memory: what it passes
+    on goes through there. So whoever needs nothing of a large state needs no more memory than one piece.
+
+    `round_trip` is how many seconds a message takes to the next worker and back, the best of a few, or None for a
+    worker that is alone; all call it, between two steps. `bytes_passed` go from this worker to others for the sum of so
+    many elements. It is worth summing in another thread while the backward pass runs where it `overlaps`. `spans` is
+    set in a step that is traced, by whoever sums in it. Any thread may `close` it, any number of times.
     """
 
     spans: SpanRecorder | None
 
     @property
-    def overlaps(self) -> bool:
-        """Whether it is worth summing in another thread while the backward pass runs."""
-        ...
+    def overlaps(self) -> bool: ...
 
-    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Fill `total` with the sum over all lanes in ring order: the same bits on every worker.
+    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None: ...
 
-        `lane_values` has one flat tensor for each hosted lane, in lane order. `index` tells apart what is summed in
-        one step, and all workers call with the same ones in the same order.
-        """
-        ...
+    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]: ...
 
-    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
-        """Everyone's payload, in the order of ring positions."""
-        ...
+    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None: ...
 
-    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
-        """Fill the buffers of the receivers with what is in that of the root; both are given as ring positions.
+    def round_trip(self) -> float | None: ...
 
-        All members call it, with buffers of one size. That of a member which is neither is scratch memory: what it
-        passes on goes through there. So whoever needs nothing of a large state needs no more memory than one piece.
-        """
-        ...
+    def bytes_passed(self, elements: int, itemsize: int) -> int: ...
 
-    def round_trip(self) -> float | None:
-        """Seconds that a message takes to the next worker and back, the best of a few; None for a worker that is alone.
-
-        All members call it, between two steps.
-        """
-        ...
-
-    def bytes_passed(self, elements: int, itemsize: int) -> int:
-        """Bytes that go from this worker to others for the sum of so many elements."""
-        ...
-
-    def close(self) -> None:
-        """Any thread may call it, any number of times."""
-        ...
+    def close(self) -> None: ...
 
 
 class Alone:

@@ -26,62 +26,52 @@ from quorate.training.update import Update
 class Connection(Protocol):
     """A worker that is connected to the other members of its generation.
 
-    The session copies state over its links, and then has the strategy built, for whose lanes `gradients` collects.
+    Whoever closes the `links` between the members ends every wait of this generation. In `gradients` the hosted lanes
+    leave theirs, and the update finds their sum.
+
+    The session has `align` copy state: every member then holds what it is to hold before the first step. It gives the
+    progress that this one has then, and the bytes that were copied; `hold` is told a progress that this member has come
+    to, whatever happens after. `placed` says who holds which share of the parameters; None where every worker holds all
+    of them. `measure` says how this worker is joined to the next one: all members call it before the first step, if a
+    job is tracked. `strategy` is what the loop trains with in this generation. It may be closed already.
     """
 
     @property
-    def links(self) -> Reduction:
-        """Between the members. Whoever closes them ends every wait of this generation."""
-        ...
+    def links(self) -> Reduction: ...
 
     @property
-    def gradients(self) -> Gradients:
-        """Where the hosted lanes leave their gradients, and where the update finds their sum."""
-        ...
+    def gradients(self) -> Gradients: ...
 
-    def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
-        """Have every member hold what it is to hold before the first step; the progress that this one has then, and the
-        bytes that were copied. `hold` is told a progress that this member has come to, whatever happens after."""
-        ...
+    def align(
+        self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]
+    ) -> tuple[Progress, int]: ...
 
-    def placed(self) -> BlocksPlaced | None:
-        """Who holds which share of the parameters; None where every worker holds all of them."""
-        ...
+    def placed(self) -> BlocksPlaced | None: ...
 
-    def measure(self) -> LinksMeasured:
-        """How this worker is joined to the next one. All members call it before the first step, if a job is tracked."""
-        ...
+    def measure(self) -> LinksMeasured: ...
 
-    def strategy(self, update: Update, activity: Activity) -> Strategy:
-        """What the loop trains with in this generation."""
-        ...
+    def strategy(self, update: Update, activity: Activity) -> Strategy: ...
 
-    def close(self) -> None:
-        """Let go of the other members. It may be closed already."""
-        ...
+    def close(self) -> None: ...
 
 
 @runtime_checkable
 class WithLoop(Connection, Protocol):
-    """A connection whose strategy is not trained with from step to step, but by a loop of its own."""
+    """A connection whose strategy is not trained with from step to step: `loop` runs instead of the usual one, made
+    with the same parts."""
 
     @property
-    def loop(self) -> type[Loop]:
-        """What runs instead of the usual loop, made with the same parts."""
-        ...
+    def loop(self) -> type[Loop]: ...
 
 
 class StrategyFactory(Protocol):
-    """Made once in each member; the session calls it at the beginning of each generation."""
+    """Made once in each member; the session has it connect to the other members at the beginning of each generation,
+    for as long as the endpoint's deadline lasts. `layout` is how the state is spread over the members."""
 
     @property
-    def layout(self) -> StateLayout:
-        """How the state is spread over the members."""
-        ...
+    def layout(self) -> StateLayout: ...
 
-    def connect(self, endpoint: Endpoint) -> Connection:
-        """Connect to the other members of a generation, for as long as the endpoint's deadline lasts."""
-        ...
+    def connect(self, endpoint: Endpoint) -> Connection: ...
 
 
 @dataclass(frozen=True)

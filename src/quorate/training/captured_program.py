@@ -193,7 +193,8 @@ class LaneGraphs(Captures):
         """Run the graph on this batch."""
         if tensors:
             torch._foreach_copy_(captured.batch, tensors)
-        weighted = [weight_of(loss, batch) for loss in captured.losses]
+        # What a loss's gradient is multiplied by, so that all lanes' gradients need only be added.
+        weighted = [1.0 if loss.per_item else batch.samples / batch.batch_samples for loss in captured.losses]
         if weighted != captured.weighted:
             for tensor, weight in zip(captured.weights, weighted, strict=True):
                 tensor.fill_(weight)
@@ -251,11 +252,6 @@ class LaneGraphs(Captures):
     def _addresses(self) -> list[int]:
         buffers = [held[name] for held, name in self._buffers]
         return [*map(_ADDRESS, self._parameters), *(0 if one is None else one.data_ptr() for one in buffers)]
-
-
-def weight_of(loss: GivenLoss, batch: MicroBatch) -> float:
-    """What a loss's gradient is multiplied by, so that all lanes' gradients need only be added."""
-    return 1.0 if loss.per_item else batch.samples / batch.batch_samples
 
 
 def _of_host(losses: Sequence[GivenLoss], logged: dict[str, list[Any]]) -> _Seen:

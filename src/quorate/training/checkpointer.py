@@ -28,7 +28,7 @@ from quorate.checkpoint.store import NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.core.errors import CheckpointError, LinkError, ReplicasDiffer
 from quorate.core.generation import Cursor, Phase
-from quorate.core.worker_status import DISK
+from quorate.core.worker_status import CHECKPOINT, DISK
 from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
 from quorate.spec.job import CheckpointSpec
 from quorate.training.activity import Activity
@@ -216,8 +216,14 @@ class Checkpointer:
         latest = self._latest
         return self._is_held_back and (latest is None or (latest.copied.is_set() and latest.divergence is None))
 
-    def settle(self) -> None:
+    def settle_before(self) -> None:
         """Called before the state changes: the copy must be whole. Raises if replicas were found to differ."""
+        if not self.is_settled:
+            with self._activity.during(CHECKPOINT):
+                self.settle()
+
+    def settle(self) -> None:
+        """The same, within the phase of a save."""
         self._hold_back()
         save = self._latest
         if save is None:

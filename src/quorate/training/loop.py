@@ -117,7 +117,10 @@ class Loop:
         """Do what it is here for; "complete", "early stop", "paused" or why it was asked to stop; None where the
         generation ends at a step boundary and the job goes on in the next."""
         if self.mode.evaluates_only:
-            self._evaluate_only()
+            before = self.progress
+            evaluated = self._evaluate(before.cursor.step)
+            self.progress = replace(before, metrics=evaluated.metrics, bad_evaluated=len(evaluated.bad))
+            self._publish_evaluation(evaluated, before)
             return "complete"
         if self.mode.batch_for:
             from quorate.training.batch_search import BatchSearch
@@ -349,12 +352,6 @@ class Loop:
         if has_effects and self.replica.optimizers.reacts:
             self.update.react(metric_of(metrics, self.spec.evaluate.metric or "loss", "evaluate.metric"))
             self.watch.begin()
-        self._publish_evaluation(evaluated, before)
-
-    def _evaluate_only(self) -> None:
-        before = self.progress
-        evaluated = self._evaluate(before.cursor.step)
-        self.progress = replace(before, metrics=evaluated.metrics, bad_evaluated=len(evaluated.bad))
         self._publish_evaluation(evaluated, before)
 
     def _evaluate(self, step: int) -> Evaluated:

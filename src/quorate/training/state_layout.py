@@ -58,26 +58,27 @@ class HeldState:
 
 class StateLayout(Protocol):
     """Each member has one. The checkpointer and the state copy call it, between two steps; all members come to the same
-    parts and the same donors without asking each other."""
+    parts and the same donors without asking each other.
 
-    def state(self, progress: Progress) -> HeldState:
-        """What this member holds."""
+    `state` is what this member holds. `parts` says which tensors each of so many writers writes: every tensor of the
+    state once, by one that holds it. `load` takes up what this member holds of a state: of a whole one, by a
+    checkpoint, or of that of its donor. `boxes` says which part of each tensor of a checkpoint is read for this member;
+    None where that is all of them. `donors` says from whom each member that is behind copies its state, both by ring
+    position. `weights_digest` is of what all members hold together: all of them call it, after the last step.
+    """
 
-    def parts(self, held: HeldState, writers: int) -> Parts:
-        """Which tensors each of so many writers writes: every tensor of the state once, by one that holds it."""
+    def state(self, progress: Progress) -> HeldState: ...
 
-    def load(self, encoded: Encoded) -> Progress:
-        """Take up what this member holds of a state: of a whole one, by a checkpoint, or of that of its donor."""
+    def parts(self, held: HeldState, writers: int) -> Parts: ...
+
+    def load(self, encoded: Encoded) -> Progress: ...
 
     @property
-    def boxes(self) -> Boxes | None:
-        """Which part of each tensor of a checkpoint is read for this member; None where that is all of them."""
+    def boxes(self) -> Boxes | None: ...
 
-    def donors(self, generation: Generation) -> Mapping[int, int]:
-        """From whom each member that is behind copies its state, both by ring position."""
+    def donors(self, generation: Generation) -> Mapping[int, int]: ...
 
-    def weights_digest(self, gather: Gather) -> str:
-        """Of what all members hold together. All of them call it, after the last step."""
+    def weights_digest(self, gather: Gather) -> str: ...
 
 
 @dataclass(frozen=True)

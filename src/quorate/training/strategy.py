@@ -148,69 +148,52 @@ class PendingStep:
 class Strategy(Protocol):
     """Turns the lanes' results into the next state, together with the other members of a generation.
 
-    The loop calls it from one thread: for each step `begin` before the first lane runs and `advance` after the last;
-    `gather` in evaluations and saves; `close` at the end of the generation. Trouble is raised before the state changes.
+    It is `worker` who hosts these lanes, and who `leads` is the first in what `gather` gives, and commits checkpoints.
+
+    The loop calls it from one thread: for each step `begin` before the first lane runs, after which gradients may be
+    exchanged as they become ready, and `advance` after the last. That exchanges, agrees with all others on the step and
+    on what anybody was asked to do, and updates; the lease is checked before the state changes, and trouble is raised
+    before that. `gather`, in evaluations and saves, has the payloads of all members on every one of them, those of
+    workers in lane order. `close`, at the end of the generation, lets go of the other members, and of the parameters.
     """
 
     @property
-    def worker(self) -> int:
-        """Who this worker is."""
-        ...
+    def worker(self) -> int: ...
 
     @property
-    def hosted(self) -> range:
-        """The lanes that this worker hosts."""
-        ...
+    def hosted(self) -> range: ...
 
     @property
-    def leads(self) -> bool:
-        """Whether it is the first in what `gather` gives, who commits checkpoints."""
-        ...
+    def leads(self) -> bool: ...
 
-    def begin(self, step: int) -> None:
-        """A step begins: from now on its gradients may be exchanged as they become ready."""
-        ...
+    def begin(self, step: int) -> None: ...
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
-        """Complete the step: exchange, agree with all others on it and on what anybody was asked to do, and update.
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome: ...
 
-        The lease is checked before the state changes.
-        """
-        ...
+    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]: ...
 
-    def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
-        """The payloads of all members on every one of them, those of workers in lane order."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the other members, and of the parameters."""
-        ...
+    def close(self) -> None: ...
 
 
 class Lag(Protocol):
-    """Agrees on steps on the device, and updates there, before anybody has read them."""
+    """Agrees on steps on the device, and updates there, before anybody has read them: on those that it `can_take`, as
+    they do without the host. `begin` is called when the gradients are summed, `catch_up` after a step that was read at
+    once, after all before it."""
 
-    def can_take(self, results: Sequence[LaneResult]) -> bool:
-        """Whether a step with these results can do without the host."""
-        ...
+    def can_take(self, results: Sequence[LaneResult]) -> bool: ...
 
-    def begin(self, step: int, results: Sequence[LaneResult], request: StepRequest, activity: Activity) -> PendingStep:
-        """Begin to agree on a step whose gradients are summed, and to apply it."""
-        ...
+    def begin(
+        self, step: int, results: Sequence[LaneResult], request: StepRequest, activity: Activity
+    ) -> PendingStep: ...
 
-    def catch_up(self) -> None:
-        """A step was read at once, after all before it."""
-        ...
+    def catch_up(self) -> None: ...
 
 
 @runtime_checkable
 class Lagging(Strategy, Protocol):
-    """A strategy that need not wait for its device at each step."""
+    """A strategy that need not wait for its device at each step. Where it `can_lag`, with these results, it may begin
+    to complete a step of which nothing has been read."""
 
-    def can_lag(self, results: Sequence[LaneResult]) -> bool:
-        """Whether a step with these results need not be read before it is applied."""
-        ...
+    def can_lag(self, results: Sequence[LaneResult]) -> bool: ...
 
-    def begin_advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> PendingStep:
-        """Begin to complete a step of which nothing has been read, and that can lag."""
-        ...
+    def begin_advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> PendingStep: ...

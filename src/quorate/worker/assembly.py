@@ -15,7 +15,6 @@ from quorate.core.errors import OutOfMemory, RunError, TaskError
 from quorate.core.generation import Cursor, Generation, GenerationId, Phase, Role
 from quorate.core.gpus import VISIBLE, gpus_here, use_gpu, users_of
 from quorate.core.user_code import building_code
-from quorate.core.worker_status import CHECKPOINT
 from quorate.data.collate import collate
 from quorate.data.datasets import Blocked, Dataset, check_dataset, is_stream
 from quorate.data.feed import Feed
@@ -272,8 +271,7 @@ def assemble(
         predicted = predicted_in(Path(mode.predict_to))
     evaluation = evaluation_plan(spec, parts.samples, predicted)
     audit = audit_of(parts, generation, worker, connection, progress, checkpointer)
-    settle_save = partial(_settle_save, checkpointer, activity)
-    update = _update_of(parts, generation, worker, connection, settle_save, hooks)
+    update = _update_of(parts, generation, worker, connection, checkpointer.settle_before, hooks)
     update.audit = audit
     strategy = connection.strategy(update, activity)
     kind = connection.loop if isinstance(connection, WithLoop) else Loop
@@ -306,7 +304,7 @@ def assemble(
         publish=hooks.publish if publishes else hooks.keep,
         check_lease=hooks.check_lease,
         requested=hooks.requested,
-        settle_save=settle_save,
+        settle_save=checkpointer.settle_before,
         save_begun=hooks.save_begun,
         keep_micro_batches=hooks.keep_micro_batches,
         workers=len(generation.members),
@@ -334,13 +332,6 @@ def _evaluate(
     from quorate.training.prediction import Predictor
 
     return Predictor(*rest, folder=Path(mode.predict_to)).run(step, strategy)
-
-
-def _settle_save(checkpointer: Checkpointer, activity: Activity) -> None:
-    """The copy of a state that is being saved must be whole before the state changes."""
-    if not checkpointer.is_settled:
-        with activity.during(CHECKPOINT):
-            checkpointer.settle()
 
 
 def _update_of(

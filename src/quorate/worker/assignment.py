@@ -19,28 +19,22 @@ Tell = Callable[[int, str, int | None], None]
 class WorkerHook(Protocol):
     """Whoever disturbs a worker on purpose. A worker has one only where its assignment names one.
 
-    Its methods are called by the thread that trains, which they may hold up, or end.
+    Its methods are called by the thread that trains, which they may hold up, or end: when the replica is built, whose
+    tensors `state` gives by name; when a generation of these workers begins, of which `is_ending` is true when it shall
+    end at the next step boundary; when the worker begins with a phase, and has said so; and when it has computed a
+    lane, whose gradient lies in these tensors. `stretch` is asked when it has done with a phase: it may stay in it for
+    longer, and says by how many seconds.
     """
 
-    def on_built(self, state: Callable[[], Mapping[str, Any]]) -> None:
-        """The replica is built; `state` gives its tensors by name."""
-        ...
+    def on_built(self, state: Callable[[], Mapping[str, Any]]) -> None: ...
 
-    def on_generation(self, members: Collection[int], is_ending: Callable[[], bool]) -> None:
-        """A generation of these workers begins; `is_ending` is true when it shall end at the next step boundary."""
-        ...
+    def on_generation(self, members: Collection[int], is_ending: Callable[[], bool]) -> None: ...
 
-    def on_phase(self, step: int, phase: str, lane: int | None) -> None:
-        """The worker begins with this now, and has said so."""
-        ...
+    def on_phase(self, step: int, phase: str, lane: int | None) -> None: ...
 
-    def on_lane(self, gradients: Sequence[Any]) -> None:
-        """The worker has computed a lane, and its gradient lies in these tensors."""
-        ...
+    def on_lane(self, gradients: Sequence[Any]) -> None: ...
 
-    def stretch(self, phase: str, seconds: float) -> float:
-        """The worker has done with a phase; stay in it for longer, and say by how many seconds."""
-        ...
+    def stretch(self, phase: str, seconds: float) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -26,25 +26,21 @@ _PASSING = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc
 
 
 class CoordinatorLink(Protocol):
-    """The calls of one worker. Its membership calls from several threads at once."""
+    """The calls of one worker. Its membership calls from several threads at once.
+
+    `call` gives the reply of the service's method for such a request; None if there is none within so many seconds, or
+    the coordinator has gone away: it may be asked again. It raises LinkError if asking again is no use. `follow` gives
+    what the coordinator has declared and declares, in its order, until the connection breaks. When it is closed, calls
+    under way end without a reply, and so does what is followed.
+    """
 
     address: str
 
-    def call(self, request: Request, timeout: float) -> Any:
-        """The reply of the service's method for such a request.
+    def call(self, request: Request, timeout: float) -> Any: ...
 
-        None if there is none within so many seconds, or the coordinator has gone away: it may be asked again. Raises
-        LinkError if asking again is no use.
-        """
-        ...
+    def follow(self, request: pb.FollowRequest) -> Iterator[pb.Directive]: ...
 
-    def follow(self, request: pb.FollowRequest) -> Iterator[pb.Directive]:
-        """What the coordinator has declared and declares, in its order, until the connection breaks."""
-        ...
-
-    def close(self) -> None:
-        """Call no more. Calls under way end without a reply, and so does what is followed."""
-        ...
+    def close(self) -> None: ...
 
 
 class GrpcLink:
