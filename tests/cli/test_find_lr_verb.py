@@ -32,7 +32,7 @@ def test_people_see_a_curve_and_the_command_to_type(workplace: Workplace) -> Non
     done = workplace.run("find-lr", "job.yaml", "--steps", "20", "--from", "1e-3", "--to", "0.5")
     assert done.code == 0, done.stderr
     assert "quorate train job.yaml --set params.learning_rate=" in done.stdout
-    assert "⠀" in done.stdout and "steepest" in done.stdout
+    assert "█" in done.stdout and "steepest" in done.stdout
 
 
 @pytest.mark.long

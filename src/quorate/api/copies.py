@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -44,9 +43,8 @@ class Copies:
         self._sink = JsonlSink(run.events_file)
         # Signals that have ended training; one more ends the wait for copies.
         self._seen_signals = 0
-        self._lock = threading.Lock()
-        # In the file, and not seen by `handle` yet.
-        self._unseen: deque[Event] = deque()
+        # Events of copiers are shown by their threads, between those of the run.
+        self._turn = threading.Lock()
         source = Source.of(run, spec)
         places = [place_for(to, run.name) for to in spec.checkpoint.to[1:]]
         for place in places:
@@ -55,16 +53,15 @@ class Copies:
 
     def handle(self, event: Event) -> None:
         """Take in an event of the run, and pass it on."""
+        if isinstance(event, CheckpointCopied | CopyFailed | CopyRecovered):
+            return  # it was shown when it was written
         if isinstance(event, RunStopped):
             self._seen_signals = 1
         elif isinstance(event, CheckpointSaved | RolledBack):  # after a rollback, copies may have to be withdrawn
             for copier in self._copiers:
                 copier.poke()
-        elif isinstance(event, CheckpointCopied | CopyFailed | CopyRecovered):
-            with self._lock:
-                if self._unseen:
-                    self._unseen.popleft()
-        self._show(event)
+        with self._turn:
+            self._show(event)
 
     def conclude(self, signals: Signals) -> list[dict[str, Any]]:
         """The job is over: wait for what is outstanding, unless somebody asks for an end, and say what is missing.
@@ -75,17 +72,11 @@ class Copies:
         for copier in self._copiers:
             copier.request_close()
         self._say_if_it_takes_long(signals)
-
-        def is_interrupted() -> bool:
-            self._show_unseen()
-            return len(signals.received) > self._seen_signals
-
-        ended = [copier.close(max(0.0, over - time.monotonic()), is_interrupted) for copier in self._copiers]
-        self._show_unseen()
+        asked_to_end = lambda: len(signals.received) > self._seen_signals  # noqa: E731
+        ended = [copier.close(max(0.0, over - time.monotonic()), asked_to_end) for copier in self._copiers]
         for status in ended:
             if status.missing:
                 self._publish("log", None, {"level": "warning", "message": self._incomplete(status)})
-        self._show_unseen()
         self._sink.close()
         return [{"place": each.place, "copied": each.copied, "missing": list(each.missing)} for each in ended]
 
@@ -101,7 +92,8 @@ class Copies:
         while any(copier.is_busy for copier in self._copiers):
             if time.monotonic() > soon:
                 message = f"waiting for copies of checkpoints, {PATIENCE:g} s at most; Ctrl-C ends the wait"
-                self._show(LogMessage(level="info", message=message))
+                with self._turn:
+                    self._show(LogMessage(level="info", message=message))
                 return
             if signals.at_once:
                 return
@@ -120,18 +112,9 @@ class Copies:
     def _publish(self, kind: str, step: int | None, fields: dict[str, Any]) -> None:
         """Also from a copier's thread."""
         event = KINDS[kind](step=step, **fields)
-        with self._lock:
+        with self._turn:
             # Appended in one piece, beside what the coordinator appends: that may be dead by then, or not there yet.
             self._sink.handle(event)
-            self._unseen.append(event)
-
-    def _show_unseen(self) -> None:
-        """Show what was published after the last look into the file."""
-        while True:
-            with self._lock:
-                if not self._unseen:
-                    return
-                event = self._unseen.popleft()
             self._show(event)
 
 

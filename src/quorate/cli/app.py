@@ -49,9 +49,9 @@ def init(
       quorate init circles --full
       quorate init circles --name first-try --force
     """
-    from quorate.cli.scaffold import show_scaffold, write_scaffold
+    from quorate.cli.scaffold import write_scaffold
 
-    show_scaffold(write_scaffold(folder, name, force, full), as_json)
+    write_scaffold(folder, name, force, full, as_json)
 
 
 def doctor(

@@ -12,15 +12,14 @@ import typer
 
 from quorate.cli.options import JobFile, Json, Lanes, Seed, Set, Workers, overrides
 from quorate.cli.output import print_document
+from quorate.observe.quantities import blocks_for, sparkline
 
 if TYPE_CHECKING:  # numpy, which a help text does without
     from quorate.api.find_rate import RateCurve
     from quorate.cli.layout import Page
     from quorate.history.report.charts import Plot
 
-WIDTH, HEIGHT = 60, 12
-_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Of a braille character: its two columns of four dots."""
+WIDTH = 60
 
 
 def find_lr(
@@ -86,11 +85,10 @@ def show_curve(found: "RateCurve", job_file: Path, plot: Path | None, page: "Pag
     from rich.text import Text
 
     page.title(Text.assemble((found.job, "bold"), f": loss against params.{found.param}, {len(found.rates)} steps"))
-    if "utf" in page.screen.encoding.lower() and len(found.rates) > 1:
-        for line in sketch(found.smoothed):
-            page.screen.print(Text(f"  {line}", style="cyan"), soft_wrap=True)
-        ends = f"{found.rates[0]:.0e}", f"{found.rates[-1]:.1g}"
-        page.screen.print(Text(f"  {ends[0]}{ends[1]:>{WIDTH - len(ends[0])}}", style="dim"), soft_wrap=True)
+    if len(found.rates) > 1:
+        line = sparkline(found.smoothed, WIDTH, blocks_for(page.screen.encoding))
+        page.whole("loss", Text(line, style="cyan"))
+        page.row("", Text(f"{found.rates[0]:.0e} to {found.rates[-1]:.1g}", style="dim"))
     if found.left_out:
         page.row("schedule", f"{found.left_out}; it is left out of the test")
     if found.diverged:
@@ -106,23 +104,6 @@ def show_curve(found: "RateCurve", job_file: Path, plot: Path | None, page: "Pag
     if plot is not None:
         page.whole("drawn in", str(plot))
     page.whole("try it", f"quorate train {job_file} {found.setting}")
-
-
-def sketch(values: tuple[float, ...], width: int = WIDTH, height: int = HEIGHT) -> list[str]:
-    """A curve of braille dots, two by four in a character."""
-    least, greatest = min(values), max(values)
-    cells = [[0] * width for _ in range(height)]
-    rows, columns = 4 * height - 1, 2 * width - 1
-    before: int | None = None
-    for column in range(columns + 1):
-        place = column / columns * (len(values) - 1)
-        low = int(place)
-        value = values[low] + (place - low) * (values[min(low + 1, len(values) - 1)] - values[low])
-        row = round((1 - (value - least) / ((greatest - least) or 1)) * rows)
-        for each in range(min(row, row if before is None else before), max(row, row if before is None else before) + 1):
-            cells[each // 4][column // 2] |= _DOTS[column % 2][each % 4]
-        before = row
-    return ["".join(chr(0x2800 + dots) for dots in line).rstrip("\u2800") for line in cells]
 
 
 def _plot(found: "RateCurve") -> "Plot":

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.text import Text
@@ -25,17 +24,8 @@ _SHORT_HEAD = "# Train: quorate train job.yaml. All keys, with their defaults: q
 _COMMENT_COLUMN = 35
 
 
-@dataclass(frozen=True)
-class Scaffold:
-    """What was written: the job's name, and the files in their folder."""
-
-    name: str
-    folder: Path
-    files: tuple[Path, ...]
-
-
-def write_scaffold(folder: Path, name: str | None, force: bool, is_full: bool = False) -> Scaffold:
-    """Write the skeleton into a folder: all of it, or nothing."""
+def write_scaffold(folder: Path, name: str | None, force: bool, is_full: bool = False, as_json: bool = False) -> None:
+    """Write the skeleton into a folder, all of it or nothing, and print what to do with it."""
     job_name = name_of(folder) if name is None else _checked(name)
     contents = {folder / file: text for file, text in skeleton(job_name, is_full).items()}
     _refuse_existing(folder, list(contents), force)
@@ -55,7 +45,7 @@ def write_scaffold(folder: Path, name: str | None, force: bool, is_full: bool = 
         raise RequestError(
             f"cannot write into {folder}: {error.strerror or error}{place}. Choose another folder."
         ) from error
-    return Scaffold(job_name, folder, tuple(contents))
+    _show(folder, job_name, list(contents), as_json)
 
 
 def skeleton(name: str, is_full: bool = False) -> dict[str, str]:
@@ -97,23 +87,22 @@ def _refuse_existing(folder: Path, files: list[Path], force: bool) -> None:
             raise RequestError(f"{file} is a folder, which --force does not replace. Choose another folder.")
 
 
-def show_scaffold(scaffold: Scaffold, as_json: bool) -> None:
-    """Print what was written, and what to do with it."""
-    enter = [] if scaffold.folder == Path() else [f"cd {shlex.quote(str(scaffold.folder))}"]
+def _show(folder: Path, name: str, files: list[Path], as_json: bool) -> None:
+    enter = [] if folder == Path() else [f"cd {shlex.quote(str(folder))}"]
     commands = [*enter, f"quorate train {JOB_FILE}"]
     if as_json:
         document = {
             "status": "complete",
-            "name": scaffold.name,
-            "folder": str(scaffold.folder.absolute()),
-            "files": [str(file.absolute()) for file in scaffold.files],
+            "name": name,
+            "folder": str(folder.absolute()),
+            "files": [str(file.absolute()) for file in files],
             "next": commands,
         }
         print_document(document)
         return
     screen = Screen(sys.stdout)
     screen.print("Written:")
-    for file in scaffold.files:
+    for file in files:
         screen.print(Text(f"  {file}"), soft_wrap=True)
     screen.print("\nThey train as they are. Next:")
     for command in commands:
