@@ -1,15 +1,14 @@
 """Who else is given a job's events: what its keys `track` and `notify` switch on."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.core.machine import usable_cores
 from quorate.history.event_index import IndexSink
-from quorate.observe.event import Event
-from quorate.observe.sinks import Guarded, Sink
+from quorate.observe.sinks import Sink
 from quorate.spec.device import workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
@@ -21,49 +20,18 @@ _EXPORTER = "opentelemetry.exporter.otlp.proto.grpc"
 """Not the packages above it, which come with MLflow, too."""
 
 
-class Observers:
-    """Sinks beside the display. None of them can end a job, or hold it up.
-
-    At its end a job may wait until Prometheus has seen it: `say` tells people of that, and `is_hurried` ends it.
-    """
-
-    def __init__(
-        self, run: RunFolder, spec: JobSpec, say: Callable[[str], None], is_hurried: Callable[[], bool]
-    ) -> None:
-        self.notices: list[str] = []
-        """What whoever started the job should know of them."""
-        self._sinks: list[Guarded] = []
-        try:
-            for sink in _switched_on(run, spec, self.notices.append, say, is_hurried):
-                self._sinks.append(Guarded(sink))
-        except BaseException:
-            self.close()  # those that came before the one that cannot be
-            raise
-
-    def add_callbacks(self, run: RunFolder, references: Sequence[str]) -> None:
-        """Those that the task names, which are not known before it was imported."""
-        from quorate.api.callbacks import CallbackServer, load_callbacks
-
-        self._sinks.append(Guarded(CallbackServer(run, load_callbacks(references), "callbacks-task.json")))
-
-    def handle(self, event: Event) -> None:
-        for sink in self._sinks:
-            sink.handle(event)
-
-    def close(self) -> None:
-        # The newest first: Prometheus, which may take its time, was the first but one.
-        for sink in reversed(self._sinks):
-            sink.close()
-
-
-def _switched_on(
+def observers(
     run: RunFolder,
     spec: JobSpec,
     tell: Callable[[str], None],
     say: Callable[[str], None],
     is_hurried: Callable[[], bool],
 ) -> Iterator[Sink]:
-    """Each is imported only where it is switched on: nobody waits for a library that is not used."""
+    """Sinks beside the display, the first of them first. At its end a job may wait until Prometheus has seen it: `say`
+    tells people of that, `tell` what they should know from the start, and `is_hurried` ends the wait.
+
+    Each is imported only where it is switched on: nobody waits for a library that is not used.
+    """
     yield IndexSink(run.events_file)
     # The first, since it may refuse the request: nothing else is started then.
     if spec.track is not None and spec.track.prometheus is not None:

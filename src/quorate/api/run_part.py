@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate.api.observers import Observers
+from quorate.api.observers import observers
 from quorate.api.prints import RunStart, Watch, WithPrints
 from quorate.api.recorded_run import remains_of, run_argument, short_path
 from quorate.api.result import Result
@@ -84,7 +84,16 @@ class Part:
         self._workers = workers_here(self._spec, usable_cores())
         # First: what is switched on may be refused, and a display would be left open.
         self._signals = Signals()
-        self._observers = Observers(self.run, self._spec, self._say, lambda: bool(self._signals.received))
+        self._observers: list[Guarded] = []
+        notices: list[str] = []
+        try:
+            is_hurried = lambda: bool(self._signals.received)  # noqa: E731
+            for sink in observers(self.run, self._spec, notices.append, self._say, is_hurried):
+                self._observers.append(Guarded(sink))
+        except BaseException:
+            self._close_observers()  # those that came before the one that cannot be
+            raise
+        self.notices = (*self.notices, *notices)
         self._display = Guarded(WithPrints(self.watch(RunStart(self.run, self._spec, self._workers)), self.run))
         self.has_trained = self._has_finished = self._has_ended = False
         self._recoveries = RecoveryLog()
@@ -112,7 +121,7 @@ class Part:
         self._signals = signals
         copied: list[dict[str, Any]] = []
         started = time.perf_counter()
-        for notice in (*self.notices, *self._observers.notices):
+        for notice in self.notices:
             self._say(notice)
         if (idle := idle_gpus(self._spec, self._workers)) is not None:
             log.warning("%s", idle)
@@ -140,7 +149,7 @@ class Part:
                     copied = copies.conclude(signals) if self.has_trained else copies.abandon()
         finally:
             try:
-                self._observers.close()
+                self._close_observers()
             finally:
                 self._display.close()
         if copied:
@@ -163,12 +172,21 @@ class Part:
         self._waiting.handle(event)
         if not isinstance(event, RunFailed):
             self._display.handle(event)
-        self._observers.handle(event)
+        self._observe(event)
+
+    def _observe(self, event: Event) -> None:
+        for sink in self._observers:
+            sink.handle(event)
+
+    def _close_observers(self) -> None:
+        # The newest first: Prometheus, which may take its time, was the first but one.
+        for sink in reversed(self._observers):
+            sink.close()
 
     def _tell_end(self, event: RunFinished | RunFailed) -> None:
         """Have observers hear of an end that no event of the run tells: before the first step, or on a full disk."""
         if not self._has_ended:
-            self._observers.handle(event)
+            self._observe(event)
 
     def _launch(self, events_from: int, show: Show, signals: Signals) -> Outcome:
         """Raises a refusal that comes before the first step; the rest is an outcome."""
@@ -196,13 +214,17 @@ class Part:
     def _accept(self, prepared: Prepared) -> None:
         self.accept(prepared)
         if prepared.callbacks:
+            from quorate.api.callbacks import CallbackServer, load_callbacks
+
             file = TaskReference.parse(self.place.reference).file
             folder = Path.cwd() if file is None else file.parent
             try:
                 named = [str(TaskReference.parse(each).within(folder)) for each in prepared.callbacks]
             except ValueError as error:
                 raise RequestError(f"callbacks of the task: {error}") from None
-            self._observers.add_callbacks(self.run, named)
+            # Those that the task names are not known before it was imported.
+            served = CallbackServer(self.run, load_callbacks(named), "callbacks-task.json")
+            self._observers.append(Guarded(served))
 
     def _conclude(self, outcome: Outcome, seconds: float) -> dict[str, Any]:
         """Write down what the run comes to, before anybody waits for copies; a failure is raised as well."""

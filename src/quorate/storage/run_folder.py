@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, cached_property
@@ -126,17 +126,10 @@ class RunFolder:
                     "and --runs FOLDER looks elsewhere"
                 )
             return cls(runs / names[-1])
-        if reference in names:
-            return cls(runs / reference)
-        path = Path(reference).expanduser()
-        if is_run(path):
-            return cls(path.resolve())  # "." has no name
-        matches = [name for name in names if reference and name.startswith(reference)]
-        if len(matches) == 1:
-            return cls(runs / matches[0])
-        if matches:
-            raise RunError(f"{reference!r} may be any of {_listed(matches)}; give more of the name, or `{LAST}`")
-        raise RunError(_not_found(runs, reference, names))
+        found = folder_meant(runs, reference, names, is_run)
+        if found is None:
+            raise RunError(_not_found(runs, reference, names))
+        return cls(found)
 
     @classmethod
     def all_in(cls, runs: Path) -> tuple["RunFolder", ...]:
@@ -449,6 +442,17 @@ def _digest(token: str) -> str:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
+
+
+def folder_meant(runs: Path, reference: str, names: Sequence[str], is_one: Callable[[Path], bool]) -> Path | None:
+    """The folder that a person means by one of these names, a unique prefix of one, or a path; None for none."""
+    path = Path(reference).expanduser()
+    if reference not in names and is_one(path):
+        return path.resolve()  # "." has no name
+    matches = [name for name in names if reference and name.startswith(reference)]
+    if len(matches) > 1 and reference not in names:
+        raise RunError(f"{reference!r} may be any of {_listed(matches)}; give more of the name, or `{LAST}`")
+    return runs / (reference if reference in names else matches[0]) if matches else None
 
 
 def claim_folder(runs: Path, name: str, others: Iterable[Path] = ()) -> Path:

@@ -16,7 +16,7 @@ from quorate.core.regular_file import open_regular, opened_regular
 from quorate.core.runs_folder import is_search
 from quorate.storage.atomic import explaining, write_atomically, write_fully
 from quorate.storage.lock import FolderLock, Holder
-from quorate.storage.run_folder import LAST, RunFolder, claim_folder, finite, open_to_group
+from quorate.storage.run_folder import LAST, RunFolder, claim_folder, finite, folder_meant, open_to_group
 
 
 class SearchFolder:
@@ -58,18 +58,10 @@ class SearchFolder:
         """The search that a person means by a name, a unique prefix of one, a path, or ``last``, the newest."""
         found = cls.all_in(runs)
         names = [folder.name for folder in found]
-        path = Path(reference).expanduser()
         if reference == LAST and found:
             return found[-1]
-        if reference in names:
-            return cls(runs / reference)
-        if is_search(path):
-            return cls(path.resolve())
-        matches = [name for name in names if reference and name.startswith(reference)]
-        if len(matches) == 1:
-            return cls(runs / matches[0])
-        if matches:
-            raise RunError(f"{reference!r} may be any of {', '.join(matches)}; give more of the name, or `{LAST}`")
+        if (path := folder_meant(runs, reference, names, is_search)) is not None:
+            return cls(path)
         there = f"there are {', '.join(names[::-1])}" if names else "it has none; `quorate tune search.yaml` makes one"
         raise RunError(f"there is no search {reference!r} in {runs.absolute()}; {there}")
 
