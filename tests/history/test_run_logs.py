@@ -91,12 +91,16 @@ def test_following_ends_with_the_job_and_has_what_came_last(run: RunFolder) -> N
     assert [found.message for found in followed] == ["before", "while", "last words"]
 
 
-def test_text_logs_of_earlier_runs_are_read(run: RunFolder) -> None:
-    text = "2026-01-02 03:04:05,678 WARNING quorate.worker: look out\nprinted by the task\n"
-    (run.logs / "worker-1.log").write_text(text)
-    first, second = RunLogs(run).new()
-    assert (first.level, first.message, first.process) == ("warning", "look out", "worker 1")
-    assert (second.message, second.fields["worker"], second.time) == ("printed by the task", 1, first.time)
+def test_lines_that_are_no_records_are_shown_as_they_are(run: RunFolder) -> None:
+    (run.logs / "worker-1.log").write_text("printed by the task\n")
+    (line,) = RunLogs(run).new()
+    assert (line.level, line.message, line.process, line.fields["worker"]) == (
+        "info",
+        "printed by the task",
+        "worker 1",
+        1,
+    )
+    assert line.time == (run.logs / "worker-1.log").stat().st_mtime
 
 
 def test_junk_of_many_megabytes_does_no_harm(run: RunFolder) -> None:

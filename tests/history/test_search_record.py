@@ -188,7 +188,6 @@ def test_population_based_training_has_a_lineage_and_counts_only_what_was_kept(t
     assert best.params == {"params.learning_rate": 0.06}
     assert [step for step, _ in best.curve] == [20, 40, 60, 80, 100]
     assert best.steps == 100
-    assert record.has_exploited
     job = best_job(record)
     assert job is not None
     assert [part.model_dump() for part in job.spec.lineage] == [

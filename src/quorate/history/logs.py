@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,6 @@ _LONGEST = 2**23
 """Bytes of a line that are read at a time: a file may be of anybody's making."""
 
 _ATTEMPTS = 10
-
-# Logs of earlier versions are text.
-_STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) ([\w.]+): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,6 @@ class _Log:
         self._beginning = b""
         self._offset = 0
         self._order = 0.0
-        self._is_text = path.suffix == ".log"
         stem = path.stem
         self._process = re.sub(r"-(?=\d+$)|_", " ", stem)
         self._worker = member_of(stem)
@@ -179,23 +174,13 @@ class _Log:
 
     def _record(self, line: bytes, file: io.BufferedReader) -> LogRecord:
         text = line.rstrip(b"\r\n").decode(errors="backslashreplace")
-        fields = self._of_text(text, file) if self._is_text else _of_json(text)
-        if fields is None:  # a crash has left half a record
-            fields = {"time": self._order, "level": "info", "message": mask(text), "process": self._process}
+        fields = _of_json(text)
+        if fields is None:  # a crash has left half a record, or somebody has written text: at about the time before
+            moment = self._order or os.fstat(file.fileno()).st_mtime
+            fields = {"time": moment, "level": "info", "message": mask(text), "process": self._process}
+            fields |= {} if self._worker is None else {"worker": self._worker}
         self._order = max(self._order, _number(fields.get("time")))
         return LogRecord(self._order, fields)
-
-    def _of_text(self, text: str, file: io.BufferedReader) -> dict[str, Any]:
-        about: dict[str, Any] = {"process": self._process}
-        if self._worker is not None:
-            about["worker"] = self._worker
-        stamped = _STAMPED.fullmatch(text)
-        if stamped is None:  # printed: at about the time of the line before
-            moment = self._order or os.fstat(file.fileno()).st_mtime
-            return {"time": moment, "level": "info", "message": mask(text), **about, "source": "text"}
-        when, milliseconds, level, logger, message = stamped.groups()
-        moment = datetime.fromisoformat(when).astimezone().timestamp() + int(milliseconds) / 1000
-        return {"time": moment, "level": level.lower(), "logger": logger, "message": mask(message), **about}
 
 
 def _of_json(text: str) -> dict[str, Any] | None:

@@ -1,18 +1,16 @@
 """Everything about one run, and what to type next about it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-from quorate.core.errors import QuorateError
 from quorate.core.machine import usable_cores
 from quorate.core.masking import shown_value
 from quorate.core.task_source import TaskSource
 from quorate.core.timing import Timing
 from quorate.history.checkpoint_list import CheckpointRecord, read_checkpoints
 from quorate.history.event_index import read_timeline
-from quorate.history.run_record import RunRecord, Status
+from quorate.history.run_record import Attempts, RunRecord, Status
 from quorate.history.step_rows import StepRows
 from quorate.history.timeline import Timeline
 from quorate.observe.events import RunBegan
@@ -50,18 +48,10 @@ class RunDetail:
     @classmethod
     def read(cls, run: RunFolder, as_rows: bool = False) -> "RunDetail":
         """From a run's folder; `as_rows` as in `read_timeline`."""
-        problems: dict[Path, str] = {}
-
-        def attempt(file: Path, read: Callable[[], Read]) -> Read | None:
-            try:
-                return read()
-            except QuorateError as error:
-                problems[file] = error.message
-                return None
-
-        timeline = attempt(run.events_file, lambda: read_timeline(run.events_file, as_rows))
-        job = attempt(run.job_file, lambda: load_recorded(run.job_file, {}, []))
-        environment = attempt(run.environment_file, run.read_environment) or {}
+        attempt, files = Attempts(), (run.events_file, run.job_file, run.environment_file)
+        timeline = attempt(lambda: read_timeline(run.events_file, as_rows), None)
+        job = attempt(lambda: load_recorded(run.job_file, {}, []), None)
+        environment = attempt(run.read_environment, None) or {}
         checkpoints = read_checkpoints(run.checkpoints)
         # What only the workers can know, such as the canary and the dataset's fingerprint, stands in the checkpoints.
         from_workers = next((each.environment for each in reversed(checkpoints) if each.environment), {})
@@ -74,7 +64,11 @@ class RunDetail:
             environment=from_workers | {name: str(value) for name, value in environment.items()},
             checkpoints=checkpoints,
             address=run.read_address(),
-            problems=tuple(problem for file, problem in problems.items() if str(file) not in record.reason),
+            problems=tuple(
+                problem
+                for problem in attempt.problems
+                if not any(str(file) in problem and str(file) in record.reason for file in files)
+            ),
             source=None if kept is None else kept.source,
         )
 

@@ -28,6 +28,20 @@ from quorate.storage.submission import failed_submission, waits_to_begin
 Read = TypeVar("Read")
 
 
+class Attempts:
+    """Reads one file after another of somebody's, whatever state they are in: `problems` are what cannot be read."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def __call__(self, read: Callable[[], Read], instead: Read) -> Read:
+        try:
+            return read()
+        except QuorateError as error:
+            self.problems.append(error.message)
+            return instead
+
+
 class Status(StrEnum):
     """How a run stands, the most pressing first."""
 
@@ -109,15 +123,7 @@ class RunRecord:
 
     @classmethod
     def _read(cls, run: RunFolder, timeline: Timeline | None) -> "RunRecord":
-        problems: list[str] = []
-
-        def attempt(read: Callable[[], Read], instead: Read) -> Read:
-            try:
-                return read()
-            except QuorateError as error:
-                problems.append(error.message)
-                return instead
-
+        attempt = Attempts()
         told = timeline if timeline is not None else attempt(lambda: glance(run.events_file), Timeline())
         job = attempt(lambda: glance_at_recorded(run.job_file), dict[str, Any]())
         # In this order: a launcher writes the result before it lets go. One that takes the run up in between removes
@@ -127,7 +133,7 @@ class RunRecord:
         if holder is None and written is None:
             holder = attempt(run.holder, None)
         waits, given_up = attempt(lambda: (waits_to_begin(run), failed_submission(run)), (False, ""))
-        status, reason = decide_status(holder is not None, written, tuple(problems), waits, given_up)
+        status, reason = decide_status(holder is not None, written, tuple(attempt.problems), waits, given_up)
         result: dict[str, Any] = {} if holder or written is None else written
         return cls(
             name=run.name,

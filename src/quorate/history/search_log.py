@@ -73,6 +73,23 @@ class LoggedTrial:
         """What it trains, or has trained last."""
         return self.parts[-1]
 
+    @property
+    def params(self) -> Params:
+        return self.now.params
+
+    @property
+    def run(self) -> str:
+        return self.now.run
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in ENDED
+
+    @property
+    def why(self) -> str:
+        """Why it was stopped or failed."""
+        return self.message if self.status is TrialStatus.FAILED else self.reason
+
 
 class SearchLog:
     """Takes in lines, and knows all trials, when the search began and ended, and why.

@@ -2,19 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
 from quorate.checkpoint.retention import BestEvaluation, Watched, best_of, is_number
 from quorate.core.errors import QuorateError
 from quorate.history.event_index import glance
-from quorate.history.run_record import RunRecord, Status
-from quorate.history.search_log import ENDED, Ancestor, LoggedTrial, Params, Part, SearchLog, TrialStatus
+from quorate.history.run_record import Attempts, RunRecord, Status
+from quorate.history.search_log import LoggedTrial, Part, SearchLog, TrialStatus
 from quorate.spec.migration import renamed
 from quorate.spec.resolved import glance_at_recorded
 from quorate.spec.search import SearchSpec
@@ -28,47 +28,24 @@ ENDINGS = {
     "terminated": Status.TERMINATED,
 }
 """By the first word of why a search has ended. Whatever else it says was a failure."""
-Read = TypeVar("Read")
 
 
-@dataclass(frozen=True)
-class TrialRecord:
-    """What is known of a trial. `best` is its best evaluation by the first metric and `values` all metrics of the
-    search there; of a trial of population-based training only what it trains now counts, since what was before is
-    given up.
+@dataclass
+class TrialRecord(LoggedTrial):
+    """What is known of a trial, from the log and its runs. `best` is its best evaluation by the first metric and
+    `values` all metrics of the search there; of a trial of population-based training only what it trains now counts,
+    since what was before is given up.
 
     `curve` has every evaluation of the first metric, `lineage` what led to the checkpoint that it has gone on from.
     """
 
-    number: int
-    params: Params
-    status: TrialStatus
-    run: str
-    has_run: bool
-    node: str
-    best: BestEvaluation | None
-    values: tuple[float, ...]
-    metrics: dict[str, Any]
-    curve: tuple[tuple[int, float], ...]
-    steps: int
-    total_steps: int | None
-    seconds: float | None
-    digest: str
-    reason: str
-    message: str
-    parts: tuple[Part, ...]
-    lineage: tuple[Ancestor, ...]
-    began: float | None
-    ended: float | None
-
-    @property
-    def has_ended(self) -> bool:
-        return self.status in ENDED
-
-    @property
-    def why(self) -> str:
-        """Why it was stopped or failed."""
-        return self.message if self.status is TrialStatus.FAILED else self.reason
+    has_run: bool = False
+    best: BestEvaluation | None = None
+    values: tuple[float, ...] = ()
+    metrics: dict[str, Any] = field(default_factory=dict)
+    curve: tuple[tuple[int, float], ...] = ()
+    steps: int = 0
+    total_steps: int | None = None
 
     def rank(self, objectives: Sequence[Watched]) -> tuple[float, ...]:
         """The lower, the better; of two equals the earlier is."""
@@ -87,13 +64,9 @@ class Recorded:
     @classmethod
     def read(cls, folder: SearchFolder) -> "Recorded":
         """It does not change while a search runs."""
-        problems: list[str] = []
-        job: dict[str, Any] = {}
-        spec = None
-        try:
-            job = glance_at_recorded(folder.job_file)
-        except QuorateError as error:
-            problems.append(error.message)
+        attempt, spec = Attempts(), None
+        job = attempt(lambda: glance_at_recorded(folder.job_file), dict[str, Any]())
+        problems = attempt.problems
         try:
             spec = SearchSpec.model_validate(glance_at_recorded(folder.search_file))
             spec = spec.model_copy(update={"space": spec.space and renamed(spec.space)})
@@ -123,19 +96,11 @@ class SearchRecord:
     @classmethod
     def read(cls, folder: SearchFolder, with_runs: bool = True) -> "SearchRecord":
         """From a search's folder, whatever state that is in. Without its runs it is there at once: as the log says."""
-        problems: list[str] = []
-
-        def attempt(read: Callable[[], Read], instead: Read) -> Read:
-            try:
-                return read()
-            except QuorateError as error:
-                problems.append(error.message)
-                return instead
-
+        attempt = Attempts()
         log = attempt(lambda: SearchLog.read(folder.log_file), SearchLog())
         if log.unreadable_lines:
-            problems.append(f"{log.unreadable_lines:,} of the lines of {folder.log_file} cannot be read")
-        return cls.of(folder, log, attempt(folder.holder, None) is not None, with_runs, problems)
+            attempt.problems.append(f"{log.unreadable_lines:,} of the lines of {folder.log_file} cannot be read")
+        return cls.of(folder, log, attempt(folder.holder, None) is not None, with_runs, attempt.problems)
 
     @classmethod
     def of(
@@ -230,10 +195,6 @@ class SearchRecord:
         return sum(max(0, (trial.total_steps or 0) - trial.steps) for trial in stopped)
 
     @property
-    def has_exploited(self) -> bool:
-        return any(len(trial.parts) > 1 for trial in self.trials)
-
-    @property
     def share_done(self) -> float | None:
         """Of the trials that there are to be, by their steps; None where that is not known."""
         if not self.planned:
@@ -300,27 +261,21 @@ def _trial(
     metrics = {} if best is None else now.reports[best.step]
     values = tuple(float(value) for each in objectives if is_number(value := metrics.get(each.metric)))
     told_steps = job.get("steps")
+    known = {
+        "parts": parts,
+        "status": status,
+        "seconds": seconds,
+        "digest": told.digest or (record.weights_digest if record and record.status is Status.COMPLETE else ""),
+    }
     return TrialRecord(
-        number=told.number,
-        params=now.params,
-        status=status,
-        run=now.run,
+        **vars(told) | known,
         has_run=has_run,
-        node=told.node,
         best=best,
         values=values if len(values) == len(objectives) and all(map(math.isfinite, values)) else (),
         metrics=metrics,
         curve=tuple(_curve(parts, objectives[0].metric)),
         steps=_steps(parts, record),
         total_steps=(record and record.total_steps) or (told_steps if type(told_steps) is int else None),
-        seconds=seconds,
-        digest=told.digest or (record.weights_digest if record and record.status is Status.COMPLETE else ""),
-        reason=told.reason,
-        message=told.message,
-        parts=tuple(parts),
-        lineage=told.lineage,
-        began=told.began,
-        ended=told.ended,
     )
 
 
