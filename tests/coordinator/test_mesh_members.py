@@ -39,8 +39,7 @@ from quorate.coordinator.news import news_of, wakes
 from quorate.coordinator.states import Decision, Ended, Forming, Handover, JobSettings, State, Training
 from quorate.coordinator.succession import succeed
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, GenerationId
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import Cursor, GenerationId, MeshShape
 from quorate.core.worker_status import LEFT, Pace, Position, WorkerStatus
 from quorate.observe.events import Resized, RolledBack
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.core.clocks import DRIFT, RemoteClock
+from quorate.core.timing import DRIFT, RemoteClock
 
 seconds = st.floats(0.0, 0.5)
 trips = st.lists(st.tuples(st.floats(0.01, 100.0), seconds, seconds), min_size=1, max_size=30)

@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.core.generation import Cursor, Generation, GenerationId, Member, Phase, common_cursor
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, MeshShape, Phase, common_cursor
 from quorate.core.timing import Timing
 
 GENERATION = Generation(

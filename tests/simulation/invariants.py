@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from quorate.core.failure import POISON_BATCH, Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, Role, common_cursor, name_of
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import Cursor, Generation, GenerationId, MeshShape, Role, common_cursor, name_of
 from simulation.clock import VirtualClock
 from simulation.task import Contribution, Course, Holding, undisturbed
 

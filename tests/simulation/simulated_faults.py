@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from quorate.core.digests import derive_seed
-from quorate.core.generation import name_of, server_id
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import MeshShape, name_of, server_id
 from quorate.core.timing import Timing
 from simulation.network import Weather
 from simulation.task import Course

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quorate.coordinator.states import Enrolled, Members
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import MeshShape
 from simulation.schedules import scenario
 from simulation.simulated_faults import SimulatedFault
 from simulation.simulation import Simulation, Verdict

@@ -2,8 +2,8 @@ import time
 
 import pytest
 
-from quorate.core.clocks import ClockOffset
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
+from quorate.core.timing import ClockOffset
 from quorate.core.worker_status import COPY, DATA
 from quorate.observe.event import Event
 from quorate.observe.events import read_event

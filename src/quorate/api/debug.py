@@ -17,8 +17,8 @@ from quorate.api.prints import RunStart, Watch
 from quorate.api.result import Result
 from quorate.api.run_part import Accept, Show
 from quorate.coordinator.news import Outcome
-from quorate.core.debugger import attached
 from quorate.core.errors import RequestError
+from quorate.core.user_code import attached
 from quorate.engines.in_process import InProcessEngine
 from quorate.engines.local import ALLOCATOR, ENVIRONMENT
 from quorate.observe.events import LogMessage

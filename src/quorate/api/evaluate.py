@@ -41,8 +41,8 @@ from quorate.observe.live import Round
 from quorate.observe.sinks import Guarded
 from quorate.spec.changes import changes
 from quorate.spec.device import workers_here
-from quorate.spec.engine import LocalSpec
 from quorate.spec.keys import Mark
+from quorate.spec.kinds import LocalSpec
 from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import move_into_place, temporary_of, write_atomically

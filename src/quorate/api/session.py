@@ -39,7 +39,6 @@ from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_c
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.news import Outcome
-from quorate.core.debugger import is_attached
 from quorate.core.errors import CheckpointError, JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.gpus import gpus_here
@@ -47,6 +46,7 @@ from quorate.core.machine import usable_cores
 from quorate.core.masking import mask_all, secrets_in
 from quorate.core.named import named_object
 from quorate.core.runs_folder import is_copy
+from quorate.core.user_code import is_attached
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
 from quorate.engines.ray.node_code import NodeCode

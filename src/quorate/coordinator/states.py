@@ -15,8 +15,7 @@ from typing import Any
 from quorate.coordinator.actions import Action
 from quorate.coordinator.events import Completed, Reading, Registered
 from quorate.core.failure import Failure
-from quorate.core.generation import Cursor, Generation, GenerationId, Role, common_cursor
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import Cursor, Generation, GenerationId, MeshShape, Role, common_cursor
 from quorate.core.timing import Timing
 from quorate.core.worker_status import Pace, WorkerStatus
 from quorate.observe.events import RunFailed, RunFinished

@@ -11,9 +11,9 @@ import numpy
 import torch
 import xxhash
 
-from quorate.core.debugger import is_attached
 from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError, TaskError
 from quorate.core.processes import ask_child
+from quorate.core.user_code import is_attached
 from quorate.data.collate import collate
 from quorate.data.datasets import Blocked, is_stream
 from quorate.data.sampler import Request, Source

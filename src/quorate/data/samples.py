@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import numpy
 
-from quorate.core.debugger import quit_in
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, UserCodeError
-from quorate.core.user_code import RAISED, describe, first_aid, is_ctrl_c, user_traceback, with_hint
+from quorate.core.user_code import RAISED, describe, first_aid, is_ctrl_c, quit_in, user_traceback, with_hint
 from quorate.data.bad_sample import COLLATE, BadSample, LeftOut, Unreachable
 from quorate.data.collate import UnlikeSamples, collate, fresh_copy
 from quorate.data.datasets import LIMIT, BlockSet, Columns, Dataset, columns_of, is_block_set, is_stream

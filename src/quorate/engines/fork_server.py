@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quorate.core.debugger import refuse_breakpoints
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
@@ -42,7 +41,7 @@ from quorate.core.processes import (
     show_as,
 )
 from quorate.core.task_source import TaskSource
-from quorate.core.user_code import describe
+from quorate.core.user_code import describe, refuse_breakpoints
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.fork_template import Stay, thread_count
 from quorate.worker.assignment import Assignment

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import MeshShape
 from quorate.lanes.chunks import cut, plan_exchange
 
 

@@ -14,14 +14,13 @@ from pydantic import (
     model_serializer,
 )
 
-from quorate.spec.engine import LocalSpec
 from quorate.spec.keys import Allowed, Mark, keys_of
-from quorate.spec.kinds import EngineSection, Sealing, StrategySection
-from quorate.spec.migration import VERSION
+from quorate.spec.kinds import EngineSection, LocalSpec, Sealing, StrategySection
 from quorate.spec.options import open_to_options
 from quorate.spec.section import (
     AUTO,
     AUTO_BATCH,
+    VERSION,
     Count,
     CountOrZero,
     OptionalCount,

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from quorate.core.addresses import is_url
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import MeshShape
 from quorate.spec.section import Count, Fraction, Section
 
 Bytes = tuple[int, int]
@@ -157,3 +157,9 @@ class EngineSection(Section):
     def gpus_each(self, device: str) -> float:
         """How much of a GPU a cluster gives each worker of a job with this `device`."""
         return 0.0
+
+
+class LocalSpec(EngineSection):
+    """All processes run on this machine."""
+
+    kind: Literal["local"] = "local"

@@ -7,15 +7,14 @@ searches.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from quorate.core.errors import Problem
 from quorate.spec.options import removed_keys
+from quorate.spec.section import VERSION
 
 Value = TypeVar("Value")
 
-VERSION: Final = 2
-"""Of the job files that this Quorate writes."""
 _RENAMED: dict[int, dict[str, str]] = {1: {"on_poison": "on_nonfinite_loss"}}
 """By version: keys of the job, and their names in the next version."""
 NAMES = {old: new for version in sorted(_RENAMED) for old, new in _RENAMED[version].items()}

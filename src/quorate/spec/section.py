@@ -1,7 +1,7 @@
 """What the sections of a job file are made of."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,6 +14,8 @@ Positive = Annotated[float, Field(gt=0), Allowed("a number above 0")]
 Fraction = Annotated[float, Field(gt=0, le=1), Allowed("a fraction above 0 and at most 1")]
 OptionalPositive = Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null")]
 
+VERSION: Final = 2
+"""Of the job files that this Quorate writes."""
 AUTO = "auto"
 AUTO_BATCH = 2**62
 """Stands for `batch_size: auto` until a number is found, before the run has its folder: nothing is trained with it."""

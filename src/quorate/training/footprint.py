@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from quorate.core.errors import TaskError, UserCodeError
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import MeshShape
 from quorate.core.user_code import user_code
 from quorate.data.collate import mapped
 from quorate.lanes.buckets import TensorShape

@@ -4,12 +4,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from quorate.core.clocks import ClockOffset
 from quorate.core.generation import Generation
 from quorate.core.spans import CONNECT, SAVE, STEP, Span, SpanRecorder
+from quorate.core.timing import ClockOffset
 from quorate.core.worker_status import JOIN
 from quorate.observe.event import Event
-from quorate.observe.seldom_events import StepTraced
 
 
 class Tracer:
@@ -84,6 +83,9 @@ class Tracer:
         began = spans[0].start
         own = time.time() - time.monotonic()
         known = self._offset()
+        # Only here: most jobs are not traced.
+        from quorate.observe.seldom_events import StepTraced
+
         event = StepTraced(
             step=step,
             generation=str(generation.id),

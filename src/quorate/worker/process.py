@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.core.debugger import is_attached
 from quorate.core.digests import content_digest
 from quorate.core.errors import (
     DivergedError,
@@ -39,7 +38,7 @@ from quorate.core.machine import is_shortage, why_no_thread
 from quorate.core.masking import register_secrets, secrets_in
 from quorate.core.processes import show_as
 from quorate.core.timing import Timing
-from quorate.core.user_code import announcing, describe
+from quorate.core.user_code import announcing, describe, is_attached
 from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
 from quorate.data.datasets import is_stream
 from quorate.data.fingerprint import fingerprint_in_child

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import gang
 import quorate
 from quorate.checkpoint.pieces import Box
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import MeshShape
 from quorate.strategies.gangs.sharded_layout import DIMENSIONS, Sharded
 from quorate.training.replica import Replica
 from quorate.training.sharded_tensors import assign, box_of

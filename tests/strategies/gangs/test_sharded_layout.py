@@ -15,8 +15,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import Encoded, check_pieces, decode, join_skeletons
 from quorate.core.errors import RunError
-from quorate.core.generation import Cursor, Generation, GenerationId, Member
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, MeshShape
 from quorate.strategies.gangs.sharded_layout import Sharded
 from quorate.training.device import digests
 from quorate.training.divergence import Voucher, divergence

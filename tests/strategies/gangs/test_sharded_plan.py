@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as ShardOf
 
 from gpt2 import Gpt2Pretraining
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import MeshShape
 from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.sharded_plan import ShardedPlan, imagined_mesh
 from quorate.training.footprint import Footprint, footprint

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore, Work
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from quorate.core.errors import GenerationOver
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import MeshShape
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.gangs.process_group import ProcessGroup

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import MeshShape
 from quorate.spec.keys import Allowed, Mark, one_of
 from quorate.spec.kinds import ANY, Refusal, StrategySection, Treatment
 from quorate.spec.options import Option, Removed

@@ -13,8 +13,7 @@ from quorate.checkpoint.pieces import Box, Shape, pieces_of, storable
 from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode, join_skeletons, tensor_forms
 from quorate.core.digests import weights_digest
 from quorate.core.errors import UnsupportedModelError
-from quorate.core.generation import Generation
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import Generation, MeshShape
 from quorate.training.device import digests
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica

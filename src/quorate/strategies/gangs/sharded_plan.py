@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from quorate.core.errors import TaskError
-from quorate.core.mesh import MeshShape
+from quorate.core.generation import MeshShape
 from quorate.data.streams import preserved_generators
 from quorate.lanes.traffic import Traffic, mesh_traffic, tensor_traffic
 from quorate.observe.quantities import size
