@@ -14,7 +14,7 @@ from quorate.core.addresses import has_secret, shown
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.shards.blocks import ShardBlocks
-from quorate.shards.errors import DamagedBlock
+from quorate.shards.formats.format import DamagedBlock
 from quorate.shards.indexing import build_index
 from quorate.storage.objects import ObjectMissing, StoreError
 from quorate.storage.run_folder import RunFolder

@@ -22,10 +22,9 @@ from quorate.core.addresses import is_url, shown
 from quorate.data.datasets import LIMIT
 from quorate.data.threads import CHECK_EVERY, check_interrupted, start_helper
 from quorate.shards.disk_cache import DiskCache
-from quorate.shards.errors import DamagedBlock, ShardError
 from quorate.shards.fetching import Fetcher
 from quorate.shards.files import shard_place
-from quorate.shards.formats.format import Records, ShardFile
+from quorate.shards.formats.format import DamagedBlock, Records, ShardError, ShardFile
 from quorate.shards.formats.kinds import format_of
 from quorate.shards.index import Array, ShardIndex
 from quorate.storage.objects import StoreError

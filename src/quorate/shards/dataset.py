@@ -30,8 +30,7 @@ from quorate.data.indices import Indices, indices_of
 from quorate.shards.blocks import BlockReader, ShardBlocks
 from quorate.shards.decoded_cache import DecodedCache
 from quorate.shards.disk_cache import DiskCache
-from quorate.shards.errors import DamagedBlock, ShardError
-from quorate.shards.formats.format import ColumnRecords
+from quorate.shards.formats.format import ColumnRecords, DamagedBlock, ShardError
 from quorate.shards.index import NAME, ShardIndex, load_index
 
 MOST_SAMPLES, MOST_BYTES = 8192, 12_000_000

@@ -16,10 +16,9 @@ import xxhash
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import RequestError
 from quorate.data.bad_sample import Unreachable
-from quorate.shards.errors import BadRecord
 from quorate.shards.fetching import Fetcher, StoreAway
 from quorate.shards.files import shard_place
-from quorate.shards.formats.format import BLOCK, Format, ShardFile
+from quorate.shards.formats.format import BLOCK, BadRecord, Format, ShardFile
 from quorate.shards.formats.kinds import ENDINGS, format_of, is_compressed_shard, kind_of
 from quorate.shards.index import ARRAYS, DIGEST, NAME, ShardIndex
 

@@ -14,7 +14,7 @@ from quorate.data.bad_sample import Unreachable
 from quorate.data.datasets import LIMIT
 from quorate.data.threads import interruptible
 from quorate.shards.blocks import BlockReader, KeptBlocks
-from quorate.shards.errors import DamagedBlock, ShardError
+from quorate.shards.formats.format import DamagedBlock, ShardError
 
 SIZE = 100
 

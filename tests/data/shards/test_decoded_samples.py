@@ -21,11 +21,10 @@ from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples
 from quorate.data.threads import Interrupted
 from quorate.shards.dataset import Shards
-from quorate.shards.decoded_cache import DecodedCache
+from quorate.shards.decoded_cache import DecodedCache, SampleFile, Spool
 from quorate.shards.disk_cache import DiskCache
 from quorate.shards.index import NAME, save_index
 from quorate.shards.indexing import build_index
-from quorate.shards.sample_file import SampleFile, Spool
 
 __all__ = ["small_blocks"]
 

@@ -23,9 +23,8 @@ from pyarrow import parquet
 from data.shards.shard_files import SMALL_BLOCK, add_member, small_blocks, write_shards
 from quorate.core.errors import RequestError
 from quorate.data.bad_sample import Unreachable
-from quorate.shards.errors import BadRecord
 from quorate.shards.files import shard_place
-from quorate.shards.formats.format import Block
+from quorate.shards.formats.format import BadRecord, Block
 from quorate.shards.formats.kinds import format_of
 from quorate.shards.index import ShardIndex
 from quorate.shards.indexing import build_index

@@ -14,9 +14,8 @@ from pyarrow import parquet
 from data.shards.shard_files import KINDS, SMALL_BLOCK, add_member, assert_same, small_blocks, write_shards
 from quorate.core.errors import RequestError
 from quorate.shards.blocks import ShardBlocks
-from quorate.shards.errors import BadRecord, DamagedBlock
 from quorate.shards.files import shard_place
-from quorate.shards.formats.format import Block, ColumnRecords, Records, ShardFile
+from quorate.shards.formats.format import BadRecord, Block, ColumnRecords, DamagedBlock, Records, ShardFile
 from quorate.shards.formats.kinds import format_of, is_compressed_shard, kind_of
 from quorate.shards.index import ShardIndex
 from quorate.shards.indexing import build_index

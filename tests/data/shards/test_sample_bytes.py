@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from quorate.shards.sample_file import NotEncodable, _order, decode, encode
+from quorate.shards.decoded_cache import NotEncodable, _order, decode, encode
 
 SAMPLES: list[Any] = [
     None, True, -(2**80), 1.5, float("inf"), "text ä\n", b"", b"bytes", (), [], {},

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from quorate.shards.sample_file import NotEncodable, decode, encode
+from quorate.shards.decoded_cache import NotEncodable, decode, encode
 
 VIEWS = {
     "conjugate": torch.tensor([[1 + 2j, 3 - 4j]]).conj(),

@@ -11,7 +11,7 @@ import pytest
 from data.shards.shard_files import KINDS, Written, assert_same, small_blocks, write_shards
 from quorate.data.bad_sample import Unreachable
 from quorate.shards.blocks import ShardBlocks
-from quorate.shards.errors import ShardError
+from quorate.shards.formats.format import ShardError
 from quorate.shards.formats.kinds import format_of
 from quorate.shards.index import ShardIndex, decode, encode
 from quorate.shards.indexing import Flaw, build_index, verify_shards

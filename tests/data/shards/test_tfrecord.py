@@ -19,7 +19,7 @@ from data.shards.shard_files import assert_same, small_blocks, write_shards, wri
 from data.shards.test_formats import all_records
 from quorate.core.errors import RequestError
 from quorate.shards.dataset import Shards
-from quorate.shards.errors import BadRecord
+from quorate.shards.formats.format import BadRecord
 from quorate.shards.formats.kinds import is_compressed_shard, kind_of
 from quorate.shards.formats.tfrecord import parse_example
 from quorate.shards.index import NAME, save_index

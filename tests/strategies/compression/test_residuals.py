@@ -13,9 +13,8 @@ from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.lanes.buckets import TensorShape, plan_buckets
 from quorate.strategies.compression import residuals as module
 from quorate.strategies.compression.compressor import Compressor
-from quorate.strategies.compression.lane_memory import LaneMemory
 from quorate.strategies.compression.methods import TopK
-from quorate.strategies.compression.residuals import Residuals
+from quorate.strategies.compression.residuals import LaneMemory, Residuals
 from reduce.rings import memory_links, ring_of
 from wire.pairs import within
 

@@ -20,7 +20,7 @@ from bert import Bert
 from gpt2 import Gpt2
 from quorate.data.streams import seed_generators
 from quorate.strategies.gangs.deferred_init import CannotDefer, Deferred, deferred
-from quorate.training.replay_plan import Plan
+from quorate.strategies.gangs.tensor_record import Plan
 from resnet import ResNet
 from vit import VisionTransformer
 
@@ -340,6 +340,9 @@ class Change(NamedTuple):
 
 def test_what_nobody_reads_is_not_computed_and_what_is_drawn_for_others_is_dropped() -> None:
     zero, nothing = frozenset([0]), frozenset[int]()
+    made: Any
+    changed: Any
+    drawn: Any
     made, changed, drawn = Change(nothing, zero, zero), Change(zero, zero, nothing), Change(nothing, zero, zero, True)
     plan = Plan([made, changed, drawn, changed, made, drawn, changed], [0], all_draws=True)
     assert [(step.number, step.is_dropped) for step in plan.steps] == [(2, True), (5, False), (6, False)]

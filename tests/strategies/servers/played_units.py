@@ -15,10 +15,9 @@ from quorate.data.ledger import Tally
 from quorate.data.sampler import LaneSampler
 from quorate.spec.job import JobSpec
 from quorate.strategies.servers.dealing import Unit, UnitRecord, applied_everywhere
-from quorate.strategies.servers.exchange import Parcel
+from quorate.strategies.servers.exchange import Blocks, Head, Parcel, UnitChannel, UnitPlan
 from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.servers.placement import place
-from quorate.strategies.servers.units.channel import Blocks, Head, UnitChannel, UnitPlan
 from quorate.strategies.servers.units.loop import agreement_of
 from quorate.strategies.servers.units.server import Hub, StepSettings, UnitServer
 from quorate.strategies.servers.units.worker import UnitNote, UnitWorker

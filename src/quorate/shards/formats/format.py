@@ -1,4 +1,4 @@
-"""What every kind of shard can do: find its blocks, read one, and open it as records."""
+"""What every kind of shard can do: find its blocks, read one, and open it as records; and what may be wrong with it."""
 
 import io
 import re
@@ -9,7 +9,27 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy
 
-from quorate.core.errors import RequestError
+from quorate.core.errors import JobError, RequestError
+
+
+class ShardError(JobError):
+    """A shard cannot be read as it should; `place` says where in the file, such as "byte 512" or "row 7"."""
+
+    def __init__(self, file: str, place: str, why: str) -> None:
+        self.file, self.place, self.why = file, place, why
+        super().__init__(f"{file}, {place}: {why}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.file, self.place, self.why)
+
+
+class BadRecord(ShardError):  # noqa: N818 (a happening, not a mistake)
+    """A record whose bytes are those that were indexed, and that cannot be decoded all the same."""
+
+
+class DamagedBlock(ShardError):  # noqa: N818
+    """Bytes of a shard that are not those that were indexed."""
+
 
 BLOCK = 4_000_000
 """About so many bytes are read, checked and decoded together, where a format leaves it to us."""

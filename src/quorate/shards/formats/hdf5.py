@@ -15,8 +15,7 @@ import numpy
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.data.bad_sample import Unreachable
-from quorate.shards.errors import BadRecord
-from quorate.shards.formats.format import BLOCK, Block, ByteFile, Content, Format, ShardFile
+from quorate.shards.formats.format import BLOCK, BadRecord, Block, ByteFile, Content, Format, ShardFile
 
 _PLAIN = "biufcS"
 _MOST = 1_000_000_000

@@ -8,8 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from quorate.shards.errors import BadRecord
-from quorate.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
+from quorate.shards.formats.format import BLOCK, BadRecord, Block, Content, Format, Scanner, ShardFile
 
 _MARK = b"\xef\xbb\xbf"
 _LINE = 50

@@ -16,8 +16,7 @@ import numpy
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.data.bad_sample import Unreachable
-from quorate.shards.errors import BadRecord
-from quorate.shards.formats.format import Block, ByteFile, Content, Format, ShardFile
+from quorate.shards.formats.format import BadRecord, Block, ByteFile, Content, Format, ShardFile
 
 MAGIC = b"PAR1"
 FOOTERS = 64_000_000

@@ -11,8 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from quorate.shards.errors import BadRecord
-from quorate.shards.formats.format import BLOCK, Block, ByteFile, Content, Format, Scanner, ShardFile
+from quorate.shards.formats.format import BLOCK, BadRecord, Block, ByteFile, Content, Format, Scanner, ShardFile
 
 UNIT = tarfile.BLOCKSIZE
 KEY = "__key__"

@@ -19,8 +19,7 @@ from google.protobuf.message_factory import GetMessageClass  # type: ignore[impo
 
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
-from quorate.shards.errors import BadRecord
-from quorate.shards.formats.format import BLOCK, Block, Content, Format, Scanner, ShardFile
+from quorate.shards.formats.format import BLOCK, BadRecord, Block, Content, Format, Scanner, ShardFile
 
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")

@@ -23,31 +23,8 @@ REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 PARTS = "shard_tensor"
 """The dimensions of a mesh by name; the last is that of all parts of the state together."""
 
-_COLLECTIVES = (
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "_allgather_base",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "gather",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-    "send",
-)
+_KINDS = ("gather", "reduce", "scatter", "to_all", "toall", "broadcast", "barrier", "send", "recv")
+_COLLECTIVES = [name for name in dir(dist.ProcessGroup) if name[:2] != "__" and any(kind in name for kind in _KINDS)]
 """Under all the names that they have had: which one DTensor and FSDP2 use depends on the version of torch."""
 
 
@@ -99,8 +76,7 @@ def _forwarded(collective: str) -> Callable[..., Work]:
 
 
 for _name in _COLLECTIVES:
-    if hasattr(dist.ProcessGroup, _name):
-        setattr(LastingGroup, _name, _forwarded(_name))
+    setattr(LastingGroup, _name, _forwarded(_name))
 
 
 class GangWorld:

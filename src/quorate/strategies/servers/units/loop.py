@@ -28,12 +28,12 @@ from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import mean_log, pack, skipped_of, total_losses, unpack
 from quorate.strategies.servers.align import Aligner, Transfer
 from quorate.strategies.servers.dealing import AppliedSet, Unit, UnitRecord, applied_everywhere
+from quorate.strategies.servers.exchange import UnitChannel, UnitPlan
 from quorate.strategies.servers.links import LinkedReduction, connect_star
 from quorate.strategies.servers.member import MemberConnection, MemberStrategy
 from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.servers.placement import Holders
 from quorate.strategies.servers.share import Share
-from quorate.strategies.servers.units.channel import UnitChannel, UnitPlan
 from quorate.strategies.servers.units.server import Hub, StepSettings, UnitServer
 from quorate.strategies.servers.units.worker import UnitNote, UnitWorker
 from quorate.strategies.state_copy import Passing

@@ -17,7 +17,7 @@ from quorate.core.user_code import RAISED, blame_user_code
 from quorate.data.sampler import Sampler
 from quorate.strategies.agreement import pack, unpack
 from quorate.strategies.servers.dealing import AppliedSet, Dealer, Unit, UnitRecord
-from quorate.strategies.servers.units.channel import Head, UnitChannel, UnitPlan
+from quorate.strategies.servers.exchange import Head, UnitChannel, UnitPlan
 from quorate.training.optimizers import Optimizers
 from quorate.training.replica import Replica
 

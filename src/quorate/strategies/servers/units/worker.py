@@ -12,7 +12,7 @@ from quorate.core.worker_status import EXCHANGE, OTHERS
 from quorate.lanes.buckets import LANE_0, MEAN
 from quorate.strategies.agreement import WorkerNote, check_skippable, pack, unpack
 from quorate.strategies.servers.dealing import Unit
-from quorate.strategies.servers.units.channel import Head, UnitChannel, UnitPlan
+from quorate.strategies.servers.exchange import Head, UnitChannel, UnitPlan
 from quorate.strategies.servers.units.server import ADDED, SET
 from quorate.training.activity import Activity
 from quorate.training.lane import LaneResult
