@@ -12,16 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from typing import Any
+from contextlib import ExitStack
 
 import pytest
 
 from quorate.core.addresses import split_address
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
-from quorate.wire import reception, stream, tcp
-from quorate.wire.handshake import Handshake, introduce
+from quorate.wire import reception, stream
 from quorate.wire.link import HEADER_SIZE, Tag, checksum_of, encode_header
 from quorate.wire.stream import LOW_WATER
 from quorate.wire.tcp import Listener, TcpLink, connect
@@ -144,107 +142,6 @@ def test_more_strangers_than_the_reception_holds_do_not_keep_the_right_one_out(
         accepting = threads.submit(listener.accept, credentials(1), 0, within(100))
         connect(listener.address, credentials(0), 1, within(100)).close()
         accepting.result().close()
-
-
-def await_hang_up(sock: socket.socket) -> None:
-    sock.settimeout(60)
-    with suppress(ConnectionResetError):  # what nobody has read is lost
-        while sock.recv(1000):
-            pass
-
-
-class Slow:
-    """A worker whose handshake is carried out by hand."""
-
-    def __init__(self, listener: Listener, token: str = "secret") -> None:
-        self.socket = knock(listener)
-        self.socket.settimeout(60)
-        self._handshake = introduce(credentials(0, token), 1)
-        self.said = b""
-        self._turn = next(self._handshake)
-
-    def begin(self) -> "Slow":
-        """Say who it is, and hear who listens: what it says next is its proof."""
-        for _ in range(2):
-            self.said += self._turn.send
-            self.socket.sendall(self._turn.send)
-            self._turn = self._handshake.send(self._hear())
-        return self
-
-    def prove(self) -> None:
-        """Come to the end of it."""
-        self.socket.sendall(self._turn.send)
-        with pytest.raises(StopIteration):
-            self._handshake.send(self._hear())
-
-    def _hear(self) -> bytes:
-        heard = b""
-        while len(heard) < self._turn.expect:
-            piece = self.socket.recv(self._turn.expect - len(heard))
-            assert piece, "it was turned away"
-            heard += piece
-        return heard
-
-
-@pytest.mark.parametrize("kind", ["silent", "hesitant", "guess", "copy"])
-def test_a_worker_in_mid_handshake_is_not_turned_away_for_strangers(kind: str, threads: ThreadPoolExecutor) -> None:
-    with listening() as listener, ExitStack() as strangers:
-        accepting = threads.submit(listener.accept, credentials(1), 0, within(100))
-        peer = Slow(listener).begin()
-        crowd = []
-        for _ in range(2 * reception.MOST_VISITORS):
-            stranger = Slow(listener, token="guess")
-            crowd.append(strangers.enter_context(stranger.socket))
-            if kind == "hesitant":
-                stranger.socket.sendall(b"QRTH")
-            elif kind == "guess":
-                stranger.begin()
-            elif kind == "copy":
-                stranger.socket.sendall(peer.said)
-                assert stranger.socket.recv(1)
-        await_hang_up(crowd[0])  # more have been taken in than there are places
-        peer.prove()
-        accepting.result(60).close()
-        peer.socket.close()
-
-
-def test_strangers_of_one_address_do_not_crowd_out_a_silent_worker_of_another(threads: ThreadPoolExecutor) -> None:
-    with listening() as listener, ExitStack() as strangers:
-        accepting = threads.submit(listener.accept, credentials(1), 0, within(100))
-        peer = Slow(listener)
-        for _ in range(2 * reception.MOST_VISITORS):
-            place = split_address(listener.address)
-            last = strangers.enter_context(socket.create_connection(place, source_address=("127.0.0.2", 0)))
-        last.sendall(b"GET / HTTP/1.1\r\n".ljust(200))
-        await_hang_up(last)  # all before it have been taken in
-        peer.begin().prove()
-        accepting.result(60).close()
-        peer.socket.close()
-
-
-def test_a_worker_that_is_crowded_out_before_its_first_word_comes_again(
-    threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connected, speak = threading.Event(), threading.Event()
-    calls = []
-
-    def hesitate(*arguments: Any) -> Handshake:
-        calls.append(arguments)
-        connected.set()
-        assert speak.wait(60)
-        return introduce(*arguments)
-
-    monkeypatch.setattr(tcp, "introduce", hesitate)
-    with listening() as listener, ExitStack() as strangers:
-        accepting = threads.submit(listener.accept, credentials(1), 0, within(100))
-        connecting = threads.submit(connect, listener.address, credentials(0), 1, within(100))
-        assert connected.wait(60)
-        crowd = [strangers.enter_context(knock(listener)) for _ in range(2 * reception.MOST_VISITORS)]
-        await_hang_up(crowd[0])  # more have been taken in than there are places
-        speak.set()
-        connecting.result(60).close()
-        accepting.result(60).close()
-    assert len(calls) > 1, "it was crowded out"
 
 
 def test_a_connection_that_waits_silently_can_be_the_peer_of_the_next_wait(threads: ThreadPoolExecutor) -> None:

@@ -4,9 +4,6 @@ Each tells who it is, whom it expects and a fresh nonce; then each proves that i
 both tellings. The token never crosses the wire, and a proof is good for one connection, one direction only. The
 messages are fixed structures: nothing that comes from a socket is ever executed or unpickled.
 
-The side that connects also signs what it tells first. That proves nothing, since it could be a copy, but tells the
-listener at once whom not to turn away when strangers crowd its door.
-
 Both sides are written as generators of turns, so that sockets, deadlines and strangers are somebody else's concern.
 """
 
@@ -23,7 +20,7 @@ from quorate.core.generation import GenerationId, file_name_of, name_of
 
 _HELLO = struct.Struct("<4sHHqqQQ32s")
 _MAGIC = b"QRTH"
-_VERSION = 2
+_VERSION = 3
 _TLS_BEGINS = (b"\x15\x03", b"\x16\x03")
 """What whoever encrypts says first: an alert or a handshake of TLS."""
 TO_WHO_DOES_NOT_ENCRYPT = b"\x15\x03\x03\x00\x02\x02\x46".ljust(_HELLO.size, b"\0")
@@ -95,14 +92,10 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Turn:
-    """Send these bytes, then hand over that many from the peer.
-
-    `is_signed`: what the peer has told so far was written by somebody who holds the token.
-    """
+    """Send these bytes, then hand over that many from the peer."""
 
     send: bytes
     expect: int
-    is_signed: bool = False
 
 
 Handshake = Generator[Turn, bytes, int]
@@ -134,9 +127,7 @@ class _Hello:
 def introduce(credentials: Credentials, peer: int) -> Handshake:
     """The side that connects: it proves itself first."""
     ours = _Hello.of(credentials, peer, _Role.CONNECTS)
-    # Apart from the rest, so that a listener of another version can say so by what it knows of a hello.
-    yield Turn(ours.encode(), 0)
-    theirs = _decode((yield Turn(_signature(credentials, ours), _HELLO.size)), _Role.LISTENS)
+    theirs = _decode((yield Turn(ours.encode(), _HELLO.size)), _Role.LISTENS)
     _check_match(ours, theirs)
     verdict = yield Turn(_proof(credentials, ours, theirs, _Role.CONNECTS), 1 + _PROOF_SIZE)
     if verdict[:1] != _ACCEPTED:
@@ -156,12 +147,10 @@ def receive_introduction(
     `certified` tells, once something has come, whose certificate was shown; empty where links are not encrypted.
     """
     theirs = _decode((yield Turn(b"", _HELLO.size)), _Role.CONNECTS)
-    signature = yield Turn(b"", _PROOF_SIZE)
-    is_signed = hmac.compare_digest(_signature(credentials, theirs), signature)
     peer = theirs.worker if theirs.worker in peers else min(peers)
     ours = _Hello.of(credentials, peer, _Role.LISTENS)
     # Told even where it does not match, so that the other side can say what differs.
-    given = yield Turn(ours.encode(), 0 if _mismatch(ours, theirs) else _PROOF_SIZE, is_signed)
+    given = yield Turn(ours.encode(), 0 if _mismatch(ours, theirs) else _PROOF_SIZE)
     _check_match(ours, theirs)
     if (shown := certified()) and shown != file_name_of(peer):
         raise FrameError(f"{in_words(shown)}, by its certificate, introduced itself as {name_of(peer)}")
@@ -208,10 +197,6 @@ def _mismatch(ours: _Hello, theirs: _Hello) -> str:
 def _check_match(ours: _Hello, theirs: _Hello) -> None:
     if mismatch := _mismatch(ours, theirs):
         raise FrameError(mismatch)
-
-
-def _signature(credentials: Credentials, hello: _Hello) -> bytes:
-    return hmac.digest(credentials.token.encode(), b"hello" + hello.encode(), "sha256")
 
 
 def _proof(credentials: Credentials, connects: _Hello, listens: _Hello, role: _Role) -> bytes:

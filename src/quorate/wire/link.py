@@ -21,9 +21,6 @@ RECEIVE_LIMIT = 2**30
 LONGEST_WAIT = 1.0
 """Seconds between two questions to a deadline, so that one that starts to raise is heard."""
 
-AGAIN = 0.01
-"""Seconds before a worker whose door is crowded is called again."""
-
 CLOSED_HERE = PeerLost.CLOSED_HERE
 
 MAGIC = b"QRTE"

@@ -13,7 +13,7 @@ from pathlib import Path
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import name_of
 from quorate.wire.handshake import Credentials, introduce
-from quorate.wire.link import AGAIN, Deadline
+from quorate.wire.link import Deadline
 from quorate.wire.reception import Reception
 from quorate.wire.stream import Stream, wait_for
 
@@ -47,26 +47,17 @@ class LocalListener(Reception):
 def connect_local(address: str, credentials: Credentials, peer: int, deadline: Deadline) -> socket.socket:
     """A connection to worker `peer` of this host. Where nobody listens, it is lost at once."""
     name = f"{name_of(peer)} (this host)"
-    while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stream = None
-        try:
-            sock.connect(f"\0{address.rpartition('/')[2]}")
-            stream = Stream(sock, name)
-            stream.carry_out(introduce(credentials, peer), deadline)
-            return sock
-        except OSError as error:
-            sock.close()
-            raise PeerLost(name, f"it cannot be reached ({error.strerror or error})") from error
-        except PeerLost:
-            sock.close()
-            # Turned away before a word: strangers crowd its door. Whoever is dead does not take the next connection.
-            if stream is None or not stream.hung_up_at_once or deadline() <= 0:
-                raise
-            time.sleep(AGAIN)
-        except BaseException:
-            sock.close()
-            raise
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(f"\0{address.rpartition('/')[2]}")
+        Stream(sock, name).carry_out(introduce(credentials, peer), deadline)
+    except OSError as error:
+        sock.close()
+        raise PeerLost(name, f"it cannot be reached ({error.strerror or error})") from error
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def host_identity() -> str:

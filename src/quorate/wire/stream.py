@@ -90,8 +90,6 @@ class Stream(Closable):
         self._low_water = 1
         self._silence = None if silence is None else Silence(sock, silence)
         self._suspected: float | None = None
-        self._has_heard = False
-        self.hung_up_at_once = False
 
     def send_all(self, parts: list[memoryview], deadline: Deadline) -> None:
         with self._use():
@@ -121,9 +119,7 @@ class Stream(Closable):
                     self._wait(select.POLLIN, deadline, began)
                 else:
                     if not received:
-                        self._note_hang_up()
                         raise self._lost(f"it closed the connection ({filled} of {buffer.nbytes} bytes came)")
-                    self._has_heard = True
                     filled += received
                     began = time.monotonic()
 
@@ -137,8 +133,6 @@ class Stream(Closable):
             while events := shake_hands():
                 self._wait(events, deadline, began)
         self.fill(memoryview(bytearray(len(WELCOME))), deadline)
-        # It is a word of the encryption. A peer that says no other may still have been too crowded.
-        self._has_heard = False
 
     def carry_out(self, handshake: Handshake, deadline: Deadline) -> None:
         """Say and hear what a handshake asks for, until both ends are proven."""
@@ -185,8 +179,6 @@ class Stream(Closable):
         try:
             yield
         except OSError as error:
-            if isinstance(error, ConnectionError):
-                self._note_hang_up()
             lost = self._lost(error.strerror or str(error))
             self.close()
             raise lost from error
@@ -195,10 +187,6 @@ class Stream(Closable):
             raise
         finally:
             self._leave()
-
-    def _note_hang_up(self) -> None:
-        """The peer has ended the connection; whoever does so without a word may only have been too crowded."""
-        self.hung_up_at_once = not self._has_heard and not self._closed
 
     def _sleep_through(self, missing: int) -> None:
         """Wake up for a good part of what is missing, not for every packet: the lane that computes needs the core."""

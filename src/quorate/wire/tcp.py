@@ -16,7 +16,6 @@ from quorate.core.generation import name_of
 from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Credentials, introduce
 from quorate.wire.link import (
-    AGAIN,
     HEADER_SIZE,
     Deadline,
     Tag,
@@ -91,30 +90,23 @@ def connect(
     `silence`: seconds after which it is lost if its host does not answer, whatever the deadline says.
     """
     name = f"{name_of(peer)} ({address})"
-    identity = credentials.identity
-    while True:
-        sock, shake_hands = _open_connection(address, name, deadline, silence), None
-        if identity is not None:
-            from quorate.wire.tls import TlsSocket
+    identity, shake_hands = credentials.identity, None
+    sock = _open_connection(address, name, deadline, silence)
+    if identity is not None:
+        from quorate.wire.tls import TlsSocket
 
-            encrypted = TlsSocket.over(sock, identity, name, calls=peer)
-            sock, shake_hands = encrypted, encrypted.shake_hands
-        link = TcpLink(sock, name, silence, is_encrypted=identity is not None)
-        try:
-            watch = deadline if silence is None else Watch(deadline, [link], silence)
-            if shake_hands is not None:
-                link.encrypt(shake_hands, watch)
-            link.carry_out(introduce(credentials, peer), watch)
-            return link
-        except PeerLost:
-            link.close()
-            # Turned away before a word: strangers crowd its door. Whoever is dead does not take the next connection.
-            if not link.hung_up_at_once or deadline() <= 0:
-                raise
-            time.sleep(AGAIN)
-        except BaseException:
-            link.close()
-            raise
+        encrypted = TlsSocket.over(sock, identity, name, calls=peer)
+        sock, shake_hands = encrypted, encrypted.shake_hands
+    link = TcpLink(sock, name, silence, is_encrypted=identity is not None)
+    try:
+        watch = deadline if silence is None else Watch(deadline, [link], silence)
+        if shake_hands is not None:
+            link.encrypt(shake_hands, watch)
+        link.carry_out(introduce(credentials, peer), watch)
+    except BaseException:
+        link.close()
+        raise
+    return link
 
 
 class Listener(Reception):
