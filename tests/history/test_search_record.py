@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from history.search_builder import Teller, add_run, decided_by_rate, exploited_search, search_folder, told_search
-from quorate.history.best_job import advise_on_search, best_job, write_best_job
 from quorate.history.documents import search_document, search_summary
-from quorate.history.importance import FEWEST, explained, importance_of
 from quorate.history.run_record import Status
+from quorate.history.search_findings import FEWEST, advise_on_search, best_job, explained, importance_of, write_best_job
 from quorate.history.search_log import SearchLog, TrialStatus
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.spec.load import load_recorded

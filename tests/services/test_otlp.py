@@ -81,7 +81,7 @@ def write(run: RunFolder, *events: Event) -> None:
 
 def durable(run: RunFolder, port: int) -> Durable:
     tracker = OtlpTracker(run, f"http://127.0.0.1:{port}", timeout=1.0)
-    return Durable(run.events_file, tracker.sink, run.path / "otlp.offset")
+    return Durable(run.events_file, tracker, run.path / "otlp.offset")
 
 
 def test_every_span_arrives_once_with_its_ids_and_times(run: RunFolder) -> None:
@@ -152,11 +152,11 @@ def test_one_that_goes_on_for_another_knows_of_the_recovery_that_had_begun(run: 
         for part in (told[:3], told[3:]):
             write(run, *part)
             tracker = OtlpTracker(run, url)
-            follower = Follower(run, tracker, 1, sink=tracker.sink)
+            follower = Follower(run, tracker, 1, sink=tracker)
             assert follower.poll(always_begin=True)
             follower.close()
             with pytest.raises(ConnectionError):
-                tracker.export([])
+                tracker.begin()
     assert len({span.span_id for _, span in collector.spans}) == len(collector.spans) == IN_A_RECOVERY
 
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from quorate.core.errors import RequestError
-from quorate.tracking import endpoint as endpoint_module
-from quorate.tracking.endpoint import Answer, Endpoint
+from quorate.tracking import prometheus as endpoint_module
+from quorate.tracking.prometheus import Answer, Endpoint
 
 
 def broken(_: str) -> Answer:
@@ -108,7 +108,7 @@ def test_on_ipv6() -> None:
 
 
 def test_who_connects_and_says_nothing_holds_up_neither_others_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module, "PATIENCE", 100.0)
+    monkeypatch.setattr(endpoint_module, "HANG_UP_AFTER", 100.0)
     monkeypatch.setattr(endpoint_module._Handler, "timeout", 100.0)
     made = Endpoint("127.0.0.1", 0, PAGES)
     host, _, port = made.address.rpartition(":")

@@ -79,7 +79,7 @@ def followers_of(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Follow
         from quorate.tracking.otlp import OtlpTracker
 
         exporter = OtlpTracker(run, track.trace.otlp)
-        made.append(Follower(run, exporter, track.every, sink=exporter.sink))
+        made.append(Follower(run, exporter, track.every, sink=exporter))
     return made
 
 

@@ -12,10 +12,9 @@ from rich.text import Text
 from quorate.cli.layout import GAP, STATUS_STYLES, Page, headed_table
 from quorate.cli.output import NONE, print_document
 from quorate.core.runs_folder import as_typed
-from quorate.history.best_job import advise_on_search
 from quorate.history.documents import search_document
-from quorate.history.importance import Importance, importance_of
 from quorate.history.run_detail import Advice
+from quorate.history.search_findings import Importance, advise_on_search, importance_of
 from quorate.history.search_log import TrialStatus
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.quantities import age, blocks_for, duration, measure, plural, sparkline, visible

@@ -13,9 +13,9 @@ from typing import Any
 from quorate.checkpoint.retention import Reason
 from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord, nearest_saved
 from quorate.history.difference import Pair, RunPair
-from quorate.history.importance import Importance
 from quorate.history.run_detail import Advice, RunDetail, job_values
 from quorate.history.run_record import Listing, RunRecord, moment
+from quorate.history.search_findings import Importance
 from quorate.history.search_log import TrialStatus
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.history.timeline import Curve, RunPace, Timeline, logged_curves, loss_curves, metric_curves

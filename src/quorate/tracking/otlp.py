@@ -1,6 +1,6 @@
 """Traces for a collector that speaks OTLP, such as Jaeger's or Grafana's: each span once, with our ids and times."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -24,21 +24,30 @@ BATCH = 2000
 
 
 class OtlpTracker:
-    """A collector, as a tracker of the run. It is brought spans by its sink, and no points."""
+    """A collector, as a tracker of the run and the sink that feeds it: it is brought spans, and no points."""
 
     key = "otlp"
 
     def __init__(self, run: RunFolder, url: str, timeout: float = TIMEOUT) -> None:
         self.name = f"OTLP at {shown_place(url)}"
+        self.sent = 0
+        self.last_step = 0
+        self.series = Series()
         self._exporter = OTLPSpanExporter(endpoint=url, insecure=url.startswith("http://"), timeout=timeout)
-        self.sink = SpanSink(run, self.export, self._exporter.shutdown)
+        self._run = run.name
+        self._identity = run_identity(run)
+        self._recoveries = RecoveryTracer(self._identity)
+        self._scope = InstrumentationScope("quorate")
+        self._resources: dict[int, Resource] = {}
+        self._spans: list[TracedSpan] = []
+        self._newest = 0
 
     def load(self) -> None:
         """This module has imported them."""
 
     def begin(self) -> bool:
         """Raises where nobody answers. What was exported before is not exported again."""
-        self.export([])
+        self._export([])
         return True
 
     def log(self, points: Sequence[Point]) -> int:  # noqa: ARG002
@@ -48,29 +57,9 @@ class OtlpTracker:
     def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         """It is told of no end; what was exported is there."""
 
-    def export(self, spans: Sequence[ReadableSpan]) -> None:
+    def _export(self, spans: Sequence[ReadableSpan]) -> None:
         if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
             raise ConnectionError("the collector does not take spans")
-
-
-class SpanSink:
-    """Makes spans of what events tell of traces, and exports them in batches."""
-
-    def __init__(
-        self, run: RunFolder, export: Callable[[Sequence[ReadableSpan]], None], close: Callable[[], None]
-    ) -> None:
-        self.sent = 0
-        self.last_step = 0
-        self.series = Series()
-        self._run = run.name
-        self._identity = run_identity(run)
-        self._export = export
-        self._close = close
-        self._recoveries = RecoveryTracer(self._identity)
-        self._scope = InstrumentationScope("quorate")
-        self._resources: dict[int, Resource] = {}
-        self._spans: list[TracedSpan] = []
-        self._newest = 0
 
     def recall(self, events: Iterable[Event]) -> None:
         """A recovery may have begun before the place from which it goes on."""
@@ -90,7 +79,7 @@ class SpanSink:
         self.last_step = self._newest
 
     def close(self) -> None:
-        self._close()
+        self._exporter.shutdown()
 
     def _made(self, event: Event) -> list[TracedSpan]:
         spans = self._recoveries.handle(event)

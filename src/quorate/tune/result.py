@@ -12,7 +12,7 @@ from quorate.api.result import EXIT_CODES, Result, open_run
 from quorate.api.run_history import pandas_here
 from quorate.core.errors import RunError
 from quorate.core.runs_folder import runs_folder
-from quorate.history.best_job import job_of
+from quorate.history.search_findings import job_of
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure, plural

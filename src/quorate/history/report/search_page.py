@@ -6,13 +6,12 @@ from datetime import datetime
 from typing import Any
 
 from quorate.checkpoint.retention import is_number
-from quorate.history.best_job import advise_on_search, best_job, write_best_job
-from quorate.history.importance import Importance, importance_of
 from quorate.history.report.charts import Line, Plot
 from quorate.history.report.layout import Block, Command, Report, Table, Words, as_html, as_markdown, at_minute
 from quorate.history.report.page import job_tables
 from quorate.history.run_detail import Advice
 from quorate.history.run_record import Status
+from quorate.history.search_findings import Importance, advise_on_search, best_job, importance_of, write_best_job
 from quorate.history.search_log import TrialStatus
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.quantities import duration, measure, plural
