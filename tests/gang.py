@@ -38,7 +38,7 @@ from quorate.training.run_mode import RunMode
 from quorate.training.strategy import StepRequest
 from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, checkpointer_of
+from quorate.worker.assembly import TRAINING, Assembly, Hooks, SessionParts, build_samples, checkpointer_of
 from quorate.worker.session import DIGEST_INDEX
 from warm import measure_no_more
 from wire.pairs import on_host
@@ -217,7 +217,7 @@ def _work(
     cut = sharding_of(spec, worker, len(generation.workers), torch.device("cpu"))
     replica = Replica(configured, spec, CPU, cut)
     samples = build_samples(configured, spec)
-    parts = SessionParts(spec, configured, replica, samples, {}, checkpoints, role)
+    parts = SessionParts(spec, configured, replica, samples, {}, checkpoints, role, mode)
     if worker == generation.members[0].worker:  # of one: what it does to the samples is done to nobody's
         fingerprint_in_child(parts.samples)
     progress = Progress()
@@ -244,17 +244,8 @@ def _work(
         activity=activity,
         requested=lambda: StepRequest("interrupted" if asks and stop_at == activity.step else None),
     )
-    checkpointer = checkpointer_of(parts, mode, publish=events.append, check_lease=no_trouble, check_commit=no_trouble)
-    loop = assemble(
-        parts,
-        generation,
-        worker,
-        connection=connection,
-        progress=progress,
-        checkpointer=checkpointer,
-        hooks=hooks,
-        mode=mode,
-    )
+    checkpointer = checkpointer_of(parts, publish=events.append, check_lease=no_trouble, check_commit=no_trouble)
+    loop = Assembly(parts, generation, worker, connection, progress, checkpointer, hooks).loop()
     if sabotage is not None:
         sabotage(worker, loop)
     try:

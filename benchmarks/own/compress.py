@@ -34,7 +34,7 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, checkpointer_of
+from quorate.worker.assembly import Assembly, Hooks, SessionParts, build_samples, checkpointer_of
 
 TRAINED = 1437
 
@@ -130,16 +130,10 @@ def train(
         listeners.close()
         activity, told = Steps(), list[Event]()
         hooks = Hooks(publish=told.append, check_lease=_pass, activity=activity)
-        checkpointer = checkpointer_of(parts, TRAINING, publish=_pass, check_lease=_pass, check_commit=_pass)
-        loop = assemble(
-            parts,
-            meeting.generation,
-            meeting.credentials.worker,
-            connection=connection,
-            progress=Progress(),
-            checkpointer=checkpointer,
-            hooks=hooks,
-        )
+        checkpointer = checkpointer_of(parts, publish=_pass, check_lease=_pass, check_commit=_pass)
+        loop = Assembly(
+            parts, meeting.generation, meeting.credentials.worker, connection, Progress(), checkpointer, hooks
+        ).loop()
         # A checkpoint is no part of what is measured.
         loop.checkpointer.save = _pass  # type: ignore[method-assign, assignment]
         try:

@@ -38,7 +38,7 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.task import configure
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, checkpointer_of
+from quorate.worker.assembly import Assembly, Hooks, SessionParts, build_samples, checkpointer_of
 
 CASE = "deep-mlp"
 BUCKET_MB = 0.26
@@ -217,16 +217,8 @@ def _train(place: Place, number: int, overlap: bool, steps: int) -> tuple[list[S
     listeners.close()
     diary = Diary()
     hooks = Hooks(publish=_pass, check_lease=_pass, activity=diary)
-    checkpointer = checkpointer_of(parts, TRAINING, publish=_pass, check_lease=_pass, check_commit=_pass)
-    loop = assemble(
-        parts,
-        endpoint.generation,
-        place.seat.position,
-        connection=connection,
-        progress=Progress(),
-        checkpointer=checkpointer,
-        hooks=hooks,
-    )
+    checkpointer = checkpointer_of(parts, publish=_pass, check_lease=_pass, check_commit=_pass)
+    loop = Assembly(parts, endpoint.generation, place.seat.position, connection, Progress(), checkpointer, hooks).loop()
     try:
         loop.run()
     finally:

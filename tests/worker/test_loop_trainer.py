@@ -48,7 +48,7 @@ class Noted:
         self.last_step_at = 15.0
         self.reached = Progress(Cursor(9), samples=900)
         self.validation: dict[Source, list[int]] = {}
-        monkeypatch.setattr(session, "assemble", self._assemble)
+        monkeypatch.setattr(session, "Assembly", self._assembly)
         membership = SimpleNamespace(
             view=self.view,
             check_lease=self._check_lease,
@@ -108,20 +108,21 @@ class Noted:
     def _publish(self, event: Any) -> None:
         self.notes.append(f"{event.kind} at {event.step} of {event.generation}: {event.bytes}")
 
-    def _assemble(self, *_: Any, **given: Any) -> Any:
+    def _assembly(self, *given: Any) -> Any:
         def run() -> str | None:
-            self.notes.append(f"runs from {given['progress'].cursor.step}")
+            self.notes.append(f"runs from {given[4].cursor.step}")
             if isinstance(self.ending, Exception):
                 raise self.ending
             return self.ending
 
-        return SimpleNamespace(
+        loop = SimpleNamespace(
             run=run,
             close=lambda: self.notes.append("loop closed"),
             progress=self.reached,
             is_saved=True,
             last_step_at=self.last_step_at,
         )
+        return SimpleNamespace(loop=lambda: loop)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -114,12 +113,13 @@ class LaneReader:
         return [Request(Source.TRAINING, epoch, samples, lane) for samples in planned]
 
 
-Read = Callable[[], list[Batch]]
-
-
 class HostedLanes:
     """Reads and computes the lanes of a step. `notes` are what was met with meanwhile and is to be told, `draws` says
-    whether random numbers are drawn for samples."""
+    whether random numbers are drawn for samples.
+
+    With an `audit`, those that this worker audits are computed before its own. Where memory runs out in one, nothing is
+    compared: the step goes on without it.
+    """
 
     def __init__(
         self,
@@ -130,7 +130,9 @@ class HostedLanes:
         activity: Activity,
         device: Device,
         check_lease: Callable[[], None],
+        audit: LaneAudit | None = None,
     ) -> None:
+        self.audit = audit
         self.reader = reader
         self.notes: list[str] = []
         self.draws = False
@@ -144,6 +146,8 @@ class HostedLanes:
     def run(self, step: int, epoch: int, batch_samples: int, progress: Progress, last: int) -> list[LaneResult]:
         """All lanes of a step, of which `last` is the last one. Where memory runs out in one, the rest has nothing to
         do: its gradients are as many zeros, for which nobody waits in vain, and the step counts for nothing."""
+        if self.audit is not None:
+            self._audit_others(self.audit, step, batch_samples, progress, last)
         results: list[LaneResult] = []
         count = micro_batch_count(self._spec.accumulate, progress.micro_batches, step)
         for lane in self._lanes:
@@ -180,6 +184,9 @@ class HostedLanes:
             result.put_back = news(result.put_back, progress.told)
         self.notes += self._runner.take_notes()
         self._note(answers, result, progress)
+        if self.audit is not None and lane in self.audit.owned(step):
+            with suppress(torch.OutOfMemoryError):
+                self._runner.digest(result)
         return result
 
     def take_notes(self) -> list[str]:
@@ -215,19 +222,8 @@ class HostedLanes:
         self._device.free_unused()
         return LaneResult(lane, 0, shortage=why)
 
-
-class AuditedLanes(HostedLanes):
-    """Hosted lanes of which some are audited, and which are computed after those that this worker audits.
-
-    Where memory runs out in an audit, nothing is compared: the step goes on without it.
-    """
-
-    def __init__(self, audit: LaneAudit, *rest: Any) -> None:
-        super().__init__(*rest)
-        self.audit = audit
-
-    def run(self, step: int, epoch: int, batch_samples: int, progress: Progress, last: int) -> list[LaneResult]:
-        audit, changes = self.audit, progress.micro_batches
+    def _audit_others(self, audit: LaneAudit, step: int, batch_samples: int, progress: Progress, last: int) -> None:
+        changes = progress.micro_batches
         for lane in audit.lanes(step):
             read = partial(self.reader.read, step, lane, changes, aside=True)
             following = partial(self.reader.read_ahead, step, lane, last, changes, aside=True)
@@ -238,23 +234,13 @@ class AuditedLanes(HostedLanes):
             return self._outcome(self._run_aside(step, lane, batch_samples, read, by_tensor=True))
 
         audit.compute = again
-        return super().run(step, epoch, batch_samples, progress, last)
-
-    def run_lane(
-        self, step: int, epoch: int, lane: int, batch_samples: int, progress: Progress, last: int
-    ) -> LaneResult:
-        result = super().run_lane(step, epoch, lane, batch_samples, progress, last)
-        if lane in self.audit.owned(step):
-            with suppress(torch.OutOfMemoryError):
-                self._runner.digest(result)
-        return result
 
     def _run_aside(
         self,
         step: int,
         lane: int,
         batch_samples: int,
-        read: Read,
+        read: Callable[[], list[Batch]],
         following: Callable[[], None] = lambda: None,
         *,
         by_tensor: bool = False,

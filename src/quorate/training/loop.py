@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import ClassVar
 
 from quorate.core.errors import QuorateError
@@ -26,7 +26,7 @@ from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit
 from quorate.training.buffers import notice_of_few_samples
 from quorate.training.checkpointer import Checkpointer
-from quorate.training.hosted_lanes import AuditedLanes, HostedLanes, LaneReader
+from quorate.training.hosted_lanes import HostedLanes, LaneReader
 from quorate.training.lane import LaneRunner
 from quorate.training.loss_scale import LEAST
 from quorate.training.memory_watch import MemoryWatch, memory_ran_out, more_micro_batches
@@ -105,8 +105,7 @@ class Loop:
         hosted, device, audit = self.strategy.hosted, self.replica.device, self.audit
         audited = (lambda _: ()) if audit is None else audit.lanes
         reader = LaneReader(self.feed, self.sampler, self.evaluation, hosted, self.activity, device, audited)
-        kind = HostedLanes if audit is None else partial(AuditedLanes, audit)
-        return kind(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease)
+        return HostedLanes(self.spec, hosted, self.lanes, reader, self.activity, device, self.check_lease, audit)
 
     @staticmethod
     def publishes(strategy: Strategy, lanes: range) -> bool:  # noqa: ARG004

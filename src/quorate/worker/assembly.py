@@ -12,7 +12,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.tensor_file import Arena
 from quorate.core.digests import derive_seed
 from quorate.core.errors import OutOfMemory, RunError, TaskError
-from quorate.core.generation import Cursor, Generation, GenerationId, Phase, Role
+from quorate.core.generation import Cursor, Generation, GenerationId, Member, Phase, Role
 from quorate.core.gpus import VISIBLE, gpus_here, use_gpu, users_of
 from quorate.core.user_code import building_code
 from quorate.data.collate import collate
@@ -250,170 +250,139 @@ def sampler_of(spec: JobSpec, task: Task, training: Dataset) -> Sampler:
         return LaneSampler(spec, len(training), task.order)
 
 
-def assemble(
-    parts: SessionParts,
-    generation: Generation,
-    worker: int,
-    *,
-    connection: Connection,
-    progress: Progress,
-    checkpointer: Checkpointer,
-    hooks: Hooks,
-    mode: RunMode = TRAINING,
-) -> Loop:
-    """The loop of one worker in one generation."""
-    spec, task, replica, activity = parts.spec, parts.task, parts.replica, hooks.activity
-    watch = parts.watch  # before order() and collate() run for the first time
-    predicted = frozenset[int]()
-    if mode.predict_to:
-        from quorate.training.prediction import predicted_in
+@dataclass(frozen=True)
+class Assembly:
+    """One worker's parts in one generation; `loop` puts them together."""
 
-        predicted = predicted_in(Path(mode.predict_to))
-    evaluation = evaluation_plan(spec, parts.samples, predicted)
-    audit = audit_of(parts, generation, worker, connection, progress, checkpointer)
-    update = _update_of(parts, generation, worker, connection, checkpointer.settle_before, hooks)
-    update.audit = audit
-    strategy = connection.strategy(update, activity)
-    kind = connection.loop if isinstance(connection, WithLoop) else Loop
-    publishes = kind.publishes(strategy, generation.members[generation.position(worker)].lanes)
-    make: Callable[..., Loop] = kind
-    ended: Callable[[int], None] | None = None
-    if isinstance(task, HostedLoop) and strategy.hosted:
-        from quorate.training.own_loop import OwnLoop  # with greenlets
-        from quorate.training.turns_loop import TurnsLoop
+    parts: SessionParts
+    generation: Generation
+    worker: int
+    connection: Connection
+    progress: Progress
+    checkpointer: Checkpointer
+    hooks: Hooks
 
-        assert isinstance(task, OwnLoop)
-        make, ended = partial(TurnsLoop, main=task), task.end_lane
-    on_lane = hooks.on_lane if spec.strategy.fixes_bits else None
-    feed = _feed_of(parts, strategy.hosted, evaluation, progress, hooks, mode, audit)
-    return make(
-        spec=spec,
-        sampler=parts.sampler,
-        evaluation=evaluation,
-        replica=replica,
-        feed=feed,
-        watch=watch,
-        lanes=LaneRunner(task, replica, connection.gradients, watch, spec.seed, parts.graphs, ended, on_lane),
-        strategy=strategy,
-        update=update,
-        evaluate=partial(_evaluate, parts, evaluation, feed, activity, mode),
-        checkpointer=checkpointer,
-        activity=activity,
-        progress=progress,
-        memory=parts.memory,
-        publish=hooks.publish if publishes else hooks.keep,
-        check_lease=hooks.check_lease,
-        requested=hooks.requested,
-        settle_save=checkpointer.settle_before,
-        save_begun=hooks.save_begun,
-        keep_micro_batches=hooks.keep_micro_batches,
-        workers=len(generation.members),
-        tracer=hooks.tracer,
-        mode=mode,
-        audit=audit,
-    )
+    @property
+    def own(self) -> Member:
+        return self.generation.members[self.generation.position(self.worker)]
 
+    def loop(self) -> Loop:
+        parts, connection, hooks, mode = self.parts, self.connection, self.hooks, self.parts.mode
+        spec, task, replica, watch = parts.spec, parts.task, parts.replica, parts.watch
+        predicted = frozenset[int]()
+        if mode.predict_to:
+            from quorate.training.prediction import predicted_in
 
-def _evaluate(
-    parts: SessionParts,
-    plan: EvaluationPlan,
-    feed: Feed,
-    activity: Activity,
-    mode: RunMode,
-    step: int,
-    strategy: Strategy,
-) -> Evaluated:
-    from quorate.training.evaluation import Evaluator  # many jobs have none
+            predicted = predicted_in(Path(mode.predict_to))
+        evaluation = evaluation_plan(spec, parts.samples, predicted)
+        audit, update = self._audit(), self._update()
+        update.audit = audit
+        strategy = connection.strategy(update, hooks.activity)
+        kind = connection.loop if isinstance(connection, WithLoop) else Loop
+        make: Callable[..., Loop] = kind
+        ended: Callable[[int], None] | None = None
+        if isinstance(task, HostedLoop) and strategy.hosted:
+            from quorate.training.own_loop import OwnLoop  # with greenlets
+            from quorate.training.turns_loop import TurnsLoop
 
-    averaged = mode.evaluates_averages(parts.spec.average)
-    rest = parts.task, parts.replica, plan, feed, parts.watch, parts.spec.seed, activity.advance, averaged
-    if not mode.predict_to:
-        return Evaluator(*rest).run(step, strategy)
-    from quorate.training.prediction import Predictor
+            assert isinstance(task, OwnLoop)
+            make, ended = partial(TurnsLoop, main=task), task.end_lane
+        on_lane = hooks.on_lane if spec.strategy.fixes_bits else None
+        feed = self._feed(strategy.hosted, evaluation, audit)
+        return make(
+            spec=spec,
+            sampler=parts.sampler,
+            evaluation=evaluation,
+            replica=replica,
+            feed=feed,
+            watch=watch,
+            lanes=LaneRunner(task, replica, connection.gradients, watch, spec.seed, parts.graphs, ended, on_lane),
+            strategy=strategy,
+            update=update,
+            evaluate=partial(self._evaluate, evaluation, feed),
+            checkpointer=self.checkpointer,
+            activity=hooks.activity,
+            progress=self.progress,
+            memory=parts.memory,
+            publish=hooks.publish if kind.publishes(strategy, self.own.lanes) else hooks.keep,
+            check_lease=hooks.check_lease,
+            requested=hooks.requested,
+            settle_save=self.checkpointer.settle_before,
+            save_begun=hooks.save_begun,
+            keep_micro_batches=hooks.keep_micro_batches,
+            workers=len(self.generation.members),
+            tracer=hooks.tracer,
+            mode=mode,
+            audit=audit,
+        )
 
-    return Predictor(*rest, folder=Path(mode.predict_to)).run(step, strategy)
+    def _evaluate(self, plan: EvaluationPlan, feed: Feed, step: int, strategy: Strategy) -> Evaluated:
+        from quorate.training.evaluation import Evaluator  # many jobs have none
 
+        parts, advance, folder = self.parts, self.hooks.activity.advance, self.parts.mode.predict_to
+        averaged = parts.mode.evaluates_averages(parts.spec.average)
+        rest = parts.task, parts.replica, plan, feed, parts.watch, parts.spec.seed, advance, averaged
+        if not folder:
+            return Evaluator(*rest).run(step, strategy)
+        from quorate.training.prediction import Predictor
 
-def _update_of(
-    parts: SessionParts,
-    generation: Generation,
-    worker: int,
-    connection: Connection,
-    settle_save: Callable[[], None],
-    hooks: Hooks,
-) -> Update:
-    spec, replica, activity = parts.spec, parts.replica, hooks.activity
+        return Predictor(*rest, folder=Path(folder)).run(step, strategy)
 
-    def before_change() -> None:
-        settle_save()
-        hooks.check_lease()
+    def _update(self) -> Update:
+        parts, replica, activity = self.parts, self.parts.replica, self.hooks.activity
+        gradients, links = self.connection.gradients, self.connection.links
 
-    update = Update(parts.updating, replica, connection.gradients, parts.watch, parts.sampler, activity, before_change)
-    if spec.check_gradients is not None and len(generation.workers) > 1:
-        every, gather = spec.check_gradients.every, connection.links.gather
-        update.check_gradients = GradientCheck(every, worker, replica.trainable, replica.device, gather, activity)
-    return update
+        def before_change() -> None:
+            self.checkpointer.settle_before()
+            self.hooks.check_lease()
 
+        update = Update(parts.updating, replica, gradients, parts.watch, parts.sampler, activity, before_change)
+        if (check := parts.spec.check_gradients) is not None and len(self.generation.workers) > 1:
+            rest = self.worker, replica.trainable, replica.device, links.gather, activity
+            update.check_gradients = GradientCheck(check.every, *rest)
+        return update
 
-def _feed_of(
-    parts: SessionParts,
-    hosted: range,
-    evaluation: EvaluationPlan,
-    progress: Progress,
-    hooks: Hooks,
-    mode: RunMode,
-    audit: LaneAudit | None,
-) -> Feed:
-    spec, sampler = parts.spec, parts.sampler
-    audited = (lambda _: ()) if audit is None else audit.lanes
-    requests: Iterator[Request] = planned_requests(
-        sampler, evaluation, hosted, progress.cursor, progress.micro_batches, audited
-    )
-    if mode.evaluates_only:
-        requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
-    return Feed(
-        parts.samples,
-        requests,
-        spec.loader_workers,
-        spec.threads,
-        spec.loader_prefetch,
-        # That read at all: the batches of a very small set leave some without a sample.
-        lanes=max(1, sum(lane < sampler.batch_samples(1) for lane in hosted)),
-        check=hooks.check_lease,
-        is_planned=spec.strategy.is_synchronous and not mode.batch_for,
-        room=parts.replica.device.room,
-    )
+    def _feed(self, hosted: range, evaluation: EvaluationPlan, audit: LaneAudit | None) -> Feed:
+        parts, progress, spec, sampler = self.parts, self.progress, self.parts.spec, self.parts.sampler
+        audited = (lambda _: ()) if audit is None else audit.lanes
+        requests: Iterator[Request] = planned_requests(
+            sampler, evaluation, hosted, progress.cursor, progress.micro_batches, audited
+        )
+        if parts.mode.evaluates_only:
+            requests = (evaluation.request(batch) for batch in evaluation.hosted_batches(hosted))
+        return Feed(
+            parts.samples,
+            requests,
+            spec.loader_workers,
+            spec.threads,
+            spec.loader_prefetch,
+            # That read at all: the batches of a very small set leave some without a sample.
+            lanes=max(1, sum(lane < sampler.batch_samples(1) for lane in hosted)),
+            check=self.hooks.check_lease,
+            is_planned=spec.strategy.is_synchronous and not parts.mode.batch_for,
+            room=parts.replica.device.room,
+        )
 
+    def _audit(self) -> LaneAudit | None:
+        parts, generation, record, step = self.parts, self.generation, self.parts.audits, self.progress.cursor.step
+        if not parts.are_lanes_audited:
+            return None
+        if self.worker not in record.clean:
+            # Where there are others, the first step tells how far they were found right.
+            record.clean[self.worker], record.floor = step, step if len(generation.workers) == 1 else None
 
-def audit_of(
-    parts: SessionParts,
-    generation: Generation,
-    worker: int,
-    connection: Connection,
-    progress: Progress,
-    checkpointer: Checkpointer,
-) -> LaneAudit | None:
-    """How lanes are audited in a generation; None where they are not."""
-    every, record, step = parts.spec.audit.every, parts.audits, progress.cursor.step
-    if not parts.are_lanes_audited:
-        return None
-    if worker not in record.clean:
-        # Where there are others, the first step tells how far they were found right.
-        record.clean[worker], record.floor = step, step if len(generation.workers) == 1 else None
+        def withdraw(after: int) -> None:
+            self.checkpointer.go_back(Cursor(after, Phase.EVALUATED))
+            self.checkpointer.close(WITHDRAWN_WITHIN)
+            parts.folder.set_aside(after)
 
-    def withdraw(after: int) -> None:
-        checkpointer.go_back(Cursor(after, Phase.EVALUATED))
-        checkpointer.close(WITHDRAWN_WITHIN)
-        parts.folder.set_aside(after)
-
-    own = generation.members[generation.position(worker)]
-    plan = AuditPlan(every, [(member.worker, member.lanes) for member in generation.workers], step + 1)
-    return LaneAudit(plan, own, generation.members, record, connection.links.gather, withdraw)
+        hosts = [(member.worker, member.lanes) for member in generation.workers]
+        plan = AuditPlan(parts.spec.audit.every, hosts, step + 1)
+        return LaneAudit(plan, self.own, generation.members, record, self.connection.links.gather, withdraw)
 
 
 def checkpointer_of(
     parts: SessionParts,
-    mode: RunMode,
     *,
     publish: Callable[[Event], None],
     check_lease: Callable[[], None],
@@ -426,7 +395,7 @@ def checkpointer_of(
 ) -> Checkpointer:
     """What saves a worker's state through all generations. It publishes from a thread of its own."""
     rules = parts.spec.checkpoint
-    retention = Retention(rules.keep, rules.keep_every) if mode.is_training else None
+    retention = Retention(rules.keep, rules.keep_every) if parts.mode.is_training else None
     return Checkpointer(
         SaveContext(
             parts.folder,

@@ -291,7 +291,6 @@ class Worker:
             self._write_status(progress.cursor.step, WAITING, None)
             self._checkpointer = checkpointer_of(
                 parts,
-                assignment.mode,
                 publish=membership.publish,
                 check_lease=membership.check_lease,
                 check_commit=membership.check_commit,

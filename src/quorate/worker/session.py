@@ -24,7 +24,7 @@ from quorate.training.progress import Progress
 from quorate.training.strategy import NOTHING_ASKED, Save, StepRequest
 from quorate.training.tracer import Tracer
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import Hooks, SessionParts, assemble
+from quorate.worker.assembly import Assembly, Hooks, SessionParts
 from quorate.worker.assignment import Assignment, Tell, WorkerHook
 from quorate.worker.heartbeats import Backlog
 from quorate.worker.membership import Membership
@@ -232,16 +232,9 @@ class LoopTrainer:
             keep_micro_batches=run.write_micro_batches,
             on_lane=None if self.hook is None else self.hook.on_lane,
         )
-        loop = assemble(
-            self.parts,
-            generation,
-            self.assignment.slot,
-            connection=links.connection,
-            progress=self.progress,
-            checkpointer=self.checkpointer,
-            hooks=hooks,
-            mode=self.assignment.mode,
-        )
+        loop = Assembly(
+            self.parts, generation, self.assignment.slot, links.connection, self.progress, self.checkpointer, hooks
+        ).loop()
         links.callback(loop.close)
         self._began = self._began or (time.perf_counter(), self.progress.samples)
         try:

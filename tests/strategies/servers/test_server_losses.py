@@ -42,7 +42,7 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.task import Task, configure
 from quorate.wire.handshake import Credentials
-from quorate.worker.assembly import TRAINING, Hooks, SessionParts, assemble, build_samples, checkpointer_of
+from quorate.worker.assembly import Assembly, Hooks, SessionParts, build_samples, checkpointer_of
 
 pytestmark = pytest.mark.usefixtures("unmeasured")
 
@@ -251,17 +251,10 @@ class Living:
             self.progress, _ = connection.align(self.progress, activity, self._hold)
             hooks = Hooks(publish=lambda _: None, check_lease=gang.no_trouble, activity=activity)
             checkpointer = checkpointer_of(
-                self.parts, TRAINING, publish=lambda _: None, check_lease=gang.no_trouble, check_commit=gang.no_trouble
+                self.parts, publish=lambda _: None, check_lease=gang.no_trouble, check_commit=gang.no_trouble
             )
-            loop = assemble(
-                self.parts,
-                generation,
-                self.worker,
-                connection=connection,
-                progress=self.progress,
-                checkpointer=checkpointer,
-                hooks=hooks,
-            )
+            rest = connection, self.progress, checkpointer, hooks
+            loop = Assembly(self.parts, generation, self.worker, *rest).loop()
             # It ends without a checkpoint, which is not what this is about.
             loop._save = lambda: None  # type: ignore[method-assign]
             self.ending = loop.run()
