@@ -16,8 +16,8 @@ from quorate.core.task_source import TaskSource
 from quorate.history.checkpoint_list import CheckpointList
 from quorate.history.run_detail import RunDetail
 from quorate.history.run_record import read_runs
-from quorate.storage.kept_source import keep_source
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.task_files import keep_source
 from storage.in_time import in_time
 
 

@@ -16,7 +16,7 @@ from quorate.core.errors import JobError, RequestError, RunError
 from quorate.history.run_record import RunRecord, Status
 from quorate.spec.load import resolve_mapping
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import Submission, asked_of, forget_submission, submission_of, waits_to_begin
+from quorate.storage.run_notes import Submission, asked_of, forget_submission, submission_of, waits_to_begin
 
 
 class JobStatus(Enum):

@@ -12,7 +12,7 @@ from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RunError
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import Submission, asked_of, submission_of, waits_to_begin
+from quorate.storage.run_notes import Submission, asked_of, submission_of, waits_to_begin
 
 
 def submitted(place: Workplace, **asked: Any) -> RunFolder:

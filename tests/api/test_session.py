@@ -25,9 +25,9 @@ from quorate.spec.job import JobSpec
 from quorate.spec.load import resolve_mapping
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
-from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import Submission, submission_of
+from quorate.storage.run_notes import Submission, submission_of
+from quorate.storage.task_files import read_source
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
 

@@ -22,8 +22,8 @@ from quorate.core import task_source
 from quorate.core.errors import RunError
 from quorate.core.task_source import TaskSource
 from quorate.engines.engine import Prepared
-from quorate.storage.kept_source import keep_source, read_source
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.task_files import keep_source, read_source
 
 TASK = "import nets_of_mine\nimport quorate\n\nclass Mine(quorate.Task):\n    rate = nets_of_mine.RATE\n"
 METHODS = "".join(f"    def {name}(self, *_): ...\n" for name in ("model", "datasets", "loss", "optimizer"))

@@ -17,7 +17,7 @@ from quorate.api.result import EXIT_CODES, open_run
 from quorate.cli.app import app
 from quorate.history.run_record import RunRecord, Status
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import Submission
+from quorate.storage.run_notes import Submission
 from schemas import validate
 
 

@@ -25,8 +25,8 @@ from quorate.history.run_detail import Advice, RunDetail, advise
 from quorate.observe.seldom_events import GradientsCompressed
 from quorate.spec.load import resolve_mapping
 from quorate.spec.override import Override
-from quorate.storage.kept_source import keep_source
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.task_files import keep_source
 from schemas import validate
 
 NOW = CREATED + timedelta(minutes=3)

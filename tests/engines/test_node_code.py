@@ -13,7 +13,7 @@ from quorate.engines.engine import Preparation
 from quorate.engines.ray.node_code import NodeCode, code_of, moved, with_remedy, without_installed
 from quorate.engines.ray.option import RuntimeEnvSpec
 from quorate.spec.load import resolve_mapping
-from quorate.storage.project_files import files_of
+from quorate.storage.task_files import files_of
 
 QUORATE = str(Path(quorate.__file__).parent)
 

@@ -13,7 +13,7 @@ from quorate.history.difference import RunPair, RunSide, compare, differing
 from quorate.history.timeline import Timeline
 from quorate.observe.events import StepCompleted
 from quorate.observe.screen import Screen
-from quorate.storage.kept_source import keep_source
+from quorate.storage.task_files import keep_source
 
 
 def timeline(*losses: float, **more: Any) -> Timeline:

@@ -18,7 +18,7 @@ from quorate.api.model_artifact import JOB, WEIGHTS, Lineage, sha256_of
 from quorate.api.models import ModelRegistry, ModelVersion, register_model, registry_uri
 from quorate.core.errors import JobError, RequestError
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import kept_ids
+from quorate.storage.run_notes import kept_ids
 from services.servers import MlflowServer
 from services.tracked import train_tracked
 

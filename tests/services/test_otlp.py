@@ -22,7 +22,7 @@ from quorate.observe.seldom_events import StepTraced
 from quorate.observe.sinks import Durable
 from quorate.observe.traces import run_identity, spans_of, trace_id
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import FOLDER
+from quorate.storage.run_notes import FOLDER
 from quorate.tracking.otlp import OtlpTracker
 from quorate.tracking.tracker import Follower
 

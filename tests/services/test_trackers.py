@@ -10,7 +10,7 @@ import pytest
 from command import await_condition
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import FOLDER
+from quorate.storage.run_notes import FOLDER
 from quorate.tracking.curves import Point
 from quorate.tracking.mlflow_tracker import MlflowTracker
 from quorate.tracking.tensorboard_tracker import TensorBoardTracker

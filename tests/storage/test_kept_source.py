@@ -8,8 +8,8 @@ import pytest
 
 from quorate.core.errors import JobError
 from quorate.core.task_source import TaskSource
-from quorate.storage import kept_source
-from quorate.storage.kept_source import INDEX, SourcePage, keep_source, read_source
+from quorate.storage import task_files as kept_source
+from quorate.storage.task_files import INDEX, SourcePage, keep_source, read_source
 from storage.in_time import in_time
 
 SOURCE = TaskSource("task.py", {"task.py": b"import nets\n", "nets.py": b"x = 1\n", "parts/inner.py": b"# \xe4\n"})

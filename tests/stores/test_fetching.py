@@ -23,8 +23,8 @@ from quorate.core.runs_folder import ORIGIN, is_copy
 from quorate.core.task_source import TaskSource
 from quorate.spec.job import CheckpointSpec
 from quorate.spec.load import load_recorded
-from quorate.storage.kept_source import keep_source, read_source
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.task_files import keep_source, read_source
 from quorate.stores.objects import FsspecStore
 from quorate.stores.place import FolderPlace, place_for
 from quorate.stores.transfer import LEFT_BEHIND, Source, copy_checkpoints, fetch_checkpoint, fetch_newest

@@ -8,7 +8,7 @@ import pytest
 from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import FOLDER, place, tracking_uri
+from quorate.storage.run_notes import FOLDER, place, tracking_uri
 from quorate.tracking import provenance
 from quorate.tracking.mlflow_client import artifact_location, identity
 from quorate.tracking.mlflow_tracker import metric_name

@@ -11,7 +11,7 @@ import pytest
 from command import await_condition
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import FOLDER, keep_id, tracking_uri, wish
+from quorate.storage.run_notes import FOLDER, keep_id, tracking_uri, wish
 from quorate.worker import task_mlflow
 from quorate.worker.task_mlflow import RUN_ID, URI, mlflow_of_job
 

@@ -19,7 +19,7 @@ from quorate.spec.resolved import glance_at_recorded
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import discard, explaining
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import kept_ids, tracking_uri
+from quorate.storage.run_notes import kept_ids, tracking_uri
 from quorate.tracking.mlflow_client import database_of
 
 REMOVING = ".removing-"

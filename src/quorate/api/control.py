@@ -17,7 +17,7 @@ from quorate.observe.events import CheckpointFailed, CheckpointSaved, Generation
 from quorate.observe.jsonl import EventTail, end_of_events
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import asked_of, failed_submission, forget_submission, submission_of, waits_to_begin
+from quorate.storage.run_notes import asked_of, failed_submission, forget_submission, submission_of, waits_to_begin
 
 PATIENCE = 10.0
 SAVE_PATIENCE = 300.0

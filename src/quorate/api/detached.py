@@ -35,7 +35,7 @@ from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import (
+from quorate.storage.run_notes import (
     Submission,
     asked_of,
     forget_asked,

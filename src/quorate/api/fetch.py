@@ -33,9 +33,9 @@ from quorate.spec.override import Override, environment_overrides
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import discard, move_into_place
-from quorate.storage.kept_source import FOLDER as SOURCE_FOLDER
-from quorate.storage.kept_source import SourcePage
 from quorate.storage.run_folder import RunFolder, write_creation
+from quorate.storage.task_files import FOLDER as SOURCE_FOLDER
+from quorate.storage.task_files import SourcePage
 from quorate.stores.place import Place, place_at
 from quorate.stores.transfer import (
     FETCHING,

@@ -33,8 +33,8 @@ from quorate.spec.job import JobSpec
 from quorate.spec.migration import first_name
 from quorate.spec.resolved import dump_job
 from quorate.spec.secrets import job_secrets
-from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.task_files import read_source
 from quorate.tracking.provenance import parameters_of, recorded_git
 
 WEIGHTS, JOB, SOURCE_FOLDER = "model.safetensors", "job.yaml", "source"

@@ -28,7 +28,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import explaining, move_into_place
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import place, tracking_uri
+from quorate.storage.run_notes import place, tracking_uri
 from quorate.tracking.mlflow_client import connect, database_of, find_or_make_run
 
 log = logging.getLogger(__name__)

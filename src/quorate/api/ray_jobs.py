@@ -17,7 +17,7 @@ from quorate.core.installation import install_of
 from quorate.core.masking import mask
 from quorate.core.runs_folder import is_run
 from quorate.storage.run_folder import LAST, RunFolder
-from quorate.storage.submission import Submission, failed_submission, submission_of, waits_to_begin
+from quorate.storage.run_notes import Submission, failed_submission, submission_of, waits_to_begin
 
 RUN, FOLDER = "quorate_run", "quorate_folder"
 """What Ray keeps with a job that is a run of ours: its name, and its folder in the storage."""

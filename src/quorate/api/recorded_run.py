@@ -33,8 +33,8 @@ from quorate.spec.override import DEFAULT, Override, environment_overrides, is_a
 from quorate.spec.problems import in_brackets
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.storage.atomic import move_into_place
-from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder, is_in_use, refuse_untrusted, why_untrusted
+from quorate.storage.task_files import read_source
 
 log = logging.getLogger(__name__)
 

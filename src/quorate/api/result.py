@@ -16,24 +16,34 @@ from quorate.api.recorded_run import (
     refuse_lost_checkpoints,
     warn_of_damaged_result,
 )
-from quorate.api.run_history import History, history_of
 from quorate.api.tasks import find_task, refuse_others_task, warn_of_other_code
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import LAST, own_among, why_foreign
 from quorate.checkpoint.store import CheckpointFolder, Loaded
-from quorate.core.errors import CheckpointError, JobError, QuorateError, RunError
+from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError
 from quorate.core.failure import Failure
+from quorate.core.regular_file import opened_regular
 from quorate.core.runs_folder import runs_folder
+from quorate.observe.events import read_event
 from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder, why_untrusted
-from quorate.storage.submission import failed_submission, waits_to_begin
+from quorate.storage.run_notes import failed_submission, waits_to_begin
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
 SHORT_DIGEST = 12
+
+
+class History(list[dict[str, float]]):
+    """A mapping for each step, by the names that numbers have in trackers."""
+
+    def to_dataframe(self) -> Any:
+        """A row for each step, as pandas has it; NaN where a step has no such number."""
+        pandas = pandas_here()
+        return pandas.DataFrame(self).set_index("step") if self else pandas.DataFrame()
 
 
 @dataclass(frozen=True, repr=False)
@@ -262,3 +272,38 @@ def _so_far(run: RunFolder) -> dict[str, Any]:
         return {"steps": 0, "final_metrics": {}, "weights_digest": ""}
     manifest = checkpoints[-1].manifest
     return {"steps": manifest.step, "final_metrics": manifest.metrics, "weights_digest": manifest.weights_digest}
+
+
+def pandas_here() -> Any:
+    """The library pandas, for whoever asks for a table; nothing else needs it."""
+    try:
+        import pandas
+    except ImportError:
+        raise RequestError(
+            "to_dataframe needs the library pandas, which is not installed: pip install pandas"
+        ) from None
+    return pandas
+
+
+def history_of(run: RunFolder) -> History:
+    """In the order of steps; a step that was redone is there once. Lines that are no events are passed over."""
+    # Here, and not above: whoever trains and does not look back needs no trackers.
+    from quorate.tracking.curves import TRAIN, VALIDATION, Curves
+
+    shown = (f"{TRAIN}/", f"{VALIDATION}/")
+    curves, records = Curves(), dict[int, dict[str, float]]()
+    try:
+        with opened_regular(run.events_file) as file:
+            for line in file:
+                try:
+                    points = curves.points(read_event(line))
+                except ValueError:
+                    continue  # the last line of a run that is running, or was killed, may be half of one
+                for point in points:
+                    if point.name.startswith(shown):
+                        records.setdefault(point.step, {"step": point.step})[point.name] = point.value
+    except FileNotFoundError:
+        return History()
+    except OSError as error:
+        raise RunError(f"cannot read {run.events_file}: {error.strerror or error}") from error
+    return History(records[step] for step in sorted(records))

@@ -60,7 +60,7 @@ from quorate.spec.secrets import job_secrets
 from quorate.spec.section import AUTO_BATCH
 from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import forget_asked, forget_submission
+from quorate.storage.run_notes import forget_asked, forget_submission
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch, Supervisor
 from quorate.training.run_mode import MICRO_BATCH, RunMode

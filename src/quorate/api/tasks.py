@@ -26,9 +26,8 @@ from quorate.core.user_code import is_installed
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.spec.job import TaskReference
 from quorate.spec.resolved import ResolvedJob
-from quorate.storage.kept_source import KeptSource, keep_source, read_source
-from quorate.storage.project_files import files_of, is_own, locate
 from quorate.storage.run_folder import RunFolder, refuse_untrusted
+from quorate.storage.task_files import KeptSource, files_of, is_own, keep_source, locate, read_source
 
 log = logging.getLogger(__name__)
 # `sys.path` and `sys.modules` are the process's: two loads at once would undo each other's changes.

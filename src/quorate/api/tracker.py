@@ -31,7 +31,7 @@ from quorate.spec.tracking import TrackSpec
 from quorate.storage.lock import FolderInUse, hold
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import FOLDER, tracking_uri, wish
+from quorate.storage.run_notes import FOLDER, tracking_uri, wish
 from quorate.supervisor.signals import listening_to_signals
 from quorate.tracking.mlflow_tracker import MlflowTracker
 from quorate.tracking.provenance import record

@@ -12,14 +12,13 @@ from quorate.cli.chaos import chaos
 from quorate.cli.checkpoints import app as checkpoints
 from quorate.cli.clean import clean
 from quorate.cli.data import app as data
-from quorate.cli.find_lr import find_lr
 from quorate.cli.history import diff, logs, report, runs, show, trace
 from quorate.cli.jobs import checkpoint, evaluate, predict, resize, resume, stop, train
-from quorate.cli.models import app as models
 from quorate.cli.options import RUNS, Json, Runs, formerly, group_of_verbs, run_names
 from quorate.cli.output import print_document
-from quorate.cli.plan import plan
+from quorate.cli.plan import find_lr, plan
 from quorate.cli.top import top
+from quorate.cli.tracking import app as models
 from quorate.cli.tracking import track
 from quorate.cli.tune import tune
 from quorate.core.errors import RequestError

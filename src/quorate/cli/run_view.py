@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from quorate.api.recorded_run import short_path
-from quorate.api.run_history import History, history_of
+from quorate.api.result import History, history_of
 from quorate.cli.layout import STATUS_STYLES, Page
 from quorate.cli.output import print_document
 from quorate.cli.runs_view import ask_ray

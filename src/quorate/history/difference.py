@@ -14,8 +14,8 @@ from quorate.observe.events import StepCompleted
 from quorate.spec.changes import Change, changes
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob
-from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.task_files import read_source
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from quorate.spec.keys import Mark
 from quorate.spec.load import load_recorded
 from quorate.spec.override import DEFAULT
 from quorate.spec.resolved import ResolvedJob
-from quorate.storage.kept_source import read_source
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.task_files import read_source
 
 Read = TypeVar("Read")
 

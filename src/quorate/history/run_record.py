@@ -23,7 +23,7 @@ from quorate.observe.quantities import device_memory
 from quorate.spec.resolved import glance_at_recorded
 from quorate.storage.lock import Holder
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.submission import failed_submission, waits_to_begin
+from quorate.storage.run_notes import failed_submission, waits_to_begin
 
 Read = TypeVar("Read")
 

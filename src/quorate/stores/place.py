@@ -29,7 +29,7 @@ from quorate.core.generation import Cursor
 from quorate.core.regular_file import opened_regular, read_regular
 from quorate.storage.atomic import discard, move_into_place, put_in_place, sync_folder, write_atomically, write_new_file
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, open_store
-from quorate.stores.object_folder import remove_below
+from quorate.stores.checkpoints import remove_below
 from quorate.stores.objects import refuse_unknown_store
 
 COPYING = ".copying-"

@@ -31,9 +31,9 @@ from quorate.core.regular_file import read_regular
 from quorate.core.runs_folder import ORIGIN
 from quorate.spec.job import JobSpec
 from quorate.storage.atomic import discard
-from quorate.storage.kept_source import read_source
 from quorate.storage.objects import ObjectMissing, StoreError
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.task_files import read_source
 from quorate.stores.place import FolderPlace, Place, files_of, last_change
 
 SOURCE_PAGE = "source.json"

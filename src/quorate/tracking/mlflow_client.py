@@ -15,7 +15,7 @@ from typing import Any
 from quorate.spec.job import JobSpec
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import FOLDER, keep_id, kept_id, place
+from quorate.storage.run_notes import FOLDER, keep_id, kept_id, place
 
 RUN_TAG = "quorate.run"
 """The tag by which a run is found again on a server, whatever became of the run folder's own notes."""

@@ -14,7 +14,7 @@ from quorate.core.errors import JobError
 from quorate.core.masking import mask
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import place
+from quorate.storage.run_notes import place
 from quorate.tracking import mlflow_client
 from quorate.tracking.curves import LOSS, Held, Point
 from quorate.tracking.provenance import recorded_facts, recorded_git, shown_parameters

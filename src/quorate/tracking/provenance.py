@@ -22,7 +22,7 @@ from quorate.spec.keys import Mark
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import FOLDER
+from quorate.storage.run_notes import FOLDER
 
 LONGEST_DIFF = 1_000_000
 _FACTS, _COMMIT, _DIFF = "facts.json", "git.commit", "git.diff"

@@ -15,7 +15,7 @@ from quorate.observe.jsonl import EventTail, end_of_events
 from quorate.observe.sinks import Batching, Durable
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import FOLDER
+from quorate.storage.run_notes import FOLDER
 from quorate.tracking.curves import Curves, Point, Series
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from quorate.core.digests import derive_seed
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.user_code import describe
 from quorate.data.streams import seed_generators
-from quorate.storage.project_files import import_root, is_own
+from quorate.storage.task_files import import_root, is_own
 
 Main = Callable[..., Any]
 

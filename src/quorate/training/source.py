@@ -20,7 +20,7 @@ from quorate.core.task_source import TaskSource
 from quorate.core.user_code import building_code, given
 from quorate.data.streams import seed_generators
 from quorate.spec.keys import one_of
-from quorate.storage.project_files import files_of, import_root, loaded_below
+from quorate.storage.task_files import files_of, import_root, loaded_below
 from quorate.training.task import Task
 
 METHODS = {

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.job import Job
-from quorate.api.result import EXIT_CODES, Result, open_run
-from quorate.api.run_history import pandas_here
+from quorate.api.result import EXIT_CODES, Result, open_run, pandas_here
 from quorate.core.errors import RunError
 from quorate.core.runs_folder import runs_folder
 from quorate.history.search_findings import job_of

@@ -15,8 +15,8 @@ from quorate.history.search_record import SearchRecord
 from quorate.spec.search import PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
 from quorate.spec.secrets import job_secrets
+from quorate.storage.run_notes import place, tracking_uri
 from quorate.storage.search_folder import SearchFolder
-from quorate.storage.tracking_notes import place, tracking_uri
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.tracking import mlflow_client
 from quorate.tune.driver import COMPLETE, Driver

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from quorate.core.masking import mask
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.tracking_notes import FOLDER, kept_id, place, tracking_uri, wish
+from quorate.storage.run_notes import FOLDER, kept_id, place, tracking_uri, wish
 
 log = logging.getLogger(__name__)
 

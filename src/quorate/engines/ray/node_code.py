@@ -21,7 +21,7 @@ from quorate.core.user_code import is_installed
 from quorate.engines.engine import Preparation
 from quorate.engines.ray.option import RuntimeEnvSpec
 from quorate.spec.job import TaskReference
-from quorate.storage.project_files import import_root, is_own, locate
+from quorate.storage.task_files import import_root, is_own, locate
 
 STAYS = (".git", ".venv", "venv", "__pycache__", ".env", ".env.*")
 """What no node needs; `.env`, and `.env.production` and its like, have secrets in them."""
