@@ -25,6 +25,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import RunError, TaskError, UserCodeError
 from quorate.data.sampler import LaneSampler
 from quorate.spec.job import ScheduleSpec
+from quorate.training.optimizer_state import load_state
 from quorate.training.optimizers import SOLE, Optimizers
 from quorate.training.replica import Replica
 from quorate.training.task import Task
@@ -105,7 +106,7 @@ def test_a_schedule_goes_on_where_its_checkpoint_stopped(kind: str, tmp_path: Pa
     first = optimizers(schedule=SCHEDULES[kind])
     run(first, 3)
     second = optimizers(schedule=SCHEDULES[kind])
-    second.load(through_a_checkpoint(first.state(), tmp_path))
+    load_state(second, through_a_checkpoint(first.state(), tmp_path))
     assert second.learning_rates == first.learning_rates
     assert run(second, 5) == run(first, 5)
 
@@ -128,7 +129,7 @@ def test_a_plateau_schedule_reacts_to_evaluations_only_and_remembers(tmp_path: P
     given.react(1.0)
     given.react(1.0)
     again = optimizers(schedule=plateau)
-    again.load(through_a_checkpoint(given.state(), tmp_path))
+    load_state(again, through_a_checkpoint(given.state(), tmp_path))
     assert again.learning_rates == {SOLE: 0.5}
     again.react(1.0)
     assert again.learning_rates[SOLE] == pytest.approx(0.05)
@@ -142,7 +143,7 @@ def test_a_branch_has_the_settings_that_it_is_given_and_the_state_of_the_checkpo
     first = optimizers()
     run(first, 2)
     branch = optimizers(changed_sgd)
-    branch.load(through_a_checkpoint(first.state(), tmp_path))
+    load_state(branch, through_a_checkpoint(first.state(), tmp_path))
     (group,) = branch.by_name[SOLE].param_groups
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.25, 0.9, 0.1)
     momenta = [o.by_name[SOLE].state[o.parameters(SOLE)[0]]["momentum_buffer"] for o in (first, branch)]
@@ -154,7 +155,7 @@ def test_a_branch_with_another_rate_follows_the_schedule_from_where_it_was(kind:
     first = optimizers(schedule=SCHEDULES[kind])
     run(first, 4)
     branch = optimizers(changed_sgd, SCHEDULES[kind])
-    branch.load(through_a_checkpoint(first.state(), tmp_path))
+    load_state(branch, through_a_checkpoint(first.state(), tmp_path))
     undisturbed = run(optimizers(changed_sgd, SCHEDULES[kind]), 9)
     assert branch.learning_rates[SOLE] == pytest.approx(undisturbed[3])
     assert run(branch, 5) == pytest.approx(undisturbed[4:])
@@ -165,15 +166,15 @@ def test_a_branch_may_change_its_schedule_have_one_or_none(tmp_path: Path) -> No
     run(first, 3)
     state = through_a_checkpoint(first.state(), tmp_path / "scheduled")
     flatter = optimizers(schedule=lambda o: StepLR(o, 2, 0.9))
-    flatter.load(state)
+    load_state(flatter, state)
     assert run(flatter, 1) == [pytest.approx(0.25 * 0.9)]
     without = optimizers()
-    without.load(state)
+    load_state(without, state)
     assert run(without, 2) == [0.5, 0.5]
     plain = optimizers()
     run(plain, 1)
     begun = optimizers(schedule=SCHEDULES["StepLR"])
-    begun.load(through_a_checkpoint(plain.state(), tmp_path / "plain"))
+    load_state(begun, through_a_checkpoint(plain.state(), tmp_path / "plain"))
     assert run(begun, 3) == [0.5, 0.25, 0.25]
 
 
@@ -281,4 +282,4 @@ def test_an_exception_in_schedule_or_step_is_the_users() -> None:
 def test_a_state_of_another_set_of_optimizers_is_refused() -> None:
     text = "saved with a single optimizer, and the task now gives the optimizers 'one', 'two'"
     with pytest.raises(RunError, match=text):
-        optimizers(named).load(optimizers().state())
+        load_state(optimizers(named), optimizers().state())

@@ -16,6 +16,7 @@ from quorate.core.errors import RunError, UnsupportedModelError, UserCodeError
 from quorate.training.gradients import LoneGradients
 from quorate.training.lane import LaneRunner
 from quorate.training.loop import Loop
+from quorate.training.optimizer_state import load_settings, load_state
 from quorate.training.own_loop import own_loop_of
 from quorate.training.own_run import Run
 from quorate.training.replica import Replica
@@ -491,13 +492,13 @@ def test_a_state_of_before_there_was_a_digest_is_taken_up() -> None:
         lambda state: state.update(settings="0" * 32),
     ],
 )
-@pytest.mark.parametrize("load", ["load", "load_settings"])
-def test_settings_that_are_not_those_that_were_saved_are_found(tamper: Any, load: str) -> None:
+@pytest.mark.parametrize("load", [load_state, load_settings])
+def test_settings_that_are_not_those_that_were_saved_are_found(tamper: Any, load: Any) -> None:
     state = copy.deepcopy(trained(Keeps()).state())
     other = Replica(Keeps(), gang.job(Keeps))
     tamper(state)
     with pytest.raises(RunError, match=r"settings of the optimizer are not those that were saved: .* and was \w{32}"):
-        getattr(other.optimizers, load)(state)
+        load(other.optimizers, state)
 
 
 class Stepped(Keeps):

@@ -200,33 +200,21 @@ GRADIENTS_INDEX = 7
 """Tells the digests of gradients from what else is gathered in a step."""
 
 
-class GradientCheck:
-    """Compares the gradients of one worker with those of the others every so many steps, before they change any weight.
-
-    Whoever adds something else is otherwise found only by what it has made of its weights.
-    """
-
-    def __init__(
-        self,
-        every: int,
-        worker: int,
-        trainable: Sequence[tuple[str, torch.nn.Parameter]],
-        device: Device,
-        gather: Callable[[int, int, bytes], Sequence[bytes]],
-        activity: Activity,
-    ) -> None:
-        self._every = every
-        self._worker = worker
-        self._trainable = trainable
-        self._device = device
-        self._gather = gather
-        self._activity = activity
-
-    def __call__(self, step: int) -> None:
-        """Raise if a worker has another sum than the others. All call it together, with the sums in `.grad`."""
-        if step % self._every:
-            return
-        held = ((name, parameter.grad) for name, parameter in self._trainable)
-        own = Voucher(self._worker, digests(((name, each) for name, each in held if each is not None), self._device))
-        with self._activity.waiting(OTHERS):
-            compare_replicas(step, own, partial(self._gather, step, GRADIENTS_INDEX), "gradients")
+def check_gradients(
+    every: int,
+    worker: int,
+    trainable: Sequence[tuple[str, torch.nn.Parameter]],
+    device: Device,
+    gather: Callable[[int, int, bytes], Sequence[bytes]],
+    activity: Activity,
+    step: int,
+) -> None:
+    """Every so many steps, raise if a worker has another sum than the others, before that changes any weight: whoever
+    adds something else is otherwise found only by what it has made of its weights. All call it together, with the sums
+    in `.grad`."""
+    if step % every:
+        return
+    held = {name: parameter.grad for name, parameter in trainable if parameter.grad is not None}
+    own = Voucher(worker, digests(held.items(), device))
+    with activity.waiting(OTHERS):
+        compare_replicas(step, own, partial(gather, step, GRADIENTS_INDEX), "gradients")

@@ -32,7 +32,7 @@ from quorate.training.activity import Activity
 from quorate.training.audit import LaneAudit, Outcome
 from quorate.training.device import Device, digests
 from quorate.training.lane import LaneResult, LaneRunner
-from quorate.training.progress import Progress, worth_telling
+from quorate.training.progress import Progress
 from quorate.training.shortage import out_of_memory
 from quorate.training.state_watch import news
 
@@ -203,7 +203,11 @@ class HostedLanes:
             for batch in answers:
                 left_out.extend(batch.bad, batch.why)
             result.bad = left_out.indices
-            result.why = worth_telling(progress.told, left_out.reasons, has_samples=len(result.read) > 0)
+            from quorate.training.bad_sample_report import news as news_of
+
+            # Where a lane has nothing else, the reason of one, since that may be what ends the job.
+            alone = left_out.reasons[: 0 if len(result.read) else 1]
+            result.why = news_of(Source.TRAINING, progress.told, left_out.reasons) or alone
 
     def _tried(self, run: Callable[[], LaneResult], lane: int, *, catches: bool) -> LaneResult:
         """Run a lane; with `catches`, one in which memory runs out is abandoned."""

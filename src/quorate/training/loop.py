@@ -31,7 +31,7 @@ from quorate.training.lane import LaneRunner
 from quorate.training.loss_scale import LEAST
 from quorate.training.memory_watch import MemoryWatch, memory_ran_out, more_micro_batches
 from quorate.training.pending_steps import Laps, PendingSteps, Timing, step_completed
-from quorate.training.progress import BadSampleReport, Evaluated, Progress, metric_of, nothing_to_train_on
+from quorate.training.progress import Evaluated, Progress, metric_of
 from quorate.training.replica import Replica
 from quorate.training.run_mode import MICRO_BATCH, RunMode
 from quorate.training.save import Draft
@@ -301,6 +301,8 @@ class Loop:
         barren = self.progress.barren
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
+            from quorate.training.bad_sample_report import nothing_to_train_on
+
             raise nothing_to_train_on(barren, agreed.why)
         return event
 
@@ -310,9 +312,9 @@ class Loop:
         warnings: list[str] = []
         told = self.progress.told
         if found.bad:
-            report = BadSampleReport(source, told)
-            warnings = report.sentences(found.bad, found.why)
-            told = report.told
+            from quorate.training.bad_sample_report import sentences
+
+            warnings, told = sentences(source, told, found.bad, found.why)
         if found.put_back:
             named, told = warn_of(found.put_back, told)
             warnings += named
@@ -405,7 +407,7 @@ class Loop:
             if schedulers := self.replica.optimizers.schedulers:
                 from quorate.training.rate_schedule import notice_of_pace
 
-                pace = notice_of_pace(self.spec.schedule, schedulers, self.sampler)
+                pace = notice_of_pace(self.spec.schedule, schedulers.values(), self.sampler)
             misspelt = notice_of_misspelt(type(self.watch.task))
             few = notice_of_few_samples(self.replica.model, self.spec)
             for notice in filter(None, (pace, misspelt, self.replica.notice_of_left_out(), few)):

@@ -2,8 +2,7 @@
 
 import copy
 import inspect
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -13,14 +12,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from quorate.checkpoint.pieces import Piece
-from quorate.core.errors import RunError, TaskError
+from quorate.core.errors import TaskError
 from quorate.core.user_code import RAISED, blame_user_code, building_code, given, likely_slip, user_code
 from quorate.data.sampler import Sampler
 from quorate.spec.job import JobSpec
 from quorate.training.device import CPU, Device
 from quorate.training.settings import Settings, state_of
-from quorate.training.sharded_tensors import is_spread, spread_like
 from quorate.training.task import Task, knowing_length
 
 SOLE = ""
@@ -41,14 +38,14 @@ class Optimizers:
             device.tune(optimizer)
         self._schedule = None if spec is None else spec.schedule
         self._base_rates = {name: [group["lr"] for group in o.param_groups] for name, o in self.by_name.items()}
-        self._schedulers = {} if spec is None else self._build_schedulers(task, spec)
+        self.schedulers: dict[str, LRScheduler] = {} if spec is None else self._build_schedulers(task, spec)
         kinds = [type(optimizer).__module__ for optimizer in self.by_name.values()]
         self._kinds_are_torchs = all(kind.startswith("torch.optim.") for kind in kinds)
         by_optimizer = [(o._optimizer_step_pre_hooks, o._optimizer_step_post_hooks) for o in self.by_name.values()]
         self._hooks: list[Mapping[int, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
         self._hooks += chain.from_iterable(by_optimizer)
-        self.settings = Settings(self.by_name, self._schedulers)
-        self._given = copy.deepcopy(self._settings())
+        self.settings = Settings(self.by_name, self.schedulers)
+        self.given = copy.deepcopy(self._settings())
 
     @property
     def are_torchs_own(self) -> bool:
@@ -61,16 +58,12 @@ class Optimizers:
 
         Such code may draw from a random generator, and may change the task or the model.
         """
-        return bool(self._schedulers) or not self._kinds_are_torchs or any(self._hooks)
+        return bool(self.schedulers) or not self._kinds_are_torchs or any(self._hooks)
 
     @property
     def hooks(self) -> list[Callable[..., Any]]:
         """What runs before and after the step of one of them."""
         return [hook for hooks in self._hooks for hook in hooks.values()]
-
-    @property
-    def schedulers(self) -> list[LRScheduler]:
-        return list(self._schedulers.values())
 
     @property
     def are_scheduled_by_job(self) -> bool:
@@ -94,7 +87,7 @@ class Optimizers:
         """New parameters, by what stands in their `.grad`."""
         try:
             for optimizer in self.by_name.values():
-                _unfuse_if_torn(optimizer, _has_gradient, optimizer.state.get)
+                unfuse_if_torn(optimizer, lambda parameter: parameter.grad is not None, optimizer.state.get)
                 optimizer.step()
         except RAISED as error:
             blame_user_code(error, "optimizer.step()")
@@ -108,7 +101,7 @@ class Optimizers:
     def can_leave_out(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Whether the device can leave out an update of these by itself, without a trace: by torch's fused kernels, and
         where all that they keep is there already. (A momentum that is left out at the first step is never filled.)"""
-        if self._schedulers or any(self._hooks):
+        if self.schedulers or any(self._hooks):
             return False
         updated = set(parameters)
         for optimizer in self.by_name.values():
@@ -150,14 +143,14 @@ class Optimizers:
 
     def end_epoch(self, step: int, sampler: Sampler) -> bool:
         """Whether schedules hear of this step, though it changes nothing: those that count epochs count all of them."""
-        return bool(self._schedulers) and self._steps_by_epoch and sampler.ends_epoch(step)
+        return bool(self.schedulers) and self._steps_by_epoch and sampler.ends_epoch(step)
 
     def advance_schedules(self, step: int, sampler: Sampler) -> None:
         """A step is done: the task's own schedules move on, or at the end of an epoch where they count epochs."""
-        if not self._schedulers or (self._steps_by_epoch and not sampler.ends_epoch(step)):
+        if not self.schedulers or (self._steps_by_epoch and not sampler.ends_epoch(step)):
             return
         try:
-            for scheduler in self._schedulers.values():
+            for scheduler in self.schedulers.values():
                 if not isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step()
         except RAISED as error:
@@ -166,7 +159,7 @@ class Optimizers:
 
     def react(self, metric: float) -> None:
         with user_code("schedule().step()"):
-            for scheduler in self._schedulers.values():
+            for scheduler in self.schedulers.values():
                 if isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step(metric)
 
@@ -176,14 +169,14 @@ class Optimizers:
 
     @property
     def reacts(self) -> bool:
-        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self._schedulers.values())
+        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers.values())
 
     def state(self) -> dict[str, Any]:
         """All that an update depends on besides the parameters."""
         return {
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.by_name.items()},
             "schedulers": self.scheduler_states(),
-            "given": self._given,
+            "given": self.given,
         }
 
     @property
@@ -201,26 +194,6 @@ class Optimizers:
                 for key in sorted(key for key, value in values.items() if isinstance(value, torch.Tensor)):
                     yield partial(values.get, key)
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Take up a saved state. A setting that the task gives otherwise now, in a branch, is as it is given now."""
-        saved = state["optimizers"].keys()
-        if saved != self.by_name.keys():
-            raise RunError(
-                f"the checkpoint was saved with {_named(saved)}, and the task now gives {_named(self.by_name.keys())}. "
-                "Restore optimizer(), or train from the beginning."
-            )
-        began_with = state.get("given", self._given)
-        for name, optimizer in self.by_name.items():
-            _load_exactly(optimizer, state["optimizers"][name])
-            self._apply_new_settings(name, began_with)
-        for name, scheduler in self._schedulers.items():
-            if name in state["schedulers"]:
-                then, now = began_with["schedulers"].get(name), self._given["schedulers"][name]
-                scheduler.load_state_dict(_as_before(_resumed(state["schedulers"][name], then, now), scheduler))
-        self.settings.check_loaded(state, is_as_saved=_same(began_with, self._given))
-
-    # --- parameters that are spread over several processes
-
     def places(self) -> dict[torch.Tensor, tuple[str, int]]:
         """For each parameter its optimizer, and the number that it has in the state of that."""
         return {
@@ -228,40 +201,6 @@ class Optimizers:
             for name, optimizer in self.by_name.items()
             for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
         }
-
-    def state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        """What an optimizer keeps of one parameter, to be changed in place."""
-        return next((o.state[parameter] for o in self.by_name.values() if parameter in o.state), {})
-
-    def take_state(self, parameter: torch.Tensor, values: dict[str, Any]) -> None:
-        """Go on with this for one parameter; where there is nothing, as if it had never been updated."""
-        for optimizer in self.by_name.values():
-            optimizer.state.pop(parameter, None)
-        if values:
-            optimizer = self.by_name[self.places()[parameter][0]]
-            group = next(group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
-            optimizer.state[parameter] = {key: _placed(value, key, parameter, group) for key, value in values.items()}
-
-    def unfuse(self, parameters: Container[torch.Tensor]) -> None:
-        """Do without fused kernels for the groups of these: torch has none for sparse gradients."""
-        for group in (group for optimizer in self.by_name.values() for group in optimizer.param_groups):
-            if group.get("fused") and any(parameter in parameters for parameter in group["params"]):
-                group["fused"], group["foreach"] = False, None
-
-    def unfuse_if_torn(self, given: Container[torch.Tensor], updated: Container[torch.Tensor]) -> None:
-        """What every process does of them where each has only some: all have to do without fused kernels from the same
-        step on. `given` have a gradient in this step, `updated` have had one before."""
-        for optimizer in self.by_name.values():
-            _unfuse_if_torn(optimizer, given.__contains__, updated.__contains__)
-
-    def load_settings(self, state: dict[str, Any]) -> None:
-        """Go on with the settings and schedules of another process of the same job, and with nothing of a parameter."""
-        for name, optimizer in self.by_name.items():
-            for group, saved in zip(optimizer.param_groups, state["optimizers"][name]["param_groups"], strict=True):
-                group.update({key: value for key, value in saved.items() if key != "params"})
-        for name, scheduler in self._schedulers.items():
-            scheduler.load_state_dict(_as_before(state["schedulers"][name], scheduler))
-        self.settings.check_loaded(state, is_as_saved=True)
 
     def _settings(self) -> dict[str, Any]:
         groups = {
@@ -271,22 +210,12 @@ class Optimizers:
         return {
             "groups": groups,
             "schedulers": self.scheduler_states(),
-            "scheduled": [name for name in self.by_name if self.are_scheduled_by_job or name in self._schedulers],
+            "scheduled": [name for name in self.by_name if self.are_scheduled_by_job or name in self.schedulers],
         }
 
     def scheduler_states(self) -> dict[str, Any]:
         """What the task's own schedules keep."""
-        return {name: state_of(scheduler) for name, scheduler in self._schedulers.items()}
-
-    def _apply_new_settings(self, name: str, began_with: dict[str, Any]) -> None:
-        """Set the settings of an optimizer that are given otherwise now than they were when its state began."""
-        then, now = began_with["groups"][name], self._given["groups"][name]
-        is_scheduled = name in self._given["scheduled"]
-        is_freed = name in began_with["scheduled"] and not is_scheduled
-        for group, before, after in zip(self.by_name[name].param_groups, then, now, strict=True):
-            saved = {key: value for key, value in group.items() if key != "params"}
-            rate = _resumed_rate(saved["lr"], before["lr"], after["lr"], is_scheduled)
-            group.update(_resumed(saved, before, after) | {"lr": after["lr"] if is_freed else rate})
+        return {name: state_of(scheduler) for name, scheduler in self.schedulers.items()}
 
     def _build_schedulers(self, task: Task, spec: JobSpec) -> dict[str, LRScheduler]:
         schedulers: dict[str, LRScheduler] = {}
@@ -334,11 +263,7 @@ class Optimizers:
                     )
 
 
-def _has_gradient(parameter: torch.Tensor) -> bool:
-    return parameter.grad is not None
-
-
-def _unfuse_if_torn(
+def unfuse_if_torn(
     optimizer: Optimizer, is_given: Callable[[torch.Tensor], object], is_updated: Callable[[torch.Tensor], object]
 ) -> None:
     """Torch's fused SGD wants the momentum of all parameters of a group, or of none: where one gets its first gradient
@@ -378,93 +303,3 @@ def _checked_scheduler(scheduler: Any) -> LRScheduler:
             f"{likely_slip(scheduler)}"
         )
     return scheduler  # type: ignore[no-any-return]
-
-
-def _named(names: Iterable[str]) -> str:
-    named = ", ".join(f"'{name}'" for name in names if name != SOLE)
-    return f"the optimizers {named}" if named else "a single optimizer"
-
-
-def _load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Load a state and undo torch's casts: it turns an optimizer's float64 or float32 values into the parameter's type,
-    which changes their bits."""
-    optimizer.load_state_dict(saved)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    indices = [index for group in saved["param_groups"] for index in group["params"]]
-    for index, parameter in zip(indices, parameters, strict=True):
-        for key, value in saved["state"].get(index, {}).items():
-            if is_spread(parameter) and isinstance(value, torch.Tensor | Piece) and value.shape == parameter.shape:
-                optimizer.state[parameter][key] = spread_like(parameter, value)
-            elif isinstance(value, torch.Tensor):
-                # Where torch has put it: some values stay on the host, whatever device the parameter is on.
-                placed = value.to(optimizer.state[parameter][key].device)
-                optimizer.state[parameter][key] = _laid_like(placed, parameter)
-
-
-def _placed(value: Any, key: str, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
-    """What another process's optimizer keeps, where torch would have it here: some kernels count steps on the host."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if group.get("fused"):
-        return _laid_like(value.to(parameter.device), parameter)
-    return value if key == "step" and not group.get("capturable") else value.to(parameter.device)
-
-
-def _laid_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A file has no strides, and fused kernels want those of the parameter."""
-    if value.shape != parameter.shape or value.stride() == parameter.stride():
-        return value
-    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
-
-
-def _as_before(saved: dict[str, Any], scheduler: LRScheduler) -> dict[str, Any]:
-    """The saved state with its counters being counters again (MultiStepLR has one, also within a SequentialLR)."""
-    restored: dict[str, Any] = _counting_like(scheduler.state_dict(), saved)
-    return restored
-
-
-def _counting_like(now: Any, saved: Any) -> Any:
-    if isinstance(now, Counter):
-        return Counter(saved)
-    if isinstance(now, dict) and isinstance(saved, dict):
-        return {key: _counting_like(now.get(key), value) for key, value in saved.items()}
-    if isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
-        return list(map(_counting_like, now, saved))
-    return saved
-
-
-def _resumed(saved: Any, began_with: Any, now: Any) -> Any:
-    """A saved setting as a job goes on with it: what training has made of it, unless the task gives another now.
-
-    `began_with` is what the job began with that saved it. Of nested settings only those that were changed are new.
-    """
-    if _same(began_with, now):
-        return saved
-    parts = (saved, began_with, now)
-    if all(isinstance(part, dict) for part in parts):
-        known = saved.keys() & began_with.keys()
-        new = {k: _resumed(saved[k], began_with[k], now[k]) if k in known else now[k] for k in now}
-        return {key: value for key, value in saved.items() if key not in began_with} | new
-    if all(isinstance(part, list | tuple) for part in parts) and len({len(part) for part in parts}) == 1:
-        return type(now)(_resumed(*items) for items in zip(*parts, strict=True))
-    return now
-
-
-def _resumed_rate(saved: Any, began_with: Any, now: Any, is_scheduled: bool) -> Any:
-    """A saved learning rate as a job goes on with it: where it is scheduled, as far along as it was."""
-    if _same(began_with, now):
-        return saved
-    if not is_scheduled or not began_with or _same(saved, began_with):
-        return now
-    return saved * (now / began_with)
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Whether two settings are equal; not a number equals itself."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(map(_same, left, right))
-    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
-        return isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) and torch.equal(left, right)
-    return bool(left == right or (left != left and right != right))  # NaN is what differs from itself

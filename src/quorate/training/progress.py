@@ -2,17 +2,14 @@
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import xxhash
-
-from quorate.core.errors import JobError, MetricError
+from quorate.core.errors import MetricError
 from quorate.core.generation import Cursor, Phase
-from quorate.data.bad_sample import MOST_TOLD, without_numbers
 from quorate.data.ledger import NOTHING, Tally
-from quorate.data.sampler import MicroBatchChanges, Source
+from quorate.data.sampler import MicroBatchChanges
 from quorate.spec.job import EarlyStopSpec, EvaluateSpec
 
 
@@ -44,7 +41,7 @@ class Progress:
     bad_evaluated: int = 0
     # So many steps in a row up to this one had no sample, since all of theirs are bad.
     barren: int = 0
-    # What was said of bad samples, in short, so that it is said once: `BadSampleReport`.
+    # What was said of bad samples, in short, so that it is said once: `bad_sample_report`.
     told: tuple[str, ...] = ()
     # Where memory ran out: since which step lanes cut their samples into how many micro-batches.
     micro_batches: MicroBatchChanges = ()
@@ -162,62 +159,3 @@ def metric_of(metrics: Mapping[str, float], name: str, key: str) -> float:
         given = "loss alone, as for a task without metrics()" if given == "loss" else given
         raise MetricError(f"{key}: there is no metric '{name}'; metrics() gives {given}.{near}")
     return metrics[name]
-
-
-Why = tuple[int, str]
-"""A sample, and what is wrong with it."""
-
-
-class BadSampleReport:
-    """What a run reports of the bad samples of a set (on_bad_sample: skip): a sentence for each file and reason.
-
-    `told` is what it has told so far, of any set, in short: whoever goes on from there does not tell it again.
-    """
-
-    def __init__(self, source: Source, told: Sequence[str]) -> None:
-        self._set = source.value
-        self.told = tuple(told)
-
-    def news(self, why: Sequence[Why]) -> tuple[Why, ...]:
-        """Those that are of another file or reason than all that were told; as many as there is room for."""
-        first: dict[str, Why] = {}
-        for index, text in why:
-            first.setdefault(self._kind(text), (index, text))
-        room = MOST_TOLD - sum(each.startswith(self._kind()) for each in self.told)
-        return tuple(each for kind, each in first.items() if kind not in self.told)[: max(0, room)]
-
-    def sentences(self, bad: Sequence[int], why: Sequence[Why]) -> list[str]:
-        """What to tell of these, and once that there are more of them; all of it counts as told then."""
-        news = self.news(why)
-        lines = [f"sample {index} of the {self._set} set is left out: {text}" for index, text in news]
-        self.told += tuple(name for index, text in news for name in (self._kind(text), self._sample(index)))
-        more = f"{self._set} more"
-        if more not in self.told and any(self._sample(index) not in self.told for index in bad):
-            self.told += (more,)
-            lines.append(
-                f"more samples of the {self._set} set are left out; one of each file and reason is shown, and "
-                "`quorate show RUN --ledger` lists them all"
-            )
-        return lines
-
-    def _kind(self, text: str | None = None) -> str:
-        return f"{self._set} like " + ("" if text is None else xxhash.xxh3_64_hexdigest(without_numbers(text).encode()))
-
-    def _sample(self, index: int) -> str:
-        return f"{self._set} {index}"
-
-
-def worth_telling(told: Sequence[str], why: Sequence[Why], has_samples: bool) -> tuple[Why, ...]:
-    """What a lane's result says of its bad samples: what the run has not told yet, and the reason of one where a lane
-    has nothing else, since that may be what ends the job."""
-    return BadSampleReport(Source.TRAINING, told).news(why) or tuple(why[: 0 if has_samples else 1])
-
-
-def nothing_to_train_on(steps: int, why: Sequence[Why]) -> JobError:
-    """So many steps in a row had not one sample."""
-    index, text = why[0]
-    which = "the last step" if steps == 1 else f"the last {steps:,} steps"
-    return JobError(
-        f"Not one sample of {which} could be read: all of them are bad and were left out (on_bad_sample: skip), so "
-        f"there is nothing to train on. Sample {index}: {text}. Repair the files, or decode() if it raises."
-    )

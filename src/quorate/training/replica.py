@@ -229,7 +229,9 @@ class Replica:
         for name, parameter in self.parameters:
             assign(parameter, saved.pop(name))
         self.buffers.commit(saved)
-        self.optimizers.load(state)
+        from quorate.training.optimizer_state import load_state  # a job that begins has none to load
+
+        load_state(self.optimizers, state)
         if self.average is not None:
             self.average.load(averages)
         if self.loss_scale is not None:

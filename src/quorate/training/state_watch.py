@@ -57,7 +57,7 @@ class StateWatch:
 
     def __init__(self, task: Task, replica: Replica) -> None:
         self.task, self.replica = task, replica
-        self._kept = KeptValues(replica.model, [task, *replica.optimizers.schedulers], replica.device)
+        self._kept = KeptValues(replica.model, [task, *replica.optimizers.schedulers.values()], replica.device)
         own_modules = [(path or "model", module) for path, module in replica.model.named_modules()]
         self._kept.look_at(self._around(own_modules))
         self._keeps = self._kept.exist

@@ -38,7 +38,7 @@ from quorate.training.activity import Activity
 from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.device import CPU, Device
-from quorate.training.divergence import GradientCheck
+from quorate.training.divergence import check_gradients
 from quorate.training.hosted_loop import HostedLoop
 from quorate.training.lane import Captures, LaneRunner
 from quorate.training.loop import Loop
@@ -339,7 +339,7 @@ class Assembly:
         update = Update(parts.updating, replica, gradients, parts.watch, parts.sampler, activity, before_change)
         if (check := parts.spec.check_gradients) is not None and len(self.generation.workers) > 1:
             rest = self.worker, replica.trainable, replica.device, links.gather, activity
-            update.check_gradients = GradientCheck(check.every, *rest)
+            update.check_gradients = partial(check_gradients, check.every, *rest)
         return update
 
     def _feed(self, hosted: range, evaluation: EvaluationPlan, audit: LaneAudit | None) -> Feed:

@@ -68,8 +68,9 @@ def by_hand(play: Played, steps: int, clip: float | None = None) -> Replica:
                     nn.utils.clip_grad_norm_(own, clip)
             _step(replica, len(share) / play.sampler.batch_samples(step))
         by_epoch = play.spec.schedule is not None and play.spec.schedule.per == "epoch"
-        for scheduler in replica.optimizers.schedulers if not by_epoch or play.sampler.ends_epoch(step) else ():
-            scheduler.step()
+        if not by_epoch or play.sampler.ends_epoch(step):
+            for scheduler in replica.optimizers.schedulers.values():
+                scheduler.step()
     return replica
 
 

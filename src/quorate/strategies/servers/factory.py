@@ -23,6 +23,7 @@ from quorate.strategies.servers.units.loop import UnitConnection, connect_units
 from quorate.strategies.servers.update import HeldGradients, check_optimizers
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients, gradient_plan, parameters_by_rows, refuse_rows
+from quorate.training.optimizer_state import unfuse
 from quorate.training.replica import Replica
 
 
@@ -37,7 +38,7 @@ class ServersFactory:
         check_optimizers(replica.optimizers)
         by_rows = parameters_by_rows(replica.model, replica.trainable)
         check_row_optimizers(replica.optimizers.by_name, replica.trainable, by_rows)
-        replica.optimizers.unfuse({replica.trainable[block][1] for block in by_rows})
+        unfuse(replica.optimizers, {replica.trainable[block][1] for block in by_rows})
         if not spec.strategy.is_synchronous:
             refuse_rows(replica.model, replica.trainable, f"mode: {spec.strategy.mode}")
         self._spec = spec

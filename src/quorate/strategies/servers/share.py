@@ -20,6 +20,7 @@ from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation, Role
 from quorate.strategies.compression.residuals import LANES, Residuals
 from quorate.strategies.servers.dealing import UnitRecord
+from quorate.training.optimizer_state import kept_of, load_settings, take_state, unfuse_all_if_torn
 from quorate.training.progress import Progress
 from quorate.training.replica import AVERAGED, Replica
 from quorate.training.state_layout import Gather, HeldState, Parts
@@ -93,7 +94,7 @@ class Share:
     def drop(self, blocks: Collection[int]) -> None:
         """Hold these no longer."""
         for block in blocks:
-            self.replica.optimizers.take_state(self.parameter(block), {})
+            take_state(self.replica.optimizers, self.parameter(block), {})
         self.held -= set(blocks)
         self.exact = {block: value for block, value in self.exact.items() if block in self.held}
         if self.units is not None:
@@ -104,7 +105,7 @@ class Share:
         if agreed.present & ~self.updated and self.updated:
             trained = [(1 << block, parameter) for block, (_, parameter) in enumerate(self.replica.trainable)]
             given = {parameter for bit, parameter in trained if agreed.present & bit}
-            self.replica.optimizers.unfuse_if_torn(given, {p for bit, p in trained if self.updated & bit})
+            unfuse_all_if_torn(self.replica.optimizers, given, {p for bit, p in trained if self.updated & bit})
 
     def commit(self, step: int, agreed: Agreement) -> None:
         """The step is completed here: what lanes hold back after it counts. A void one leaves everything as it was."""
@@ -147,7 +148,7 @@ class Share:
                 tensors[averaged] = averages[averaged]
             if parameter in places:
                 optimizer, number = places[parameter]
-                if state := replica.optimizers.state_of(parameter):
+                if state := kept_of(replica.optimizers, parameter):
                     states[optimizer]["state"][number] = state
         tree: dict[str, Any] = {"replica": {"tensors": tensors, "optimizers": states}}
         exact = {} if values_only else {b: self.exact[b] for b in sorted(blocks) if b in self.exact}
@@ -156,7 +157,7 @@ class Share:
     def load_base(self, tree: dict[str, Any]) -> Progress:
         state = tree["replica"]
         self._load_tensors(state["tensors"])
-        self.replica.optimizers.load_settings(state)
+        load_settings(self.replica.optimizers, state)
         self.updated = tree[UPDATED]
         if self.residuals is not None:
             self.residuals.stand_at(tree[LANES]["applied"])
@@ -173,14 +174,14 @@ class Share:
             parameter = self.parameter(block)
             if parameter in places:
                 name, number = places[parameter]
-                optimizers.take_state(parameter, state["optimizers"][name]["state"].get(number, {}))
+                take_state(optimizers, parameter, state["optimizers"][name]["state"].get(number, {}))
         self.held |= set(blocks)
         self._take_exact(blocks, tree.get(EXACT, {}))
 
     def load(self, tree: dict[str, Any]) -> Progress:
         """Take up a whole state, such as that of a checkpoint."""
         self.replica.load(tree["replica"])
-        states = (self.replica.optimizers.state_of(parameter) for _, parameter in self.replica.trainable)
+        states = (kept_of(self.replica.optimizers, parameter) for _, parameter in self.replica.trainable)
         self.updated = sum(1 << block for block, state in enumerate(states) if state)
         if self.is_server:
             self.held = set(range(len(self.replica.trainable)))
@@ -226,7 +227,7 @@ class Share:
     def _forget_optimizer_state(self) -> None:
         """Some optimizers, such as Adagrad, have one before their first step."""
         for _, parameter in self.replica.trainable:
-            self.replica.optimizers.take_state(parameter, {})
+            take_state(self.replica.optimizers, parameter, {})
 
     def _load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
         replica = self.replica

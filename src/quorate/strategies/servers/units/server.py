@@ -18,6 +18,7 @@ from quorate.data.sampler import Sampler
 from quorate.strategies.agreement import pack, unpack
 from quorate.strategies.servers.dealing import AppliedSet, Dealer, Unit, UnitRecord
 from quorate.strategies.servers.exchange import Head, UnitChannel, UnitPlan
+from quorate.training.optimizer_state import load_settings
 from quorate.training.optimizers import Optimizers
 from quorate.training.replica import Replica
 
@@ -91,7 +92,7 @@ class StepSettings:
     def go_back(self) -> None:
         """To the last boundary, where a generation ends before the next one: schedules have gone ahead of the job."""
         if self._stood is not None:
-            self._optimizers.load_settings(self._stood)
+            load_settings(self._optimizers, self._stood)
 
     def _move_to(self, step: int) -> None:
         if self._kept:
