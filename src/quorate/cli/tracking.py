@@ -61,7 +61,7 @@ def list_all(mlflow: Mlflow = None, runs: Runs = RUNS, as_json: Json = False) ->
     """
     from quorate.api.models import ModelRegistry, registry_uri
     from quorate.cli.layout import Page, headed_table
-    from quorate.storage.tracking_notes import place
+    from quorate.storage.run_notes import place
 
     registry = ModelRegistry(registry_uri(runs, mlflow))
     versions = registry.versions()
