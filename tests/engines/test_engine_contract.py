@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from command import PATIENCE, await_condition
-from memory_cluster import MemoryCluster
 from memory_engine import MemoryEngine
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
@@ -27,7 +26,6 @@ from quorate.engines.engine import (
     Unprepared,
 )
 from quorate.engines.local import LocalEngine
-from quorate.engines.ray.engine import ClusterEngine, ClusterSettings
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
@@ -83,6 +81,9 @@ def in_memory(_: Path, task: str = "") -> Iterator[Case]:
 
 @contextlib.contextmanager
 def on_a_host(folder: Path, task: str = "task.py:Obedient") -> Iterator[Case]:
+    from memory_cluster import MemoryCluster
+    from quorate.engines.ray.engine import ClusterEngine, ClusterSettings
+
     (folder / "task.py").write_text(TASK)
     (folder / "logs").mkdir()
     preparation = Preparation(f"{folder}/{task}", {}, "", [str(folder)], 0, 1, True)

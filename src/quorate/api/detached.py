@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quorate.api.engines import node_code, refuse_missing_engine
+from quorate.api.engines import refuse_missing_engine
 from quorate.api.job import job_text
 from quorate.api.prints import Watch
 from quorate.api.ray_jobs import jobs_at, refuse_ended, submit_launcher
@@ -27,6 +27,7 @@ from quorate.api.session import is_private, resumable, resume_in, run_on_engine,
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.core.runs_folder import is_copy
+from quorate.engines.ray.launch import node_code
 from quorate.engines.ray.node_code import NodeCode, below
 from quorate.engines.ray.option import RaySpec
 from quorate.spec.job import TaskReference

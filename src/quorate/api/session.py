@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from quorate.api.engines import engine_of, refuse_missing_engine
 from quorate.api.job import job_text
@@ -49,7 +50,6 @@ from quorate.core.runs_folder import is_copy
 from quorate.core.user_code import is_attached
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
-from quorate.engines.ray.node_code import NodeCode
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.lineage import with_branch
@@ -74,11 +74,9 @@ def run_locally(launch: Launch, show: Show, accept: Accept, signals: Signals) ->
     return Supervisor(LocalEngine(launch.run, launch.preparation), launch, show, accept, signals).run()
 
 
-def run_on_engine(
-    launch: Launch, show: Show, accept: Accept, signals: Signals, code: NodeCode | None = None
-) -> Outcome:
-    """Run a job where it says; `code` is what nodes are given, if not what follows from the job."""
-    with contextlib.closing(engine_of(launch, signals, code)) as engine:
+def run_on_engine(launch: Launch, show: Show, accept: Accept, signals: Signals, **given: Any) -> Outcome:
+    """Run a job where it says; what is `given` is for an engine of that kind."""
+    with contextlib.closing(engine_of(launch, signals, **given)) as engine:
         return Supervisor(engine, launch, show, accept, signals).run()
 
 

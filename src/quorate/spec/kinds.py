@@ -141,6 +141,9 @@ class EngineSection(Section):
     grow: GrowSpec | None = None
     """Start with `min_workers` and add workers as long as they are efficient; null: start all at once."""
 
+    opened_by: ClassVar[str] = ""
+    """`module:function` that makes the engine, if it is not the local one: called with the run, what is to be prepared,
+    the job, how many processes there are at first, and what tells why the job is to end before it has begun."""
     is_cluster: ClassVar[bool] = False
     """Whether workers may run on other machines than this one."""
 
@@ -153,6 +156,9 @@ class EngineSection(Section):
     def object_store(self) -> str | None:
         """The object store among these."""
         return self.shared_storage if self.shared_storage is not None and is_url(self.shared_storage) else None
+
+    def refuse_missing(self) -> None:
+        """Raise RequestError where what it needs is not installed."""
 
     def gpus_each(self, device: str) -> float:
         """How much of a GPU a cluster gives each worker of a job with this `device`."""

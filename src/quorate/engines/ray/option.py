@@ -1,12 +1,15 @@
 """What a job file says of Ray: the cluster, and what each worker gets on it. None of it changes the bits."""
 
 import re
+from importlib.util import find_spec
 from pathlib import PurePath
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from quorate.core.addresses import has_secret, is_url, shown_place, split_address
+from quorate.core.errors import RequestError
+from quorate.core.installation import install_of
 from quorate.spec.keys import Allowed
 from quorate.spec.kinds import EngineSection
 from quorate.spec.options import Option
@@ -117,7 +120,16 @@ class RaySpec(EngineSection):
     runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
     """What Ray installs and sets on a node before a worker starts there."""
 
+    opened_by: ClassVar[str] = "quorate.engines.ray.launch:open_engine"
     is_cluster: ClassVar[bool] = True
+
+    def refuse_missing(self) -> None:
+        # Looked for, not imported: what is wrong with the rest of the job is told without that second.
+        if find_spec("ray") is None:
+            raise RequestError(
+                f"engine: ray needs the library ray, which is not installed here: {install_of('ray')}. "
+                "The nodes of the cluster need the same version of it. Without a cluster: --set engine=local"
+            )
 
     @property
     def shared_storage(self) -> str | None:
