@@ -6,7 +6,7 @@ import re
 import pytest
 
 from command import Workplace
-from quorate.api import observers
+from quorate.api import run_part
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.spec.tracking import TrackSpec
@@ -26,10 +26,10 @@ def test_a_mode_that_there_is_not(used_workplace: Workplace) -> None:
 
 @pytest.mark.parametrize("key", ["mlflow", "tensorboard", "wandb"])
 def test_a_library_that_is_not_installed_is_named_with_its_extra(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observers, "find_spec", lambda name: None)
+    monkeypatch.setattr(run_part, "find_spec", lambda name: None)
     track = TrackSpec.model_validate({key: "offline" if key == "wandb" else True})
     with pytest.raises(RequestError, match=rf"track.{key} needs .* {re.escape(install_of(key))}"):
-        observers.refuse_missing_libraries(track)
+        run_part.refuse_missing_libraries(track)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is not None, reason="MLflow is installed here")
@@ -42,6 +42,6 @@ def test_a_job_that_cannot_be_tracked_leaves_no_run(workplace: Workplace) -> Non
 
 
 def test_nothing_is_needed_for_a_job_that_is_not_tracked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observers, "find_spec", lambda name: None)
-    observers.refuse_missing_libraries(None)
-    observers.refuse_missing_libraries(TrackSpec())
+    monkeypatch.setattr(run_part, "find_spec", lambda name: None)
+    run_part.refuse_missing_libraries(None)
+    run_part.refuse_missing_libraries(TrackSpec())

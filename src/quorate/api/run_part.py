@@ -3,12 +3,12 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from quorate.api.observers import observers
 from quorate.api.prints import RunStart, Watch, WithPrints
 from quorate.api.recorded_run import remains_of, run_argument, short_path
 from quorate.api.result import Result
@@ -19,24 +19,27 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.news import Outcome
 from quorate.core.errors import JobError, QuorateError, RequestError
 from quorate.core.failure import Failure, JobFailed
+from quorate.core.installation import install_of
 from quorate.core.log_records import Place, RecordHandler, also_logging
 from quorate.core.machine import usable_cores
 from quorate.core.masking import register_secrets
 from quorate.engines.engine import Prepared
+from quorate.history.event_index import IndexSink
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage, RunFailed, RunFinished, StepCompleted
 from quorate.observe.jsonl import end_of_events
 from quorate.observe.live import Round
 from quorate.observe.notices import EARLY_STOP
 from quorate.observe.recoveries import RecoveryLog
-from quorate.observe.sinks import Guarded
+from quorate.observe.sinks import Guarded, Sink
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.device import idle_gpus, workers_here
-from quorate.spec.job import TaskReference
+from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.override import ENVIRONMENT
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.rules import doubtful_modes
 from quorate.spec.secrets import job_secrets
+from quorate.spec.tracking import TrackSpec
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
@@ -298,3 +301,67 @@ def _source_of_params(resolved: ResolvedJob) -> str:
     said = [origin for key, origin in resolved.origins.items() if key.startswith("params.")]
     over = sorted({origin for origin in said if origin.startswith(("--", ENVIRONMENT))})
     return f"{resolved.source} with {' and '.join(over)}" if over else resolved.source
+
+
+_EXPORTER = "opentelemetry.exporter.otlp.proto.grpc"
+"""Not the packages above it, which come with MLflow, too."""
+
+
+def observers(
+    run: RunFolder,
+    spec: JobSpec,
+    tell: Callable[[str], None],
+    say: Callable[[str], None],
+    is_hurried: Callable[[], bool],
+) -> Iterator[Sink]:
+    """Sinks beside the display, the first of them first. At its end a job may wait until Prometheus has seen it: `say`
+    tells people of that, `tell` what they should know from the start, and `is_hurried` ends the wait.
+
+    Each is imported only where it is switched on: nobody waits for a library that is not used.
+    """
+    yield IndexSink(run.events_file)
+    # The first, since it may refuse the request: nothing else is started then.
+    if spec.track is not None and spec.track.prometheus is not None:
+        from quorate.tracking.prometheus import PrometheusView
+
+        view = PrometheusView(run, spec, workers_here(spec, usable_cores()), say, is_hurried)
+        tell(view.notice)
+        yield view
+    if spec.track is not None and spec.track.has_trackers:
+        from quorate.api.tracker import TrackerProcess
+
+        try:
+            process = TrackerProcess(run, spec, say)
+        except OSError as error:  # no room for its log, or no process more: that is no reason not to train
+            log.warning("the run is not tracked: %s. quorate track does that later", error)
+        else:
+            yield process
+    if spec.callbacks:
+        from quorate.api.callbacks import CallbackServer, load_callbacks
+
+        yield CallbackServer(run, load_callbacks(spec.callbacks))
+    if spec.notify is not None:
+        from quorate.tracking.notify import Notifier
+
+        yield Notifier(run, spec.name, spec.notify)
+
+
+def refuse_missing_libraries(track: TrackSpec | None) -> None:
+    """Before anything is started: what a job is to be tracked by must be installed."""
+    if track is None:
+        return
+    if track.trace is not None and track.trace.otlp and not _is_installed(_EXPORTER):
+        raise RequestError(
+            "track.trace.otlp needs the libraries of OpenTelemetry, which are not installed here: "
+            f"{install_of('otlp')}. Without the key, `quorate trace` shows the traces all the same."
+        )
+    for key, wanted in (("mlflow", track.mlflow), ("tensorboard", track.tensorboard), ("wandb", track.wandb)):
+        if wanted and not _is_installed(key):
+            raise RequestError(f"track.{key} needs the library {key}, which is not installed here: {install_of(key)}")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is what it belongs to
+        return False

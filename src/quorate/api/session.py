@@ -17,7 +17,6 @@ from typing import Any
 from quorate.api.engines import engine_of, refuse_missing_engine
 from quorate.api.job import job_text
 from quorate.api.lineage import has_trained_parts, is_on_the_way, train_lineage
-from quorate.api.observers import refuse_missing_libraries
 from quorate.api.prints import Watch
 from quorate.api.recorded_run import (
     newest_checkpoint,
@@ -35,7 +34,7 @@ from quorate.api.recorded_run import (
     warn_of_stretched_schedule,
 )
 from quorate.api.result import Result
-from quorate.api.run_part import Accept, Part, Runner, Show
+from quorate.api.run_part import Accept, Part, Runner, Show, refuse_missing_libraries
 from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder

@@ -177,7 +177,7 @@ def shown_by(folder: Path) -> ShownFolder | None:
     store = RunFolder(folder.parent).stored
     if store is None:
         return None
-    shown = named_object("quorate.stores.checkpoints:ObjectFolder")(store, folder)
+    shown = named_object("quorate.stores.stored_run:ObjectFolder")(store, folder)
     assert isinstance(shown, ShownFolder)
     return shown
 

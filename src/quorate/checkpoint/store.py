@@ -232,7 +232,7 @@ class CheckpointFolder:
     @classmethod
     def at(cls, folder: Path, *, digest: str = DIGESTS[0], cipher: Seal | None = None) -> "CheckpointFolder":
         """The checkpoints of a run: in its folder, or in the store that the folder shows."""
-        kind = cls if shown_by(folder) is None else named_object("quorate.stores.checkpoints:StoredCheckpoints")
+        kind = cls if shown_by(folder) is None else named_object("quorate.stores.stored_run:StoredCheckpoints")
         opened = kind(folder, digest=digest, cipher=cipher)
         assert isinstance(opened, CheckpointFolder)
         return opened

@@ -214,7 +214,7 @@ def track(
       quorate track digits-0001 --mlflow http://127.0.0.1:5000
       quorate track last --mlflow true --tensorboard
     """
-    from quorate.api.observers import refuse_missing_libraries
+    from quorate.api.run_part import refuse_missing_libraries
     from quorate.api.tracker import catch_up
     from quorate.spec.load import load_recorded
     from quorate.spec.override import Override

@@ -29,7 +29,6 @@ from quorate.core.generation import Cursor
 from quorate.core.regular_file import opened_regular, read_regular
 from quorate.storage.atomic import discard, move_into_place, put_in_place, sync_folder, write_atomically, write_new_file
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, open_store
-from quorate.stores.checkpoints import remove_below
 from quorate.stores.objects import refuse_unknown_store
 
 COPYING = ".copying-"
@@ -276,6 +275,14 @@ class FolderPlace:
         if isinstance(error, FileNotFoundError) and what:
             return ObjectMissing(f"{self}: there is no file {what}.")
         return StoreError(f"{self}: {error.strerror or error}. Check that it is mounted, writable and not full.")
+
+
+def remove_below(store: ObjectStore, name: str) -> bool:
+    """Remove all below a name, the manifest first: what is left then is no checkpoint. Whether there was anything."""
+    found = [key for key in store.list() if key.startswith(f"{name}/")]
+    for key in sorted(found, key=lambda each: not each.endswith(f"/{MANIFEST}")):
+        store.remove(key)
+    return bool(found)
 
 
 def _whole(files: Mapping[str, Files]) -> dict[str, Files]:

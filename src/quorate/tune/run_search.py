@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quorate.api.observers import refuse_missing_libraries
+from quorate.api.run_part import refuse_missing_libraries
 from quorate.core.errors import RunError
 from quorate.core.masking import register_secrets
 from quorate.history.run_record import Status
