@@ -161,7 +161,7 @@ def test_a_codec_that_is_missing_here_is_told_with_the_remedy_and_is_no_bad_reco
     content, told = file.read_bytes(), b"\x18\x01a\x15"
     assert content.count(told + b"\x02") == 1
     index = indexed(file, content.replace(told + b"\x02", told + b"\x06"))
-    with pytest.raises(Unreachable, match=r"a.parquet cannot be decoded .*compressed with LZO.*Install the same"):
+    with pytest.raises(Unreachable, match=r"a.parquet cannot be decoded .*LZO compression.*Install the same"):
         opened(index)
 
 

@@ -3,6 +3,7 @@
 Nested columns are given as they are: lists as arrays, structs as dicts. A list of fixed size is a row of an array.
 """
 
+import re
 import sys
 import threading
 from collections import OrderedDict
@@ -22,8 +23,6 @@ MAGIC = b"PAR1"
 FOOTERS = 64_000_000
 """So many bytes of footers are kept; they take about as much again when they are parsed."""
 _END = 8
-_FEW = 16
-"""Fewer values are made one by one: Arrow's way of choosing rows takes as long as so many."""
 
 Array = numpy.ndarray[Any, Any]
 
@@ -54,10 +53,7 @@ class ParquetRecords:
         return self._block.records
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        try:
-            return {name: column.record(row) for name, column in self._columns.items()}
-        except (ValueError, OverflowError):
-            return {name: self._value(name, column, row) for name, column in self._columns.items()}
+        return {name: self._value(name, column, row) for name, column in self._columns.items()}
 
     def columns(self, rows: Sequence[int] | Array) -> dict[str, Array]:
         wanted = numpy.asarray(rows, dtype=numpy.int64)
@@ -65,7 +61,7 @@ class ParquetRecords:
 
     def _rows(self, name: str, wanted: Array) -> Array:
         column = self._columns[name]
-        if isinstance(column, _Numbers) and column.begins is None:
+        if isinstance(column, _Numbers):
             if column.missing is not None and column.missing[wanted].any():
                 row = int(wanted[int(numpy.argmax(column.missing[wanted]))])
                 why = "has no value there, and its values are numbers: fill it in, or use decode="
@@ -73,10 +69,7 @@ class ParquetRecords:
             return column.array.take(wanted, axis=0)  # rows one by one, which indexing looks at more closely
         if isinstance(column, _Texts):
             return column.array.take(wanted)
-        try:
-            values = column.rows(wanted)
-        except (ValueError, OverflowError):
-            values = [self._value(name, column, row) for row in wanted.tolist()]
+        values = [self._value(name, column, row) for row in wanted.tolist()]
         # Not array(): that would make one array of lists that are equally long.
         return numpy.fromiter(values, dtype=object, count=len(wanted))
 
@@ -94,33 +87,24 @@ class ParquetRecords:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """A column as an array; with `begins`, a column of lists that lie one behind the other in it.
-
-    Rows that are `missing` lack a value, or a part of it; those are still in the `chunk`.
-    """
+    """A column as an array. Rows that are `missing` lack a value, or a part of it; those are still in the `chunk`."""
 
     array: Array
     missing: Array | None
     chunk: Any
-    begins: Array | None = None
 
     @property
     def nbytes(self) -> int:
         kept = 0 if self.missing is None else self.missing.nbytes + self.chunk.get_total_buffer_size()
-        return int(self.array.nbytes + (0 if self.begins is None else self.begins.nbytes) + kept)
+        return int(self.array.nbytes + kept)
 
     def record(self, row: int) -> Any:
         if self.missing is not None and self.missing[row]:
             return self.chunk[row].as_py()
-        if self.begins is not None:
-            return self.array[self.begins[row] : self.begins[row + 1]].copy()
         value = self.array[row]
         if self.array.ndim > 1:
             return value.copy()
         return value if self.array.dtype.kind in "mM" else value.item()
-
-    def rows(self, wanted: Array) -> list[Any]:
-        return [self.record(row) for row in wanted.tolist()]
 
 
 @dataclass(frozen=True)
@@ -136,7 +120,7 @@ class _Texts:
 
 @dataclass(frozen=True)
 class _Objects:
-    """A column that only Arrow has: each value is made when it is asked for."""
+    """A column that only Arrow has: each value is made when it is asked for; lists of numbers as arrays."""
 
     chunk: Any
 
@@ -145,12 +129,12 @@ class _Objects:
         return int(self.chunk.get_total_buffer_size())
 
     def record(self, row: int) -> Any:
-        return self.chunk[row].as_py()
-
-    def rows(self, wanted: Array) -> list[Any]:
-        if len(wanted) < _FEW:
-            return [self.record(row) for row in wanted.tolist()]
-        return list(self.chunk.take(_pyarrow()[0].array(wanted)).to_pylist())
+        value, kind = self.chunk[row], self.chunk.type
+        if isinstance(value, (pa := _pyarrow()[0]).ListScalar | pa.LargeListScalar) and _is_number(kind.value_type):
+            values = value.values
+            if values is not None and not values.null_count:
+                return values.to_numpy(zero_copy_only=False).copy()
+        return value.as_py()
 
 
 _Column = _Numbers | _Texts | _Objects
@@ -179,8 +163,7 @@ def _column(column: Any) -> _Column:
         sizes.append(size)
         inner = inner.values.slice(inner.offset * size, len(inner) * size)
     if not _is_number(inner.type):
-        is_list = pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)
-        return _lists(chunk) if is_list and _is_number(chunk.type.value_type) else _Objects(chunk)
+        return _Objects(chunk)
     array = _numbers(inner).reshape((sizes[0], *(shape or sizes[1:])))
     if order is not None:
         array = array.transpose(0, *(dimension + 1 for dimension in order))
@@ -194,17 +177,6 @@ def _texts(chunk: Any) -> _Texts | _Objects:
         return _Objects(chunk)  # whoever reads the row learns of it
     array = numpy.array(values, dtype=object)
     return _Texts(array, array.nbytes + sum(map(sys.getsizeof, values)))
-
-
-def _lists(chunk: Any) -> _Numbers:
-    begins = chunk.offsets.to_numpy()
-    # What stands below a list that is missing is nothing of the others: the offsets say so.
-    missing = chunk.is_null().to_numpy(zero_copy_only=False)
-    if chunk.values.null_count:
-        before = numpy.append(0, numpy.cumsum(chunk.values.is_null().to_numpy(zero_copy_only=False)))
-        missing |= before[begins[1:]] > before[begins[:-1]]
-    values = _numbers(chunk.values)
-    return _Numbers(values, missing, chunk, begins) if missing.any() else _Numbers(values, None, None, begins)
 
 
 def _numbers(chunk: Any) -> Array:
@@ -279,7 +251,7 @@ class Parquet(Format):
         except MemoryError:
             raise
         except (pa.ArrowException, OSError, ValueError, StopIteration) as error:
-            _refuse_lacking(block.file, footer, error)
+            _refuse_lacking(block.file, error)
             text = " ".join(str(error).split())[:200].rstrip(".")
             raise BadRecord(block.file, f"byte {block.start}", f"the row group cannot be decoded: {text}") from None
 
@@ -325,29 +297,16 @@ def parse_footer(content: bytes, file: str, place: str) -> Footer:
     return Footer(metadata, groups)
 
 
-def _refuse_lacking(file: str, footer: Footer, error: Exception) -> None:
-    """Say so if pyarrow cannot decode it here: with another one it might."""
+def _refuse_lacking(file: str, error: Exception) -> None:
+    """Say so if pyarrow cannot decode it here: with another one it might. Of a codec that it lacks it says so only."""
     pa, _ = _pyarrow()
-    codecs = {
-        footer.metadata.row_group(group).column(column).compression
-        for group in range(footer.metadata.num_row_groups)
-        for column in range(footer.metadata.num_columns)
-    }
-    lacking = next((codec for codec in sorted(codecs) if not _is_available(codec)), None)
-    if lacking is None and not isinstance(error, pa.ArrowNotImplementedError):
+    if not isinstance(error, pa.ArrowNotImplementedError) and not re.search("not (supported|built)", str(error)):
         return
-    why = f"it is compressed with {lacking}, which pyarrow does not have" if lacking else f"{error}".rstrip(".")
+    why = str(error).rstrip(".")
     raise Unreachable(
         f"{file} cannot be decoded with pyarrow {pa.__version__} of this machine: {why}. Install the same pyarrow "
         "on every machine, one that can read it, or write the shards in another way, such as with zstd."
     ) from None
-
-
-def _is_available(codec: str) -> bool:
-    try:
-        return codec == "UNCOMPRESSED" or bool(_pyarrow()[0].Codec.is_available(codec.lower()))
-    except ValueError:
-        return False
 
 
 def _groups(metadata: Any) -> Iterator[tuple[int, int]]:
