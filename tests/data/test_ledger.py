@@ -74,10 +74,10 @@ def test_what_is_no_tally_is_refused(text: str) -> None:
 
 def test_all_samples_and_a_whole_order_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Tally.of(3, range(25))
-    assert Tally.of_all(3, 25) == whole
+    assert Tally.of_order(3, range(25)) == whole
     monkeypatch.setattr(ledger, "_SLICE", 4)
-    assert Tally.of_all(3, 25) == Tally.of_order(3, numpy.arange(25)[::-1].copy()) == whole
-    assert Tally.of_all(3, 0) == Tally.of(3, ()) == NOTHING
+    assert Tally.of_order(3, range(25)) == Tally.of_order(3, numpy.arange(25)[::-1].copy()) == whole
+    assert Tally.of_order(3, range(0)) == Tally.of(3, ()) == NOTHING
 
 
 @pytest.mark.parametrize("last_batch", ["drop", "keep"])
@@ -90,7 +90,7 @@ def test_the_steps_of_an_epoch_and_what_it_drops_make_up_the_training_set(last_b
         )
         dropped = Tally.of(epoch, given.dropped(epoch))
         assert len(given.dropped(epoch)) == (2 if last_batch == "drop" else 0)
-        assert read + dropped == Tally.of_all(epoch, given.samples)
+        assert read + dropped == Tally.of_order(epoch, range(given.samples))
 
 
 def test_however_many_are_added_before_anybody_asks_the_sum_is_the_same() -> None:

@@ -88,7 +88,7 @@ def test_poisoned_steps_are_left_out_alike_on_any_number_of_workers(keys: dict[s
     assert all(math.isfinite(loss) for loss in losses.values() if loss is not None)
     # Everything that was read is told, and only what was used is counted.
     tallies = total(Tally.from_hex(text) for text in ran.fields("step", "ledger").values())
-    assert tallies == total(Tally.of_all(epoch, 50) for epoch in (0, 1))
+    assert tallies == total(Tally.of_order(epoch, range(50)) for epoch in (0, 1))
     assert ran.ended.progress["samples"] == 10 * (10 - len(expected))
 
 

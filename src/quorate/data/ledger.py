@@ -58,16 +58,9 @@ class Tally:
         return words
 
     @classmethod
-    def of_order(cls, epoch: int, order: Indices) -> "Tally":
+    def of_order(cls, epoch: int, order: Indices | range) -> "Tally":
+        """The tally of many samples, of which no copy is made as a whole."""
         return total(cls.of(epoch, order[start : start + _SLICE]) for start in range(0, len(order), _SLICE))
-
-    @classmethod
-    def of_all(cls, epoch: int, count: int) -> "Tally":
-        """The tally of an epoch in which each of 0..count-1 is read once."""
-        starts = range(0, count, _SLICE)
-        return total(
-            cls.of(epoch, numpy.arange(start, min(start + _SLICE, count), dtype=numpy.int64)) for start in starts
-        )
 
     @classmethod
     def from_hex(cls, text: str) -> "Tally":

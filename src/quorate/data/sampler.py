@@ -1,11 +1,11 @@
 """Which samples each lane reads at each step, and the requests that follow from it."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 import torch
@@ -45,7 +45,7 @@ def refuse_short(spec: JobSpec, samples: int, what: str = "The training set") ->
         )
 
 
-class Sampler(Protocol):
+class Sampler(ABC):
     """The order of a job's training samples, cut into epochs, steps, lanes and micro-batches.
 
     A pure function of the job, never of who reads. Steps count from 1, epochs from 0. `samples` are those of the
@@ -102,7 +102,7 @@ class Sampler(Protocol):
 
     def planned(self, epoch: int) -> Tally:
         """The tally of a whole epoch, also of those that no step reads."""
-        return Tally.of_all(epoch, self.samples)
+        return Tally.of_order(epoch, range(self.samples))
 
     def describe(self) -> dict[str, Any]:
         """What else the beginning of a run tells of how it reads."""

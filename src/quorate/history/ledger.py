@@ -407,7 +407,7 @@ class _Epoch:
         found = total(entry.tally for entry in self._told.values()) + dropped_tally + Tally.of(self._epoch, self._bad)
         if self._is_own:
             return "" if found == planned else "its steps did not use the samples that the task's own order gives"
-        if found == Tally.of_all(self._epoch, self._set):
+        if found == Tally.of_order(self._epoch, range(self._set)):
             return ""
         return "its steps used as many samples as there are, but some of them more than once and others not at all"
 

@@ -6,7 +6,7 @@ import pytest
 
 from quorate.core.errors import GenerationOver, UnsupportedModelError
 from quorate.core.generation import Member
-from quorate.strategies.gangs.sharded_passes import ASKED_STEPS, DONE, UnitOrder
+from quorate.strategies.gangs.sharded_model import ASKED_STEPS, DONE, UnitOrder
 
 MEMBERS = [Member(worker, "", range(worker, worker + 1)) for worker in range(2)]
 USUAL = ("forward a", "forward b", "sum b", "sum a")

@@ -2,7 +2,7 @@
 
 import io
 import re
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -86,7 +86,7 @@ class ColumnRecords(Protocol):
         ...
 
 
-class Format(Protocol):
+class Format(ABC):
     """A kind of shard, by the endings of its files. Its methods may be called from several threads.
 
     Blocks are counted in a `unit`, byte or row. `alike`: all shards must have the same fields.

@@ -15,8 +15,7 @@ from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
-from quorate.strategies.gangs.ddp_reducer import BucketSums, DdpReducer
-from quorate.strategies.gangs.gang_gradients import GangGradients
+from quorate.strategies.gangs.gang_gradients import BucketSums, DdpReducer, GangGradients
 from quorate.strategies.gangs.nccl import nccl_of, prepare_nccl
 from quorate.strategies.gangs.option import DdpSpec
 from quorate.strategies.gangs.process_group import GroupLinks, ProcessGroup

@@ -25,8 +25,7 @@ from quorate.strategies.gangs.gang_world import SHARD, TENSOR, GangWorld
 from quorate.strategies.gangs.nccl import nccl_of, prepare_nccl
 from quorate.strategies.gangs.process_group import GroupLinks, ProcessGroup
 from quorate.strategies.gangs.sharded_layout import Sharded
-from quorate.strategies.gangs.sharded_model import ShardedModel
-from quorate.strategies.gangs.sharded_passes import Passes, UnitOrder
+from quorate.strategies.gangs.sharded_model import Passes, ShardedModel, UnitOrder
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
 from quorate.strategies.state_copy import align

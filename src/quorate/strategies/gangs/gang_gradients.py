@@ -1,13 +1,161 @@
-"""The gradients of a gang: a worker's lanes add up in `.grad`, and a reducer sums them over the workers."""
+"""The gradients of a gang: a worker's lanes add up in `.grad`, and DDP's own reducer sums them over the workers.
+
+`DistributedDataParallel` is a module around this reducer, which calls it before and after `forward`. Quorate calls
+`loss()`, which may call the model several times or a part of it, so here the reducer is told directly: by `arm` that
+the next backward pass is the last of the step, and by `complete` that there is no other. So the model is not wrapped.
+"""
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Any
 
 import torch
+from torch._C._distributed_c10d import GradBucket, Reducer, _register_comm_hook
 
 from quorate.core.errors import UnsupportedModelError
-from quorate.strategies.gangs.ddp_reducer import DdpReducer
+from quorate.lanes.buckets import MEBIBYTE, Bucket
+from quorate.strategies.gangs.process_group import ProcessGroup
 from quorate.training.gradients import LoneGradients
+
+_TWICE = "marked as ready"
+"""What torch says of a parameter whose gradient is in its bucket already."""
+
+
+class BucketSums:
+    """Sums buckets, each in its place, as they are or rounded to a smaller type, in which they are added up too.
+
+    Summed, not averaged: lanes have weighted their gradients.
+    """
+
+    def __init__(self, group: ProcessGroup, dtype: torch.dtype | None = None) -> None:
+        self._group = group
+        self._dtype = dtype
+        self._rounded: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def begin(self, bucket: torch.Tensor) -> None:
+        """A bucket is full. The backward pass, which calls this, is not to wait for its sum."""
+        sent = bucket
+        if self._dtype is not None:
+            sent = bucket.to(self._dtype)
+            self._rounded.append((bucket, sent))
+        self._group.begin_sum(sent)
+
+    def finish(self) -> None:
+        """Return when all buckets that were begun are the sums. Whoever waits here can be interrupted."""
+        self._group.wait()
+        for bucket, rounded in self._rounded:
+            bucket.copy_(rounded)
+        self._rounded.clear()
+
+
+class _Hooked:
+    """What the reducer's hook knows. Not the reducer itself, which would keep itself alive."""
+
+    def __init__(self, sums: BucketSums) -> None:
+        self.sums = sums
+        self.all_begun = False
+
+
+def _begin_sum(hooked: _Hooked, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The sum is formed in the bucket's place: so that is given at once, and `DdpReducer.wait` says when it is true."""
+    buffer = bucket.buffer()
+    hooked.sums.begin(buffer)
+    hooked.all_begun = bucket.is_last()
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+        devices=None if buffer.device.type == "cpu" else [buffer.device]
+    )
+    future.set_result(buffer)
+    return future
+
+
+class DdpReducer:
+    """Collects gradients in buckets during the last backward pass of a step, and sums each as soon as it is full.
+
+    Gradients become views of the buckets. Which buckets there are depends on the parameters alone: left to itself, the
+    reducer would cut others after its first pass, and a gang that begins again would have other bits.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        plan: Sequence[Bucket],
+        bucket_mb: float,
+        group: ProcessGroup,
+        sums: BucketSums,
+    ) -> None:
+        size = max(1, round(bucket_mb * MEBIBYTE))
+        self._parameters = parameters
+        self._order = [slot.index for bucket in plan for slot in bucket.slots]
+        self._hooked = _Hooked(BucketSums(group))
+        self._is_armed = False
+        self._reducer: Any = Reducer(
+            params=list(parameters),
+            bucket_indices=[[slot.index for slot in bucket.slots] for bucket in plan],
+            per_bucket_size_limits=[size] * len(plan),
+            process_group=group.group,
+            bucket_bytes_cap=size,
+            first_bucket_bytes_cap=size,  # type: ignore[call-arg]
+            gradient_as_bucket_view=True,
+        )
+        _register_comm_hook(self._reducer, self._hooked, _begin_sum)
+        # A pass that nobody sees, in the order of the plan: by its order the reducer cuts the buckets that it keeps.
+        self.complete()
+        self.wait()
+        try:
+            self._reducer._rebuild_buckets()
+        except RuntimeError as error:
+            raise group.translated(error) from None
+        for parameter in parameters:
+            parameter.grad = None
+        self._hooked.sums = sums
+
+    def arm(self) -> None:
+        """The backward pass that comes next is the last of this step."""
+        self._hooked.all_begun = False
+        self._is_armed = True
+        self._reducer.prepare_for_backward([])
+
+    def complete(self) -> None:
+        """No gradient of this step is still to come: whatever the last pass has not reached is taken as it is, so that
+        nobody waits for it. Without a last pass, that is everything."""
+        if not self._is_armed:
+            self.arm()
+        if not self._hooked.all_begun:
+            with torch.enable_grad():
+                rest = _TakeRest.apply(torch.zeros((), requires_grad=True), self._take_rest)  # type: ignore[no-untyped-call]
+                rest.backward()
+        self._is_armed = False
+
+    def wait(self) -> None:
+        """Return when the sums are in the gradients' places."""
+        self._hooked.sums.finish()
+
+    def close(self) -> None:
+        """Take the hooks from the parameters. The process group is somebody else's."""
+        self._reducer = None
+
+    def _take_rest(self) -> None:
+        for index in self._order:
+            try:
+                self._reducer._autograd_hook(index)
+            except RuntimeError as error:
+                if _TWICE not in str(error):
+                    raise
+
+
+class _TakeRest(torch.autograd.Function):
+    """The reducer finishes with the backward pass in which its last bucket is filled, so it needs one."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor, take: Any) -> torch.Tensor:
+        context.take = take
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        context.take()
+        return gradient, None
+
 
 _GRADIENT = attrgetter("grad")
 
