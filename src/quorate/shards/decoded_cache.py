@@ -4,15 +4,14 @@ They are written down exactly: trees of tensors, arrays, numbers and texts. Noth
 """
 
 import contextlib
-import json
+import io
 import logging
 import os
-import struct
+import pickle
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ from quorate.core.regular_file import open_regular
 from quorate.data.indices import Indices
 from quorate.shards.disk_cache import DiskCache
 
-_HEAD = struct.Struct("<I")
-_ALIGN = 16
-_MAGIC = b"QRTSMPL2"
+_MAGIC = b"QRTSMPL3"
 _ROW = numpy.dtype([("start", "<u8"), ("length", "<u8"), ("digest", "<u8")])
 # Instead of where a sample begins: it was not made yet, or its record is bad.
 _MISSING, _BAD = 2**64 - 1, 2**64 - 2
@@ -119,105 +116,74 @@ class NotEncodable(Exception):  # noqa: N818
 
 
 def encode(sample: Any) -> bytes:
-    """A skeleton in JSON, and behind it the bytes of tensors, arrays and byte strings."""
-    parts: list[bytes] = []
-    skeleton = json.dumps(_skeleton(sample, parts), separators=(",", ":"), allow_nan=True).encode()
-    head = _HEAD.pack(len(skeleton)) + skeleton
-    pieces = [head, bytes(-len(head) % _ALIGN)]
-    for part in parts:
-        pieces += [part, bytes(-len(part) % _ALIGN)]
-    return b"".join(pieces)
+    """A pickle of nothing but containers, plain values, arrays and tensors."""
+    file = io.BytesIO()
+    _Pickler(file, protocol=5).dump(sample)
+    return file.getvalue()
 
 
 def decode(content: bytes) -> Any:
     """What `encode` was given, in memory of its own."""
-    (size,) = _HEAD.unpack_from(content)
-    begin = _HEAD.size + size
-    position = begin + -begin % _ALIGN
-
-    def take(size: int) -> memoryview:
-        nonlocal position
-        part = memoryview(content)[position : position + size]
-        position += size + -size % _ALIGN
-        return part
-
-    return _restored(json.loads(content[_HEAD.size : begin]), take)
+    return _Unpickler(io.BytesIO(content)).load()
 
 
-def _skeleton(value: Any, parts: list[bytes]) -> Any:
-    kind = type(value)
-    if value is None or kind in (bool, int, float, str):
-        return value
-    if kind in (list, tuple):
-        return {"t" if kind is tuple else "l": [_skeleton(item, parts) for item in value]}
-    if kind is dict:
-        if not all(type(key) is str for key in value):
-            raise NotEncodable("a dict whose keys are not texts")
-        return {"d": [[key, _skeleton(item, parts)] for key, item in value.items()]}
-    if kind is bytes:
-        parts.append(value)
-        return {"b": len(value)}
-    if kind is numpy.ndarray or (isinstance(value, numpy.generic) and kind.__module__ == "numpy"):
-        return _of_array(value, parts)
-    if kind is torch.Tensor:
-        return _of_tensor(value, parts)
-    raise NotEncodable(f"a {kind.__name__}")
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, given: Any) -> Any:
+        kind = type(given)
+        if kind is torch.Tensor:
+            return _tensor, _apart(given)
+        if kind is numpy.ndarray or (isinstance(given, numpy.generic) and kind.__module__ == "numpy"):
+            _check_array(given)
+        elif not isinstance(given, numpy.dtype) and _name_of(given) not in _BUILDERS:
+            raise NotEncodable(f"a {kind.__name__}")
+        return NotImplemented
 
 
-def _of_array(value: Any, parts: list[bytes]) -> Any:
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _BUILDERS:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a sample")
+        return super().find_class(module, name)
+
+
+def _name_of(given: Any) -> tuple[Any, Any]:
+    return getattr(given, "__module__", None), getattr(given, "__qualname__", None)
+
+
+def _check_array(value: Any) -> None:
     if value.dtype.hasobject or value.dtype.names is not None or not value.dtype.itemsize:
         raise NotEncodable(f"an array of {value.dtype}")
-    if isinstance(value, numpy.generic):
-        if value.dtype.kind in "SU" and value != numpy.array(value)[()]:
-            raise NotEncodable("a text of NumPy that ends with a NUL")
-        parts.append(value.tobytes())
-        return {"s": value.dtype.str}
-    order = _order(value.strides)
-    dense = value.transpose(order)
-    parts.append(dense.tobytes())
-    return {"a": [value.dtype.str, list(dense.shape), order]}
+    if isinstance(value, numpy.generic) and value.dtype.kind in "SU" and value != numpy.array(value)[()]:
+        raise NotEncodable("a text of NumPy that ends with a NUL")
 
 
-def _of_tensor(value: torch.Tensor, parts: list[bytes]) -> Any:
+def _apart(value: torch.Tensor) -> tuple[str, list[int], list[int], bytearray]:
+    """Its type, and its dimensions from the outermost in memory: the layout is part of a tensor, and some kernels
+    choose by it."""
     if value.layout is not torch.strided or value.device.type != "cpu" or value.requires_grad or value.is_quantized:
         raise NotEncodable("a tensor that is sparse, on a device, or has a gradient")
     order = _order(value.stride())
     dense = value.resolve_conj().resolve_neg().permute(order).contiguous()
-    parts.append(dense.reshape(-1).view(torch.uint8).numpy().tobytes() if dense.numel() else b"")
-    return {"T": [str(value.dtype).removeprefix("torch."), list(dense.shape), order]}
+    content = bytearray(dense.reshape(-1).view(torch.uint8).numpy()) if dense.numel() else bytearray()
+    return str(value.dtype).removeprefix("torch."), list(dense.shape), order, content
 
 
 def _order(strides: tuple[int, ...]) -> list[int]:
-    """Dimensions from the outermost in memory: the layout is part of a tensor, and some kernels choose by it."""
     return sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
 
 
-def _restored(skeleton: Any, take: Callable[[int], memoryview]) -> Any:
-    if not isinstance(skeleton, dict):
-        return skeleton
-    ((mark, told),) = skeleton.items()
-    if mark == "d":
-        return {key: _restored(item, take) for key, item in told}
-    if mark in ("l", "t"):
-        items = [_restored(item, take) for item in told]
-        return items if mark == "l" else tuple(items)
-    if mark == "b":
-        return bytes(take(told))
-    if mark == "s":
-        kind = numpy.dtype(told)
-        return numpy.frombuffer(take(kind.itemsize), kind)[0]
-    return _restored_array(told, mark == "T", take)
-
-
-def _restored_array(told: tuple[str, list[int], list[int]], is_tensor: bool, take: Callable[[int], memoryview]) -> Any:
-    name, shape, order = told
-    kind: Any = getattr(torch, name) if is_tensor else numpy.dtype(name)
-    content = bytearray(take(kind.itemsize * prod(shape)))
-    back = sorted(range(len(order)), key=order.__getitem__)
-    if not is_tensor:
-        return numpy.frombuffer(content, kind).reshape(shape).transpose(back)
+def _tensor(name: str, shape: list[int], order: list[int], content: bytearray) -> torch.Tensor:
+    kind = getattr(torch, name)
     raw = torch.frombuffer(content, dtype=kind) if content else torch.empty(0, dtype=kind)
-    return raw.reshape(shape).permute(back)
+    return raw.reshape(shape).permute(sorted(range(len(order)), key=order.__getitem__))
+
+
+_BUILDERS = {_name_of(_tensor), ("numpy", "ndarray"), ("numpy", "dtype")} | {
+    _name_of(builder)
+    for example in (numpy.zeros(2), numpy.zeros(4)[::2], numpy.float32(0))
+    for builder in (example.__reduce_ex__(5)[0],)
+}
+"""The functions and classes by which arrays and tensors are made: no others are called when a sample is read."""
 
 
 log = logging.getLogger(__name__)
