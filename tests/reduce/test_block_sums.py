@@ -3,10 +3,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.lanes.block_sums import pieces_of
 from quorate.lanes.buckets import Bucket, Slot
 from quorate.reduce import reduction
-from quorate.reduce.reduction import add_up_block, sum_lanes
+from quorate.reduce.block_sums import add_up_block, pieces_of
+from quorate.reduce.reduction import sum_lanes
 from reduce.reference import bits, wide_values
 
 

@@ -7,16 +7,16 @@ waits for its own device and then for the others, so nothing that runs on a devi
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from quorate.core.generation import Generation
-from quorate.core.spans import BUCKET
+from quorate.core.spans import BUCKET, SpanRecorder
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.chunks import cut, summation_order
 from quorate.reduce.memory import DeviceMemory, GradientMemory, dtype_of, layout_of
-from quorate.reduce.reduction import Reduction, Wrapped
+from quorate.reduce.reduction import Reduction
 from quorate.reduce.shared_memory import SharedMemory, SharedMemoryReduction
 
 
@@ -39,6 +39,42 @@ class DeviceGradients(GradientMemory):
 def size_of(plan: Sequence[Bucket], hosted: range) -> int:
     """Bytes that a worker shares: its lanes, and behind them its total."""
     return (len(hosted) + 1) * layout_of(plan).size
+
+
+class Wrapped:
+    """A `Reduction` by way of another one, which it owns. By itself it does not overlap with the backward pass."""
+
+    overlaps = False
+
+    def __init__(self, links: Reduction) -> None:
+        self._links = links
+
+    @property
+    def spans(self) -> SpanRecorder | None:
+        """Where it times its parts."""
+        return self._links.spans
+
+    @spans.setter
+    def spans(self, spans: SpanRecorder | None) -> None:
+        self._links.spans = spans
+
+    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        self._links.all_reduce(step, index, lane_values, total)
+
+    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
+        return self._links.gather(step, index, payload)
+
+    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
+        self._links.broadcast(step, index, root, buffer, receivers)
+
+    def round_trip(self) -> float | None:
+        return self._links.round_trip()
+
+    def bytes_passed(self, elements: int, itemsize: int) -> int:
+        return self._links.bytes_passed(elements, itemsize)
+
+    def close(self) -> None:
+        self._links.close()
 
 
 class DeviceReduction(Wrapped):

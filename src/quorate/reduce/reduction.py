@@ -8,7 +8,6 @@ from typing import Protocol, TypeVar
 import torch
 
 from quorate.core.spans import SpanRecorder
-from quorate.lanes.block_sums import Piece
 from quorate.lanes.chunks import cut, summation_order
 
 M = TypeVar("M")
@@ -80,42 +79,6 @@ class Alone:
         pass
 
 
-class Wrapped:
-    """A `Reduction` by way of another one, which it owns. By itself it does not overlap with the backward pass."""
-
-    overlaps = False
-
-    def __init__(self, links: Reduction) -> None:
-        self._links = links
-
-    @property
-    def spans(self) -> SpanRecorder | None:
-        """Where it times its parts."""
-        return self._links.spans
-
-    @spans.setter
-    def spans(self, spans: SpanRecorder | None) -> None:
-        self._links.spans = spans
-
-    def all_reduce(self, step: int, index: int, lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        self._links.all_reduce(step, index, lane_values, total)
-
-    def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
-        return self._links.gather(step, index, payload)
-
-    def broadcast(self, step: int, index: int, root: int, buffer: memoryview, receivers: Collection[int]) -> None:
-        self._links.broadcast(step, index, root, buffer, receivers)
-
-    def round_trip(self) -> float | None:
-        return self._links.round_trip()
-
-    def bytes_passed(self, elements: int, itemsize: int) -> int:
-        return self._links.bytes_passed(elements, itemsize)
-
-    def close(self) -> None:
-        self._links.close()
-
-
 def probe_neighbours(
     position: int, messages: Sequence[tuple[M, M]], ask: Callable[[M, M], None], answer: Callable[[M, M], None]
 ) -> float:
@@ -145,15 +108,6 @@ def sum_lanes(lane_values: Sequence[torch.Tensor], total: torch.Tensor) -> None:
     for chunk, place in enumerate(cut(total.numel(), len(lane_values))):
         first, *rest = (lane_values[lane][place] for lane in summation_order(chunk, len(lane_values)))
         add_up(first, rest, total[place])
-
-
-def add_up_block(lane_values: Sequence[torch.Tensor], pieces: Sequence[Piece], total: torch.Tensor) -> None:
-    """The sum of one tensor of a bucket: the bits that `sum_lanes` gives in its place there.
-
-    `lane_values` has the tensor's flat values of all lanes, in lane order.
-    """
-    for piece in pieces:
-        add_up_in_stretches([lane_values[lane][piece.place] for lane in piece.order], total[piece.place])
 
 
 def add_up_in_stretches(terms: Sequence[torch.Tensor], out: torch.Tensor) -> None:

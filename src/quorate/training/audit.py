@@ -17,7 +17,6 @@ from quorate.core.digests import content_digest
 from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, UnsupportedModelError
 from quorate.core.generation import Member, name_of
 from quorate.training.lane import LaneResult
-from quorate.training.lane_digest import written
 from quorate.training.losses import called
 
 SETTLE_INDEX, WITHDRAW_INDEX, PART_INDEX = 15, 16, 17
@@ -74,7 +73,7 @@ class Outcome:
         parts = {"the number of samples": str(result.samples), "which parameters have a gradient": hex(result.present)}
         parts |= {f"the {called(name)}": repr((loss.total, loss.count)) for name, loss in result.losses.items()}
         parts |= {f"buffer '{name}'": digest for name, digest in changed.items()}
-        gradient, *single = map(written, result.digests or (0,))
+        gradient, *single = (f"{each:016x}" for each in result.digests or (0,))
         digest = content_digest(json.dumps([parts, gradient], sort_keys=True).encode())[:16]
         by_tensor = zip(tensors, single, strict=False)  # none where they were not asked for
         return cls(digest, parts | {f"the gradient of '{name}'": each for name, each in by_tensor})

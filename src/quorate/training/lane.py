@@ -15,7 +15,6 @@ from quorate.data.ledger import NOTHING, Tally
 from quorate.training.device import Device
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients
-from quorate.training.lane_digest import collected, joined_halves, lane_digests
 from quorate.training.losses import GivenLoss, LossSum, Unread, checked_losses
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
@@ -78,6 +77,8 @@ def fill_in(results: Sequence[LaneResult], numbers: Iterator[float]) -> None:
             result.losses = result.unread.sums(numbers)
             result.log = {**result.log, **result.unread.logged_sums(numbers)}
             if result.unread.digests:
+                from quorate.training.lane_digest import joined_halves  # where they are asked for
+
                 result.digests = joined_halves([next(numbers) for _ in result.unread.digests])
             result.unread = None
 
@@ -246,6 +247,8 @@ class LaneRunner:
 
     def _tell_gradient(self, result: LaneResult) -> None:
         if self._on_lane is not None:
+            from quorate.training.lane_digest import collected
+
             self._on_lane(collected(self._gradients, by_tensor=False)[0])
         if self._record is not None:
             self.digest(result)
@@ -255,6 +258,8 @@ class LaneRunner:
         is_made = result.digests or (result.unread is not None and result.unread.digests)
         if not result.samples or (is_made and not by_tensor):
             return
+        from quorate.training.lane_digest import collected, lane_digests
+
         groups = collected(self._gradients, by_tensor=False)
         if by_tensor or self._record == "tensors":
             groups += collected(self._gradients, by_tensor=True)

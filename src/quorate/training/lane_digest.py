@@ -48,11 +48,6 @@ def joined_halves(numbers: Sequence[float]) -> tuple[int, ...]:
     return tuple(int(high) << 32 | int(low) for high, low in zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def written(digest: int) -> str:
-    """As it is told and compared."""
-    return f"{digest:016x}"
-
-
 def _in_a_row(tensor: torch.Tensor) -> torch.Tensor:
     return flattened(tensor, as_they_lie=True)
 

@@ -12,7 +12,6 @@ from quorate.data.indices import ranges_of
 from quorate.data.sampler import Sampler
 from quorate.observe.events import SkippedStep, StepCompleted
 from quorate.training.activity import Activity
-from quorate.training.lane_digest import written
 from quorate.training.strategy import Agreement, PendingStep, StepOutcome
 
 LAG = 8
@@ -113,7 +112,7 @@ def step_completed(
         losses = dict.fromkeys(optimizers)
     # A lane without samples has none.
     told = () if tensors is None else agreement.digests
-    lanes = [[written(each) for each in of_lane] or [""] for of_lane in told]
+    lanes = [[f"{each:016x}" for each in of_lane] or [""] for of_lane in told]
     by_tensor = len(max(lanes, key=len, default=[])) > 1
     is_own = sampler.is_own(epoch)
     ends = sampler.ends_epoch(step)

@@ -22,12 +22,11 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import LinkError, PeerLost
 from quorate.core.generation import Generation, GenerationId, Member, Role, server_id
 from quorate.core.spans import SpanRecorder
-from quorate.lanes.block_sums import plan_blocks
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.hosting import host_lanes
+from quorate.reduce.block_sums import add_up_block, plan_blocks
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory, dtype_of
-from quorate.reduce.reduction import add_up_block
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.methods import method_of
 from quorate.strategies.compression.option import lane_compression

@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from quorate.core.errors import FrameError
-from quorate.lanes.block_sums import Block, plan_blocks
 from quorate.lanes.buckets import Bucket
 from quorate.lanes.chunks import cut
+from quorate.reduce.block_sums import Block, add_up_block, plan_blocks
 from quorate.reduce.memory import dtype_of
-from quorate.reduce.reduction import add_up_block
 
 _FORMAT = 1
 _HEADER = struct.Struct("<BIq")

@@ -19,8 +19,9 @@ from torch._C._distributed_c10d import AllreduceOptions, Store, TCPStore, Work
 
 from quorate.core.errors import GenerationOver, JobError, LeaseExpired, LinkError
 from quorate.core.generation import Member, name_of, names_of
+from quorate.reduce.device_reduction import Wrapped
 from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.reduction import Reduction, Wrapped
+from quorate.reduce.reduction import Reduction
 from quorate.strategies.gangs.backend_errors import explain, gist
 from quorate.strategies.gangs.nccl import Ending
 

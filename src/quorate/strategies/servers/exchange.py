@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from quorate.core.generation import Generation, GenerationId
-from quorate.lanes.block_sums import plan_blocks
 from quorate.lanes.buckets import Bucket, Slot
+from quorate.reduce.block_sums import add_up_block, plan_blocks
 from quorate.reduce.device_reduction import pinned_totals
 from quorate.reduce.memory import DeviceMemory, GradientMemory, dtype_of
-from quorate.reduce.reduction import add_up_block
 from quorate.reduce.shared_memory import SharedMemoryReduction
 from quorate.strategies.servers.links import Spokes, as_bytes
 from quorate.wire.link import Deadline, Link, Tag

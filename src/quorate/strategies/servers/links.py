@@ -10,9 +10,10 @@ from functools import partial
 import torch
 
 from quorate.core.generation import Generation, Role, name_of
+from quorate.reduce.device_reduction import Wrapped
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.neighbours import GLANCE, Awaited, Neighbour, connect_to
-from quorate.reduce.reduction import Reduction, Wrapped
+from quorate.reduce.reduction import Reduction
 from quorate.reduce.ring import Blame, unchanged
 from quorate.wire.link import Deadline, Link, Tag
 from quorate.wire.shared_link import SharedLink, accept_all_shared

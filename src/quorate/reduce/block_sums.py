@@ -7,8 +7,11 @@ and a chunk has its own order of lanes. So a tensor falls into pieces where the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from quorate.lanes.buckets import Bucket, Slot
 from quorate.lanes.chunks import cut, summation_order
+from quorate.reduce.reduction import add_up_in_stretches
 
 
 @dataclass(frozen=True)
@@ -48,3 +51,12 @@ def pieces_of(bucket: Bucket, slot: Slot, lanes: int) -> tuple[Piece, ...]:
         if start < stop:
             pieces.append(Piece(slice(start - slot.offset, stop - slot.offset), summation_order(chunk, lanes)))
     return tuple(pieces)
+
+
+def add_up_block(lane_values: Sequence[torch.Tensor], pieces: Sequence[Piece], total: torch.Tensor) -> None:
+    """The sum of one tensor of a bucket: the bits that `sum_lanes` gives in its place there.
+
+    `lane_values` has the tensor's flat values of all lanes, in lane order.
+    """
+    for piece in pieces:
+        add_up_in_stretches([lane_values[lane][piece.place] for lane in piece.order], total[piece.place])
