@@ -7,12 +7,9 @@ import pytest
 
 from quorate.training.save_decisions import (
     Action,
-    Answer,
-    Beginning,
     Decision,
     SaveProgress,
     decide,
-    decide_beginning,
     why_void,
 )
 
@@ -53,22 +50,6 @@ def test_nothing_is_committed_before_all_is_there_and_leave_is_given(commits: bo
         decision = decide(SaveProgress(commits, copied, written, complete, may))
         if decision.action is Action.COMMIT:
             assert commits and copied and written and complete and may
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        (Answer("a", attempt="x"), Answer("b"), Beginning.START),
-        (Answer("a", attempt="x"), Answer("b", is_busy=True), Beginning.SKIP),
-        (Answer("a", is_busy=True), Answer("b"), Beginning.SKIP),
-        (Answer("a", is_saved=True), Answer("b", is_busy=True), Beginning.NOTHING),
-        (Answer("a", failure="no space"), Answer("b"), Beginning.NOTHING),
-    ],
-)
-def test_the_one_that_commits_has_the_first_word_and_everybody_may_be_busy(
-    first: Answer, second: Answer, expected: Beginning
-) -> None:
-    assert decide_beginning([first, second]) is expected
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.store import NoSpace, remove_surplus
+from quorate.checkpoint.store import NoSpace
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.core.errors import CheckpointError, LinkError, ReplicasDiffer
+from quorate.core.errors import CheckpointError, ReplicasDiffer
 from quorate.core.generation import Cursor, Phase
 from quorate.core.worker_status import CHECKPOINT, DISK
 from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
@@ -35,7 +35,7 @@ from quorate.training.activity import Activity
 from quorate.training.device import CopyOut
 from quorate.training.progress import Progress
 from quorate.training.save import VOID, Draft, OngoingSave, SaveContext, SavePlan
-from quorate.training.save_decisions import Answer, Beginning, decide_beginning, why_void
+from quorate.training.save_decisions import Answer, why_void
 from quorate.training.state_layout import HeldState, StateLayout
 from quorate.training.strategy import Strategy
 from quorate.training.tracer import Tracer
@@ -201,14 +201,14 @@ class Checkpointer:
             self.settle()  # what was waited for may have found that replicas differ
         held = self._layout.state(progress) if draft is None else draft.held.at(progress)
         answers = self._ask_everyone(progress, held, strategy)
-        match decide_beginning(answers):
-            case Beginning.NOTHING:
-                # Not at every step again: the next that is due tries again.
-                self._owes, self._last_begun = False, self._clock()
-            case Beginning.SKIP:
-                self._skip(progress, answers[0])
-            case Beginning.START:
-                self._start(progress, held, answers, strategy.worker, draft).added_s += self._clock() - began
+        # The one that commits has the first word, so all workers come to the same.
+        if answers[0].is_saved or answers[0].failure:
+            # Not at every step again: the next that is due tries again.
+            self._owes, self._last_begun = False, self._clock()
+        elif any(answer.is_busy for answer in answers):
+            self._skip(progress, answers[0])
+        else:
+            self._start(progress, held, answers, strategy.worker, draft).added_s += self._clock() - began
 
     @property
     def is_settled(self) -> bool:
@@ -362,24 +362,9 @@ class Checkpointer:
             self._context.publish(CheckpointSkipped(step=progress.cursor.step, reason=reason))
 
     def _free_space(self, progress: Progress) -> None:
-        """Remove what retention would remove after this save; never the newest that is whole, nor the best."""
-        retention, best = self._context.kept, progress.lasting_best or progress.best
-        if retention is None:
-            return
-        try:
-            removed = remove_surplus(
-                self._context.store,
-                retention,
-                None if best is None else best.step,
-                self._known_whole,
-                check=self._context.check_commit,
-                coming=progress.cursor,
-            )
-        except (CheckpointError, LinkError) as error:
-            # The lease may come back while the save goes on; whether there is space enough is found by writing.
-            log.info("old checkpoints are left for now: %s", error)
-            return
-        for info in removed:
+        """Remove what retention would remove after this save; never the newest that is whole, nor the best. (The lease
+        may come back while the save goes on; whether there is space enough is found by writing.)"""
+        for info in self._context.remove_surplus(progress, self._known_whole, coming=progress.cursor):
             log.warning(
                 "checkpoint %s was removed, to make room for that of step %d", info.path.name, progress.cursor.step
             )

@@ -22,7 +22,7 @@ from quorate.checkpoint.tensor_file import Arena, TensorFile
 from quorate.checkpoint.tree import check_written, join_skeletons
 from quorate.core.digests import weights_digest
 from quorate.core.errors import AttemptGone, CheckpointError, JobError, LinkError, QuorateError, ReplicasDiffer
-from quorate.core.generation import GenerationId
+from quorate.core.generation import Cursor, GenerationId
 from quorate.core.spans import COMMIT, COPY, DIGEST, WRITE, SpanRecorder
 from quorate.core.user_code import describe
 from quorate.observe.event import Event
@@ -70,13 +70,22 @@ class SaveContext:
     arena: Arena = field(default_factory=Arena)
     audited: Callable[[], int | None] | None = None
 
-    @property
-    def kept(self) -> Retention | None:
-        """What stays; None where nothing may be removed yet. With audits also the newest checkpoint from before
-        anything that they may still find to be wrong."""
-        if self.retention is None or self.audited is None:
-            return self.retention
-        return None if (step := self.audited()) is None else replace(self.retention, audited=step)
+    def remove_surplus(
+        self, progress: Progress, newest_whole: Cursor | None, coming: Cursor | None = None
+    ) -> tuple[CheckpointInfo, ...]:
+        """Remove what retention does not keep, as far as this worker may; with audits that is also the newest
+        checkpoint from before anything that they may still find to be wrong. With `coming`, what will be too much once
+        that one is saved. The newest stays anyway: where it is the best only until the job is made longer, so does the
+        one before."""
+        audited, best = None if self.audited is None else self.audited(), progress.lasting_best or progress.best
+        if self.retention is None or (self.audited is not None and audited is None):
+            return ()
+        retention, step = replace(self.retention, audited=audited), None if best is None else best.step
+        try:
+            return remove_surplus(self.store, retention, step, newest_whole, check=self.check_commit, coming=coming)
+        except (CheckpointError, LinkError) as error:
+            log.info("old checkpoints are left for now: %s", error)
+            return ()
 
     def may_act(self) -> bool:
         """Whether this worker may act for its job now."""
@@ -268,7 +277,11 @@ class OngoingSave:
     def _copy(self) -> None:
         """Into memory of our own; without that memory the state itself is written, and must not change meanwhile."""
         held, file = self.plan.held, self.plan.file
-        staged = self._context.arena.stage(file) if self._draft is None else self._drafted(self._draft)
+        if self._draft is None:
+            staged = self._context.arena.stage(file)
+        else:
+            self._draft.copying.wait()
+            staged = self._draft.content, self._draft.tensors
         # All of it by everybody, not only what we write: it tells whether the replicas are equal.
         compared = {name: each for name, each in held.compared.items() if self._is_shared or name in held.weights}
         if staged is None:
@@ -287,10 +300,6 @@ class OngoingSave:
         self._copied_s = round(self._context.clock() - self._began, 4)
         self._digest(copied, CPU)
         self._content = self._pieces(iter((content,)))
-
-    def _drafted(self, draft: Draft) -> tuple[memoryview, dict[str, torch.Tensor]]:
-        draft.copying.wait()
-        return draft.content, draft.tensors
 
     def _digest(self, tensors: dict[str, torch.Tensor], device: Device) -> None:
         if not tensors:
@@ -360,15 +369,9 @@ class OngoingSave:
             log.info("the checkpoint waits: %s", error)
             return
         seconds = round(context.clock() - self._began, 4)
-        # The newest stays anyway: where it is the best only until the job is made longer, so does the one before.
-        best, cursor = plan.progress.lasting_best or plan.progress.best, plan.progress.cursor
-        try:
-            if (retention := context.kept) is not None:
-                step = None if best is None else best.step
-                remove_surplus(context.store, retention, step, cursor, check=context.check_commit)
-        except (CheckpointError, LinkError) as error:
-            # What was committed is a checkpoint all the same; the next one removes what is too much.
-            log.info("old checkpoints are left for now: %s", error)
+        # What was committed is a checkpoint whatever comes of this; the next one removes what is too much.
+        cursor = plan.progress.cursor
+        context.remove_surplus(plan.progress, cursor)
         event = CheckpointSaved(
             step=cursor.step,
             path=str(self.info.path),

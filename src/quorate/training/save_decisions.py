@@ -24,21 +24,6 @@ class Answer:
     whole: tuple[int, int] | None = None
 
 
-class Beginning(Enum):
-    """What becomes of a save that all have been asked about."""
-
-    START = auto()
-    SKIP = auto()  # somebody is still at an earlier one
-    NOTHING = auto()  # it is saved, or being saved, already; or it cannot be begun
-
-
-def decide_beginning(answers: Sequence[Answer]) -> Beginning:
-    """All workers come to the same, from the same answers in lane order."""
-    if answers[0].is_saved or answers[0].failure:
-        return Beginning.NOTHING
-    return Beginning.SKIP if any(answer.is_busy for answer in answers) else Beginning.START
-
-
 class Action(Enum):
     """What a worker does next for a save."""
 
