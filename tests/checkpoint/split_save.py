@@ -7,9 +7,10 @@ import torch
 
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.pieces import Piece
+from quorate.checkpoint.reshard import join_skeletons
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.checkpoint.tree import encode, join_skeletons
+from quorate.checkpoint.tree import encode
 
 WORKERS = 2
 

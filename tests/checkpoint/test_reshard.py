@@ -16,10 +16,10 @@ from checkpoint.random_cuts import cut, numbered, piece
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Boxes, Manifest
 from quorate.checkpoint.pieces import Box, Piece
-from quorate.checkpoint.reshard import collected
+from quorate.checkpoint.reshard import collected, join_skeletons
 from quorate.checkpoint.store import CheckpointFolder, CheckpointStore
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.checkpoint.tree import Encoded, check_pieces, check_written, decode, encode, join_skeletons
+from quorate.checkpoint.tree import Encoded, check_pieces, check_written, decode, encode
 from quorate.core.errors import CheckpointError
 from quorate.training.device import same_bits
 from sealing import cipher

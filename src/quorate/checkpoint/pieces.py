@@ -122,23 +122,6 @@ def pieces_of(form: Form) -> dict[str, Box]:
     return {name: Box(tuple(offset), tuple(size)) for name, offset, size in form["pieces"]}
 
 
-def joined_forms(one: Form, other: Form) -> Form:
-    """What several hold is there once."""
-    if (one["shape"], one["dtype"]) != (other["shape"], other["dtype"]):
-        name = next((name for name, *_ in (*one["pieces"], *other["pieces"])), "state")
-        raise CheckpointError(
-            f"tensor {PIECE_NAME.sub('', name)!r} has another shape or type for one worker than for another: "
-            f"{one['shape']} {one['dtype']} and {other['shape']} {other['dtype']}"
-        )
-    by_name = {piece[0]: piece for piece in one["pieces"]}
-    for piece in other["pieces"]:
-        if piece != (known := by_name.setdefault(piece[0], piece)):
-            raise CheckpointError(
-                f"the piece {piece[0]!r} has size {known[2]} for one worker and {piece[2]} for another"
-            )
-    return one | {"pieces": sorted(by_name.values(), key=lambda piece: (piece[1], piece[0]))}
-
-
 def fill(target: torch.Tensor, wanted: Box, source: torch.Tensor, box: Box) -> None:
     """Copy into the values of one box what another box of the same tensor has of it."""
     common = wanted.meet(box)

@@ -4,7 +4,9 @@ whoever needs the whole state all of it.
 Nobody needs the memory of more than that and the largest tensor of a file. (An encrypted file is opened as a whole.)
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from quorate.checkpoint.pieces import (
     stored_piece,
 )
 from quorate.checkpoint.tensor_file import tensors_from, tensors_in
-from quorate.checkpoint.tree import Encoded, Place, changed, dotted
+from quorate.checkpoint.tree import Encoded, Place, changed, dotted, tensor_forms
 from quorate.core.errors import CheckpointError
 
 
@@ -52,6 +54,61 @@ def read_tensors(folder: Path, part: Part, cipher: Seal | None) -> Iterator[tupl
     except CheckpointError:
         verify_part(folder, part)  # that it is damaged is what helps, and not what cannot be read for that reason
         raise
+
+
+def join_skeletons(skeletons: Iterable[Any]) -> Any:
+    """Of several trees, each a part of one, the skeleton of the whole; what two of them have is alike."""
+    return reduce(_join, skeletons)
+
+
+def _join(one: Any, other: Any) -> Any:
+    joined = one
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        joined = list(map(_join, one, other))
+    elif not isinstance(one, dict) or not isinstance(other, dict):
+        pass  # a plain value, which is alike
+    elif "dict" in one and "dict" in other:
+        ours, theirs = one["dict"], other["dict"]
+        joined = {"dict": ours | {key: _join(ours[key], form) if key in ours else form for key, form in theirs.items()}}
+    elif "tuple" in one and "tuple" in other:
+        joined = {"tuple": _join(one["tuple"], other["tuple"])}
+    elif "pieces" in one and "pieces" in other:
+        joined = _joined_forms(one, other)
+    elif "pairs" in one or "pairs" in other:  # a dictionary without keys is one of strings, as far as anybody knows
+        pairs = [*one.get("pairs", ()), *other.get("pairs", ())]
+        by_key: dict[str, Any] = {}
+        for key, form in pairs:
+            known = by_key.setdefault(json.dumps(key), (key, form))
+            by_key[json.dumps(key)] = (key, _join(known[1], form))
+        in_order = sorted(by_key.items(), key=lambda item: (int(item[0]) if item[0].isdecimal() else -1, item[0]))
+        joined = {"pairs": [list(pair) for _, pair in in_order]}
+    return joined
+
+
+def _joined_forms(one: Form, other: Form) -> Form:
+    """What several hold is there once."""
+    if (one["shape"], one["dtype"]) != (other["shape"], other["dtype"]):
+        name = next((name for name, *_ in (*one["pieces"], *other["pieces"])), "state")
+        raise CheckpointError(
+            f"tensor {PIECE_NAME.sub('', name)!r} has another shape or type for one worker than for another: "
+            f"{one['shape']} {one['dtype']} and {other['shape']} {other['dtype']}"
+        )
+    by_name = {piece[0]: piece for piece in one["pieces"]}
+    for piece in other["pieces"]:
+        if piece != (known := by_name.setdefault(piece[0], piece)):
+            raise CheckpointError(
+                f"the piece {piece[0]!r} has size {known[2]} for one worker and {piece[2]} for another"
+            )
+    return one | {"pieces": sorted(by_name.values(), key=lambda piece: (piece[1], piece[0]))}
+
+
+def is_cut_alike(one: Any, other: Any) -> bool:
+    """Whether two skeletons have the same tensors whole, and the others in the same pieces."""
+    cuts = [
+        {dotted(place): sorted(pieces_of(form)) for place, form in tensor_forms(skeleton) if "pieces" in form}
+        for skeleton in (one, other)
+    ]
+    return cuts[0] == cuts[1]
 
 
 class _Collection:

@@ -459,7 +459,7 @@ def _encrypted_in(folder: Path) -> Path | None:
 
 
 def _refuse_another_state(present: CheckpointInfo, manifest: Manifest) -> None:
-    from quorate.checkpoint.tree import is_cut_alike
+    from quorate.checkpoint.reshard import is_cut_alike
 
     found, weights_digest = present.manifest.weights_digest, manifest.weights_digest
     # Digests are of pieces: a run that goes on with another mesh has others for the same weights.

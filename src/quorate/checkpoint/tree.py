@@ -12,7 +12,6 @@ import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -25,7 +24,6 @@ from quorate.checkpoint.pieces import (
     check_cover,
     dtype_name,
     form_of,
-    joined_forms,
     pieces_of,
     storable,
     stored_piece,
@@ -103,50 +101,9 @@ def encoded_in(content: memoryview) -> Encoded:
     return Encoded(json.loads(bytes(content[8:tensors])), tensors_in(content[tensors:]))
 
 
-def join_skeletons(skeletons: Iterable[Any]) -> Any:
-    """Of several trees, each a part of one, the skeleton of the whole; what two of them have is alike."""
-    return reduce(_join, skeletons)
-
-
-def _join(one: Any, other: Any) -> Any:
-    joined = one
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        joined = list(map(_join, one, other))
-    elif not isinstance(one, dict) or not isinstance(other, dict):
-        pass  # a plain value, which is alike
-    elif "dict" in one and "dict" in other:
-        ours, theirs = one["dict"], other["dict"]
-        joined = {"dict": ours | {key: _join(ours[key], form) if key in ours else form for key, form in theirs.items()}}
-    elif "tuple" in one and "tuple" in other:
-        joined = {"tuple": _join(one["tuple"], other["tuple"])}
-    elif "pieces" in one and "pieces" in other:
-        joined = joined_forms(one, other)
-    elif "pairs" in one or "pairs" in other:  # a dictionary without keys is one of strings, as far as anybody knows
-        pairs = [*one.get("pairs", ()), *other.get("pairs", ())]
-        by_key: dict[str, Any] = {}
-        for key, form in pairs:
-            known = by_key.setdefault(json.dumps(key), (key, form))
-            by_key[json.dumps(key)] = (key, _join(known[1], form))
-        joined = {"pairs": [list(pair) for _, pair in sorted(by_key.items(), key=_numbers_in_order)]}
-    return joined
-
-
-def _numbers_in_order(item: tuple[str, Any]) -> tuple[int, str]:
-    return (int(item[0]), "") if item[0].isdecimal() else (-1, item[0])
-
-
 def is_in_pieces(skeleton: Any) -> bool:
     """Whether somebody has written it who held only a part of a tensor."""
     return any("pieces" in form for _, form in tensor_forms(skeleton))
-
-
-def is_cut_alike(one: Any, other: Any) -> bool:
-    """Whether two skeletons have the same tensors whole, and the others in the same pieces."""
-    cuts = [
-        {dotted(place): sorted(pieces_of(form)) for place, form in tensor_forms(skeleton) if "pieces" in form}
-        for skeleton in (one, other)
-    ]
-    return cuts[0] == cuts[1]
 
 
 def changed(form: Any, change: Callable[[Form, Place], Any], place: Place = ()) -> Any:

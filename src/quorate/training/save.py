@@ -19,7 +19,7 @@ from quorate.checkpoint.manifest import Manifest
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import Attempt, CheckpointStore, NoSpace, remove_surplus
 from quorate.checkpoint.tensor_file import Arena, TensorFile
-from quorate.checkpoint.tree import check_written, join_skeletons
+from quorate.checkpoint.tree import check_written
 from quorate.core.digests import weights_digest
 from quorate.core.errors import AttemptGone, CheckpointError, JobError, LinkError, QuorateError, ReplicasDiffer
 from quorate.core.generation import Cursor, GenerationId
@@ -353,6 +353,8 @@ class OngoingSave:
             raise CheckpointError("the weights could not be digested")
         vouchers, manifest = self._vouchers, plan.manifest
         if not plan.held.is_whole and vouchers:
+            from quorate.checkpoint.reshard import join_skeletons
+
             manifest = replace(manifest, skeleton=join_skeletons(voucher.outline for voucher in vouchers))
         check_written(manifest.skeleton, [voucher.written for voucher in vouchers] or [tuple(plan.file.tensors)])
         generation = context.generation()

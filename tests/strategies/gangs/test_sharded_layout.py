@@ -10,10 +10,10 @@ import torch
 
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.manifest import Manifest
-from quorate.checkpoint.reshard import collected
+from quorate.checkpoint.reshard import collected, join_skeletons
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.tensor_file import TensorFile
-from quorate.checkpoint.tree import Encoded, check_pieces, decode, join_skeletons
+from quorate.checkpoint.tree import Encoded, check_pieces, decode
 from quorate.core.errors import RunError
 from quorate.core.generation import Cursor, Generation, GenerationId, Member, MeshShape
 from quorate.strategies.gangs.sharded_layout import Sharded

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from quorate.checkpoint.pieces import Box, Shape, pieces_of, storable
-from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode, join_skeletons, tensor_forms
+from quorate.checkpoint.reshard import join_skeletons
+from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode, tensor_forms
 from quorate.core.digests import weights_digest
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Generation, MeshShape
