@@ -132,7 +132,7 @@ class Running:
 TITLES = {
     "quorate.coordinator": "quorate: coordinator",
     "quorate.engines.fork_server": "quorate: fork server",
-    "quorate.tune.trial_process": "quorate: trials",
+    "quorate.tune.local_search": "quorate: trials",
 }
 
 

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from quorate.core.networks import Network
+from quorate.core.addresses import Network
 from quorate.engines.ray.cluster import ClusterView, HostLost, Node, NodeLost
 from quorate.engines.ray.host import EngineMaker, HostAgent, Report, local_engine
 

@@ -4,8 +4,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quorate.core.addresses import LOOPBACK
 from quorate.core.failure import Failure
-from quorate.core.networks import LOOPBACK
 from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import (
     Capacity,

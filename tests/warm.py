@@ -36,7 +36,7 @@ COMMAND = "quorate"
 PART = "quorate.api"
 KERNEL = "ipykernel_launcher"
 SCRIPT = "a script"
-TRIALS = "quorate.tune.trial_process"
+TRIALS = "quorate.tune.local_search"
 PROGRAMS = (COMMAND, PART, KERNEL, SCRIPT, TRIALS, "quorate.engines.fork_server", "quorate.coordinator")
 # A fork server and a coordinator, and what takes the place of one that is killed.
 SPARES = {

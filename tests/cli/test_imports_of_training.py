@@ -7,7 +7,7 @@ from warm import cold
 
 # Not pynvml: torch asks for it itself.
 FOREIGN = {"mlflow", "prometheus_client", "opentelemetry", "wandb", "tensorboard", "psutil", "matplotlib"}
-TRACKERS = {"quorate.tracking.mlflow_tracker", "quorate.api.tracker"}
+TRACKERS = {"quorate.tracking.mlflow_client", "quorate.api.tracker"}
 
 
 def imported(text: str) -> set[str]:

@@ -14,7 +14,7 @@ from quorate.cli.app import app
 from quorate.cli.search_view import live_view, told_in_words
 from quorate.history.search_record import SearchRecord
 from quorate.observe.screen import Screen
-from quorate.tune.result import conclude
+from quorate.tune.search import conclude
 from schemas import validate
 
 

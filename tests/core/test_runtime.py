@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quorate.core.runtime import Latch, Runtime, SystemRuntime
+from quorate.core.timing import Latch, Runtime, SystemRuntime
 from simulation.clock import Process, VirtualClock
 from simulation.threads import SimulatedRuntime
 

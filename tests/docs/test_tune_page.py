@@ -4,9 +4,8 @@ import re
 from pathlib import Path
 
 from quorate.spec.load import resolve_mapping
-from quorate.spec.search import SearchSpec
+from quorate.spec.search import KINDS, DimensionSpec, SearchSpec
 from quorate.spec.search_load import resolve_search
-from quorate.spec.space import KINDS, DimensionSpec
 from quorate.spec.yaml_document import read_yaml
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "tune.md").read_text()

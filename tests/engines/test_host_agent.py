@@ -8,8 +8,8 @@ import pytest
 
 from command import PATIENCE, await_condition
 from memory_engine import MemoryEngine
+from quorate.core.addresses import Network
 from quorate.core.errors import JobError
-from quorate.core.networks import Network
 from quorate.engines.engine import Exited, Preparation, Ready, Started
 from quorate.engines.output_pump import OpenLog
 from quorate.engines.ray import host

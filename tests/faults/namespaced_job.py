@@ -12,8 +12,8 @@ from typing import Any
 from bad_networks import BadNetworks
 from command import await_condition
 from quorate.coordinator.news import Outcome
+from quorate.core.addresses import LOOPBACK
 from quorate.core.failure import JobFailed
-from quorate.core.networks import LOOPBACK
 from quorate.engines.local import COORDINATOR, LocalEngine
 from quorate.spec.load import load_job
 from quorate.storage.run_folder import RunFolder

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from history.run_builder import COMPLETE, Story, add_checkpoint, build_run, complete_run
 from quorate.core.failure import Failure
-from quorate.history.report.charts import Axis, Line, round_numbers, short
-from quorate.history.report.markup import Html, tag
+from quorate.history.report.charts import Axis, Html, Line, round_numbers, short, tag
 from quorate.history.report.page import report_page
 from quorate.history.run_detail import RunDetail, advise
 from quorate.storage.run_folder import RunFolder

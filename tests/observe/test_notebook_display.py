@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from made_events import make_event
+from quorate.observe.console import Bundle, NotebookConsole, notebook_display
 from quorate.observe.event import Event
-from quorate.observe.notebook import Bundle, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 
 BEGIN = make_event("run", None, {"from_step": 0, "total_steps": 9_000})

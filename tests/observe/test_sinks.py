@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from made_events import EVERY, make_event
-from quorate.observe.console import Console, QuietConsole
+from quorate.observe.console import Console, NotebookConsole, QuietConsole
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.observe.jsonl import JsonlSink
-from quorate.observe.notebook import NotebookConsole
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
 from quorate.observe.sinks import Durable, Guarded, Queued, Sink

@@ -12,7 +12,7 @@ from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER
 from quorate.tracking.curves import Point
-from quorate.tracking.mlflow_tracker import MlflowTracker
+from quorate.tracking.mlflow_client import MlflowTracker
 from quorate.tracking.tensorboard_tracker import TensorBoardTracker
 from quorate.tracking.tensorboard_tracker import read_back as read_tensorboard
 from quorate.tracking.tracker import Tracker

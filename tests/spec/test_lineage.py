@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from quorate.core.errors import JobFileError
-from quorate.spec.lineage import chained, parts_of, with_branch
+from quorate.spec.changes import chained, parts_of, with_branch
 from quorate.spec.load import resolve_mapping
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.yaml_document import read_yaml

@@ -10,8 +10,7 @@ from quorate.spec.tracking import TrackSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER, place, tracking_uri
 from quorate.tracking import provenance
-from quorate.tracking.mlflow_client import artifact_location, identity
-from quorate.tracking.mlflow_tracker import metric_name
+from quorate.tracking.mlflow_client import artifact_location, identity, metric_name
 from quorate.tracking.provenance import git_state, parameters_of, record, recorded_facts, recorded_git
 
 

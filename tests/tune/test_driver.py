@@ -8,9 +8,8 @@ from history.search_builder import search_folder
 from quorate.spec.search_load import load_recorded_search
 from quorate.supervisor.signals import Signals
 from quorate.tune.driver import DEATHS, Driver
-from quorate.tune.journal import Journal
 from quorate.tune.trial_run import BUSY, IN_ORDER, NO_SPACE, STOPPING, Report
-from quorate.tune.trial_source import TrialSource
+from quorate.tune.trial_source import Journal, TrialSource
 
 
 @pytest.fixture

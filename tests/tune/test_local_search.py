@@ -17,8 +17,8 @@ from quorate.core.installation import install_of
 from quorate.spec.search_load import ResolvedSearch, load_recorded_search, resolve_search
 from quorate.tune import local_search, proposal, search
 from quorate.tune.proposal import open_search
-from quorate.tune.result import SearchResult
 from quorate.tune.run_search import run_search
+from quorate.tune.search import SearchResult
 
 TASK = Path(__file__).parents[1] / "tune_task.py"
 STEPS = 40
@@ -229,7 +229,7 @@ def test_a_trial_whose_process_was_killed_goes_on_from_its_checkpoint(searches: 
     searches.write(budget={"trials": 1})
     running = searches.start()
     searches.await_report(1)
-    (process,) = searches.place.pids("quorate.tune.trial_process")
+    (process,) = searches.place.pids("quorate.tune.local_search")
     os.kill(process, signal.SIGKILL)
     await_condition("it goes on", lambda: searches.of_kind("resumed"))
     searches.go.touch()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.spec.search import PbtSpec, SearchSpec
-from quorate.tune.population import decide
+from quorate.tune.selection import decide
 
 SPACE = {"params.rate": {"loguniform": [0.001, 1.0]}, "params.width": {"choice": [2, 4, 8]}}
 

@@ -11,7 +11,7 @@ import quorate
 from history.search_builder import add_run, exploited_search, search_folder, told_search
 from quorate.core.errors import RunError
 from quorate.tune import search
-from quorate.tune.result import SearchResult, conclude, open_search
+from quorate.tune.search import SearchResult, conclude, open_search
 
 
 def test_the_best_with_its_params_metrics_and_job(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import pytest
 from history.search_builder import search_folder
 from quorate.spec.search import SearchSpec
 from quorate.spec.search_load import load_recorded_search
-from quorate.tune.journal import Journal
-from quorate.tune.trial_source import TrialSource
+from quorate.tune.trial_source import Journal, TrialSource
 
 
 def prepared(tmp_path: Path, **keys: Any) -> tuple[SearchSpec, Journal]:

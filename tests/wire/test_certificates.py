@@ -3,11 +3,11 @@ import sys
 
 import pytest
 
+from quorate.core.addresses import LOOPBACK
 from quorate.core.errors import RequestError
 from quorate.core.generation import GenerationId, server_id
 from quorate.core.installation import install_of
 from quorate.core.masking import Secrets
-from quorate.core.networks import LOOPBACK
 from quorate.wire.certificates import Authority, refuse_without_library
 from quorate.wire.handshake import COORDINATOR, Credentials, Identity
 from quorate.worker.assignment import Assignment

@@ -14,8 +14,7 @@ from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, JobSettings, State
-from quorate.core.runtime import SYSTEM, Runtime
-from quorate.core.timing import Timing
+from quorate.core.timing import SYSTEM, Runtime, Timing
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.worker.coordinator_link import CoordinatorLink, GrpcLink
 from simulation.clock import Process, VirtualClock

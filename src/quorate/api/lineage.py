@@ -11,8 +11,8 @@ from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import QuorateError, RunError
 from quorate.core.failure import JobFailed, Remains
+from quorate.spec.changes import PART, parts_of
 from quorate.spec.job import JobSpec
-from quorate.spec.lineage import PART, parts_of
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 from quorate.training.run_mode import PAUSED

@@ -29,10 +29,9 @@ from quorate.core.errors import QuorateError, RunError
 from quorate.core.masking import mask, register_secrets
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE
-from quorate.spec.job import JobSpec
+from quorate.spec.job import JobSpec, job_secrets
 from quorate.spec.migration import first_name
 from quorate.spec.resolved import dump_job
-from quorate.spec.secrets import job_secrets
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.task_files import read_source
 from quorate.tracking.provenance import parameters_of, recorded_git

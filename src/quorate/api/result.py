@@ -24,8 +24,8 @@ from quorate.core.errors import CheckpointError, JobError, QuorateError, Request
 from quorate.core.failure import Failure
 from quorate.core.regular_file import opened_regular
 from quorate.core.runs_folder import runs_folder
+from quorate.observe.console import html_table
 from quorate.observe.events import read_event
-from quorate.observe.notebook import html_table
 from quorate.observe.quantities import measure
 from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference

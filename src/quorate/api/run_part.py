@@ -34,11 +34,10 @@ from quorate.observe.recoveries import RecoveryLog
 from quorate.observe.sinks import Guarded, Sink
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.device import idle_gpus, workers_here
-from quorate.spec.job import JobSpec, TaskReference
+from quorate.spec.job import JobSpec, TaskReference, job_secrets
 from quorate.spec.override import ENVIRONMENT
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.rules import doubtful_modes
-from quorate.spec.secrets import job_secrets
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder

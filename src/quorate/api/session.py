@@ -49,13 +49,12 @@ from quorate.core.runs_folder import is_copy
 from quorate.core.user_code import is_attached
 from quorate.engines.engine import SOURCE, Prepared
 from quorate.engines.local import LocalEngine
+from quorate.spec.changes import with_branch
 from quorate.spec.device import kind_of, workers_here
-from quorate.spec.job import JobSpec
-from quorate.spec.lineage import with_branch
+from quorate.spec.job import JobSpec, job_secrets
 from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.rules import checked_job
-from quorate.spec.secrets import job_secrets
 from quorate.spec.section import AUTO_BATCH
 from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder

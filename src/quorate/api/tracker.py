@@ -24,16 +24,15 @@ from quorate.core.errors import QuorateError, RunError
 from quorate.core.log_records import STDERR, Place, RecordHandler, encoded
 from quorate.core.masking import LineMasker, register_secrets
 from quorate.observe.event import Event
-from quorate.spec.job import JobSpec
+from quorate.spec.job import JobSpec, job_secrets
 from quorate.spec.load import load_recorded
-from quorate.spec.secrets import job_secrets
 from quorate.spec.tracking import TrackSpec
 from quorate.storage.lock import FolderInUse, hold
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER, tracking_uri, wish
 from quorate.supervisor.signals import listening_to_signals
-from quorate.tracking.mlflow_tracker import MlflowTracker
+from quorate.tracking.mlflow_client import MlflowTracker
 from quorate.tracking.provenance import record
 from quorate.tracking.tensorboard_tracker import TensorBoardTracker
 from quorate.tracking.tracker import Follower, Tracker, reason

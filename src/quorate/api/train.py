@@ -22,9 +22,8 @@ from quorate.core.errors import QuorateError, RequestError, TaskError
 from quorate.core.failure import JobFailed
 from quorate.core.runs_folder import runs_folder
 from quorate.core.user_code import given, user_traceback
-from quorate.observe.console import Console, QuietConsole
+from quorate.observe.console import Console, Display, NotebookConsole, QuietConsole, notebook_display
 from quorate.observe.live import Prints
-from quorate.observe.notebook import Display, NotebookConsole, notebook_display
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
 from quorate.observe.sinks import Sink

@@ -24,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from quorate.core.addresses import CLONE_NEWNET, NEEDED_RIGHTS, Network, enter_network
 from quorate.core.errors import RequestError
-from quorate.core.networks import CLONE_NEWNET, NEEDED_RIGHTS, Network, enter_network
 from quorate.core.processes import find_program
 from quorate.engines.local import COORDINATOR
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from quorate.chaos.fault import RESIZES, Act, Fault, Firing, Whom, call_of, firings, mark, marker_of
 from quorate.chaos.network_namespaces import NetworkNamespaces
 from quorate.coordinator.news import Outcome
+from quorate.core.addresses import LOOPBACK, Network
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.generation import FIRST_SERVER, Role
-from quorate.core.networks import LOOPBACK, Network
 from quorate.engines.engine import Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event

@@ -27,11 +27,11 @@ from quorate.coordinator.server import open_door, open_server
 from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import Ended, Handover, JobSettings, State
 from quorate.coordinator.succession import take_over
+from quorate.core.addresses import enter_network
 from quorate.core.errors import CheckpointError, QuorateError, RequestError
 from quorate.core.generation import MeshShape
 from quorate.core.log_records import Place, RecordHandler, current_place
 from quorate.core.masking import register_secrets
-from quorate.core.networks import enter_network
 from quorate.core.processes import show_as
 from quorate.core.timing import Timing
 from quorate.observe.events import CoordinatorReplaced

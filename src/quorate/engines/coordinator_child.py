@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quorate.core.addresses import Network
 from quorate.core.errors import JobError
 from quorate.core.failure import Failure
-from quorate.core.networks import Network
 from quorate.core.processes import StoppedProcesses, describe_departure
 from quorate.engines.warm import Program
 from quorate.storage.run_folder import RunFolder

@@ -27,11 +27,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quorate.core.addresses import enter_network
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
 from quorate.core.log_records import Place, log_by_stderr
-from quorate.core.networks import enter_network
 from quorate.core.processes import (
     adopt_orphans,
     children_of,

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from quorate.core.addresses import LOOPBACK
 from quorate.core.machine import usable_cores
-from quorate.core.networks import LOOPBACK
 from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import Capacity, Exited, Notice, Preparation, Ready, SettingUp, Started, Unprepared
 from quorate.engines.fork_server import ImportedTask, unprepared

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from quorate.core.addresses import LOOPBACK, Network, refuse_unreachable
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
 from quorate.core.machine import usable_cores
-from quorate.core.networks import LOOPBACK, Network, refuse_unreachable
 from quorate.core.processes import StoppedProcesses, children_of, describe_departure, members_of
 from quorate.core.task_source import TaskSource
 from quorate.core.worker_status import ENDED_FOR_A_STOP

@@ -12,7 +12,7 @@ from quorate.history.run_detail import Advice
 from quorate.history.run_record import Status
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.quantities import measure, plural
-from quorate.spec.lineage import chained
+from quorate.spec.changes import chained
 from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.search_load import trial_job

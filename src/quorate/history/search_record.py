@@ -17,8 +17,7 @@ from quorate.history.run_record import Attempts, RunRecord, Status
 from quorate.history.search_log import LoggedTrial, Part, SearchLog, TrialStatus
 from quorate.spec.migration import renamed
 from quorate.spec.resolved import glance_at_recorded
-from quorate.spec.search import SearchSpec
-from quorate.spec.space import DimensionSpec
+from quorate.spec.search import DimensionSpec, SearchSpec
 from quorate.storage.search_folder import SearchFolder
 
 ENDINGS = {

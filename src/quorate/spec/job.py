@@ -1,6 +1,6 @@
 """The keys of a job file: what each takes, its default, and whether it changes the bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +14,7 @@ from pydantic import (
     model_serializer,
 )
 
+from quorate.core.masking import secrets_in, url_secrets
 from quorate.spec.keys import Allowed, Mark, keys_of
 from quorate.spec.kinds import EngineSection, LocalSpec, Sealing, StrategySection
 from quorate.spec.options import open_to_options
@@ -427,6 +428,15 @@ def mark_of(key: str) -> Mark:
 
 
 _KEYS = keys_of(JobSpec)
+
+
+def job_secrets(spec: JobSpec) -> Iterator[str]:
+    """Parameters that are named like secrets, the key of its checkpoints, and what a webhook's address gives away."""
+    yield from secrets_in(spec.params)
+    if spec.notify is not None and spec.notify.webhook:
+        yield from url_secrets(spec.notify.webhook)
+    if spec.checkpoint.sealing is not None:
+        yield from spec.checkpoint.sealing.secrets()
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,17 @@ from quorate.spec.options import Said as Told
 from quorate.spec.override import Layers, Override
 from quorate.spec.problems import Origin, in_brackets
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.search import AshaSpec, GridSpec, OptunaSpec, PbtSpec, RandomSpec, SearchSpec
-from quorate.spec.space import DimensionSpec, Space, grid_size
+from quorate.spec.search import (
+    AshaSpec,
+    DimensionSpec,
+    GridSpec,
+    OptunaSpec,
+    PbtSpec,
+    RandomSpec,
+    SearchSpec,
+    Space,
+    grid_size,
+)
 
 _TRIED = 200
 """So many trials are put together before any of them begins, to see whether their values go together."""

@@ -16,8 +16,7 @@ from quorate.coordinator.client import EventStream, SupervisorClient
 from quorate.coordinator.news import News, Outcome
 from quorate.core.addresses import split_address
 from quorate.core.errors import JobError, LinkError, QuorateError, RequestError
-from quorate.core.runtime import SYSTEM, Latch, Runtime
-from quorate.core.timing import MOST_STARTS, Timing, WatchedTime
+from quorate.core.timing import MOST_STARTS, SYSTEM, Latch, Runtime, Timing, WatchedTime
 from quorate.engines.engine import Engine
 from quorate.observe.event import Event
 from quorate.wire.handshake import Identity

@@ -11,10 +11,9 @@ from quorate.observe.quantities import count, plural
 from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.atomic import explaining, write_atomically
 from quorate.supervisor.signals import Signals
-from quorate.tune.journal import Journal, reports_of
 from quorate.tune.proposal import refuse_unreported
 from quorate.tune.trial_run import AT_ONCE, BUSY, IN_ORDER, NO_SPACE, STOPPING, Report, run_name
-from quorate.tune.trial_source import TrialSource
+from quorate.tune.trial_source import Journal, TrialSource, reports_of
 
 COMPLETE, INTERRUPTED, TERMINATED = "complete", "interrupted", "terminated"
 DEATHS = 8

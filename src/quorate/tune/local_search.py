@@ -1,4 +1,4 @@
-"""A search on this machine: a process for each trial that runs at a time."""
+"""A search on this machine: a process for each trial that runs at a time, ``python -m quorate.tune.local_search``."""
 
 import math
 import os
@@ -6,21 +6,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Pipe, wait
+from contextlib import closing, contextmanager, suppress
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from quorate.api.warm import WarmRunner
 from quorate.core.errors import JobFileError, RequestError
 from quorate.core.gpus import VISIBLE, gpus_here
 from quorate.core.machine import usable_cores
-from quorate.core.processes import describe_departure, likely_cause
+from quorate.core.processes import describe_departure, die_with_parent, likely_cause, show_as
 from quorate.history.search_log import ENDED
 from quorate.spec.device import kind_of
 from quorate.spec.search_load import ResolvedSearch
 from quorate.tune.driver import Driver
-from quorate.tune.pruner import Pruner
-from quorate.tune.trial_run import GLANCE, Plan, Report, run_name
+from quorate.tune.selection import Pruner
+from quorate.tune.trial_run import GLANCE, Plan, Report, TrialRun, run_name
 
 
 def demand_of(search: ResolvedSearch, on_gpu: bool) -> dict[str, float]:
@@ -157,7 +158,7 @@ class _TrialProcess:
         self.connection, there = Pipe()
         # Ctrl-C is for the search, which asks its trials: so they have a session of their own.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "quorate.tune.trial_process", str(os.getpid()), str(there.fileno())],
+            [sys.executable, "-m", "quorate.tune.local_search", str(os.getpid()), str(there.fileno())],
             pass_fds=[there.fileno()],
             env={**os.environ, VISIBLE: self._visible} if gpus_here() else None,
             stdin=subprocess.DEVNULL,
@@ -182,3 +183,26 @@ class _TrialProcess:
         code = self._process.wait()
         self._process = self.trial = None
         return code
+
+
+def main() -> None:
+    """Take plans from the search, and tell it what they come to. SIGINT ends the trial that is under way."""
+    die_with_parent(int(sys.argv[1]))
+    descriptor = int(sys.argv[2])
+    os.set_inheritable(descriptor, False)
+    with Connection(descriptor) as search, WarmRunner() as runner, closing(TrialRun(runner)) as run:
+        signal.signal(signal.SIGINT, lambda *_: run.ask_to_stop())
+        with suppress(EOFError, OSError):  # the search has ended
+            while True:
+                plan: Plan = search.recv()
+                show_as("trials", plan.trials.parent.name)
+                run.begin(plan)
+                is_over = False
+                while not is_over:
+                    report = run.next()
+                    search.send(report)
+                    is_over = bool(report.ending)
+
+
+if __name__ == "__main__":
+    main()

@@ -94,7 +94,7 @@ def _tuner(
     """`given` is what each actor is told at its start."""
     from ray import tune
 
-    from quorate.tune.ray_trial import TrialActor
+    from quorate.tune.ray_tune import TrialActor
 
     actor = tune.with_parameters(TrialActor, **given)
     return tune.Tuner(

@@ -12,18 +12,17 @@ from quorate.core.errors import RunError
 from quorate.core.masking import register_secrets
 from quorate.history.run_record import Status
 from quorate.history.search_record import SearchRecord
+from quorate.spec.job import job_secrets
 from quorate.spec.search import PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
-from quorate.spec.secrets import job_secrets
 from quorate.storage.run_notes import place, tracking_uri
 from quorate.storage.search_folder import SearchFolder
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.tracking import mlflow_client
 from quorate.tune.driver import COMPLETE, Driver
-from quorate.tune.journal import Journal, Listener
 from quorate.tune.local_search import on_this_machine
 from quorate.tune.proposal import needs_optuna, refuse_missing_library
-from quorate.tune.trial_source import TrialSource
+from quorate.tune.trial_source import Journal, Listener, TrialSource
 
 Train = Callable[[Driver, dict[str, Any]], None]
 """Has the trials trained that the driver's source gives, with the keys of a job that say where and how they run."""

@@ -32,7 +32,7 @@ from quorate.core.runs_folder import is_run
 from quorate.history.timeline import Timeline
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, RunBegan
-from quorate.spec.lineage import with_branch
+from quorate.spec.changes import with_branch
 from quorate.spec.override import Override
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder, write_creation

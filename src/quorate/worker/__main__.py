@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from quorate.core.networks import enter_network
+from quorate.core.addresses import enter_network
 from quorate.core.processes import die_with_parent
 from quorate.core.user_code import refuse_breakpoints
 from quorate.worker.assignment import Assignment

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from quorate.core.networks import LOOPBACK, Network
+from quorate.core.addresses import LOOPBACK, Network
 from quorate.storage.run_folder import RunFolder
 from quorate.training.run_mode import RunMode
 from quorate.wire.handshake import Identity

@@ -12,8 +12,7 @@ from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpire
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation
 from quorate.core.machine import why_no_thread
-from quorate.core.runtime import SYSTEM, Latch, Runtime, Thread
-from quorate.core.timing import ClockOffset, RemoteClock, Timing
+from quorate.core.timing import SYSTEM, ClockOffset, Latch, RemoteClock, Runtime, Thread, Timing
 from quorate.core.worker_status import Pace, WorkerStatus
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from quorate.core.errors import GenerationOver, JobError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId
-from quorate.core.runtime import SYSTEM, Runtime
+from quorate.core.timing import SYSTEM, Runtime
 from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import decode_failure, decode_generation, decode_id

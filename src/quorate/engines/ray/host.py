@@ -19,10 +19,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from quorate.core.addresses import is_url
+from quorate.core.addresses import Network, is_url
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
-from quorate.core.networks import Network
 from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import Engine, Notice, Preparation, Unprepared
 from quorate.engines.local import LocalEngine

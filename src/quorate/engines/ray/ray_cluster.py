@@ -23,7 +23,7 @@ from ray._private import state as ray_state
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from quorate.core.networks import Network
+from quorate.core.addresses import Network
 from quorate.engines.ray.cluster import ClusterView, HostLost, HostSilent, Node, NodeLost, Room, node_of
 from quorate.engines.ray.connection import connect, first_line, warn_without_token
 from quorate.engines.ray.host import HostAgent, Report

@@ -1,12 +1,14 @@
 """Curves as a picture: lines, marks and words over two axes, as SVG by hand or as PNG by Pillow.
 
 Each line has its name and its last value in its colour. Very many points are drawn as their means, with a band from
-least to greatest.
+least to greatest. What is put into SVG or HTML is escaped wherever it is not known to be markup.
 """
 
+import html
 import io
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +18,42 @@ from numpy.typing import NDArray
 
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
-from quorate.history.report.markup import Html, tag
 from quorate.observe.quantities import measure
 from quorate.storage.atomic import write_atomically
+
+# What no document may hold, and what a terminal would take for a colour.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+Content = str | Iterable["Content"] | None
+
+
+def tag(name: str, *children: Content, **attributes: str | float | bool | None) -> Html:
+    """An element. `class_` stands for class, `stroke_width` for stroke-width; what is None or False is left out."""
+    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
+    told = "".join(
+        f" {key}" if value is True else f' {key}="{_escaped(str(value))}"'
+        for key, value in given.items()
+        if value is not None and value is not False
+    )
+    return Html(f"<{name}{told}>{_markup(children)}</{name}>")
+
+
+def _escaped(plain: str) -> str:
+    return html.escape(_CONTROL.sub("\ufffd", plain), quote=True)
+
+
+def _markup(child: Content) -> str:
+    if child is None or isinstance(child, Html):
+        return child or ""
+    return _escaped(child) if isinstance(child, str) else "".join(map(_markup, child))
+
 
 MOST_POINTS = 400
 """Of a line: a screen has hardly more, and a page with a dozen charts stays small."""

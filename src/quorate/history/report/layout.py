@@ -8,8 +8,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from quorate.history.report.charts import Plot, inline_svg
-from quorate.history.report.markup import Content, Html, tag
+from quorate.history.report.charts import Content, Html, Plot, inline_svg, tag
 
 MOST_ROWS = 200
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

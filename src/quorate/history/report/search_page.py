@@ -16,7 +16,7 @@ from quorate.history.search_log import TrialStatus
 from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.observe.quantities import duration, measure, plural
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.space import DimensionSpec
+from quorate.spec.search import DimensionSpec
 from quorate.spec.yaml_document import write_value
 from quorate.storage.atomic import write_atomically
 
