@@ -22,8 +22,9 @@ from bits import bit_tasks as tasks
 from quorate.core.errors import UnsupportedModelError
 from quorate.training.kept_values import COMPARED_ELEMENTS, MOST_ELEMENTS, PIECE, Change, KeptValues, is_users_own
 from quorate.training.replica import Replica
-from quorate.training.state_watch import StateWatch, news, warn_of
+from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task
+from quorate.training.told_once import news_of_names, of_names
 
 Act = Callable[[Any, nn.Module], object]
 
@@ -345,11 +346,11 @@ def test_an_object_of_a_class_from_dist_packages_is_not_the_users(
 
 def test_each_name_is_told_once_and_one_of_layers_that_are_alike() -> None:
     names = ["layers.0.cache", "layers.1.cache", "self.flag"]
-    assert news(names, ()) == ("layers.0.cache", "self.flag")
-    sentences, told = warn_of(names, ("training 3",))
+    assert news_of_names((), names) == ("layers.0.cache", "self.flag")
+    sentences, told = of_names(("training 3",), names)
     assert len(sentences) == 1 and "'layers.0.cache', 'self.flag'" in sentences[0]
-    assert warn_of(["layers.7.cache"], told) == ([], told)
-    assert len(warn_of([f"self.{chr(letter)}" for letter in range(97, 123)], ())[1]) == 10
+    assert of_names(told, ["layers.7.cache"]) == ([], told)
+    assert len(of_names((), [f"self.{chr(letter)}" for letter in range(97, 123)])[1]) == 10
 
 
 def test_an_endless_structure_is_looked_at_for_a_while() -> None:

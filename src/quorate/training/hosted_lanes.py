@@ -34,7 +34,6 @@ from quorate.training.device import Device, digests
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.progress import Progress
 from quorate.training.shortage import out_of_memory
-from quorate.training.state_watch import news
 
 
 class LaneReader:
@@ -181,7 +180,9 @@ class HostedLanes:
         activity.leave()
         result.tally, result.data_s = Tally.of(epoch, result.read), activity.seconds[DATA] - waited
         if result.put_back:
-            result.put_back = news(result.put_back, progress.told)
+            from quorate.training.told_once import news_of_names
+
+            result.put_back = news_of_names(progress.told, result.put_back)
         self.notes += self._runner.take_notes()
         self._note(answers, result, progress)
         if self.audit is not None and lane in self.audit.owned(step):
@@ -203,11 +204,11 @@ class HostedLanes:
             for batch in answers:
                 left_out.extend(batch.bad, batch.why)
             result.bad = left_out.indices
-            from quorate.training.bad_sample_report import news as news_of
+            from quorate.training.told_once import news_of_samples
 
             # Where a lane has nothing else, the reason of one, since that may be what ends the job.
             alone = left_out.reasons[: 0 if len(result.read) else 1]
-            result.why = news_of(Source.TRAINING, progress.told, left_out.reasons) or alone
+            result.why = news_of_samples(Source.TRAINING, progress.told, left_out.reasons) or alone
 
     def _tried(self, run: Callable[[], LaneResult], lane: int, *, catches: bool) -> LaneResult:
         """Run a lane; with `catches`, one in which memory runs out is abandoned."""

@@ -35,7 +35,7 @@ from quorate.training.progress import Evaluated, Progress, metric_of
 from quorate.training.replica import Replica
 from quorate.training.run_mode import MICRO_BATCH, RunMode
 from quorate.training.save import Draft
-from quorate.training.state_watch import StateWatch, warn_of
+from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import (
     NOTHING_ASKED,
     Agreement,
@@ -301,7 +301,7 @@ class Loop:
         barren = self.progress.barren
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):
             # A whole epoch, or all that it reads, was read in vain: it would come to its end untrained.
-            from quorate.training.bad_sample_report import nothing_to_train_on
+            from quorate.training.told_once import nothing_to_train_on
 
             raise nothing_to_train_on(barren, agreed.why)
         return event
@@ -312,11 +312,13 @@ class Loop:
         warnings: list[str] = []
         told = self.progress.told
         if found.bad:
-            from quorate.training.bad_sample_report import sentences
+            from quorate.training.told_once import of_samples
 
-            warnings, told = sentences(source, told, found.bad, found.why)
+            warnings, told = of_samples(source, told, found.bad, found.why)
         if found.put_back:
-            named, told = warn_of(found.put_back, told)
+            from quorate.training.told_once import of_names
+
+            named, told = of_names(told, found.put_back)
             warnings += named
         if warnings:
             self.progress = replace(self.progress, told=told)

@@ -6,12 +6,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy
+
 from quorate.core.errors import UnsupportedModelError
+from quorate.core.user_code import given
 from quorate.data.sampler import Sampler
 from quorate.spec.strategy import RingSpec
 from quorate.training.own_run import Place, Turns
 from quorate.training.progress import Progress
-from quorate.training.state_watch import StateWatch
+from quorate.training.state_watch import GONE, Owner, StateWatch, is_torchs
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,22 @@ class OwnState:
     def begin(self) -> None:
         """What `main` has done before its first batch makes the initial state."""
         self.watch.settings.use_plain_numbers()
-        self.watch.adopt(f"{self._name}() before its first batch")
-        self._take_changed()
+        self._adopt(f"{self._name}() before its first batch")
 
     def restore(self, kept: Kept, text: str) -> None:
         """Have what a state has, whatever `main` has made of it on its way there."""
         self._turns.restored = kept.state
         self._turns.take_up_state()
-        self.watch.restore(kept.attributes, kept.modes)
+        assigned, replica = self.watch.assigned, self.watch.replica
+        named = [(name.rpartition("."), value) for name, value in kept.attributes.items()]
+        for owner in assigned.owners:
+            owner.saved.clear()
+            owner.saved.update(owner.built | {name: value for (path, _, name), value in named if path == owner.path})
+            owner.put_back()
+        assigned.put_back_hooks()
+        assigned.take()
+        replica.restore_modes(kept.modes)
+        replica.buffers.restore()
         self._changed = replace(kept, epoch=None, state="", is_ahead=False)
         self.text = text
         self.watch.settings.note(text)
@@ -91,8 +102,7 @@ class OwnState:
                 "before run.prepare(), in a group whose lr is 0 until they are to be trained."
             )
         settings.use_plain_numbers()
-        if self.watch.adopt(f"{self._name}() between two steps"):
-            self._take_changed()
+        self._adopt(f"{self._name}() between two steps")
         if not self._is_ring and (self._turns.state or self._changed != Kept() or settings.digest() != before):
             raise UnsupportedModelError(
                 f"{self._name}() changes run.state, modules or the optimizer's settings between two steps, which is "
@@ -109,5 +119,42 @@ class OwnState:
             self.watch.settings.note(self.text)
         return progress if self.text == progress.kept else progress.keeping(self.text)
 
-    def _take_changed(self) -> None:
-        self._changed = Kept(None, "", *self.watch.changed())
+    def _adopt(self, where: str) -> None:
+        """What `main` has changed is the state from now on. Refuse what no checkpoint holds."""
+        assigned, replica = self.watch.assigned, self.watch.replica
+        replica.check_trainable()
+        self.watch.check(where)
+        has_assigned = not assigned.is_as_saved()
+        if has_assigned:
+            if hooks := assigned.put_back_hooks():
+                raise UnsupportedModelError(f"{hooks[0]} were changed in {where}. Register hooks before run.prepare().")
+            for owner in assigned.owners:
+                _adopt_attributes(owner, where)
+            assigned.take()
+        if replica.adopt() or has_assigned:
+            changed = {
+                f"{owner.path}.{name}": value
+                for owner in assigned.owners
+                for name, value in owner.saved.items()
+                if value is not owner.built.get(name, GONE)
+            }
+            self._changed = Kept(None, "", changed, replica.changed_modes())
+
+
+def _adopt_attributes(owner: Owner, where: str) -> None:
+    """Take a number or a text that was assigned for what is right; put back what is only torch's own."""
+    now = {name: value for name, value in owner.attributes.items() if name not in owner.others}
+    for name in {**owner.saved, **now}:
+        value = now.get(name, GONE)
+        if value is owner.saved.get(name, GONE) or is_torchs(owner.owner, name):
+            continue
+        if isinstance(value, numpy.generic):
+            value = value.item()
+        if value is not None and type(value) not in (bool, int, float, str):
+            raise UnsupportedModelError(
+                f"'{owner.path}.{name}' was changed in {where}, to {given(value)}. Between two steps an attribute of a "
+                "module may become another number, text, True, False or None, which are saved with the run. Make a "
+                "tensor a buffer of the model, and keep lists in run.state."
+            )
+        owner.saved[name] = value
+    owner.put_back()

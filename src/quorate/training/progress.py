@@ -41,7 +41,7 @@ class Progress:
     bad_evaluated: int = 0
     # So many steps in a row up to this one had no sample, since all of theirs are bad.
     barren: int = 0
-    # What was said of bad samples, in short, so that it is said once: `bad_sample_report`.
+    # What was said of bad samples, in short, so that it is said once: `told_once`.
     told: tuple[str, ...] = ()
     # Where memory ran out: since which step lanes cut their samples into how many micro-batches.
     micro_batches: MicroBatchChanges = ()

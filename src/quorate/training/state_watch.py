@@ -5,21 +5,18 @@ than buffers and gradients, would therefore make the result depend on it. So wha
 evaluation batch runs is put back at its end, and a mutable value that is left changed is refused.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, repeat
 from operator import is_, methodcaller
 from types import BuiltinMethodType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy
 import torch
 import xxhash
 from torch.utils.hooks import RemovableHandle
 
 from quorate.core.errors import UnsupportedModelError
-from quorate.core.user_code import given
 from quorate.training.device import digests
 from quorate.training.kept_values import (
     MODULES_OWN,
@@ -32,8 +29,6 @@ from quorate.training.kept_values import (
 from quorate.training.replica import Replica, changed_outside
 from quorate.training.task import LOG, Task
 
-MOST_NAMED = 10
-"""So many names of what was put back are told of a run."""
 SAMPLED = 16 * 2**10
 """Bytes of one parameter, each time of another, that are compared around a lane."""
 
@@ -45,7 +40,7 @@ _NOT_IN_THE_STATE = (
 _HOOKS = sorted(name for name in MODULES_OWN if name.endswith("_hooks"))
 _STRUCTURE = ("_parameters", "_modules")
 _VALUES = methodcaller("values")
-_GONE = object()
+GONE = object()
 
 
 class StateWatch:
@@ -62,7 +57,7 @@ class StateWatch:
         self._kept.look_at(self._around(own_modules))
         self._keeps = self._kept.exist
         modules = [*own_modules, *self._kept.modules]
-        self._assigned = _Assigned(task, modules)
+        self.assigned = Assigned(task, modules)
         self._structure = _Structure(modules)
         self._modes = [(module, module.training) for _, module in self._kept.modules]
         self._reads_here = _overrides(task, "collate") or _overrides(task, "order")
@@ -159,24 +154,6 @@ class StateWatch:
         self.replica.begin_lane()
         self.put_back()
 
-    def adopt(self, where: str) -> bool:
-        """Code of a loop of one's own had its turn between two steps, which is the same in every worker: what it has
-        changed is the state from now on. Refuse what no checkpoint holds. Whether modules have changed."""
-        self.replica.check_trainable()
-        self.check(where)
-        # Both, whatever the first finds.
-        return self._assigned.adopt(where) | self.replica.adopt()
-
-    def changed(self) -> tuple[dict[str, Any], dict[str, bool]]:
-        """What code between two steps has made of attributes of modules and of their training modes, by name."""
-        return self._assigned.changed(), self.replica.changed_modes()
-
-    def restore(self, attributes: Mapping[str, Any], modes: Mapping[str, bool]) -> None:
-        """Have modules and buffers as they are in a state, whatever running the code again has made of them."""
-        self._assigned.restore(attributes)
-        self.replica.restore_modes(modes)
-        self.replica.buffers.restore()
-
     def check(self, where: str, *, whole: bool = False) -> None:
         """Refuse a mutable value that has been changed. `whole`: compare every byte, however many there are."""
         replaced = self._structure.change()
@@ -194,7 +171,7 @@ class StateWatch:
         for module, training in self._modes:
             if module.training is not training:
                 module.training = training
-        names = self._assigned.put_back()
+        names = self.assigned.put_back()
         return names + self._kept.put_back_scratch() if self._keeps else names
 
     def _around(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, object]]:
@@ -209,29 +186,30 @@ class StateWatch:
             yield from _enclosed(hook)
 
 
-class _Assigned:
+class Assigned:
     """The attributes of the task and of all modules, by identity, and the hooks of these: what costs in every lane, so
     in one pass over all. A new hook raises torch's counter of handles; one that is gone leaves a shorter dict."""
 
     def __init__(self, task: Task, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
         task._logged()  # so that it is there already when the first number is logged
-        self._owners = [_Owner("self", task, frozenset({LOG}))]
-        self._owners += [_Owner(path, module, MODULES_OWN) for path, module in modules]
+        self.owners = [Owner.of("self", task, frozenset({LOG}))]
+        self.owners += [Owner.of(path, module, MODULES_OWN) for path, module in modules]
         self._hooks = [(path, vars(module)[kind]) for path, module in modules for kind in _HOOKS]
         self._saved_hooks = [dict(hooks) for _, hooks in self._hooks]
         self._handles = RemovableHandle.next_id
-        self._dicts = [owner.attributes for owner in self._owners] + [hooks for _, hooks in self._hooks if hooks]
-        self._take()
+        self._dicts = [owner.attributes for owner in self.owners] + [hooks for _, hooks in self._hooks if hooks]
+        self.take()
 
-    def _take(self) -> None:
+    def take(self) -> None:
+        """What the owners have saved is right now."""
         self._lengths = list(map(len, self._dicts))
-        saved = [(owner.attributes, name, value) for owner in self._owners for name, value in owner.saved.items()]
+        saved = [(owner.attributes, name, value) for owner in self.owners for name, value in owner.saved.items()]
         self._places = [place for place, _, _ in saved]
         self._names = [name for _, name, _ in saved]
         self._values = [value for _, _, value in saved]
 
-    def _is_as_saved(self) -> bool:
-        now = map(dict.get, self._places, self._names, repeat(_GONE))
+    def is_as_saved(self) -> bool:
+        now = map(dict.get, self._places, self._names, repeat(GONE))
         return (
             list(map(len, self._dicts)) == self._lengths
             and all(map(is_, now, self._values))
@@ -239,12 +217,11 @@ class _Assigned:
         )
 
     def put_back(self) -> list[str]:
-        if self._is_as_saved():
+        if self.is_as_saved():
             return []
-        names = [name for owner in self._owners for name in owner.put_back()]
-        return names + self._put_back_hooks()
+        return [name for owner in self.owners for name in owner.put_back()] + self.put_back_hooks()
 
-    def _put_back_hooks(self) -> list[str]:
+    def put_back_hooks(self) -> list[str]:
         self._handles = RemovableHandle.next_id
         names = []
         for (path, hooks), saved in zip(self._hooks, self._saved_hooks, strict=True):
@@ -254,76 +231,35 @@ class _Assigned:
                 names.append(f"the hooks of {path}")
         return names
 
-    def adopt(self, where: str) -> bool:
-        if self._is_as_saved():
-            return False
-        if hooks := self._put_back_hooks():
-            raise UnsupportedModelError(f"{hooks[0]} were changed in {where}. Register hooks before run.prepare().")
-        for owner in self._owners:
-            owner.adopt(where)
-        self._take()
-        return True
 
-    def changed(self) -> dict[str, Any]:
-        return {name: value for owner in self._owners for name, value in owner.changed().items()}
-
-    def restore(self, attributes: Mapping[str, Any]) -> None:
-        for owner in self._owners:
-            owner.restore(attributes)
-        self._put_back_hooks()
-        self._take()
-
-
-class _Owner:
+class Owner(NamedTuple):
     """The task or a module, with the attributes that it had; `others` are the names that are not compared."""
 
-    def __init__(self, path: str, owner: object, others: frozenset[str]) -> None:
-        self._path, self._owner, self._others = path, owner, others
-        self.attributes = vars(owner)
-        self.saved = {name: value for name, value in self.attributes.items() if name not in others}
-        self._built = dict(self.saved)
+    path: str
+    owner: object
+    attributes: dict[str, Any]
+    others: frozenset[str]
+    built: dict[str, Any]
+    saved: dict[str, Any]
 
-    def adopt(self, where: str) -> None:
-        """Take a number or a text that was assigned for what is right; put back what is only torch's own."""
-        now = {name: value for name, value in self.attributes.items() if name not in self._others}
-        for name in {**self.saved, **now}:
-            value = now.get(name, _GONE)
-            if value is self.saved.get(name, _GONE) or _is_torchs(self._owner, name):
-                continue
-            if isinstance(value, numpy.generic):
-                value = value.item()
-            if value is not None and type(value) not in (bool, int, float, str):
-                raise UnsupportedModelError(
-                    f"'{self._path}.{name}' was changed in {where}, to {given(value)}. Between two steps an attribute "
-                    "of a module may become another number, text, True, False or None, which are saved with the run. "
-                    "Make a tensor a buffer of the model, and keep lists in run.state."
-                )
-            self.saved[name] = value
-        self.put_back()
-
-    def changed(self) -> dict[str, Any]:
-        """By name, what is not as it was built."""
-        pairs = self.saved.items()
-        return {f"{self._path}.{name}": v for name, v in pairs if v is not self._built.get(name, _GONE)}
-
-    def restore(self, attributes: Mapping[str, Any]) -> None:
-        """As they were built, but for these."""
-        own = [(name.rpartition("."), value) for name, value in attributes.items()]
-        self.saved = self._built | {name: value for (path, _, name), value in own if path == self._path}
-        self.put_back()
+    @classmethod
+    def of(cls, path: str, owner: object, others: frozenset[str]) -> "Owner":
+        attributes = vars(owner)
+        built = {name: value for name, value in attributes.items() if name not in others}
+        return cls(path, owner, attributes, others, built, dict(built))
 
     def put_back(self) -> list[str]:
         """Set all as it was; the names of what was not, but for those that torch assigns by itself."""
         now = self.attributes
-        added = [name for name in now if name not in self.saved and name not in self._others]
-        changed = [name for name, value in self.saved.items() if now.get(name, _GONE) is not value]
+        added = [name for name in now if name not in self.saved and name not in self.others]
+        changed = [name for name, value in self.saved.items() if now.get(name, GONE) is not value]
         for name in added:
             del now[name]
         now.update({name: self.saved[name] for name in changed})
-        return [f"{self._path}.{name}" for name in (*added, *changed) if not _is_torchs(self._owner, name)]
+        return [f"{self.path}.{name}" for name in (*added, *changed) if not is_torchs(self.owner, name)]
 
 
-def _is_torchs(owner: object, name: str) -> bool:
+def is_torchs(owner: object, name: str) -> bool:
     """Whether torch assigns this by itself, such as the weight that weight_norm computes before each forward pass."""
     if not isinstance(owner, torch.nn.Module):
         return False
@@ -362,36 +298,6 @@ class _Structure:
             for name in names.symmetric_difference(buffers.keys()):
                 return f"Buffer '{path}.{name}' was {'removed' if name in names else 'registered'}"
         return None
-
-
-def news(names: Sequence[str], told: Sequence[str]) -> tuple[str, ...]:
-    """Of what was put back, those that the run has not named yet; of all layers that are alike one is named."""
-    if not names:  # as at almost every step
-        return ()
-    first: dict[str, str] = {}
-    for name in names:
-        first.setdefault(_kind(name), name)
-    room = MOST_NAMED - sum(each.startswith(_kind("")) for each in told)
-    return tuple(name for kind, name in first.items() if kind not in told)[: max(0, room)]
-
-
-def warn_of(names: Sequence[str], told: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """A sentence about those that are news, and what has been told then."""
-    new = news(names, told)
-    return ([_sentence(new)], (*told, *map(_kind, new))) if new else ([], tuple(told))
-
-
-def _kind(name: str) -> str:
-    return "put back " + re.sub(r"\d+", "#", name)
-
-
-def _sentence(names: Sequence[str]) -> str:
-    named = ", ".join(f"'{name}'" for name in names)
-    return (
-        f"assigned while a lane or an evaluation batch runs, and put back at its end: {named}. Each may run in any "
-        "worker, so nothing is kept from one to the next. What training must remember belongs in a buffer of the "
-        "model; a cache stays if it is built in model() or datasets()"
-    )
 
 
 def _called(change: Change) -> str:
