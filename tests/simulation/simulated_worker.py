@@ -29,7 +29,7 @@ from quorate.training.checkpointer import Checkpointer
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.save import LOOK, SaveContext
-from quorate.training.strategy import Save, StepOutcome, StepRequest
+from quorate.training.strategy import Agreement, Save, StepRequest
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_cursor
 from quorate.worker.heartbeats import Backlog
@@ -146,7 +146,7 @@ class SimulatedStrategy:
     def begin(self, step: int) -> None:
         """The worker itself trains."""
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         raise AssertionError("the worker itself trains")
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:

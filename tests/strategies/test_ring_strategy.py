@@ -27,7 +27,7 @@ from quorate.training.divergence import ReplicaDigests
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum
 from quorate.training.settings import Settings
-from quorate.training.strategy import Agreement, StepOutcome, StepRequest
+from quorate.training.strategy import Agreement, StepRequest
 from quorate.training.task import Task
 from quorate.training.update import Update
 from training.counting_device import CountingDevice, ReadsPast
@@ -50,8 +50,8 @@ RULES = {"mean": "mean", "exact": "mean", "first": "lane 0", "count": "mean"}
 class NoUpdate:
     """Leaves the state as it is."""
 
-    def apply(self, step: int, agreement: Agreement) -> StepOutcome:
-        return StepOutcome(agreement, {"": float(step)})
+    def apply(self, step: int, agreement: Agreement) -> Agreement:
+        return agreement._replace(norms={"": float(step)})
 
 
 class Alone:
@@ -73,7 +73,7 @@ class Alone:
     def advance(self, *results: LaneResult, stop: str | None = None) -> Agreement:
         outcome = self.strategy.advance(4, results, StepRequest(stop))
         assert outcome.norms == {"": 4.0}
-        return outcome.agreed
+        return outcome
 
     def agree(self, *buffers: dict[str, torch.Tensor], samples: tuple[int, ...] = (2, 1, 1)) -> dict[str, torch.Tensor]:
         results = [LaneResult(i, n, buffers=b) for i, (n, b) in enumerate(zip(samples, buffers, strict=True))]

@@ -26,7 +26,7 @@ from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
-from quorate.training.strategy import Save, StepOutcome, StepRequest, Strategy
+from quorate.training.strategy import Agreement, Save, StepRequest, Strategy
 from quorate.training.task import configure
 from quorate.training.update import Update
 from quorate.wire.handshake import Credentials
@@ -87,7 +87,7 @@ class Worker:
         update = Update(self.spec, self.replica, self.gradients, watch, sampler, activity, lambda: self.before_change())
         self.strategy = connection.strategy(update, activity)
 
-    def step(self, step: int, request: StepRequest | None = None) -> StepOutcome:
+    def step(self, step: int, request: StepRequest | None = None) -> Agreement:
         self.strategy.begin(step)
         results = [self._lane(step, lane) for lane in self.strategy.hosted]
         return self.strategy.advance(step, results, request or StepRequest())
@@ -169,9 +169,9 @@ def error_of(work: Callable[[], Any]) -> BaseException | None:
     return None
 
 
-def known(outcome: StepOutcome) -> Any:
+def known(outcome: Agreement) -> Any:
     """What all must know alike."""
-    agreed = outcome.agreed
+    agreed = outcome
     losses = {name: (loss.total, loss.count) for name, loss in agreed.losses.items()}
     return agreed.samples, str(agreed.tally), losses, agreed.log, agreed.request, outcome.norms
 
@@ -202,7 +202,7 @@ def test_each_lane_has_one_host(workers: list[Worker]) -> None:
 def test_what_one_worker_is_asked_all_are(workers: list[Worker]) -> None:
     request = StepRequest("interrupted", Save.BEGIN)
     everyone = everywhere(workers, lambda w: w.step(1, request if w is workers[-1] else None))
-    assert [outcome.agreed.request for outcome in everyone] == [request] * len(workers)
+    assert [outcome.request for outcome in everyone] == [request] * len(workers)
 
 
 def test_payloads_are_gathered_in_lane_order(workers: list[Worker]) -> None:

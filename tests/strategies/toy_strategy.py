@@ -24,7 +24,7 @@ from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated
-from quorate.training.strategy import StepOutcome, StepRequest
+from quorate.training.strategy import Agreement, StepRequest
 from quorate.training.update import Update
 
 
@@ -162,7 +162,7 @@ class ToyStrategy:
     def begin(self, step: int) -> None:
         pass
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         for index, total in enumerate(self._gradients.total.buckets):
             lanes = [flat.buckets[index] for flat in self._gradients.lanes.values()]
             self._links.all_reduce(step, index, lanes, total)

@@ -30,7 +30,7 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.save import OngoingSave, SaveContext
 from quorate.training.state_layout import Replicated
-from quorate.training.strategy import StepOutcome, StepRequest
+from quorate.training.strategy import Agreement, StepRequest
 from quorate.training.task import Task, configure
 
 Given = TypeVar("Given")
@@ -76,7 +76,7 @@ class Seat:
     def begin(self, step: int) -> None:
         raise AssertionError("nobody trains here")
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         raise AssertionError("nobody trains here")
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from quorate.training.lane import LaneResult, fill_in, unread_scalars
 from quorate.training.loss_scale import judged
 from quorate.training.losses import GivenLoss
 from quorate.training.replica import Replica
-from quorate.training.strategy import Lag, PendingStep, StepOutcome, StepRequest
+from quorate.training.strategy import Agreement, Lag, PendingStep, StepRequest
 from quorate.training.update import Update
 
 _EXACT = 4
@@ -81,7 +81,7 @@ class DeviceLag(Lag):
         for result in results:
             result.taken = None  # its memory is for the next
 
-        def finish() -> StepOutcome:
+        def finish() -> Agreement:
             numbers = iter(arriving())
             fill_in(results, numbers)
             read_norms = {name: next(numbers) for name in norms}
@@ -98,7 +98,7 @@ class DeviceLag(Lag):
                 replica.optimizers.rates = self._rates
             is_left_out = agreed.is_void or agreed.has_overflowed
             named = {key: float(each[0]) for key, each in zip(replica.optimizers.by_name, self._rates, strict=True)}
-            return StepOutcome(agreed, {} if is_left_out else read_norms, learning_rates=named)
+            return agreed._replace(norms={} if is_left_out else read_norms, learning_rates=named)
 
         return PendingStep(request, arriving, finish)
 

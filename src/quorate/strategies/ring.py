@@ -29,7 +29,7 @@ from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated, StateLayout
-from quorate.training.strategy import Lag, PendingStep, StepOutcome, StepRequest, Strategy
+from quorate.training.strategy import Agreement, Lag, PendingStep, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -200,7 +200,7 @@ class RingStrategy:
         if self._reducer is not None:
             self._reducer.begin(step)
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """Gradients first, since their exchange may have begun with the backward pass; then everything else."""
         self._sum(step)
         agreed = self._agreement.reach(step, results, request)

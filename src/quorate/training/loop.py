@@ -42,7 +42,6 @@ from quorate.training.strategy import (
     Lagging,
     Save,
     Shortage,
-    StepOutcome,
     StepRequest,
     Strategy,
     advanced,
@@ -223,10 +222,9 @@ class Loop:
         # A schedule of the task moves on at the end of the update, to the rates of the next step.
         optimizers = self.replica.optimizers
         rates = optimizers.learning_rates if optimizers.schedulers else None
-        outcome = strategy.advance(step, results, request)
+        agreed = strategy.advance(step, results, request)
         spans = activity.spans
         began = 0.0 if spans is None else spans.clock()
-        agreed = outcome.agreed
         if agreed.shortage is not None:
             self._shrink(step, agreed.shortage)
             return None
@@ -238,8 +236,8 @@ class Loop:
             # the optimizers have their state, it is known how much there is to save.
             self.checkpointer.prepare(self.progress, self.workers)
             self._is_warm = True
-        self._complete(step, agreed, outcome.norms, rates=rates)
-        for event in outcome.told:
+        self._complete(step, agreed._replace(learning_rates=rates))
+        for event in agreed.told:
             self.publish(event)
         if spans is not None:
             spans.add(PUBLISH, began, spans.root)
@@ -265,26 +263,19 @@ class Loop:
         self._draft = None if draft is None else (step, draft)
         return draft is not None
 
-    def _complete_pending(self, step: int, outcome: StepOutcome, timing: Timing) -> None:
-        self._complete(step, outcome.agreed, outcome.norms, timing, outcome.learning_rates)
+    def _complete_pending(self, step: int, agreed: Agreement, timing: Timing) -> None:
+        self._complete(step, agreed, timing)
         self.watch.begin()  # the rate of an update that turned out to be none was put back
         if self._draft is None or self._draft[0] != step:
             return
         (_, draft), self._draft = self._draft, None
-        if outcome.agreed.is_void:
+        if agreed.is_void:
             # The host has prepared for an update that was none, and the draft has that.
             self.checkpointer.put_off()
         else:
             self._begin_save(draft)
 
-    def _complete(
-        self,
-        step: int,
-        agreed: Agreement,
-        norms: dict[str, float],
-        timing: Timing | None = None,
-        rates: dict[str, float] | None = None,
-    ) -> StepCompleted:
+    def _complete(self, step: int, agreed: Agreement, timing: Timing | None = None) -> StepCompleted:
         """A step is done: count it, and publish it."""
         self.progress = advanced(self.progress, agreed)
         if shrunk := [count for since, count in self.progress.micro_batches if since == step]:
@@ -293,10 +284,10 @@ class Loop:
         is_plain = not (agreed.bad or agreed.put_back or self._hosted.notes)
         warnings = () if is_plain else self._warnings(Source.TRAINING, agreed)
         timing = timing or Timing(self._laps.lap(), self.activity.seconds)
-        rates = self._learning_rates(step) if rates is None else rates
+        rates = self._learning_rates(step) if agreed.learning_rates is None else agreed.learning_rates
         names, draws = self.replica.optimizers.by_name, self._hosted.draws
         tensors = None if self.spec.record is None else [name for name, _ in self.replica.trainable]
-        event = step_completed(step, agreed, norms, warnings, timing, rates, self.sampler, names, draws, tensors)
+        event = step_completed(step, agreed, warnings, timing, rates, self.sampler, names, draws, tensors)
         self.publish(event)
         barren = self.progress.barren
         if barren and barren >= min(self.sampler.steps_per_epoch, self.sampler.total_steps):

@@ -12,7 +12,7 @@ from quorate.data.indices import ranges_of
 from quorate.data.sampler import Sampler
 from quorate.observe.events import SkippedStep, StepCompleted
 from quorate.training.activity import Activity
-from quorate.training.strategy import Agreement, PendingStep, StepOutcome
+from quorate.training.strategy import Agreement, PendingStep
 
 LAG = 8
 """So many steps may have been begun on a device of which the host has read nothing yet."""
@@ -42,7 +42,7 @@ class PendingSteps:
     """The model is ahead of the loop's progress by these: nothing that looks at the one by the other may happen before
     they are completed. `complete` counts and tells a step."""
 
-    def __init__(self, activity: Activity, laps: Laps, complete: Callable[[int, StepOutcome, Timing], None]) -> None:
+    def __init__(self, activity: Activity, laps: Laps, complete: Callable[[int, Agreement, Timing], None]) -> None:
         self._activity = activity
         self._laps = laps
         self._complete = complete
@@ -94,7 +94,6 @@ class PendingSteps:
 def step_completed(
     step: int,
     agreement: Agreement,
-    norms: dict[str, float],
     warnings: tuple[str, ...],
     timing: Timing,
     rates: dict[str, float],
@@ -121,7 +120,7 @@ def step_completed(
         epoch=epoch,
         losses=losses,
         learning_rates=rates,
-        gradient_norms=norms,
+        gradient_norms=dict(agreement.norms),
         samples=agreement.samples + (len(skipped.samples) if skipped is not None and skipped.is_partial else 0),
         samples_per_second=agreement.samples / timing.elapsed,
         data_s=seconds[DATA],

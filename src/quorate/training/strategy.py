@@ -1,8 +1,9 @@
 """What the loop asks of a strategy: how the results of the lanes become the next state, agreed on by all workers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -73,6 +74,9 @@ class Shortage:
     why: str = ""
 
 
+NO_NORMS: Mapping[str, float] = MappingProxyType({})
+
+
 class Agreement(NamedTuple):
     """What all workers know of a step, and know alike, before the state changes.
 
@@ -81,6 +85,9 @@ class Agreement(NamedTuple):
     of the first of them what is wrong. `data_s` are the seconds that the worker which waited longest has waited for
     data, `put_back` the names of what user code has assigned. `scaling` is known with the sum of the gradients: where
     these overflow, the optimizers leave the step out. `digests` are those of each lane, where they are asked for.
+
+    When the step is completed, it has the norm of each optimizer's gradient, before clipping, and what the strategy has
+    `told` of it; `learning_rates` are there if they are not those of now.
     """
 
     samples: int
@@ -98,6 +105,9 @@ class Agreement(NamedTuple):
     shortage: Shortage | None = None
     scaling: Scaling | None = None
     digests: tuple[tuple[int, ...], ...] = ()
+    norms: Mapping[str, float] = NO_NORMS
+    told: tuple[Event, ...] = ()
+    learning_rates: dict[str, float] | None = None
 
     @property
     def planned(self) -> int:
@@ -124,16 +134,6 @@ def advanced(progress: Progress, agreed: Agreement) -> Progress:
     return replace(after, overflows=after.overflows + 1) if agreed.has_overflowed else after
 
 
-class StepOutcome(NamedTuple):
-    """A completed step: what all agreed on, and the norm of each optimizer's gradient, before clipping. `told` is what
-    the strategy has to tell of it, `learning_rates` are there if they are not those of now."""
-
-    agreed: Agreement
-    norms: dict[str, float]
-    told: tuple[Event, ...] = ()
-    learning_rates: dict[str, float] | None = None
-
-
 @dataclass(frozen=True)
 class PendingStep:
     """A step that the device still computes. What all do at its end is known at once; what became of it, when its
@@ -142,7 +142,7 @@ class PendingStep:
 
     request: StepRequest
     arriving: Numbers
-    finish: Callable[[], StepOutcome]
+    finish: Callable[[], Agreement]
 
 
 class Strategy(Protocol):
@@ -168,7 +168,7 @@ class Strategy(Protocol):
 
     def begin(self, step: int) -> None: ...
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome: ...
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement: ...
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]: ...
 

@@ -15,7 +15,7 @@ from quorate.training.loss_scale import judged
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
-from quorate.training.strategy import Agreement, StepOutcome
+from quorate.training.strategy import Agreement
 
 
 class Update:
@@ -47,23 +47,22 @@ class Update:
         self._activity = activity
         self._before_change = before_change
 
-    def apply(self, step: int, agreement: Agreement) -> StepOutcome:
-        """Update parameters and buffers; the agreement, and the norm of each optimizer's gradient, before clipping."""
+    def apply(self, step: int, agreement: Agreement) -> Agreement:
+        """Update parameters and buffers; the agreement with the norm of each optimizer's gradient, before clipping."""
         self.begin()
         if agreement.is_void:
             self.leave_out(step)
-            outcome = StepOutcome(agreement, {})
         else:
-            outcome = self._apply(step, agreement)
+            agreement = self._apply(step, agreement)
         self._activity.leave()
-        return outcome
+        return agreement
 
     def begin(self) -> None:
         """The state is about to change; the activity is left when it has. Raises where this worker may not."""
         self._before_change()
         self._activity.enter(APPLY)
 
-    def _apply(self, step: int, agreement: Agreement) -> StepOutcome:
+    def _apply(self, step: int, agreement: Agreement) -> Agreement:
         gradients, optimizers, loss_scale = self._gradients, self._replica.optimizers, self._replica.loss_scale
         self.install(agreement)
         if self.check_gradients is not None:
@@ -81,9 +80,9 @@ class Update:
                 agreement = agreement._replace(scaling=judged(step, *read[len(begun) :]))
         if agreement.has_overflowed:
             self.change(step, agreement, optimizers.leave_out)
-            return StepOutcome(agreement, {})
+            return agreement
         self.change(step, agreement, optimizers.update)
-        return StepOutcome(agreement, norms)
+        return agreement._replace(norms=norms)
 
     @property
     def has_plain_norm(self) -> bool:

@@ -186,7 +186,7 @@ class Played:
     def _complete(self, step: int) -> None:
         notes = [UnitNote.decode(self.records[0].notes[Unit(step, lane)]) for lane in range(self.spec.lanes)]
         assert step not in self.agreements
-        self.agreements[step], _ = agreement_of(notes)
+        self.agreements[step] = agreement_of(notes)
 
 
 def _guarded(raised: list[BaseException], run: Callable[[], object]) -> None:

@@ -31,7 +31,7 @@ from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.state_layout import HeldState, Parts, Replicated, shared_out
-from quorate.training.strategy import StepOutcome, StepRequest, Strategy
+from quorate.training.strategy import Agreement, StepRequest, Strategy
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -147,10 +147,10 @@ class CompressedRingStrategy(RingStrategy):
         self._told: tuple[GradientsCompressed, ...] = ()
         self._results: Sequence[LaneResult] = ()
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         self._results = results
         outcome, told = super().advance(step, results, request), self._told
-        if self._residuals is not None and not outcome.agreed.is_void:
+        if self._residuals is not None and not outcome.is_void:
             # What lanes hold back after this step counts now; after a void one they have what they had.
             self._residuals.commit(step)
         self._told = ()

@@ -37,7 +37,7 @@ from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
 from quorate.training.sharded_tensors import local
-from quorate.training.strategy import StepOutcome, StepRequest, Strategy
+from quorate.training.strategy import Agreement, StepRequest, Strategy
 from quorate.training.update import Update
 
 UNITS_INDEX = 12
@@ -248,7 +248,7 @@ class FsdpStrategy(RingStrategy):
         super().begin(step)
         self._order.begin(step)
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         self._order.end()
         return super().advance(step, [result for result in results if result.lane in self._spoken_for], request)
 

@@ -36,7 +36,7 @@ from quorate.training.flat_gradients import FlatGradients, flattened, shaped
 from quorate.training.gradients import norms_of
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
-from quorate.training.strategy import Agreement, StepOutcome, StepRequest, Strategy, advanced
+from quorate.training.strategy import Agreement, StepRequest, Strategy, advanced
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class WorkerStep(_Step):
         for optimizer in self._replica.optimizers.by_name.values():
             optimizer._opt_called = True  # type: ignore[attr-defined]  # or its schedule warns that it never steps
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         self._activity.enter(EXCHANGE)
         if self._encoder is not None:
             self._encoder.encode(step, results)
@@ -143,11 +143,12 @@ class WorkerStep(_Step):
         self.share.commit(step, agreed)
         self.share.norms = norms
         if self._encoder is None or not self._tells or agreed.is_void:
-            return StepOutcome(agreed, norms)
+            return agreed._replace(norms=norms)
         # Once in a generation: steps differ by a few bytes.
         self._tells = False
         connection = self._connection
-        return StepOutcome(agreed, norms, (self._encoder.traffic(step, connection.generation, connection.own),))
+        told = (self._encoder.traffic(step, connection.generation, connection.own),)
+        return agreed._replace(norms=norms, told=told)
 
     def _take_up(self, rows: Mapping[int, Rows]) -> None:
         """What a worker does instead of an optimizer's step."""
@@ -169,7 +170,7 @@ class ServerStep(_Step):
         if isinstance(connection.exchange, EncodedExchange) and connection.exchange.tells_deltas:
             self._answers = Answers(self.share, connection.exchange)
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         self._activity.enter(EXCHANGE)
         self._exchange.receive(step)
         if self._rows is not None:
@@ -190,7 +191,7 @@ class ServerStep(_Step):
             # The step is completed here, whoever has not heard of it: the links are closed, which the next one meets.
             log.info("step %d is completed, but could not be published: %s", step, error)
         self._activity.leave()
-        return StepOutcome(agreed, norms)
+        return agreed._replace(norms=norms)
 
     def _add_up(self, step: int, agreed: Agreement) -> dict[int, float]:
         """Make the sums gradients of a mean; the norms of those of which this server is the primary."""

@@ -44,7 +44,7 @@ from quorate.training.gradients import LoneGradients, gradient_plan
 from quorate.training.lane import LaneResult
 from quorate.training.loop import Loop
 from quorate.training.progress import Progress
-from quorate.training.strategy import NOTHING_ASKED, Agreement, Save, StepOutcome, StepRequest, Strategy
+from quorate.training.strategy import NOTHING_ASKED, Agreement, Save, StepRequest, Strategy
 from quorate.training.update import Update
 
 LONGEST = 1_000
@@ -78,7 +78,7 @@ class UnitStrategy(MemberStrategy):
     def begin(self, step: int) -> None:
         """Segments begin by themselves."""
 
-    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> StepOutcome:  # noqa: ARG002
+    def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:  # noqa: ARG002
         raise AssertionError("units are applied one by one: there is no step that all take together")
 
 
@@ -192,7 +192,7 @@ class UnitLoop(Loop):
         """All units of a step are applied: tell what they come to, from their notes."""
         notes = self._units.record.notes
         told = [UnitNote.decode(notes[Unit(step, lane)]) for lane in range(self.spec.lanes)]
-        self._complete(step, *agreement_of(told))
+        self._complete(step, agreement_of(told))
 
     # --- at a boundary
 
@@ -250,7 +250,7 @@ class UnitLoop(Loop):
         record.reset(boundary, self._units.share.held)
 
 
-def agreement_of(notes: Sequence[UnitNote]) -> tuple[Agreement, dict[str, float]]:
+def agreement_of(notes: Sequence[UnitNote]) -> Agreement:
     """What all units of a step come to, and the mean of their norms by samples.
 
     A unit whose loss is not finite is left out, and only that unit: the others of its step are applied already.
@@ -278,7 +278,7 @@ def agreement_of(notes: Sequence[UnitNote]) -> tuple[Agreement, dict[str, float]
     for note in good:
         for name, norm in note.norms.items():
             norms[name] = norms.get(name, 0.0) + norm * note.result.samples / samples
-    return agreement, norms
+    return agreement._replace(norms=norms)
 
 
 # --- what members come to hold before the first step
