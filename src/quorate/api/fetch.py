@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from quorate.api.recorded_run import KEY, keyed_folder, names_key, recorded_and_asked, set_foreign_aside, without_key
 from quorate.api.tasks import is_source_of
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 Jobs = Callable[[RunFolder], tuple[ResolvedJob, ResolvedJob]]
 """The job of a run as it is recorded, and with what is asked for now over it."""
+Load = Callable[[Mapping[str, str], Sequence[Override], Taken], ResolvedJob]
+"""A job that was fetched: under what is asked for, and of its own keys what is taken."""
 NAMING = ("callbacks", "notify", "track", "engine", "encrypt", "share", "checkpoint.to", KEY)
 """The keys of a job that name code, commands, addresses, keys or destinations, or switch off what protects them."""
 
@@ -103,14 +105,6 @@ def fetch_run(
     return FetchedRun(run.path, _take_source(run, place, jobs, trust_source))
 
 
-class _Load(Protocol):
-    """A job that was fetched: under what is asked for, and of its own keys what is taken."""
-
-    def __call__(
-        self, environment: Mapping[str, str], overrides: Sequence[Override], taken: Taken = dict, /
-    ) -> ResolvedJob: ...
-
-
 @dataclass(frozen=True)
 class _Words:
     """What a person says who fetches a run, against what its job says that lies beside the copies."""
@@ -123,7 +117,7 @@ class _Words:
     trusts: bool
     trusts_source: bool
 
-    def jobs(self, load: _Load, authenticated: str = "") -> tuple[ResolvedJob, ResolvedJob]:
+    def jobs(self, load: Load, authenticated: str = "") -> tuple[ResolvedJob, ResolvedJob]:
         """The job as it is recorded from now on, where what is asked for stands for what it names; and with all that is
         asked for over it. Refuses one by which something that it names would be used; `authenticated` says what of
         the copy has it, if that was written with the person's key."""
@@ -268,7 +262,7 @@ def _authenticated(run: RunFolder, newest: CheckpointInfo, words: _Words, told: 
             f"the job in checkpoint {newest.path.name} at {words.place} is not one of this version of Quorate."
         )
 
-    def load(environment: Mapping[str, str], overrides: Sequence[Override], taken: Taken = dict, /) -> ResolvedJob:
+    def load(environment: Mapping[str, str], overrides: Sequence[Override], taken: Taken) -> ResolvedJob:
         return resolve_mapping(taken(saved.model_dump()), RECORDED, environment, overrides)
 
     recorded, _ = words.jobs(load, f"checkpoint {newest.path.name} at {words.place}")

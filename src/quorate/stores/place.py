@@ -18,7 +18,6 @@ import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from quorate.checkpoint.listing import REMOVING, Skipped, cursor_of, fetch_missing
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
@@ -48,54 +47,6 @@ class Contents:
     unfinished: Mapping[str, float | None] = field(default_factory=dict)
 
 
-class Place(Protocol):
-    """Where the copies of a run go. Used by one thread; raises `StoreError` where it cannot be used.
-
-    Files are named as in the table above: ``job.yaml``, ``step-00000200/manifest.json``.
-    """
-
-    def contents(self) -> Contents:
-        """What is there."""
-
-    def receive(self, name: str, manifest: Manifest, content: bytes, source: "FolderPlace") -> int:
-        """Take over a checkpoint: its parts, each verified, and then the content of its manifest; how many bytes that
-        took.
-
-        Raises `CheckpointError` where a part is not what the manifest says: no copy is made of damage.
-        """
-
-    def remove(self, name: str) -> None:
-        """Remove a checkpoint, what is left of one that was not committed, or a small file."""
-
-    def read(self, file: str) -> bytes | None:
-        """The content of a small file; None where there is none."""
-
-    def write(self, file: str, content: bytes) -> None:
-        """Replace a small file."""
-
-    def fetch(self, file: str, target: Path, size: int) -> None:
-        """Write a file of about this size to a new one on a disk, and through to it; trouble with that is an `OSError`.
-        Raises `ObjectMissing` where there is none."""
-
-
-def place_for(to: str, run: str) -> Place:
-    """The place of a run below one that `checkpoint.to` names; a kind of store that is unknown is refused."""
-    return place_at(f"{to.rstrip('/')}/{run}")
-
-
-def place_at(address: str) -> Place:
-    """The place with the address of the run's own folder or prefix."""
-    if address.startswith(_FILE_URL) or not is_url(address):
-        return FolderPlace(Path(address.removeprefix(_FILE_URL)))
-    refuse_unknown_store(address)
-    return ObjectPlace(open_store(address))
-
-
-def files_of(manifest: Manifest) -> Files:
-    """The parts of a checkpoint; its manifest is not among them."""
-    return {part.file: part.bytes for part in manifest.parts}
-
-
 class ObjectPlace:
     """A prefix of an object store, where there is no rename: the manifest is the commit."""
 
@@ -116,6 +67,8 @@ class ObjectPlace:
         return Contents(_whole(files), {name: changed[name] or None for name in files if MANIFEST not in files[name]})
 
     def receive(self, name: str, manifest: Manifest, content: bytes, source: "FolderPlace") -> int:
+        """Take over a checkpoint: its parts, each verified, and then the content of its manifest; how many bytes that
+        took. Raises `CheckpointError` where a part is not what the manifest says: no copy is made of damage."""
         there = self._files(name)
         missing = [part for part in manifest.parts if not _is_there(part, there)]
         if MANIFEST in there and any(part.file in there for part in missing):
@@ -139,6 +92,7 @@ class ObjectPlace:
         return len(content) + sum(part.bytes for part in missing)
 
     def remove(self, name: str) -> None:
+        """Remove a checkpoint, what is left of one that was not committed, or a small file."""
         if not remove_below(self._store, name):
             self._store.remove(name)
 
@@ -152,6 +106,8 @@ class ObjectPlace:
         self._store.put(file, content)
 
     def fetch(self, file: str, target: Path, size: int) -> None:
+        """Write a file of about this size to a new one on a disk, and through to it; trouble with that is an `OSError`.
+        Raises `ObjectMissing` where there is none."""
         self._store.fetch(file, target, size)
         descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -199,7 +155,7 @@ class FolderPlace:
                             unfinished[entry.name] = last_change(entry)
         return Contents(_whole(files), unfinished)
 
-    def receive(self, name: str, manifest: Manifest, content: bytes, source: Place) -> int:
+    def receive(self, name: str, manifest: Manifest, content: bytes, source: "FolderPlace | ObjectPlace") -> int:
         temporary = self.folder / f"{self._temporary}{name}-{secrets.token_hex(4)}"
         try:
             self._make_folder()
@@ -275,6 +231,29 @@ class FolderPlace:
         if isinstance(error, FileNotFoundError) and what:
             return ObjectMissing(f"{self}: there is no file {what}.")
         return StoreError(f"{self}: {error.strerror or error}. Check that it is mounted, writable and not full.")
+
+
+Place = FolderPlace | ObjectPlace
+"""Where the copies of a run go. Used by one thread; raises `StoreError` where it cannot be used. Files are named as in
+the table above: ``job.yaml``, ``step-00000200/manifest.json``."""
+
+
+def place_for(to: str, run: str) -> Place:
+    """The place of a run below one that `checkpoint.to` names; a kind of store that is unknown is refused."""
+    return place_at(f"{to.rstrip('/')}/{run}")
+
+
+def place_at(address: str) -> Place:
+    """The place with the address of the run's own folder or prefix."""
+    if address.startswith(_FILE_URL) or not is_url(address):
+        return FolderPlace(Path(address.removeprefix(_FILE_URL)))
+    refuse_unknown_store(address)
+    return ObjectPlace(open_store(address))
+
+
+def files_of(manifest: Manifest) -> Files:
+    """The parts of a checkpoint; its manifest is not among them."""
+    return {part.file: part.bytes for part in manifest.parts}
 
 
 def remove_below(store: ObjectStore, name: str) -> bool:
