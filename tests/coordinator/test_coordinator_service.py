@@ -13,7 +13,7 @@ import pytest
 from coordinator.served import TOKEN, serve
 from quorate.coordinator.client import JobStatus, SupervisorClient, WorkerWord
 from quorate.coordinator.news import News, Vacancy
-from quorate.coordinator.server import TokenGuard, explain_refusal
+from quorate.coordinator.server import Admission, explain_refusal
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.observe.events import LogMessage, Resized
@@ -66,7 +66,7 @@ def test_the_token_is_accepted(stub: Stub) -> None:
 
 def test_an_empty_token_is_no_token() -> None:
     with pytest.raises(ValueError, match="would let everybody in"):
-        TokenGuard("")
+        Admission("", lambda: False, asks_for_certificate=False)
     assert not carries_token((), TOKEN)
     assert not carries_token(((TOKEN_KEY, "é"),), TOKEN)
 

@@ -3,7 +3,7 @@
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -17,63 +17,6 @@ from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import MESSAGE_OPTIONS, carries_token, handlers_of
 
 log = logging.getLogger(__name__)
-
-
-class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Turns away every call that does not carry the job's token, whatever its method."""
-
-    def __init__(self, token: str) -> None:
-        if not token:
-            raise ValueError("a coordinator needs a token: an empty one would let everybody in")
-        self._token = token
-        self._turn_away = grpc.unary_unary_rpc_method_handler(_turn_away)
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        return await continuation(call) if carries_token(call.invocation_metadata, self._token) else self._turn_away
-
-
-async def _turn_away(_request: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
-
-
-class IncarnationGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Turns away every call once another coordinator has a higher incarnation: who calls tries again, there."""
-
-    def __init__(self, is_superseded: Callable[[], bool]) -> None:
-        self._is_superseded = is_superseded
-        self._turn_away = grpc.unary_unary_rpc_method_handler(_point_onwards)
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        return self._turn_away if self._is_superseded() else await continuation(call)
-
-
-async def _point_onwards(_request: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator has taken the place of this one")
-
-
-class CertificateGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Turns away whoever speaks for a process that it is not, by its certificate."""
-
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        handler = await continuation(call)
-        if handler is None:
-            return None
-        if handler.response_streaming:
-
-            async def stream(request: Any, context: Any) -> Any:
-                await _check_certificate(request, context)
-                async for reply in handler.unary_stream(request, context):
-                    yield reply
-
-            return grpc.unary_stream_rpc_method_handler(
-                stream, handler.request_deserializer, handler.response_serializer
-            )
-
-        async def answer(request: Any, context: Any) -> Any:
-            await _check_certificate(request, context)
-            return await handler.unary_unary(request, context)
-
-        return grpc.unary_unary_rpc_method_handler(answer, handler.request_deserializer, handler.response_serializer)
 
 
 def speaker_of(request: Any) -> str | None:
@@ -91,15 +34,45 @@ def speaker_of(request: Any) -> str | None:
             return None
 
 
-async def _check_certificate(request: Any, context: Any) -> None:
-    speaker = speaker_of(request)
-    names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())]
-    shown = next((process for process in map(process_in, names) if process), "")
-    if speaker is not None and shown != speaker:
-        whose = f"the certificate of {in_words(shown)}" if shown else "no certificate"
-        message = f"a caller ({context.peer()}) spoke for {in_words(speaker)} and showed {whose}"
-        log.warning("refused: %s", message)
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, message)
+class Admission:
+    """Turns away, before a call is answered, whoever does not carry the job's token or, where the job encrypts, speaks
+    for a process that it is not by its certificate; and everybody once another coordinator has a higher incarnation:
+    who calls tries again, there."""
+
+    def __init__(self, token: str, is_superseded: Callable[[], bool], *, asks_for_certificate: bool) -> None:
+        if not token:
+            raise ValueError("a coordinator needs a token: an empty one would let everybody in")
+        self._token = token
+        self._is_superseded = is_superseded
+        self._asks_for_certificate = asks_for_certificate
+
+    def guarded(self, method: Any, *, is_stream: bool) -> Any:
+        """A method of the service that is called by those who are let in."""
+
+        async def answer(request: Any, context: Any) -> Any:
+            await self._judge(request, context)
+            return await method(request, context)
+
+        async def stream(request: Any, context: Any) -> Any:
+            await self._judge(request, context)
+            async for reply in method(request, context):
+                yield reply
+
+        return stream if is_stream else answer
+
+    async def _judge(self, request: Any, context: Any) -> None:
+        if not carries_token(context.invocation_metadata() or (), self._token):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not carry this job's token")
+        if self._is_superseded():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator has taken the place of this one")
+        speaker = speaker_of(request) if self._asks_for_certificate else None
+        names = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", ())]
+        shown = next((process for process in map(process_in, names) if process), "")
+        if speaker is not None and shown != speaker:
+            whose = f"the certificate of {in_words(shown)}" if shown else "no certificate"
+            message = f"a caller ({context.peer()}) spoke for {in_words(speaker)} and showed {whose}"
+            log.warning("refused: %s", message)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, message)
 
 
 def open_server(
@@ -116,11 +89,9 @@ def open_server(
     """
     # Without so_reuseport=0 two coordinators could share a port, and each would get half of the other's calls.
     options = (("grpc.so_reuseport", 0), *MESSAGE_OPTIONS)
-    guards = [TokenGuard(token), IncarnationGuard(is_superseded)]
-    if identity is not None:
-        guards.append(CertificateGuard())
-    server = grpc.aio.server(interceptors=guards, options=options)
-    server.add_generic_rpc_handlers((handlers_of(service),))
+    admission = Admission(token, is_superseded, asks_for_certificate=identity is not None)
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers((handlers_of(service, admission.guarded),))
     try:
         if identity is None:
             bound = server.add_insecure_port(join_address(host, port))

@@ -1,7 +1,7 @@
 """How a coordinator is called: the channel to it, the token that goes with every call, and a call without answer."""
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,12 +65,13 @@ def stub_on(channel: grpc.Channel) -> Any:
     return stub
 
 
-def handlers_of(service: object) -> Any:
-    """What a server of gRPC takes: the methods of an object that answer these calls."""
+def handlers_of(service: object, guarded: Callable[..., Any]) -> Any:
+    """What a server of gRPC takes: the methods of an object that answer these calls, each as it is `guarded`."""
     handlers = {}
     for name, (request, reply, is_stream) in METHODS.items():
         handler = grpc.unary_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
-        handlers[name] = handler(getattr(service, name), request.FromString, reply.SerializeToString)
+        method = guarded(getattr(service, name), is_stream=is_stream)
+        handlers[name] = handler(method, request.FromString, reply.SerializeToString)
     return grpc.method_handlers_generic_handler(_SERVICE.full_name, handlers)
 
 
