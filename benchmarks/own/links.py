@@ -30,7 +30,7 @@ def main() -> None:
     """Answer the launcher."""
     order = read_order()
     token = secrets.token_urlsafe(16)
-    authority = Authority.mint("links-0001")
+    authority = Authority("links-0001")
     identities = [authority.issue(RECEIVER), authority.issue(SENDER)]
     everyone = run_gang(2, lambda seat: _work(seat, order, token, identities[seat.position]))
     answer(*(_reading(order, system.name, [process[system.name] for process in everyone]) for system in SYSTEMS))

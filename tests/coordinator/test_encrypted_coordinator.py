@@ -20,7 +20,7 @@ from quorate.wire.proto.channel import open_channel, stub_on, token_metadata
 from quorate.worker.coordinator_link import GrpcLink
 
 TOKEN = "a token of the job"
-AUTHORITY = Authority.mint("tiny-0001")
+AUTHORITY = Authority("tiny-0001")
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def test_who_may_say_what(run: RunFolder) -> None:
 
 
 def test_a_foreign_certificate_is_told_to_whoever_shows_it(run: RunFolder) -> None:
-    foreign = Authority.mint("tiny-0001").issue(2)
+    foreign = Authority("tiny-0001").issue(2)
     with serve_encrypted(run) as address:
         stranger = GrpcLink(address, TOKEN, foreign)
         refused = pytest.raises(FrameError, match="worker 2 refused the certificate of the coordinator at")

@@ -50,7 +50,7 @@ def tcp_pair(
 
 def tls_pair() -> tuple[TcpLink, TcpLink]:
     """The same, encrypted."""
-    return tcp_pair(authority=Authority.mint("digits-0001"))
+    return tcp_pair(authority=Authority("digits-0001"))
 
 
 @contextmanager

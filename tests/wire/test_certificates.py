@@ -14,23 +14,23 @@ from quorate.worker.assignment import Assignment
 
 
 def test_an_identity_travels_as_json() -> None:
-    identity = Authority.mint("digits-0001").issue(2)
+    identity = Authority("digits-0001").issue(2)
     assert Identity.from_json(identity.to_json()) == identity
     assert Identity.from_json(None) is None
 
 
 def test_processes_have_names_and_jobs_have_authorities() -> None:
-    authority = Authority.mint("x" * 200)
+    authority = Authority("x" * 200)
     assert [authority.issue(one).name for one in (3, server_id(1), COORDINATOR)] == [
         "worker-3",
         "server-1",
         "coordinator",
     ]
-    assert authority.certificate != Authority.mint("x" * 200).certificate
+    assert authority.certificate != Authority("x" * 200).certificate
 
 
 def test_keys_are_never_shown() -> None:
-    identity = Authority.mint("digits-0001").issue(2)
+    identity = Authority("digits-0001").issue(2)
     shown = f"{identity!r} {Credentials('token', 2, GenerationId(1, 1), identity)!r} {LOOPBACK!r}"
     assert "PRIVATE KEY" not in shown
     assert not any(line in shown for line in identity.secrets)

@@ -26,7 +26,7 @@ AGO = datetime.timedelta(hours=-1)
 
 @pytest.fixture(scope="module")
 def authority() -> Authority:
-    return Authority.mint("digits-0001")
+    return Authority("digits-0001")
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ class TestRefusals:
     def test_a_certificate_that_does_not_count(
         self, threads: ThreadPoolExecutor, authority: Authority, what: str
     ) -> None:
-        foreign, expired = Authority.mint("digits-0001").issue(0), authority.issue(0, lifetime=AGO)
+        foreign, expired = Authority("digits-0001").issue(0), authority.issue(0, lifetime=AGO)
         # Its own authority is that of the job: a forger would say so.
         shown = replace(foreign if what == "foreign" else expired, authority=authority.certificate)
         caller = replace(credentials(0), identity=shown)
@@ -83,7 +83,7 @@ class TestRefusals:
     def test_a_caller_finds_a_foreign_listener(self, threads: ThreadPoolExecutor, authority: Authority) -> None:
         with listening() as listener:
             accepting = accept(threads, listener, authority)
-            stranger = credentials(0, authority=Authority.mint("digits-0002"))
+            stranger = credentials(0, authority=Authority("digits-0002"))
             with pytest.raises(FrameError, match=r"worker 0 refused the certificate of worker 1 \(.*another authority"):
                 connect(listener.address, stranger, 1, within(100))
             assert_right_one_is_let_in(accepting, listener, authority)
@@ -134,7 +134,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("caller", "words"),
         [
-            (lambda job: replace(Authority.mint("digits-0001").issue(0), authority=job.certificate), "another auth"),
+            (lambda job: replace(Authority("digits-0001").issue(0), authority=job.certificate), "another auth"),
             (lambda job: job.issue(0, lifetime=AGO), "it has expired"),
         ],
     )

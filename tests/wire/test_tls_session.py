@@ -53,5 +53,5 @@ def test_a_stranger_in_the_coordinators_place_that_never_ends_its_words_is_not_l
     with socket.create_server(("127.0.0.1", 0)) as door, ThreadPoolExecutor(1) as threads:
         threads.submit(say_little, door)
         address = "{}:{}".format(*door.getsockname())
-        assert refusal_at(address, Authority.mint("digits-0001").issue(0), COORDINATOR, seconds=0.5) is None
+        assert refusal_at(address, Authority("digits-0001").issue(0), COORDINATOR, seconds=0.5) is None
         assert hung_up.wait(60)

@@ -138,7 +138,7 @@ class Supervisor:
         # Of all launches of a run, this one: whose coordinator is the newest, has the run.
         self._launch_id = secrets.token_hex(8)
         is_encrypted = engine.capacity().spans_hosts if launch.spec.encrypt == "auto" else launch.spec.encrypt
-        self._authority = Authority.mint(launch.run.name) if is_encrypted else None
+        self._authority = Authority(launch.run.name) if is_encrypted else None
         self._has_formed = False
         self._step = 0
         self._saved: int | None = None

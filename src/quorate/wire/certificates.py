@@ -24,51 +24,48 @@ _LONGEST_NAME = 64
 
 
 class Authority:
-    """Vouches for the processes of one job.
+    """Vouches for the processes of one job: that which trains in this run.
 
     ::
 
-        authority = Authority.mint("digits-0001")
+        authority = Authority("digits-0001")
         Assignment(..., identity=authority.issue(2))
         appointment["identity"] = authority.issue(COORDINATOR).to_json()
     """
 
-    def __init__(self, run: str, key: Any, certificate: Any) -> None:
+    def __init__(self, run: str) -> None:
+        ec, x509 = _cryptography()
         self._run = run
-        self._key = key
-        self._certificate = certificate
-        self.certificate = _pem(certificate)
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name_of(f"job {run}")
+        alone = x509.BasicConstraints(ca=True, path_length=0)
+        self.certificate = self._certify(self._name, self._key, LIFETIME, alone)
 
-    @classmethod
-    def mint(cls, run: str, lifetime: datetime.timedelta = LIFETIME) -> "Authority":
-        """A new authority, for the job that trains in this run."""
-        x509, _, ec = _cryptography()
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = _name_of(f"job {run}")
-        builder = _builder(name, name, key.public_key(), *_validity(lifetime))
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-        return cls(run, key, _signed(builder, key))
-
-    def issue(self, process: int | str, lifetime: datetime.timedelta | None = None) -> Identity:
+    def issue(self, process: int | str, lifetime: datetime.timedelta = LIFETIME) -> Identity:
         """The identity of a worker or a server, by its number, or of COORDINATOR or SUPERVISOR."""
-        x509, serialization, ec = _cryptography()
+        from cryptography.hazmat.primitives import serialization as form
+
+        ec, x509 = _cryptography()
         name = process if isinstance(process, str) else file_name_of(process)
         key = ec.generate_private_key(ec.SECP256R1())
-        own = self._certificate
-        validity = (own.not_valid_before_utc, own.not_valid_after_utc) if lifetime is None else _validity(lifetime)
-        builder = _builder(_name_of(f"{name} of {self._run}"), own.subject, key.public_key(), *validity)
-        names = [x509.DNSName(host_of(name)), x509.DNSName(f"*.{host_of(name)}")]
-        alternatives = x509.SubjectAlternativeName(names)
-        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-        builder = builder.add_extension(alternatives, critical=False)
-        builder = builder.add_extension(identifier, critical=False)
-        secret = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ).decode()
-        return Identity(name, _pem(_signed(builder, self._key)), secret, self.certificate)
+        names = x509.SubjectAlternativeName([x509.DNSName(host_of(name)), x509.DNSName(f"*.{host_of(name)}")])
+        no_authority = x509.BasicConstraints(ca=False, path_length=None)
+        certificate = self._certify(_name_of(f"{name} of {self._run}"), key, lifetime, no_authority, names)
+        private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+        return Identity(name, certificate, private.decode(), self.certificate)
+
+    def _certify(self, subject: Any, key: Any, lifetime: datetime.timedelta, constraints: Any, *more: Any) -> str:
+        from cryptography.hazmat.primitives import hashes, serialization
+
+        _, x509 = _cryptography()
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateBuilder(self._name, subject, key.public_key(), secrets.randbits(127) + 1)
+        builder = builder.not_valid_before(now - SLACK).not_valid_after(now + lifetime)
+        builder = builder.add_extension(constraints, critical=True)
+        for extension in more:
+            builder = builder.add_extension(extension, critical=False)
+        text: str = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+        return text
 
 
 def refuse_without_library() -> None:
@@ -76,59 +73,19 @@ def refuse_without_library() -> None:
     _cryptography()
 
 
-def _cryptography() -> tuple[Any, Any, Any]:
+def _cryptography() -> tuple[Any, Any]:
     """The library, which only those need who encrypt."""
     try:
         from cryptography import x509
-        from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
         raise RequestError(
             f"encrypted links (`encrypt`) need the package `cryptography`: {install_of('encryption')}. "
             "`encrypt: false` trains without."
         ) from None
-    return x509, serialization, ec
+    return ec, x509
 
 
 def _name_of(text: str) -> Any:
-    x509, _, _ = _cryptography()
+    _, x509 = _cryptography()
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text[:_LONGEST_NAME])])
-
-
-def _validity(lifetime: datetime.timedelta) -> tuple[datetime.datetime, datetime.datetime]:
-    now = datetime.datetime.now(datetime.UTC)
-    return now - SLACK, now + lifetime
-
-
-def _builder(subject: Any, issuer: Any, public_key: Any, begins: datetime.datetime, ends: datetime.datetime) -> Any:
-    x509, _, _ = _cryptography()
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public_key)
-    builder = builder.serial_number(secrets.randbits(127) + 1).not_valid_before(begins).not_valid_after(ends)
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-
-
-def _usage(*, signs_certificates: bool) -> Any:
-    x509, _, _ = _cryptography()
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        crl_sign=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _signed(builder: Any, key: Any) -> Any:
-    from cryptography.hazmat.primitives import hashes
-
-    return builder.sign(key, hashes.SHA256())
-
-
-def _pem(certificate: Any) -> str:
-    _, serialization, _ = _cryptography()
-    text: str = certificate.public_bytes(serialization.Encoding.PEM).decode()
-    return text

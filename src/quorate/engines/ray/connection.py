@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import socket
-import ssl
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,11 +89,17 @@ def refuse_unreachable(address: str, key: str = KEY_OF_JOBS) -> None:
     if place is None:
         return
     try:
-        why = _why_tls_fails(*split_address(place))
+        socket.create_connection(split_address(place), REACH).close()
     except OSError as error:
         raise _not_connected(address, str(error), key=key) from None
-    if why:
-        raise _not_connected(address, "it answers, but with another protocol", f" {why}", key)
+    refusal = _refusal_at(place, None)
+    if refusal is not None and refusal.code() is grpc.StatusCode.UNAVAILABLE:
+        here = "is set here" if _uses_tls() else "is not set here"
+        hint = (
+            f" {USE_TLS} {here}, and has to be as on the nodes of the cluster; with it {AUTHORITY}, {CERTIFICATE} and "
+            f"{KEY} name certificates of the cluster's own authority."
+        )
+        raise _not_connected(address, f"it answers, but not to this process: {refusal.details()}", hint, key)
 
 
 def refuse_wrong_token(address: str, key: str = KEY_OF_JOBS) -> None:
@@ -147,13 +152,23 @@ def _token_trouble(address: str, place: str) -> str:
 
 
 def _lets_in(place: str, token: str | None) -> bool | None:
-    """Whether a cluster answers one who shows this token, or none; None where it answers nobody. Raises RequestError
-    where certificates are missing. (Ray's own `init_grpc_channel` would show the token of this process unasked.)"""
+    """Whether a cluster answers one who shows this token, or none; None where it answers nobody."""
+    refusal = _refusal_at(place, token)
+    if refusal is None:
+        return True
+    return False if refusal.code() is grpc.StatusCode.UNAUTHENTICATED else None
+
+
+def _refusal_at(place: str, token: str | None) -> Any:
+    """What a cluster answers one who shows this token, or none, if it does not let that in. Raises RequestError where
+    certificates are missing. (Ray's own `init_grpc_channel` would show the token of this process unasked.)"""
     if _uses_tls():
         try:
             certificate, key, authority = load_certs_from_env()
         except (RuntimeError, OSError) as error:
-            raise RequestError(_unreadable(error)) from None
+            raise RequestError(
+                f"{USE_TLS} is set here, and {AUTHORITY}, {CERTIFICATE} or {KEY} cannot be read ({error})."
+            ) from None
         credentials = grpc.ssl_channel_credentials(authority, key, certificate)
         channel = grpc.secure_channel(place, credentials, GLOBAL_GRPC_OPTIONS)
     else:
@@ -163,8 +178,8 @@ def _lets_in(place: str, token: str | None) -> bool | None:
         try:
             NodeInfoGcsServiceStub(channel).CheckAlive(CheckAliveRequest(), timeout=REACH, metadata=shown)
         except grpc.RpcError as error:
-            return False if error.code() is grpc.StatusCode.UNAUTHENTICATED else None
-    return True
+            return error
+    return None
 
 
 def _take_own_token() -> None:
@@ -179,56 +194,6 @@ def _take_own_token() -> None:
 
 def _uses_tls() -> bool:
     return os.environ.get(USE_TLS, "0").lower() in ("1", "true")
-
-
-def _unreadable(error: Exception) -> str:
-    return f"{USE_TLS} is set here, and {AUTHORITY}, {CERTIFICATE} or {KEY} cannot be read ({error})."
-
-
-def _why_tls_fails(host: str, port: int) -> str:
-    """What is wrong with TLS between here and there, if anything is; OSError where nobody is there."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # Ray itself looks at that
-    context.set_alpn_protocols(["h2"])
-    if not _uses_tls():
-        context.verify_mode = ssl.CERT_NONE
-        with socket.create_connection((host, port), timeout=REACH) as plain:
-            is_spoken = _speaks_tls(context, plain)[0]
-        files = f"{AUTHORITY}, {CERTIFICATE} and {KEY}"
-        return f"The cluster speaks TLS: set {USE_TLS}=1, {files} here, as on its nodes." if is_spoken else ""
-    try:
-        context.load_verify_locations(os.environ.get(AUTHORITY, ""))
-        context.load_cert_chain(os.environ.get(CERTIFICATE, ""), os.environ.get(KEY, ""))
-    except (OSError, ValueError) as error:
-        return _unreadable(error)
-    with socket.create_connection((host, port), timeout=REACH) as plain:
-        is_spoken, refusal = _speaks_tls(context, plain)
-    if is_spoken is False:
-        return f"{USE_TLS} is set here, and the cluster speaks without TLS: unset it, or start the cluster with it."
-    return refusal
-
-
-def _speaks_tls(context: ssl.SSLContext, plain: socket.socket) -> tuple[bool | None, str]:
-    """Whether the other side does, None if that is not seen; and what one side says of the other's certificate."""
-    try:
-        with context.wrap_socket(plain) as link:
-            # In TLS 1.3 a server looks at certificates after its client is connected: then it hangs up, or says why.
-            try:
-                why = "" if link.recv(1) else "it hangs up"
-            except ssl.SSLError as error:
-                why = str(error.reason).lower().replace("_", " ")
-            except ConnectionError:
-                why = "it hangs up"
-            told = f"It refuses the certificate in {CERTIFICATE} ({why}): its own authority has to make it."
-            return True, told if why else ""
-    except ssl.SSLCertVerificationError as error:
-        return True, f"Its certificate is not of the authority in {AUTHORITY} ({error.verify_message})."
-    except TimeoutError:
-        return None, ""
-    except ssl.SSLError as error:
-        return "ALERT" in str(error.reason), ""
-    except OSError:  # it has hung up: who speaks no TLS understands nothing of this
-        return False, ""
 
 
 def packed(code: NodeCode, scratch: Path) -> str | None:

@@ -5,10 +5,8 @@ connection may break at any moment and nothing is lost or told twice.
 """
 
 import contextlib
-import fcntl
 import itertools
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -27,6 +25,7 @@ from quorate.engines.engine import Engine, Notice, Preparation, Unprepared
 from quorate.engines.local import LocalEngine
 from quorate.engines.output_pump import OpenLog
 from quorate.engines.ray.shared_storage import why_out_of_reach
+from quorate.storage.lock import hold, holder_of
 from quorate.storage.log_file import LogFile
 from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder
@@ -294,7 +293,7 @@ class ReportedLog(LogFile):
         self._report(LogLines(self.path.stem, text))
 
 
-PREFIX = "quorate-host-"
+PREFIX, LOCK = "quorate-host-", "lock"
 
 
 class Scratch:
@@ -303,33 +302,17 @@ class Scratch:
 
     def __init__(self) -> None:
         for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-            descriptor = self._locked(left)
-            if descriptor is not None:
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(descriptor)
+            with contextlib.suppress(OSError):
+                if holder_of(left / LOCK) is None:
+                    shutil.rmtree(left, ignore_errors=True)
+        self._lock = contextlib.ExitStack()
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-            descriptor = self._locked(self.path)
-            if descriptor is not None:  # otherwise another agent took it for one that was left
-                self._descriptor = descriptor
-                break
-
-    @staticmethod
-    def _locked(folder: Path) -> int | None:
-        """The lock of a folder; None where another process has it, or there is none of ours."""
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_uid == os.getuid() and folder.exists():
-                return descriptor
-        except OSError:
-            pass
-        os.close(descriptor)
-        return None
+            with contextlib.suppress(OSError):
+                self._lock.enter_context(hold(self.path / LOCK))
+                if self.path.exists():  # otherwise another agent took it for one that was left
+                    break
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._descriptor)
+        self._lock.close()
