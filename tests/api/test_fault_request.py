@@ -27,7 +27,7 @@ def test_random_faults_need_the_number_of_steps() -> None:
     ("texts", "script", "random", "mtbf", "seed", "why"),
     [
         (None, None, False, None, None, 'no fault is given: write --fault "kill worker 1 at step 20", --script FILE'),
-        (["kil all at step 1"], None, False, None, None, "--fault: `kil all at step 1`: `kil` is not understood"),
+        (["kil all at step 1"], None, False, None, None, "--fault: `kil all at step 1` is not understood"),
         (
             None,
             "nowhere.txt",

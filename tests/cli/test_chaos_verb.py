@@ -173,7 +173,10 @@ def test_other_bits_are_told(place: Workplace) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--fault", "kil all at step 2"], "--fault: `kil all at step 2`: `kil` is not understood; did you mean kill?"),
+        (
+            ["--fault", "kil all at step 2"],
+            "--fault: `kil all at step 2` is not understood; a fault is written such as `kill all at step 40`",
+        ),
         (["--fault", "kill worker 2 at step 2"], "there is no worker 2; the job runs on workers 0 to 1"),
         (
             ["--fault", "kill all at step 1", "--against", REFERENCE, "--set", "seed=4"],

@@ -15,7 +15,7 @@ from quorate.api.prints import RunStart, Watch
 from quorate.api.result import Result, open_run
 from quorate.chaos.fault import PHASES, Fault, Firing, Whom, firings
 from quorate.chaos.network_namespaces import can_make_networks
-from quorate.chaos.script import EXAMPLE, Line, check_script, lines_of, parse_mean, parse_script, random_script
+from quorate.chaos.script import EXAMPLE, check_script, lines_of, parse_mean, parse_script, random_script
 from quorate.chaos.supervisor_hook import run_under
 from quorate.core.errors import QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed
@@ -56,7 +56,13 @@ class FaultRequest:
             raise RequestError(
                 f"--seed is that of --random, which is not given. The seed of the job is set with --set seed={seed}"
             )
-        lines = [Line(text, "--fault") for text in texts or ()] + ([] if script is None else _read_script(script))
+        lines = [("--fault", text) for text in texts or ()]
+        try:
+            lines += [] if script is None else lines_of(script.read_text(), str(script))
+        except OSError as error:
+            raise RequestError(f"cannot read the fault script {script}: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise RequestError(f"the fault script {script} is not text in UTF-8.") from None
         if not lines:
             raise RequestError(
                 f'no fault is given: write --fault "{EXAMPLE}", --script FILE with one such line for each fault, or '
@@ -73,7 +79,6 @@ class FaultRequest:
         if self.mean is None:
             check_script(self.written, workers, steps, spec.lanes, spec.strategy.server_count)
             return self.written
-        can_cut = can_make_networks()
         if steps is None:
             return ()
         every = spec.checkpoint.every
@@ -83,7 +88,7 @@ class FaultRequest:
             workers,
             self.mean,
             spec.lanes,
-            can_cut=can_cut,
+            can_cut=can_make_networks(),
             saves_every=None if every == "epoch" else every,  # how many steps an epoch has is not known yet
             has_loaders=spec.loader_workers > 0,
             servers=spec.strategy.server_count,
@@ -193,15 +198,6 @@ def try_under(request: FaultRequest, resolved: ResolvedJob, against: str | None,
     return Trial(undisturbed, disturbed, failure, faults, fired, facts, promises_bits)
 
 
-def _read_script(script: Path) -> list[Line]:
-    try:
-        return lines_of(script.read_text(), str(script))
-    except OSError as error:
-        raise RequestError(f"cannot read the fault script {script}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise RequestError(f"the fault script {script} is not text in UTF-8.") from None
-
-
 def _reference(run: str, resolved: ResolvedJob) -> Result:
     """A complete run of the same job, to compare with."""
     result = open_run(run, resolved.spec.runs)
@@ -237,53 +233,31 @@ def _run_here(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: Watch) ->
 
 def _run_separately(faults: tuple[Fault, ...], resolved: ResolvedJob, watch: Watch) -> tuple[Result, Failure | None]:
     """With launchers that are killed: each time the run is resumed, as somebody would who finds it dead."""
-    code, run = _launch(Launcher(resolved, faults, watch))
+    code, run = _launch(resolved, faults, watch, None)
     for _ in range(sum(fault.whom is Whom.LAUNCHER for fault in faults)):
         if run is not None and code == -signal.SIGKILL:
-            code, run = _launch(Launcher(resolved, faults, watch, run))
+            code, run = _launch(resolved, faults, watch, run)
     if run is None:
         raise RunError("the job could not be started; see the error above.")
     result = open_run(run)
     failure = result.fields.get("failure")
     if failure is None and code != 0:
-        message = f"the job was not resumed (code {code}): see the messages above."
-        return result, Failure("JobError", message)
+        return result, Failure("JobError", f"the job was not resumed (code {code}): see the messages above.")
     return result, None if failure is None else Failure.from_dict(failure)
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """A process of its own that can be killed: it starts a job under faults, or resumes it.
-
-    It gets this as a pickle on standard input, and prints on standard output which run it is.
-    """
-
-    resolved: ResolvedJob
-    faults: tuple[Fault, ...]
-    watch: Watch
-    run: Path | None = None
-
-    def train(self) -> None:
-        def print_run(start: RunStart) -> Sink:
-            print(start.run.path, flush=True)
-            return self.watch(start)
-
-        runner = run_under(self.faults)
-        if self.run is None:
-            session.start(self.resolved, print_run, runner)
-        else:
-            session.resume(self.run.parent, str(self.run), os.environ, [], watch=self.watch, runner=runner)
-
-
-def _launch(launcher: Launcher) -> tuple[int, Path | None]:
-    """How a launcher ended: its exit code, negative for a signal, and its run, if it got so far."""
+def _launch(
+    resolved: ResolvedJob, faults: tuple[Fault, ...], watch: Watch, run: Path | None
+) -> tuple[int, Path | None]:
+    """Start or resume a job in a launcher of its own: its exit code, negative for a signal, and its run, if it got so
+    far."""
     # Ctrl-C goes to the child as well, which stops in order.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         command = [sys.executable, "-P", "-c", f"from {__name__} import main; raise SystemExit(main())"]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
-            output, _ = child.communicate(pickle.dumps((sys.path, launcher)))
+            output, _ = child.communicate(pickle.dumps((sys.path, resolved, faults, watch, run)))
         except BaseException:
             # Whoever is told to end does not leave a job behind.
             child.terminate()
@@ -291,16 +265,25 @@ def _launch(launcher: Launcher) -> tuple[int, Path | None]:
             raise
     finally:
         signal.signal(signal.SIGINT, before)
-    return child.returncode, launcher.run or (Path(output.decode().strip()) if output.strip() else None)
+    return child.returncode, run or (Path(output.decode().strip()) if output.strip() else None)
 
 
 def main() -> int:
-    """Train what standard input holds, in a launcher that can be killed; the exit code."""
+    """In a launcher that can be killed: train what standard input holds as a pickle, and print which run it is."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    path, launcher = pickle.load(sys.stdin.buffer)
+    path, resolved, faults, watch, run = pickle.load(sys.stdin.buffer)
     sys.path[:] = path
+
+    def print_run(start: RunStart) -> Sink:
+        print(start.run.path, flush=True)
+        sink: Sink = watch(start)
+        return sink
+
     try:
-        launcher.train()
+        if run is None:
+            session.start(resolved, print_run, run_under(faults))
+        else:
+            session.resume(run.parent, str(run), os.environ, [], watch=watch, runner=run_under(faults))
     except QuorateError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code

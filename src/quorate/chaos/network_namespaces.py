@@ -14,7 +14,6 @@ cut), and the cables with them, the launcher's too: all have an end in one.
 import contextlib
 import ctypes
 import ipaddress
-import json
 import os
 import random
 import socket
@@ -129,22 +128,17 @@ class NetworkNamespaces:
     def _take_range(self, hub: str) -> ipaddress.IPv4Network:
         """Addresses that nobody else has here, by a cable from here to the hub: its name is taken by one alone."""
         networks = list(RANGE.subnets(new_prefix=24))
-        used = _routes()
-        free = [number for number, network in enumerate(networks) if not any(map(network.overlaps, used))]
-        random.SystemRandom().shuffle(free)
-        refusal = RequestError(f"all of {RANGE} is in use here: namespaces need 256 addresses of it.")
-        for number in free:
+        for number in random.SystemRandom().sample(range(len(networks)), len(networks)):
             name = f"quorate-{number}"
             try:
                 _ip(f"link add name {name} type veth peer name {_LAUNCHER} netns {hub}")
-            except RequestError as error:
-                refusal = error
+            except RequestError:
                 if name not in (known for _, known in socket.if_nameindex()):
-                    break
-                continue  # another launcher was faster
+                    raise
+                continue  # another launcher has it
             self.cable = name
             return networks[number]
-        raise refusal
+        raise RequestError(f"all of {RANGE} is in use here: namespaces need 256 addresses of it.")
 
     def _new_network(self) -> str:
         """A new one, in which what a dead process has left to send is given up soon.
@@ -204,12 +198,6 @@ def _aside(work: Callable[[], Result]) -> Result:
 def port_of(place: int) -> str:
     """The network device at the hub's end of a worker's cable."""
     return f"namespace-{place}"
-
-
-def _routes() -> list[ipaddress.IPv4Network]:
-    """Where this namespace has a way to, but for the one to everywhere."""
-    routes = json.loads(call("ip", ["-json", "-4", "route", "show", "table", "all"]) or "[]")
-    return [ipaddress.IPv4Network(to, strict=False) for to in (route["dst"] for route in routes) if to != "default"]
 
 
 def _ip(*commands: str) -> None:

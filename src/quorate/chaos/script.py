@@ -1,40 +1,39 @@
-"""The language of fault scripts, and scripts that chance has written.
+"""The language of fault scripts, and scripts that chance has written."""
 
-::
-
-    kill worker 1 at step 20
-    stop worker 0 at step 15 for 3s
-    kill worker 1 at step 30 in exchange                # what the worker is doing then
-    kill worker 1 at step 30 in exchange after 5ms      # not when it begins with that, but so much later
-    kill all at step 40
-    slow worker 1 4x from step 10                       # its lanes take four times as long from then on
-    flip worker 1 at step 60                            # one bit of its state changes, as bad memory does
-    corrupt worker 1 from step 10                       # a bit of each gradient that it computes is wrong from then on
-    corrupt worker 1 from step 10 in one bit            # always the same bit
-    starve worker 1 at step 10                          # it gets no more memory, and gives up
-    kill loader of worker 1 at step 10                  # with loader_workers
-    term worker 1 at step 5                             # it is asked to leave, as on a machine that is taken away
-    cut worker 2 at step 10 for 8s                      # nobody reaches it, and it reaches nobody
-    kill coordinator at step 30
-    kill launcher at step 30                            # the run is taken up again by `quorate resume`
-    add worker at step 12
-    remove worker at step 20
-    kill server 1 at step 20                            # a parameter server, with `strategy: parameter-server`
-    remove server at step 30                            # it hands over what it holds, and goes
-"""
-
+import difflib
 import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from quorate.chaos.fault import LASTING, PHASES, RESIZES, Act, Fault, Whom
 from quorate.core.digests import derive_seed
 from quorate.core.errors import RequestError
 from quorate.core.generation import Role, name_of, server_id
-from quorate.spec.keys import nearest
 
+FORMS = """
+kill worker 1 at step 20
+stop worker 0 at step 15 for 3s
+kill worker 1 at step 30 in exchange                # what the worker is doing then
+kill worker 1 at step 30 in exchange after 5ms      # not when it begins with that, but so much later
+kill all at step 40
+slow worker 1 4x from step 10                       # its lanes take four times as long from then on
+flip worker 1 at step 60                            # one bit of its state changes, as bad memory does
+corrupt worker 1 from step 10                       # a bit of each gradient that it computes is wrong from then on
+corrupt worker 1 from step 10 in one bit            # always the same bit
+starve worker 1 at step 10                          # it gets no more memory, and gives up
+kill loader of worker 1 at step 10                  # with loader_workers
+term worker 1 at step 5                             # it is asked to leave, as on a machine that is taken away
+cut worker 2 at step 10 for 8s                      # nobody reaches it, and it reaches nobody
+kill coordinator at step 30
+kill launcher at step 30                            # the run is taken up again by `quorate resume`
+add worker at step 12
+remove worker at step 20
+kill server 1 at step 20                            # a parameter server, with `strategy: parameter-server`
+remove server at step 30                            # it hands over what it holds, and goes
+"""
+"""Each kind of fault once."""
 EXAMPLE = "kill worker 1 at step 20"
 NOMINAL_STEP = 0.05
 """Seconds that a step counts for where faults are asked for by time: real ones would give other faults each time."""
@@ -45,12 +44,10 @@ MOST_SLOW = 1000
 """So many times as long may a lane of a slow worker take."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min)")
-_FACTOR = re.compile(r"(\d+(?:\.\d+)?)x")
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
-_MORE = "the end, a phase (`in exchange`), a delay (`after 5ms`) or how long it lasts (`for 3s`)"
-_WORKER, _ALL = "worker", "all"
-_VICTIMS = {
-    Act.KILL: (_WORKER, _ALL, *Whom),
+_WORKER, _ALL, _LOADER = "worker", "all", "loader of worker"
+_VICTIMS: dict[str, tuple[str, ...]] = {
+    Act.KILL: (_WORKER, _ALL, _LOADER, Whom.COORDINATOR, Whom.LAUNCHER, Whom.SERVER),
     Act.STOP: (_WORKER, _ALL, Whom.SERVER),
     Act.TERM: (_WORKER, _ALL, Whom.SERVER),
     Act.SLOW: (_WORKER, _ALL),
@@ -61,6 +58,10 @@ _VICTIMS = {
     Act.ADD: (_WORKER, Whom.SERVER),
     Act.REMOVE: (_WORKER, Whom.SERVER),
 }
+_BEGINNING = re.compile(
+    r"(?P<act>\w+) (?P<whom>loader of worker|\w+)(?: (?P<number>[0-9]{1,5}))?(?: (?P<factor>[0-9]+(?:\.[0-9]+)?)x)?"
+    r" (?P<when>at|from) step (?P<step>[1-9][0-9]{0,14})(?P<same> in one bit)?(?P<rest>(?: .*)?)"
+)
 _NOT_OF_SERVERS = ("data", "forward")
 """Phases that servers do not come to: they host no lane."""
 _IN_EVERY_STEP = (None, "data", "forward", "exchange", "apply")
@@ -70,99 +71,81 @@ class FaultError(RequestError):
     """A fault that cannot be read, or cannot happen in its job."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a script, and where it stands."""
-
-    text: str
-    place: str
-
-
-def lines_of(text: str, source: str) -> list[Line]:
-    """The faults of a script file, one a line; what follows a # is a comment."""
+def lines_of(text: str, source: str) -> list[tuple[str, str]]:
+    """The faults of a script file, one a line, each behind its place; what follows a # is a comment."""
     contents = (line.partition("#")[0].strip() for line in text.splitlines())
-    return [Line(content, f"{source}, line {number}") for number, content in enumerate(contents, 1) if content]
+    return [(f"{source}, line {number}", content) for number, content in enumerate(contents, 1) if content]
 
 
-def parse_script(lines: Iterable[Line]) -> tuple[Fault, ...]:
+def parse_script(lines: Iterable[tuple[str, str]]) -> tuple[Fault, ...]:
     """All faults of a script, in its order; every mistake in it is told at once."""
     faults, mistakes = [], []
-    for line in lines:
+    for place, text in lines:
         try:
-            faults.append(parse_fault(line.text))
+            faults.append(parse_fault(text))
         except FaultError as mistake:
-            mistakes.append(f"{line.place}: {mistake.message}")
+            mistakes.append(f"{place}: {mistake.message}")
     if mistakes:
         raise FaultError("\n".join(mistakes))
     return tuple(faults)
 
 
 def parse_fault(text: str) -> Fault:
-    """One fault. A mistake is told with what was read, what is expected there, and the nearest word."""
-    words = _Words(text)
-    act = Act(words.take_one_of([act.value for act in Act], "what happens"))
-    worker, whom = _parse_victim(words, act)
-    if act is Act.SLOW:
-        return _parse_slowness(words, worker)
-    if act is Act.CORRUPT:
-        return _parse_corruption(words, worker)
-    words.take_one_of(["at"], "when it happens, such as `at step 20`")
-    words.take_one_of(["step"], "when it happens, such as `at step 20`")
-    step = words.take_number("the number of a step", least=1)
-    phase, seconds, after = None, None, None
-    while not words.are_over:
-        match words.take_one_of(["in", "after", "for"], _MORE):
-            case "in":
-                words.refuse_second(phase, "phases")
-                phase = words.take_one_of(list(PHASES), "a phase")
-            case "after":
-                words.refuse_second(after, "delays")
-                after = words.take_time("a delay, such as 5ms")
-            case _:
-                words.refuse_second(seconds, "times")
-                seconds = words.take_time("a time, such as 3s")
-    if act in LASTING and seconds is None:
-        raise words.mistake("it does not say for how long: add a time, such as `for 3s`")
-    if act is Act.KILL and seconds is not None:
-        raise words.mistake("who is killed stays dead: leave out `for`, or write stop instead of kill")
-    if act not in LASTING and seconds is not None:
-        raise words.mistake(f"{act} does not last: leave out `for`")
-    fault = Fault(act, worker, step, phase, seconds, after, whom=whom)
-    if after is not None and (fault.is_outside or act in (Act.FLIP, Act.STARVE)):
-        raise words.mistake("`after` is for signals to a worker: leave it out")
+    """One fault. A mistake is told with the form that is nearest to what was written."""
+    line = " ".join(text.lower().split())
+    found = _BEGINNING.fullmatch(line)
+    act, whom = (found["act"], found["whom"]) if found else ("", "")
+    if found is None or whom not in _VICTIMS.get(act, ()):
+        raise _not_understood(line)
+    words = found["rest"].split()
+    clauses = dict(zip(words[::2], words[1::2], strict=False))
+    is_from, is_resize = act in (Act.SLOW, Act.CORRUPT), act in RESIZES
+    is_numbered = whom in (_WORKER, _LOADER, Whom.SERVER) and not is_resize
+    if (
+        len(words) != 2 * len(clauses)
+        or not clauses.keys() <= ({"in", "after", "for"} if not is_from else set())
+        or clauses.get("in", "data") not in PHASES
+        or (found["when"] == "from") is not is_from
+        or (found["number"] is not None) is not is_numbered
+        or (found["factor"] is not None) is not (act == Act.SLOW)
+        or (found["same"] and act != Act.CORRUPT)
+    ):
+        raise _not_understood(line)
+    number = int(found["number"]) if is_numbered else None
+    if whom == Whom.SERVER and number is not None:
+        number, whom = server_id(number), _WORKER
+    try:
+        after, seconds = (parse_duration(clauses[word]) if word in clauses else None for word in ("after", "for"))
+    except FaultError as error:
+        raise FaultError(f"`{line}`: {error.message}") from None
+    fault = Fault(
+        Act(act),
+        number,
+        int(found["step"]),
+        clauses.get("in"),
+        seconds,
+        after,
+        factor=None if found["factor"] is None else round(float(found["factor"]), 6),
+        whom=Whom.LOADER if whom == _LOADER else None if whom in (_WORKER, _ALL) else Whom(whom),
+        is_same=bool(found["same"]),
+    )
+    if (fault.act in LASTING) is not (seconds is not None):
+        why = "it does not say for how long: add a time, such as `for 3s`"
+        raise FaultError(f"`{line}`: {why if seconds is None else f'{act} does not last: leave out `for`'}")
+    if after is not None and (fault.is_outside or fault.act in (Act.FLIP, Act.STARVE)):
+        raise FaultError(f"`{line}`: `after` is for signals to a worker: leave it out")
+    if fault.factor is not None and not 1 < fault.factor <= MOST_SLOW:
+        raise FaultError(f"`{line}`: write a number above 1 and up to {MOST_SLOW} before the x")
     return fault
 
 
-def _parse_victim(words: "_Words", act: Act) -> tuple[int | None, Whom | None]:
-    """To whom it happens: a worker or a server by its id, and who else if it is not that one itself."""
-    victim = words.take_one_of(list(_VICTIMS[act]), "to whom it happens")
-    if victim == Whom.LOADER:
-        words.take_one_of(["of"], "whose loader, such as `of worker 1`")
-        words.take_one_of([_WORKER], "whose loader, such as `of worker 1`")
-    if victim == Whom.SERVER and act not in RESIZES:
-        return server_id(words.take_number("the number of a server", least=0)), None
-    is_numbered = victim == Whom.LOADER or (victim == _WORKER and act not in RESIZES)
-    worker = words.take_number("the number of a worker", least=0) if is_numbered else None
-    return worker, Whom(victim) if victim not in (_WORKER, _ALL) else None
-
-
-def _parse_slowness(words: "_Words", worker: int | None) -> Fault:
-    """The rest of a fault that makes somebody slow, which lasts."""
-    factor = words.take_factor("how many times as long a lane takes, such as 4x")
-    step = words.take_beginning()
-    if not words.are_over:
-        raise words.mistake("whoever is slow stays slow: nothing follows the step")
-    return Fault(Act.SLOW, worker, step, factor=factor)
-
-
-def _parse_corruption(words: "_Words", worker: int | None) -> Fault:
-    """The rest of a fault that makes somebody compute wrongly, which lasts."""
-    step, is_same = words.take_beginning(), not words.are_over
-    for word in ("in", "one", "bit") if is_same else ():
-        words.take_one_of([word], "which bit: `in one bit` if it is always the same")
-    if not words.are_over:
-        raise words.mistake("whoever computes wrongly goes on with it: nothing follows")
-    return Fault(Act.CORRUPT, worker, step, is_same=is_same)
+def _not_understood(line: str) -> FaultError:
+    forms = [form.partition("#")[0].strip() for form in FORMS.strip().splitlines()]
+    # Of the same act, unless that is misspelt.
+    same = [form for form in forms if form.split()[0] == line.partition(" ")[0]] or forms
+    near = difflib.get_close_matches(line, same, n=1, cutoff=0.0)[0]
+    phases = f"; the phases are {', '.join(PHASES)}" if " in " in line else ""
+    return FaultError(f"`{line}` is not understood; a fault is written such as `{near}`{phases}")
 
 
 def parse_duration(text: str) -> float:
@@ -187,21 +170,17 @@ def parse_mean(text: str) -> float:
 
 def check_script(faults: Sequence[Fault], workers: int, steps: int | None, lanes: int, servers: int = 0) -> None:
     """Refuse what cannot happen in a job of so many workers, lanes, servers and, if that is known, steps."""
-    mistakes, present, serving = [], workers, servers
+    mistakes: list[str] = []
+    present, there = (workers, servers), (workers, servers)
     for fault in sorted(faults, key=lambda fault: fault.step):
-        impossible = (
-            _impossible_for_server(fault, serving) if _is_of_servers(fault) else _impossible(fault, present, lanes)
-        )
+        is_of_servers = fault.whom is Whom.SERVER or (fault.worker is not None and Role.of(fault.worker) is Role.SERVER)
+        impossible = _impossible_for_server(fault, there[1]) if is_of_servers else _impossible(fault, there[0], lanes)
         mistakes += [f"`{fault}`: {why}" for why in impossible]
         if steps is not None and fault.step > steps:
             mistakes.append(f"`{fault}`: there is no step {fault.step}; the job has {steps} steps")
-        present, serving = _present_after(fault, present, workers), _serving_after(fault, serving, servers)
+        there = _there_after(fault, there, present)
     if mistakes:
         raise FaultError("\n".join(mistakes))
-
-
-def _is_of_servers(fault: Fault) -> bool:
-    return fault.whom is Whom.SERVER or (fault.worker is not None and Role.of(fault.worker) is Role.SERVER)
 
 
 def _impossible_for_server(fault: Fault, servers: int) -> Iterator[str]:
@@ -217,7 +196,6 @@ def _impossible_for_server(fault: Fault, servers: int) -> Iterator[str]:
 
 
 def _impossible(fault: Fault, workers: int, lanes: int) -> Iterator[str]:
-    """What keeps a fault from happening in a job that has so many workers by then."""
     if fault.worker is not None and fault.worker >= workers:
         there = "worker 0 only" if workers == 1 else f"workers 0 to {workers - 1}"
         yield f"there is no worker {fault.worker}; the job runs on {there}"
@@ -225,6 +203,14 @@ def _impossible(fault: Fault, workers: int, lanes: int) -> Iterator[str]:
         yield "a job of one worker has nobody to compare its state with"
     if not 1 <= workers + RESIZES.get(fault.act, 0) <= lanes:
         yield f"the job has {workers} workers by then, and can have 1 to {lanes}"
+
+
+def _there_after(fault: Fault, there: tuple[int, int], begun: tuple[int, int]) -> tuple[int, int]:
+    """How many workers and servers there are after a fault: who resumes a job begins with as many as the job says."""
+    if fault.whom is Whom.LAUNCHER:
+        return begun
+    more, (workers, servers) = RESIZES.get(fault.act, 0), there
+    return (workers, servers + more) if fault.whom is Whom.SERVER else (workers + more, servers)
 
 
 def random_script(
@@ -246,12 +232,13 @@ def random_script(
     """
     chance = random.Random(derive_seed(seed, "faults", steps, workers, repr(mean)))
     faults: list[Fault] = []
-    moment, present, serving = 0.0, workers, servers
+    moment, there = 0.0, (workers, servers)
     while True:
         moment += -math.log(1.0 - chance.random()) * mean
         step = math.ceil(moment)
         if step > steps:
             return tuple(faults)
+        present, serving = there
         is_saved = saves_every is not None and step > 2 * saves_every
         fault = _random_fault(
             chance, max(1, step), present, lanes, can_cut=can_cut, is_saved=is_saved, has_loaders=has_loaders
@@ -263,7 +250,7 @@ def random_script(
         elif serving and chance.random() < serving / (serving + present):
             fault = _for_server(fault, serving, chance.random())
         faults.append(fault)
-        present, serving = _present_after(fault, present, workers), _serving_after(fault, serving, servers)
+        there = _there_after(fault, there, (workers, servers))
 
 
 def _for_server(fault: Fault, servers: int, drawn: float) -> Fault:
@@ -275,19 +262,6 @@ def _for_server(fault: Fault, servers: int, drawn: float) -> Fault:
     if is_for_one and fault.act in (Act.KILL, Act.STOP, Act.TERM, Act.STARVE, Act.CUT):
         return replace(fault, worker=server_id(int(drawn * servers)), phase=phase)
     return fault
-
-
-def _present_after(fault: Fault, present: int, workers: int) -> int:
-    """How many workers a job of so many has after a fault: who resumes it begins with as many as the job says."""
-    if fault.whom is Whom.SERVER:
-        return present
-    return workers if fault.whom is Whom.LAUNCHER else present + RESIZES.get(fault.act, 0)
-
-
-def _serving_after(fault: Fault, present: int, servers: int) -> int:
-    if fault.whom is Whom.LAUNCHER:
-        return servers
-    return present + (RESIZES.get(fault.act, 0) if fault.whom is Whom.SERVER else 0)
 
 
 def _random_fault(
@@ -314,62 +288,3 @@ def _random_fault(
         drawn.append((0.80, Fault(Act.KILL, worker, step, phase, whom=Whom.LOADER)))
     usual = Fault(Act.KILL, worker, step, phase)
     return next((fault for limit, fault in drawn if kind < limit), usual)
-
-
-class _Words:
-    """The words of a fault, taken one after the other."""
-
-    def __init__(self, text: str) -> None:
-        self._text = " ".join(text.split())
-        self._rest = self._text.split()
-
-    @property
-    def are_over(self) -> bool:
-        return not self._rest
-
-    def take(self, what: str) -> str:
-        if not self._rest:
-            raise self.mistake(f"it ends where {what} is expected")
-        return self._rest.pop(0)
-
-    def take_one_of(self, choices: list[str], what: str) -> str:
-        listed = choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
-        word = self.take(f"{listed} ({what})")
-        if word.lower() in choices:
-            return word.lower()
-        meant = nearest(word.lower(), choices)
-        hint = f"did you mean {meant[0]}?" if meant else f"expected is {listed} ({what})"
-        raise self.mistake(f"`{word}` is not understood; {hint}")
-
-    def take_number(self, what: str, least: int) -> int:
-        word = self.take(what)
-        if not re.fullmatch(r"[0-9]{1,15}", word) or int(word) < least:
-            raise self.mistake(f"`{word}` is not {what}: write a whole number from {least} on")
-        return int(word)
-
-    def take_beginning(self) -> int:
-        for word in ("from", "step"):
-            self.take_one_of([word], "from when on, such as `from step 20`")
-        return self.take_number("the number of a step", least=1)
-
-    def take_factor(self, what: str) -> float:
-        word = self.take(what)
-        match = _FACTOR.fullmatch(word.lower())
-        factor = round(float(match[1]), 6) if match else 0.0
-        if not 1 < factor <= MOST_SLOW:
-            raise self.mistake(f"`{word}` is not {what}: write a number above 1 and up to {MOST_SLOW}, and an x")
-        return factor
-
-    def take_time(self, what: str) -> float:
-        word = self.take(what)
-        try:
-            return parse_duration(word)
-        except FaultError as error:
-            raise self.mistake(error.message) from None
-
-    def refuse_second(self, first: object, what: str) -> None:
-        if first is not None:
-            raise self.mistake(f"it names two {what}")
-
-    def mistake(self, why: str) -> FaultError:
-        return FaultError(f"`{self._text}`: {why}")

@@ -16,6 +16,7 @@ from quorate.coordinator.news import Outcome
 from quorate.core.addresses import LOOPBACK, Network
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.generation import FIRST_SERVER, Role
+from quorate.core.processes import is_stopped
 from quorate.engines.engine import Prepared
 from quorate.engines.local import LocalEngine
 from quorate.observe.event import Event
@@ -109,7 +110,7 @@ class FaultInjection:
             if fault.act is not Act.STOP or firing in self._continued or firing.pid not in pids:
                 continue
             # The marker comes first: a signal before the worker has stopped would be lost, and it would stay so.
-            if _is_stopped(firing.pid) and now - self._stopped_since.setdefault(firing, now) >= (fault.seconds or 0.0):
+            if is_stopped(firing.pid) and now - self._stopped_since.setdefault(firing, now) >= (fault.seconds or 0.0):
                 self._continued.add(firing)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(firing.pid, signal.SIGCONT)
@@ -154,10 +155,3 @@ class FaultInjection:
         mark(self._logs, firing)
         log.warning("the fault `%s` is injected at step %d, in %s", fault, firing.step, firing.phase)
         return True
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
