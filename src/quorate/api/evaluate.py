@@ -329,7 +329,7 @@ def _refuse_output(output: Path) -> None:
 
 
 def _write_lines(parts: Path, file: Path) -> int:
-    from quorate.training.prediction import rows_in
+    from quorate.training.evaluation import rows_in
 
     count = 0
     with file.open("w") as lines:
@@ -343,7 +343,7 @@ def _write_parquet(parts: Path, file: Path) -> int:
     import pyarrow
     from pyarrow import parquet
 
-    from quorate.training.prediction import rows_in
+    from quorate.training.evaluation import rows_in
 
     # First of all: a column may be empty in one batch and have its type in another.
     schemas: Any = (pyarrow.Table.from_pylist(rows).schema for rows in rows_in(parts))

@@ -21,8 +21,7 @@ from quorate.spec.job import JobSpec
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.section import AUTO_BATCH
 from quorate.training.footprint import Footprint, ModuleSize, Part, Spread, SpreadPlan, footprint
-from quorate.training.hosted_loop import HostedLoop
-from quorate.training.task import Task, configure
+from quorate.training.task import HostedLoop, Task, configure
 from quorate.worker.assembly import build_samples
 
 SPARE = 0.1

@@ -26,13 +26,12 @@ from quorate.data.streams import preserved_generators, seed_generators
 from quorate.spec.job import JobSpec
 from quorate.training.device import digests
 from quorate.training.hints import hint_for
-from quorate.training.hosted_loop import HostedLoop
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
 from quorate.training.own_run import AT_BATCH, AT_STEP, HOW_TO_END, NOT_GIVEN, STOP, Place, Run, Turns
 from quorate.training.own_state import Kept, OwnState
 from quorate.training.progress import Progress
 from quorate.training.state_watch import StateWatch
-from quorate.training.task import LOG
+from quorate.training.task import LOG, HostedLoop
 
 log = logging.getLogger(__name__)
 

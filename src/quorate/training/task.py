@@ -6,7 +6,8 @@ import difflib
 import inspect
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, get_origin, get_type_hints
@@ -20,10 +21,11 @@ from quorate.core.errors import JobFileError, Problem, TaskError
 from quorate.core.user_code import building_code, given
 from quorate.data.collate import collate
 from quorate.data.datasets import refuse_unpaired
-from quorate.data.sampler import steps_in
+from quorate.data.sampler import Sampler, steps_in
 from quorate.data.streams import preserved_generators, seed_generators
 from quorate.spec.job import JobSpec
 from quorate.training.device import is_scalar
+from quorate.training.progress import Progress
 
 LOG = "_log"
 """Where a task keeps the numbers that it logs."""
@@ -161,6 +163,28 @@ class Task:
         if logged is None:  # not by setdefault: not every torch can compile a loss() that calls it
             logged = self.__dict__[LOG] = {}
         return logged
+
+
+class HostedLoop(Task):
+    """A task whose code runs from one step to the next, beside the loop of the worker (`own_loop`)."""
+
+    @property
+    @abstractmethod
+    def clip_norm(self) -> float | None:
+        """How gradients are clipped, if the loop says so."""
+
+    @abstractmethod
+    def check(self, spec: JobSpec) -> None:
+        """Refuse keys of the job that do not go with a loop of one's own."""
+
+    @abstractmethod
+    def take_up(self, progress: Progress, sampler: Sampler) -> None:
+        """Go on from what is loaded next."""
+
+    @classmethod
+    @abstractmethod
+    def beside(cls, work: Callable[[], None]) -> None:
+        """Do the work of the worker's process, in which this loop will run, too."""
 
 
 def loss_in(output: Any) -> Any:

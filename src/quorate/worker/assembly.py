@@ -39,7 +39,6 @@ from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.device import CPU, Device
 from quorate.training.divergence import check_gradients
-from quorate.training.hosted_loop import HostedLoop
 from quorate.training.lane import Captures, LaneRunner
 from quorate.training.loop import Loop
 from quorate.training.memory_watch import MemoryWatch
@@ -51,7 +50,7 @@ from quorate.training.source import load_dataset
 from quorate.training.state_layout import StateLayout
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest, Strategy
-from quorate.training.task import Task, sets_of
+from quorate.training.task import HostedLoop, Task, sets_of
 from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
@@ -271,7 +270,7 @@ class Assembly:
         spec, task, replica, watch = parts.spec, parts.task, parts.replica, parts.watch
         predicted = frozenset[int]()
         if mode.predict_to:
-            from quorate.training.prediction import predicted_in
+            from quorate.training.evaluation import predicted_in
 
             predicted = predicted_in(Path(mode.predict_to))
         evaluation = evaluation_plan(spec, parts.samples, predicted)
@@ -324,7 +323,7 @@ class Assembly:
         rest = parts.task, parts.replica, plan, feed, parts.watch, parts.spec.seed, advance, averaged
         if not folder:
             return Evaluator(*rest).run(step, strategy)
-        from quorate.training.prediction import Predictor
+        from quorate.training.evaluation import Predictor
 
         return Predictor(*rest, folder=Path(folder)).run(step, strategy)
 
