@@ -14,8 +14,7 @@ import numpy
 from quorate.core.digests import derive_seed
 from quorate.core.errors import TaskError
 from quorate.core.user_code import given
-from quorate.data.datasets import Blocked
-from quorate.data.indices import NO_INDICES, Indices, joined
+from quorate.data.indices import NO_INDICES, Blocked, Indices, joined
 from quorate.data.sampler import Sampler, refuse_short
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec

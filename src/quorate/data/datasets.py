@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import numpy
 import torch
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from quorate.core.errors import TaskError
 from quorate.core.user_code import building_code, given, likely_slip
-from quorate.data.indices import Indices
+from quorate.data.indices import Blocked, Indices
 
 _ARRAYS = (torch.Tensor, numpy.ndarray)
 _NEEDED = {"__len__": "len()", "__getitem__": "[]"}
@@ -31,19 +31,6 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
-
-
-@runtime_checkable
-class Blocked(Protocol):
-    """Its samples are the records of block 0, then those of block 1, and so on."""
-
-    @property
-    def blocks(self) -> Sequence[int] | Indices:
-        """How many records each block has."""
-
-    @property
-    def window(self) -> int:
-        """How many samples a lane shuffles at a time."""
 
 
 LIMIT = 160_000_000

@@ -15,7 +15,8 @@ from quorate.core.errors import HelperLost, JobError, QuorateError, RequestError
 from quorate.core.processes import ask_child
 from quorate.core.user_code import is_attached
 from quorate.data.collate import collate
-from quorate.data.datasets import Blocked, is_stream
+from quorate.data.datasets import is_stream
+from quorate.data.indices import Blocked
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Batch, FetchFailure, Samples, batch_of
 from quorate.data.streams import preserved_generators

@@ -1,6 +1,7 @@
 """Numbers of samples or blocks, many at a time: as arrays, and as ranges, which are short where many lie together."""
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy
 
@@ -60,3 +61,16 @@ def union(ranges: Iterable[tuple[int, int]]) -> Ranges:
         else:
             united.append((first, last))
     return tuple(united)
+
+
+@runtime_checkable
+class Blocked(Protocol):
+    """Its samples are the records of block 0, then those of block 1, and so on."""
+
+    @property
+    def blocks(self) -> Sequence[int] | Indices:
+        """How many records each block has."""
+
+    @property
+    def window(self) -> int:
+        """How many samples a lane shuffles at a time."""

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _LONGEST = 2**23
 """Bytes of a line that are read at a time: a file may be of anybody's making."""
 
 _ATTEMPTS = 10
+_STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) [\w.]+: (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -175,9 +177,13 @@ class _Log:
     def _record(self, line: bytes, file: io.BufferedReader) -> LogRecord:
         text = line.rstrip(b"\r\n").decode(errors="backslashreplace")
         fields = _of_json(text)
-        if fields is None:  # a crash has left half a record, or somebody has written text: at about the time before
-            moment = self._order or os.fstat(file.fileno()).st_mtime
-            fields = {"time": moment, "level": "info", "message": mask(text), "process": self._process}
+        if fields is None:  # a crash has left half a record, or it is the text log of an earlier version
+            stamped = _STAMPED.fullmatch(text)
+            moment, level, said = self._order or os.fstat(file.fileno()).st_mtime, "info", text
+            if stamped is not None:
+                moment = datetime.fromisoformat(stamped[1]).astimezone().timestamp() + int(stamped[2]) / 1000
+                level, said = stamped[3].lower(), stamped[4]
+            fields = {"time": moment, "level": level, "message": mask(said), "process": self._process}
             fields |= {} if self._worker is None else {"worker": self._worker}
         self._order = max(self._order, _number(fields.get("time")))
         return LogRecord(self._order, fields)

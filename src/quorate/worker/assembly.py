@@ -16,8 +16,9 @@ from quorate.core.generation import Cursor, Generation, GenerationId, Member, Ph
 from quorate.core.gpus import VISIBLE, gpus_here, use_gpu, users_of
 from quorate.core.user_code import building_code
 from quorate.data.collate import collate
-from quorate.data.datasets import Blocked, Dataset, check_dataset, is_stream
+from quorate.data.datasets import Dataset, check_dataset, is_stream
 from quorate.data.feed import Feed
+from quorate.data.indices import Blocked
 from quorate.data.sampler import (
     EvaluationPlan,
     LaneSampler,
