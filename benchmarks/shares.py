@@ -18,7 +18,7 @@ from benchmarks.blocks import Blocks
 from benchmarks.cases import CASES, Batch, data_of, endless, loss_of, optimizer_of
 from benchmarks.laps import Laps
 from benchmarks.told import reading
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 
 STEPS_PER_EPOCH = 16
 

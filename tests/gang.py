@@ -23,7 +23,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.failure import Failure
 from quorate.core.generation import FIRST_SERVER, Generation, GenerationId, Member, Role, server_id
 from quorate.data.fingerprint import fingerprint_in_child
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.reduce.endpoint import Endpoint, Listeners

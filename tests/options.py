@@ -168,7 +168,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "stores": ("quorate.stores",),
     "compression": ("quorate.strategies.compression.",),
     "cuda": (
-        "quorate.reduce.connect_devices",
         "quorate.reduce.cuda_",
         "quorate.reduce.device_",
         "quorate.training.cuda_",

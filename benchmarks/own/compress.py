@@ -23,7 +23,7 @@ from benchmarks.gang import Seat, run_gang
 from benchmarks.told import answer, read_order, reading
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Generation, GenerationId, Member
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.observe.event import Event
 from quorate.observe.seldom_events import GradientsCompressed
 from quorate.reduce.endpoint import Endpoint, Listeners

@@ -23,8 +23,7 @@ from benchmarks.told import answer, read_order
 from quorate.core.errors import LinkError
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
 from quorate.reduce.connect import connect
-from quorate.reduce.connect_devices import connect_devices
-from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction, Staged
+from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction, Staged, connect_devices
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.reduce.memory import DeviceMemory, GradientMemory
 from quorate.reduce.reduction import Reduction

@@ -29,7 +29,7 @@ from benchmarks.told import answer, read_order
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.core.worker_status import APPLY, COMPUTE, DATA, EXCHANGE
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity

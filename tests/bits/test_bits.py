@@ -14,7 +14,7 @@ import gang
 from bits import bit_tasks as tasks
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.lanes import chunks
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.reduce import reduction, shared_memory
 from quorate.training.task import Task
 from quorate.wire import shared_link

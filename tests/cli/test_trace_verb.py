@@ -11,8 +11,7 @@ import pytest
 from command import TASK_SOURCE, Workplace
 from quorate.core.spans import covered
 from quorate.history.traces import Trace, traces_in
-from quorate.lanes.chunks import plan_exchange
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes, plan_exchange
 from quorate.observe.seldom_events import StepTraced
 from quorate.observe.traces import COORDINATOR
 from quorate.storage.run_folder import RunFolder

@@ -17,7 +17,7 @@ from quorate.core.generation import Cursor
 from quorate.data.block_sampler import BlockOrder, BlockSampler, shuffle
 from quorate.data.ledger import Tally, total
 from quorate.data.sampler import EvaluationPlan, planned_requests
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.observe.events import TrainingBlocks
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from data.jobs import sampler
 from quorate.core.generation import Cursor, Phase
 from quorate.data.sampler import EvaluationPlan, LaneSampler, Request, Source, planned_requests
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 
 
 @st.composite

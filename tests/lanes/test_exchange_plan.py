@@ -4,8 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from quorate.lanes import chunks
-from quorate.lanes.chunks import Visit, plan_exchange, summation_order
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import Visit, host_lanes, plan_exchange, summation_order
 
 EVERY_CASE = [(lanes, workers) for lanes in range(1, 17) for workers in range(1, lanes + 1)]
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.lanes.hosting import host_lanes, host_lanes_by_speed, slowest_seconds
+from quorate.lanes.chunks import host_lanes, host_lanes_by_speed, slowest_seconds
 
 
 @given(st.data())

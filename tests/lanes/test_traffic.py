@@ -1,6 +1,6 @@
 import pytest
 
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.lanes.traffic import Traffic, ring_traffic
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 from memory_link import memory_link_pair
 from quorate.core.generation import Generation, GenerationId, Member
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.reduce.reduction import Alone
 from quorate.reduce.ring import Ring
 from quorate.wire.link import Deadline, Link

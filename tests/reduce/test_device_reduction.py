@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from quorate.core.errors import GenerationOver, LinkError
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.reduce.connect_devices import connect_devices
-from quorate.reduce.device_reduction import DeviceReduction, Staged
+from quorate.reduce.device_reduction import DeviceReduction, Staged, connect_devices
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.reduce.memory import DeviceMemory, GradientMemory, NotShareable, zeros
 from quorate.reduce.reduction import Reduction

@@ -14,8 +14,7 @@ import torch
 from quorate.core.errors import LinkError, PeerLost
 from quorate.core.generation import Generation, Member
 from quorate.lanes.buckets import TensorShape, plan_buckets
-from quorate.reduce.connect_devices import connect_devices
-from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction
+from quorate.reduce.device_reduction import DeviceGradients, DeviceReduction, connect_devices
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.reduce.memory import zeros
 from reduce.host_memory import HostMemory

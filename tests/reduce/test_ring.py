@@ -11,7 +11,7 @@ from memory_link import memory_link_pair
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, LeaseExpired, PeerLost
 from quorate.lanes import chunks
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.reduce.ring import REDUCE_CHANNEL, Ring
 from quorate.wire.link import Deadline, Link, Tag
 from reduce.reference import bits, reference_sum, wide_values

@@ -11,7 +11,7 @@ import torch
 
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation, Member
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.reduce.neighbours import connect_neighbours
 from quorate.reduce.ring import Ring

@@ -13,7 +13,7 @@ import torch
 from quorate.core.errors import FrameError, JobError, LinkError, PeerLost
 from quorate.core.generation import Generation, GenerationId, Member
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.reduce import shared_memory
 from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint, Listeners

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from quorate.core.spans import BUCKET, GATHER, RECEIVE, SEND, SpanRecorder
-from quorate.lanes.chunks import plan_exchange
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes, plan_exchange
 from quorate.reduce.ring import Ring
 from reduce.rings import everywhere, memory_rings
 

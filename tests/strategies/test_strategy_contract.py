@@ -17,7 +17,7 @@ from quorate.core.errors import LeaseExpired, LinkError, LossError
 from quorate.core.generation import Generation, GenerationId, Member, Role
 from quorate.data.ledger import Tally
 from quorate.data.sampler import LaneSampler
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.strategies.kinds import Connection, StrategyFactory, strategy_factory
 from quorate.training.activity import Activity

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, UnsupportedModelError
 from quorate.core.generation import Member
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.training.audit import AuditNote, AuditPlan, AuditRecord, Doubt, LaneAudit, Outcome, Verdict, verdict
 from quorate.training.lane import LaneResult
 from quorate.training.losses import LossSum

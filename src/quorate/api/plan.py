@@ -13,7 +13,7 @@ from quorate.core.named import named_object
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Samples, batch_of
 from quorate.lanes.buckets import plan_buckets
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.lanes.traffic import Traffic, ring_traffic
 from quorate.observe.quantities import plural, size
 from quorate.spec.device import kind_of, workers_here

@@ -72,8 +72,7 @@ def _connect(
     if device.is_host or not plan:
         return *connect(endpoint, plan, trusts_versions=trusts_versions), None
     # A job on the host imports none of it.
-    from quorate.reduce.connect_devices import connect_devices
-    from quorate.reduce.device_reduction import DeviceReduction
+    from quorate.reduce.device_reduction import DeviceReduction, connect_devices
 
     links, memory = connect_devices(endpoint, plan, device.shareable, device.zeros, trusts_versions=trusts_versions)
     return links, memory, links.all_reduce_together if isinstance(links, DeviceReduction) else None

@@ -11,7 +11,7 @@ import torch
 from memory_link import memory_link_pair
 from quorate.core.generation import Generation, GenerationId, Member, Role
 from quorate.lanes.buckets import Bucket, TensorShape, plan_buckets
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.reduce.memory import dtype_of
 from quorate.reduce.reduction import sum_lanes
 from quorate.strategies.servers.exchange import Star

@@ -9,7 +9,7 @@ import pytest
 
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation, Member, Role
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.reduce.neighbours import Neighbour, connect_neighbours, watch
 from quorate.reduce.ring import Ring

@@ -23,7 +23,7 @@ from quorate.core.errors import LinkError, PeerLost
 from quorate.core.generation import Generation, GenerationId, Member, Role, server_id
 from quorate.core.spans import SpanRecorder
 from quorate.lanes.buckets import Bucket
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.reduce.block_sums import add_up_block, plan_blocks
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory, dtype_of

@@ -1,4 +1,4 @@
-from quorate.lanes.hosting import host_lanes
+from quorate.lanes.chunks import host_lanes
 from quorate.strategies.servers.option import ServersSpec
 
 
