@@ -22,7 +22,7 @@ class MemoryLink:
     def tell(self, command: str, *arguments: Any) -> None:
         self.told.append(command)
         if not self.lost.is_set():
-            getattr(self.agent, command)(*arguments)
+            self.agent.tell(command, *arguments)
 
     def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
         for _ in range(int(seconds / GLANCE)):

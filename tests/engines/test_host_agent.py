@@ -83,9 +83,9 @@ def test_a_worker_has_a_folder_of_its_host_and_keeps_the_run_that_all_hosts_reac
     engines: list[RememberingEngine] = []
     with agent_of(engines) as agent:
         listener = Listener(agent)
-        agent.prepare(PREPARATION)
+        agent.tell("prepare", PREPARATION)
         listener.until(Ready)
-        agent.start(assignment())
+        agent.tell("start", assignment())
         assert listener.until(Started).slot == 3
         (engine,) = engines
         (asked,) = engine.asked
@@ -98,12 +98,12 @@ def test_a_worker_has_a_folder_of_its_host_and_keeps_the_run_that_all_hosts_reac
 
 def test_what_was_not_acknowledged_is_told_again_and_what_was_is_not() -> None:
     with agent_of([]) as agent:
-        agent.prepare(PREPARATION)
+        agent.tell("prepare", PREPARATION)
         first = await_condition("a report", lambda: agent.next(0, 0.05))
         assert agent.next(0, 0.05)[: len(first)] == first
         listener = Listener(agent)
         listener.until(Ready)
-        agent.start(assignment())
+        agent.tell("start", assignment())
         listener.until(Started)
         assert agent.next(listener.arrived, 0.0) == []
 
@@ -111,12 +111,12 @@ def test_what_was_not_acknowledged_is_told_again_and_what_was_is_not() -> None:
 def test_a_worker_that_is_killed_is_reported_and_the_end_of_all_is_said() -> None:
     with agent_of([]) as agent:
         listener = Listener(agent)
-        agent.prepare(PREPARATION)
-        agent.start(assignment())
+        agent.tell("prepare", PREPARATION)
+        agent.tell("start", assignment())
         pid = listener.until(Started).pid
-        agent.kill(3, pid)
+        agent.tell("kill", 3, pid)
         assert listener.until(Exited).pid == pid
-        agent.end_workers()
+        agent.tell("end_workers")
         listener.until(WorkersEnded)
 
 
@@ -125,11 +125,11 @@ def test_what_is_logged_on_the_host_is_reported_before_the_end_of_all_is_said(mo
     engines: list[RememberingEngine] = []
     with agent_of(engines) as agent:
         listener = Listener(agent)
-        agent.prepare(PREPARATION)
+        agent.tell("prepare", PREPARATION)
         listener.until(Ready)
         for number in range(200):
             engines[0].log.append(f"line {number}")
-        agent.end_workers()
+        agent.tell("end_workers")
         listener.until(WorkersEnded)
         told = [one for one in listener.reports if isinstance(one, LogLines)]
         assert {one.log for one in told} == {"worker3"}
@@ -140,7 +140,7 @@ def test_what_a_launcher_does_not_take_is_left_out_and_the_log_says_so(monkeypat
     monkeypatch.setattr(host, "UNDERWAY", 300)
     engines: list[RememberingEngine] = []
     with agent_of(engines) as agent:
-        agent.prepare(PREPARATION)
+        agent.tell("prepare", PREPARATION)
         await_condition("its engine", lambda: engines)
         for number in range(5):
             engines[0].log.append(f"line {number}".ljust(200))
@@ -156,8 +156,8 @@ def test_an_agent_that_fails_ends_what_it_has_and_says_so() -> None:
     engines: list[RememberingEngine] = []
     with agent_of(engines) as agent:
         listener = Listener(agent)
-        agent.prepare(PREPARATION)
-        agent.start(assignment())
+        agent.tell("prepare", PREPARATION)
+        agent.tell("start", assignment())
         listener.until(Started)
         engines[0].poll = lambda _: 1 / 0  # type: ignore[method-assign, assignment, return-value]
         assert "ZeroDivisionError" in listener.until(AgentFailed).reason
@@ -187,14 +187,14 @@ def test_a_coordinator_on_the_host_answers_and_its_end_is_reported(how: str, tmp
     appointment = {"run": str(tmp_path), "lanes": 1, "workers": 1, "failure_timeout": 1.0, "token": "word"}
     with agent_of([]) as agent:
         listener = Listener(agent)
-        agent.start_coordinator(7, appointment)
+        agent.tell("start_coordinator", 7, appointment)
         there = listener.until(CoordinatorAnswered)
         assert (there.number, there.answer) == (7, {})
         answered = listener.until(CoordinatorAnswered, lambda report: report.answer)
         assert (answered.number, answered.pid) == (7, there.pid)
         assert RunFolder(tmp_path).read_address("word") == answered.answer["address"]
         assert RunFolder(tmp_path).read_address("another word") is None
-        agent.end_coordinator(7, 0.0 if how == "killed" else PATIENCE)
+        agent.tell("end_coordinator", 7, 0.0 if how == "killed" else PATIENCE)
         ended = listener.until(CoordinatorEnded)
         assert ended.number == 7
         assert ("SIGKILL" in ended.departure) == (how == "killed")
@@ -213,7 +213,7 @@ def test_a_coordinator_that_is_there_and_does_not_listen_yet_has_not_answered() 
 def test_a_coordinator_that_cannot_write_to_the_run_is_told_with_the_reason(tmp_path: Path) -> None:
     with agent_of([]) as agent:
         listener = Listener(agent)
-        agent.start_coordinator(1, {"run": str(tmp_path / "not-mounted"), "token": "word"})
+        agent.tell("start_coordinator", 1, {"run": str(tmp_path / "not-mounted"), "token": "word"})
         failure = listener.until(CoordinatorAnswered).failure
         assert "not-mounted" in failure.message
         listener.until(CoordinatorEnded)

@@ -1,6 +1,5 @@
 """How workers of one host find each other: a socket that has a name, but no file that could be left behind."""
 
-import array
 import contextlib
 import os
 import secrets
@@ -90,11 +89,10 @@ def pass_descriptors(sock: socket.socket, descriptors: Sequence[int], peer: str)
 def receive_descriptors(sock: socket.socket, count: int, peer: str, deadline: Deadline) -> list[int]:
     """What another process has passed: so many."""
     began = time.monotonic()
-    space = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
     while True:
         try:
             # Inherited by a program that is started here, a connection would outlive its worker.
-            message, ancillary, _, _ = sock.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+            message, found, _, _ = socket.recv_fds(sock, 1, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             if wait_for(sock, select.POLLIN, deadline) < 0:
                 raise PeerLost(peer, f"it passed no memory within {time.monotonic() - began:.1f} s") from None
@@ -103,11 +101,8 @@ def receive_descriptors(sock: socket.socket, count: int, peer: str, deadline: De
             raise PeerLost(peer, error.strerror or str(error)) from error
         if not message:
             raise PeerLost(peer, "it closed the connection")
-        found = array.array("i")
-        for _, _, content in ancillary:  # nothing but descriptors: for anything else one has to ask
-            found.frombytes(content[: len(content) - len(content) % found.itemsize])
         if len(found) != count:
             for descriptor in found:
                 os.close(descriptor)
             raise FrameError(f"{peer} passed {len(found)} descriptors where {count} were expected")
-        return list(found)
+        return found

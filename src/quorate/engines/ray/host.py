@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -121,38 +122,17 @@ class HostAgent:
         self._thread = threading.Thread(target=self._serve, name="host", daemon=True)
         self._thread.start()
 
-    # --- commands, from any thread; none of them waits
+    # --- from any thread
 
-    def check_storage(self, place: str, nonce: str) -> None:
-        """Look whether a folder here, or a store, is the launcher's, and can be written."""
-        self._commands.put(lambda: self._report(StorageChecked(why_out_of_reach(place, nonce, self._network.host))))
+    def tell(self, command: str, *arguments: Any) -> None:
+        """Have a command carried out, after those before it; does not wait.
 
-    def prepare(self, preparation: Preparation) -> None:
-        """Import the task, once."""
-        self._commands.put(lambda: self._prepare(preparation))
-
-    def start(self, assignment: Assignment) -> None:
-        """Start a worker, as soon as the task is imported."""
-        self._commands.put(lambda: self._start(assignment))
-
-    def kill(self, slot: int, pid: int) -> None:
-        self._commands.put(lambda: None if self._engine is None else self._engine.kill(slot, pid))
-
-    def terminate(self, slot: int, pid: int) -> None:
-        """Ask a worker to leave in good order."""
-        self._commands.put(lambda: None if self._engine is None else self._engine.terminate(slot, pid))
-
-    def end_workers(self) -> None:
-        """End all workers, for good. A coordinator stays."""
-        self._commands.put(self._end_workers)
-
-    def start_coordinator(self, number: int, appointment: Mapping[str, Any]) -> None:
-        """Start a coordinator; reports tell it by that number."""
-        self._commands.put(lambda: self._start_coordinator(number, appointment))
-
-    def end_coordinator(self, number: int, patience: float) -> None:
-        """Let a coordinator end by itself, for so many seconds at most."""
-        self._commands.put(lambda: self._end_coordinator(number, patience))
+        ``check_storage place nonce`` looks whether a folder here, or a store, is the launcher's and can be written;
+        ``prepare preparation`` imports the task, once; ``start assignment``, ``kill slot pid`` and ``terminate slot
+        pid`` are those of the engine; ``end_workers`` ends all workers for good, while a coordinator stays;
+        ``start_coordinator number appointment`` and ``end_coordinator number patience`` are told of by that number.
+        """
+        self._commands.put(partial(getattr(self, f"_{command}"), *arguments))
 
     def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
         """The reports after that number, each with its own; waits that long for one. Those up to it are forgotten."""
@@ -202,6 +182,17 @@ class HostAgent:
         if self._engine is not None:
             for notice in self._engine.poll(TICK):
                 self._report(notice)
+
+    def _check_storage(self, place: str, nonce: str) -> None:
+        self._report(StorageChecked(why_out_of_reach(place, nonce, self._network.host)))
+
+    def _kill(self, slot: int, pid: int) -> None:
+        if self._engine is not None:
+            self._engine.kill(slot, pid)
+
+    def _terminate(self, slot: int, pid: int) -> None:
+        if self._engine is not None:
+            self._engine.terminate(slot, pid)
 
     def _prepare(self, preparation: Preparation) -> None:
         if self._engine is None:

@@ -13,9 +13,9 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import ray
 import ray.exceptions
@@ -279,20 +279,6 @@ SPEAK_WITHIN = 10.0
 RETRY = 1.0
 """Seconds until a lifeline that could not take a connection tries again."""
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _commands(method: Method) -> Method:
-    return cast(Method, ray.method(concurrency_group=COMMANDS)(method))
-
-
-def _reports(method: Method) -> Method:
-    return cast(Method, ray.method(concurrency_group=REPORTS)(method))
-
-
-def _ends(method: Method) -> Method:
-    return cast(Method, ray.method(concurrency_group=ENDS)(method))
-
 
 def host_class() -> Any:
     """What hosts are made of. They take no resources: those are held by whoever decides where workers run."""
@@ -315,27 +301,27 @@ class RayHost:
         self._agent = HostAgent(run_name, network)
         self._lifeline = Lifeline(network.address)
 
-    @_reports
+    @ray.method(concurrency_group=REPORTS)  # type: ignore[untyped-decorator]
     def lifeline(self) -> tuple[tuple[str, int], bytes]:
         """Where a connection ends at the moment that this process does, and the token with which it has to begin."""
         return self._lifeline.address, self._lifeline.token
 
-    @_reports
+    @ray.method(concurrency_group=REPORTS)  # type: ignore[untyped-decorator]
     def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
         return self._agent.next(arrived, seconds)
 
-    @_commands
+    @ray.method(concurrency_group=COMMANDS)  # type: ignore[untyped-decorator]
     def tell(self, command: str, *arguments: Any) -> None:
         if command == "prepare" and self._sent is not None and self._copy is not None:
             arguments = (moved(arguments[0], self._sent, self._copy),)
-        getattr(self._agent, command)(*arguments)
+        self._agent.tell(command, *arguments)
 
-    @_commands
+    @ray.method(concurrency_group=COMMANDS)  # type: ignore[untyped-decorator]
     def close(self) -> None:
         self._agent.close()
         self._has_ended.set()
 
-    @_ends
+    @ray.method(concurrency_group=ENDS)  # type: ignore[untyped-decorator]
     def await_end(self) -> None:
         """Wait until it was closed."""
         self._has_ended.wait()
