@@ -8,7 +8,6 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy
-import torch
 
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, TaskError
@@ -16,7 +15,6 @@ from quorate.core.generation import Cursor, Phase
 from quorate.core.user_code import user_code
 from quorate.data.indices import Indices, indices_of
 from quorate.data.ledger import Tally
-from quorate.data.streams import seed_generators
 from quorate.lanes.chunks import cut
 from quorate.spec.job import JobSpec
 
@@ -109,7 +107,8 @@ class Sampler(ABC):
         return {}
 
 
-Order = Callable[[int, torch.Generator], Sequence[int] | None]
+Order = Callable[[int, Any], Sequence[int] | None]
+"""With the epoch and a generator of torch."""
 
 
 class LaneSampler(Sampler):
@@ -147,6 +146,10 @@ class LaneSampler(Sampler):
         return batch[cut(len(batch), self.spec.lanes)[lane]]
 
     def _epoch_order(self, epoch: int) -> Indices:
+        import torch  # only here: who shows a run needs none
+
+        from quorate.data.streams import seed_generators
+
         # The first epoch is ordered before the first step, where a mistake costs nothing yet.
         trouble = TaskError if epoch == 0 else JobError
         seed = derive_seed(self.spec.seed, "order", epoch)
