@@ -2,15 +2,23 @@
 
 from collections import Counter
 from collections.abc import Container, Iterable
+from contextlib import suppress
+from dis import get_instructions
+from functools import lru_cache
+from itertools import chain
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
 
 from quorate.checkpoint.pieces import Piece
 from quorate.core.errors import RunError
+from quorate.training.kept_values import generator_state
 from quorate.training.optimizers import SOLE, Optimizers, unfuse_if_torn
+from quorate.training.settings import Settings
 from quorate.training.sharded_tensors import is_spread, spread_like
 
 
@@ -173,3 +181,63 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
         return isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor) and torch.equal(left, right)
     return bool(left == right or (left != left and right != right))  # NaN is what differs from itself
+
+
+_SAVED = ("defaults", "state", "param_groups")
+_OF_SCHEDULES = ("_step_count", "_opt_called")
+"""What a schedule of torch notes at its optimizer."""
+
+
+class Unsaved:
+    """Sees what optimizers of the user's own, and hooks of their steps, keep where no checkpoint has it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._marks: dict[tuple[int, str], list[Any]] = {}
+
+    def name(self) -> str | None:
+        """The attribute of an optimizer of the user's own that its state_dict() does not have, and that is not what it
+        was: a number since `begin`, a tensor or a random generator since this was asked last."""
+        for number, (optimizer, saved) in enumerate(self._settings.watched):
+            if name := self._counted(number, optimizer):
+                return name
+            kind = type(optimizer)
+            if kind.__module__.startswith("torch.optim.") or kind.state_dict is not Optimizer.state_dict:
+                continue
+            groups = (group["params"] for group in optimizer.param_groups)
+            held = {id(each) for each in chain(*groups, *(one.values() for one in optimizer.state.values()))}
+            for name, value in vars(optimizer).items():
+                is_number = type(value) in (bool, int, float) and name not in _OF_SCHEDULES
+                if is_number and value != saved.get(name, value):
+                    return f"self.{name}"
+                if name not in _SAVED and self._has_changed(number, name, _marks(value, held)):
+                    return f"self.{name}"
+        return None
+
+    def _has_changed(self, number: int, name: str, marks: list[Any]) -> bool:
+        return bool(marks) and self._marks.setdefault((number, name), marks) != marks
+
+    def _counted(self, number: int, optimizer: Optimizer) -> str | None:
+        """The number outside that a hook of an optimizer's step has changed, which it declares nonlocal."""
+        hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+        for hook in (each for some in hooks for each in some.values() if isinstance(each, FunctionType)):
+            for name, place in _written(hook.__code__).items():
+                with suppress(ValueError):  # it has no value yet
+                    value = (hook.__closure__ or ())[place].cell_contents
+                    if type(value) in (bool, int, float) and self._has_changed(number, name, [value]):
+                        return name
+        return None
+
+
+@lru_cache
+def _written(code: CodeType) -> dict[str, int]:
+    """The variables outside a function that it sets, with their places among all."""
+    names = {each.argval for each in get_instructions(code) if each.opname == "STORE_DEREF"}
+    return {name: place for place, name in enumerate(code.co_freevars) if name in names}
+
+
+def _marks(value: Any, held: set[int]) -> list[tuple[int, Any]]:
+    """By which tensors and random generators in a value are seen to have changed, but for those that are `held`."""
+    leaves = [leaf for leaf in tree_leaves(value) if id(leaf) not in held]
+    states = ((leaf, leaf._version if isinstance(leaf, torch.Tensor) else generator_state(leaf)) for leaf in leaves)
+    return [(id(leaf), state) for leaf, state in states if state is not None]

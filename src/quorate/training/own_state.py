@@ -45,14 +45,14 @@ class OwnState:
     def __init__(self, name: str, turns: Turns, watch: StateWatch, sampler: Sampler) -> None:
         self._name, self._turns, self.watch = name, turns, watch
         self._is_ring = isinstance(sampler.spec.strategy, RingSpec)
-        self._sizes = watch.settings.sizes()
+        self._sizes = self._group_sizes()
         self._changed = Kept()
         self._made_of: tuple[Any, ...] = ()
         self.text = ""
 
     def begin(self) -> None:
         """What `main` has done before its first batch makes the initial state."""
-        self.watch.settings.use_plain_numbers()
+        self._use_plain_numbers()
         self._adopt(f"{self._name}() before its first batch")
 
     def restore(self, kept: Kept, text: str) -> None:
@@ -96,12 +96,12 @@ class OwnState:
         before = "" if self._is_ring else settings.digest()
         with self.same_weights():
             yield
-        if settings.sizes() != self._sizes:
+        if self._group_sizes() != self._sizes:
             raise UnsupportedModelError(
                 f"{self._name}() has given the optimizer other parameters between two steps. Give it all of them "
                 "before run.prepare(), in a group whose lr is 0 until they are to be trained."
             )
-        settings.use_plain_numbers()
+        self._use_plain_numbers()
         self._adopt(f"{self._name}() between two steps")
         if not self._is_ring and (self._turns.state or self._changed != Kept() or settings.digest() != before):
             raise UnsupportedModelError(
@@ -118,6 +118,18 @@ class OwnState:
             self.text = replace(changed, epoch=epoch, state=state, is_ahead=is_ahead).text()
             self.watch.settings.note(self.text)
         return progress if self.text == progress.kept else progress.keeping(self.text)
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        return (group for optimizer, _ in self.watch.settings.watched for group in optimizer.param_groups)
+
+    def _group_sizes(self) -> list[int]:
+        """How many parameters each group has, which is fixed when the job starts."""
+        return [len(group["params"]) for group in self._groups()]
+
+    def _use_plain_numbers(self) -> None:
+        """A number of NumPy, which no checkpoint holds, becomes one of Python."""
+        for group in self._groups():
+            group.update({key: value.item() for key, value in group.items() if isinstance(value, numpy.generic)})
 
     def _adopt(self, where: str) -> None:
         """What `main` has changed is the state from now on. Refuse what no checkpoint holds."""

@@ -7,23 +7,17 @@ of them at every step, and vouchers, copies and checkpoints have them, too.
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dis import get_instructions
-from functools import lru_cache
 from itertools import chain
 from operator import attrgetter, is_
-from types import CodeType, FunctionType
 from typing import Any
 
 import numpy
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._pytree import tree_leaves
 
 from quorate.core.digests import content_digest
 from quorate.core.errors import RunError, UnsupportedModelError
-from quorate.training.kept_values import generator_state
 
 IN_TURN = 2
 """Values that an optimizer keeps of parameters, such as a momentum, that are watched at a time; then those that follow.
@@ -40,13 +34,10 @@ _OF_PARAMETERS = ("params", "param_names")
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
 _LISTED = (*_OF_PARAMETERS, "param_groups")
 """What is in these lists is watched by itself."""
-_SAVED = ("defaults", "state", "param_groups")
 _VERSION = attrgetter("_version")
 _GONE = object()
 
 NOTED = "what main() keeps"
-_OF_SCHEDULES = ("_step_count", "_opt_called")
-"""What a schedule of torch notes at its optimizer."""
 
 
 class Settings:
@@ -69,7 +60,6 @@ class Settings:
         self._texts: dict[str, str] = {}
         self._digest = ""
         self._noted, self._noted_digest = "", ""
-        self._marks: dict[tuple[int, str], list[Any]] = {}
 
     # --- the record, which is equal in every worker
 
@@ -109,17 +99,6 @@ class Settings:
                 "optimizer and of the schedule take up all that state_dict() gives."
             )
 
-    def use_plain_numbers(self) -> None:
-        """A number of NumPy, which no checkpoint holds, becomes one of Python."""
-        for group in chain.from_iterable(each.param_groups for each in self._optimizers.values()):
-            for key, value in group.items():
-                if isinstance(value, numpy.generic):
-                    group[key] = value.item()
-
-    def sizes(self) -> list[int]:
-        """How many parameters each group has, which is fixed when the job starts."""
-        return [len(group["params"]) for each in self._optimizers.values() for group in each.param_groups]
-
     def _look(self) -> None:
         owners = [group for each in self._optimizers.values() for group in each.param_groups]
         owners += map(state_of, self._schedulers.values())
@@ -139,38 +118,10 @@ class Settings:
 
     # --- the watch
 
-    def unsaved(self) -> str | None:
-        """The attribute of an optimizer of the user's own that its state_dict() does not have, and that is not what it
-        was: a number since `begin`, a tensor or a random generator since this was asked last."""
-        for number, (optimizer, saved) in enumerate(zip(self._watch.optimizers, self._watch.saved, strict=False)):
-            if name := self._counted(number, optimizer):
-                return name
-            kind = type(optimizer)
-            if kind.__module__.startswith("torch.optim.") or kind.state_dict is not Optimizer.state_dict:
-                continue
-            groups = (group["params"] for group in optimizer.param_groups)
-            held = {id(each) for each in chain(*groups, *(one.values() for one in optimizer.state.values()))}
-            for name, value in vars(optimizer).items():
-                is_number = type(value) in (bool, int, float) and name not in _OF_SCHEDULES
-                if is_number and value != saved.get(name, value):
-                    return f"self.{name}"
-                if name not in _SAVED and self._has_changed(number, name, _marks(value, held)):
-                    return f"self.{name}"
-        return None
-
-    def _has_changed(self, number: int, name: str, marks: list[Any]) -> bool:
-        return bool(marks) and self._marks.setdefault((number, name), marks) != marks
-
-    def _counted(self, number: int, optimizer: Optimizer) -> str | None:
-        """The number outside that a hook of an optimizer's step has changed, which it declares nonlocal."""
-        hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
-        for hook in (each for some in hooks for each in some.values() if isinstance(each, FunctionType)):
-            for name, place in _written(hook.__code__).items():
-                with suppress(ValueError):  # it has no value yet
-                    value = (hook.__closure__ or ())[place].cell_contents
-                    if type(value) in (bool, int, float) and self._has_changed(number, name, [value]):
-                        return name
-        return None
+    @property
+    def watched(self) -> list[tuple[Optimizer, dict[str, Any]]]:
+        """All optimizers, also those within others, each with its attributes as they were when this began."""
+        return list(zip(self._watch.optimizers, self._watch.saved, strict=False))
 
     def begin(self) -> None:
         """As they are now they are right, and are to stay so until the next update."""
@@ -185,20 +136,6 @@ class Settings:
                 "`schedule` in the job file or schedule() of the task, and other settings there or in the step() of an "
                 "optimizer of your own, which is where parameters are updated: on servers, if the strategy has them."
             )
-
-
-@lru_cache
-def _written(code: CodeType) -> dict[str, int]:
-    """The variables outside a function that it sets, with their places among all."""
-    names = {each.argval for each in get_instructions(code) if each.opname == "STORE_DEREF"}
-    return {name: place for place, name in enumerate(code.co_freevars) if name in names}
-
-
-def _marks(value: Any, held: set[int]) -> list[tuple[int, Any]]:
-    """By which tensors and random generators in a value are seen to have changed, but for those that are `held`."""
-    leaves = [leaf for leaf in tree_leaves(value) if id(leaf) not in held]
-    states = ((leaf, leaf._version if isinstance(leaf, torch.Tensor) else generator_state(leaf)) for leaf in leaves)
-    return [(id(leaf), state) for leaf, state in states if state is not None]
 
 
 def state_of(scheduler: Any) -> dict[str, Any]:
@@ -238,10 +175,6 @@ def _values(owners: Owners) -> dict[str, str]:
 
 def _digest(values: Mapping[str, str]) -> str:
     return content_digest("\n".join(sorted([f"{name} = {text}" for name, text in values.items()])).encode())
-
-
-def _held(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _text(value: Any) -> str:

@@ -5,8 +5,8 @@ than buffers and gradients, would therefore make the result depend on it. So wha
 evaluation batch runs is put back at its end, and a mutable value that is left changed is refused.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from itertools import chain, repeat
 from operator import is_, methodcaller
 from types import BuiltinMethodType, FunctionType, MethodType
@@ -137,12 +137,18 @@ class StateWatch:
         change = self._kept.change()
         if change is not None:
             raise UnsupportedModelError(f"{_called(change)} was changed in {where}. {_NOT_IN_THE_STATE}")
-        if name := self.settings.unsaved():
+        if not self.replica.optimizers.are_torchs_own and (name := self._unsaved()):
             raise UnsupportedModelError(
                 f"'{name}' of the optimizer was changed in {where}, and its state_dict() does not have it, so a "
                 f"resumed job would begin again with it. Keep it in param_groups[0]['{name.removeprefix('self.')}'] "
                 "of the optimizer, or in its state."
             )
+
+    @cached_property
+    def _unsaved(self) -> Callable[[], str | None]:
+        from quorate.training.optimizer_state import Unsaved  # most optimizers are torch's
+
+        return Unsaved(self.settings).name
 
     @property
     def devices(self) -> list[torch.device]:
