@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -156,17 +157,8 @@ def export(
     # What the task prints while it builds the model is no part of the answer.
     with contextlib.redirect_stdout(sys.stderr):
         done = export_model(folder, file, checkpoint, wanted, force=force, averaged=averaged, task=task)
-    fields = {
-        "run": folder.name,
-        "checkpoint": str(done.checkpoint.absolute()),
-        "step": done.step,
-        "weights_digest": done.weights_digest,
-        "file": str(done.file.absolute()),
-        "format": done.format.value,
-        "averaged": bool(done.averaged),
-        "tensors": done.tensors,
-        "bytes": done.bytes,
-    }
+    files = {name: str(getattr(done, name).absolute()) for name in ("checkpoint", "file")}
+    fields = {"run": folder.name, **asdict(done), **files, "averaged": bool(done.averaged)}
     weights = {None: "", True: ", averaged weights", False: ", trained weights"}[done.averaged]
     what = f"{done.tensors} tensors of step {done.step:,}{weights}, {size(done.bytes)}"
     sentence = f"{done.file}: {what}, as {'safetensors' if done.format is Format.SAFETENSORS else 'a torch file'}."

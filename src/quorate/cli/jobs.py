@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -230,15 +231,7 @@ def evaluate(
     evaluated = partial(evaluate_run, runs, run, checkpoint, os.environ, layer)
     done = evaluated(averaged=averaged, data="test" if test else "", trust_job=trust_job, watch=watch)
     if as_json:
-        fields = {
-            "run": done.run,
-            "checkpoint": str(done.checkpoint),
-            "step": done.step,
-            "averaged": done.averaged,
-            "metrics": done.metrics,
-            "weights_digest": done.weights_digest,
-        }
-        print_document(fields)
+        print_document(asdict(done) | {"checkpoint": str(done.checkpoint)})
         return
     summary = {
         "run": done.run,
@@ -283,7 +276,7 @@ def predict(
     layer = overrides(settings, workers=workers, task=task)
     predicted = partial(predict_run, runs, run, data, output, checkpoint, os.environ, layer)
     done = predicted(averaged=averaged, trust_job=trust_job, watch=_display(True, prints))
-    fields = {"run": done.run, "step": done.step, "file": str(done.file), "rows": done.rows, "earlier": done.earlier}
+    fields = asdict(done) | {"file": str(done.file)}
     before = f" ({done.earlier:,} of them from before)" if done.earlier else ""
     print_answer(as_json, fields, f"{done.rows:,} rows{before} of {done.run} at step {done.step:,} are in {done.file}.")
 
