@@ -10,7 +10,7 @@ from quorate.history.checkpoint_list import CheckpointRecord
 from quorate.history.run_detail import advise
 from quorate.history.run_record import RunRecord, Status
 from quorate.spec.job import JobSpec
-from quorate.storage.lock import Holder
+from quorate.storage.fencing import Holder
 
 RECORD = RunRecord("tiny-0001", Path("runs/tiny-0001"), Status.LOST, "", CREATED)
 SPEC = JobSpec(task="a.b:C", batch_size=8, steps=8)

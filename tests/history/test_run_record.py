@@ -15,7 +15,7 @@ from quorate.core.errors import RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.history.run_record import RunRecord, Status, decide_status
 from quorate.spec.load import load_recorded
-from quorate.storage.lock import Holder
+from quorate.storage.fencing import Holder
 from quorate.storage.run_folder import RunFolder
 
 FAILURE = Failure("WorkerLost", "worker 1 was killed", worker=1, step=5)

@@ -25,7 +25,7 @@ from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.core.runs_folder import is_search
 from quorate.storage import run_folder
 from quorate.storage.atomic import temporary_of, write_atomically
-from quorate.storage.lock import Holder
+from quorate.storage.fencing import Holder
 from quorate.storage.run_folder import RunFolder
 from small_disk import small_disk
 

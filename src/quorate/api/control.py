@@ -15,7 +15,7 @@ from quorate.core.failure import Failure
 from quorate.core.processes import has_open
 from quorate.observe.events import CheckpointFailed, CheckpointSaved, GenerationFormed
 from quorate.observe.jsonl import EventTail, end_of_events
-from quorate.storage.lock import Holder
+from quorate.storage.fencing import Holder
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import asked_of, failed_submission, forget_submission, submission_of, waits_to_begin
 

@@ -21,7 +21,7 @@ from quorate.observe.jsonl import JsonlSink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.stores.copier import Copier, CopyStatus
-from quorate.stores.place import FolderPlace, Place, place_for
+from quorate.stores.place import FolderPlace, place_for
 from quorate.stores.transfer import Source
 from quorate.supervisor.signals import Signals
 
@@ -48,7 +48,12 @@ class Copies:
         source = Source.of(run, spec)
         places = [place_for(to, run.name) for to in spec.checkpoint.to[1:]]
         for place in places:
-            refuse_own_folder(run, place, "checkpoint.to: ")
+            # A run's folder with copies in it would be neither a run nor a copy.
+            if isinstance(place, FolderPlace) and place.folder.resolve().is_relative_to(run.path.resolve()):
+                raise RequestError(
+                    f"checkpoint.to: copies would go to {place}, which is the run's own folder. Name a folder outside "
+                    f"of {run.path.parent}, best on another disk or machine."
+                )
         self._copiers = [Copier(source, place, self._publish) for place in places]
 
     def handle(self, event: Event) -> None:
@@ -116,12 +121,3 @@ class Copies:
             # Appended in one piece, beside what the coordinator appends: that may be dead by then, or not there yet.
             self._sink.handle(event)
             self._show(event)
-
-
-def refuse_own_folder(run: RunFolder, place: Place, said: str = "") -> None:
-    """A run's folder with copies in it would be neither a run nor a copy. `said`: where the place is named."""
-    if isinstance(place, FolderPlace) and place.folder.resolve().is_relative_to(run.path.resolve()):
-        raise RequestError(
-            f"{said}copies would go to {place}, which is the run's own folder. Name a folder outside of "
-            f"{run.path.parent}, best on another disk or machine."
-        )

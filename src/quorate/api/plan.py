@@ -1,9 +1,11 @@
 """`quorate plan`: what a job needs, before anything is trained: parameters, memory, communication, and what fits."""
 
-import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RequestError
@@ -28,7 +30,6 @@ SPARE = 0.1
 """Of a device's memory: what its driver takes, and what lies idle between tensors."""
 FIRST_GUESS = 2
 """Samples at a time, where `batch_size: auto` has not been found yet."""
-_UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,11 @@ class Plan:
 
 def parse_memory(text: str) -> int:
     """Bytes, as a person writes them: 80GB, 80 GiB, 512M."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*((?:[KMGT]I?)?)B?", text.strip().upper())
-    if not found or not float(found[1]):
-        raise RequestError(f"--memory: {text!r} is not an amount of memory. Write for example 80GB or 141GiB.")
-    return int(float(found[1]) * _UNITS[found[2]])
+    with suppress(ValidationError):
+        whole = text.strip() + ("B" if text.strip().endswith("i") else "")  # as Kubernetes writes them: 80Gi
+        if amount := int(TypeAdapter(ByteSize).validate_python(whole)):
+            return amount
+    raise RequestError(f"--memory: {text!r} is not an amount of memory. Write for example 80GB or 141GiB.")
 
 
 def plan_job(resolved: ResolvedJob, memory: int | None = None) -> Plan:

@@ -27,7 +27,7 @@ from quorate.observe.event import Event
 from quorate.spec.job import JobSpec, job_secrets
 from quorate.spec.load import load_recorded
 from quorate.spec.tracking import TrackSpec
-from quorate.storage.lock import FolderInUse, hold
+from quorate.storage.fencing import FolderInUse, hold
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER, tracking_uri, wish

@@ -36,7 +36,7 @@ from quorate.core.processes import show_as
 from quorate.core.timing import Timing
 from quorate.observe.events import CoordinatorReplaced
 from quorate.observe.jsonl import JsonlSink
-from quorate.storage.incarnations import IncarnationWatch
+from quorate.storage.fencing import IncarnationWatch
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.wire.handshake import Identity

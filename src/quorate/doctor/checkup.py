@@ -31,7 +31,7 @@ from quorate.engines.ray.option import RaySpec
 from quorate.observe.quantities import size
 from quorate.spec.job import JobSpec
 from quorate.spec.load import resolve_mapping
-from quorate.storage.lock import hold
+from quorate.storage.fencing import hold
 from quorate.storage.run_folder import Door, RunFolder
 
 PATIENCE = 10.0

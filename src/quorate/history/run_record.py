@@ -21,7 +21,7 @@ from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, RunFailed, failure_in
 from quorate.observe.quantities import device_memory
 from quorate.spec.resolved import glance_at_recorded
-from quorate.storage.lock import Holder
+from quorate.storage.fencing import Holder
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import failed_submission, waits_to_begin
 

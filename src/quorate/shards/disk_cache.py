@@ -14,7 +14,7 @@ import xxhash
 from quorate.core.errors import RequestError
 from quorate.core.regular_file import read_regular
 from quorate.storage.atomic import is_abandoned, temporary_of
-from quorate.storage.lock import FolderInUse, hold
+from quorate.storage.fencing import FolderInUse, hold
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,7 @@ from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.core.regular_file import read_regular
 from quorate.core.runs_folder import is_run, is_search, where_looked
 from quorate.storage.atomic import discard, explaining, write_atomically
-from quorate.storage.incarnations import Incarnations
-from quorate.storage.lock import FolderLock, Holder
+from quorate.storage.fencing import FolderLock, Holder, Incarnations
 from quorate.storage.objects import ObjectMissing, ObjectStore, StoreError, open_store
 
 LAST = "last"

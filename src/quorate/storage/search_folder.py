@@ -15,7 +15,7 @@ from quorate.core.errors import RunError
 from quorate.core.regular_file import open_regular, opened_regular
 from quorate.core.runs_folder import is_search
 from quorate.storage.atomic import explaining, write_atomically, write_fully
-from quorate.storage.lock import FolderLock, Holder
+from quorate.storage.fencing import FolderLock, Holder
 from quorate.storage.run_folder import LAST, RunFolder, claim_folder, finite, folder_meant, open_to_group
 
 

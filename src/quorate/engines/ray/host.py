@@ -26,7 +26,7 @@ from quorate.engines.engine import Engine, Notice, Preparation, Unprepared
 from quorate.engines.local import LocalEngine
 from quorate.engines.output_pump import OpenLog
 from quorate.engines.ray.shared_storage import why_out_of_reach
-from quorate.storage.lock import hold, holder_of
+from quorate.storage.fencing import hold, holder_of
 from quorate.storage.log_file import LogFile
 from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder
