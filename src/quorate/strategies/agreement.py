@@ -126,6 +126,7 @@ class WorkerNote:
         return cls(lanes, note["digests"], request, note["state"], note["settings"], audit)
 
 
+@dataclass(eq=False)
 class StepAgreement:
     """Reaches the agreement of each step among `members`, all of a generation, of which this is one.
 
@@ -133,34 +134,24 @@ class StepAgreement:
     replica of the whole, have no digests of it.
     """
 
+    gather: Gather
+    members: Sequence[Member]
+    own: Member
+    parameters: Sequence[torch.Tensor]
+    buffers: Buffers
+    digests: ReplicaDigests | None
+    settings: Settings
+    skips: bool
     audit: LaneAudit | None = None
 
-    def __init__(
-        self,
-        gather: Gather,
-        members: Sequence[Member],
-        own: Member,
-        parameters: Sequence[torch.Tensor],
-        buffers: Buffers,
-        replica_digests: ReplicaDigests | None,
-        settings: Settings,
-        *,
-        skips: bool,
-    ) -> None:
-        self._gather = gather
-        self._members = members
-        self._own = own
-        self._is_alone = len(members) == 1
-        self._parameters = parameters
-        self._buffers = buffers
-        self._digests = replica_digests
-        self._settings = settings
-        self._skips = skips
+    @property
+    def is_alone(self) -> bool:
+        return len(self.members) == 1
 
     def reach(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """The same on every worker. `results` are those of the hosted lanes, `request` is what this worker is asked."""
         is_audit = self.audit is not None and self.audit.is_due(step)
-        is_lone = self._is_alone and len(results) == 1 and not is_audit
+        is_lone = self.is_alone and len(results) == 1 and not is_audit
         if is_lone and (lone := _lone(results[0], request)) is not None:
             return lone
         notes = self._exchange_notes(step, results, request, is_audit=is_audit)
@@ -172,15 +163,15 @@ class StepAgreement:
         poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
         # A replica that has changed makes losses that are not finite, too: that is no fault of the samples.
         states = {note.state for note in notes} - {None}
-        settings = {(Role.of(member.worker), note.settings) for member, note in zip(self._members, notes, strict=True)}
+        settings = {(Role.of(member.worker), note.settings) for member, note in zip(self.members, notes, strict=True)}
         differ = len(states) > 1 or len(settings) > len(dict(settings))
-        if differ or (states and poisoned and not self._is_alone):
+        if differ or (states and poisoned and not self.is_alone):
             self._compare_replicas(step, notes)
         # By what all have heard: a worker with a doubt that it keeps has an audit at a step where others have none.
         if self.audit is not None and any(note.audit is not None for note in notes):
             self._audit(step, self.audit, notes)
         if poisoned:
-            check_skippable(step, poisoned, self._parameters, self._buffers, skips=self._skips)
+            check_skippable(step, poisoned, self.parameters, self.buffers, skips=self.skips)
         else:
             _check_counts(step, losses)
         agreed = _of_lanes(lanes, losses, poisoned, StepRequest.combine(note.request for note in notes))
@@ -200,8 +191,8 @@ class StepAgreement:
         if len(lanes) == 1 and (lone := _lone(lanes[0], request)) is not None:
             return lone
         poisoned = [lane for lane in lanes if not_finite(lane.losses) is not None]
-        if poisoned and not (self._skips and are_finite):
-            raise _poisoned(step, poisoned, skips=self._skips)
+        if poisoned and not (self.skips and are_finite):
+            raise _poisoned(step, poisoned, skips=self.skips)
         if refused is not None and not poisoned:
             raise _refused(refused, step)
         agreed = _of_lanes(lanes, total_losses(lanes), poisoned, request)
@@ -210,36 +201,36 @@ class StepAgreement:
     def _exchange_notes(
         self, step: int, results: Sequence[LaneResult], request: StepRequest, *, is_audit: bool
     ) -> list[WorkerNote]:
-        changed = [digests(result.buffers.items(), self._buffers.device) for result in results]
+        changed = [digests(result.buffers.items(), self.buffers.device) for result in results]
         audit = self.audit.note(step, results, changed) if self.audit is not None and is_audit else None
-        if self._is_alone:
+        if self.is_alone:
             return [WorkerNote(results, changed, request, audit=audit)]
         # The slice must be equal in all workers, but for those who have None.
-        state = None if self._digests is None else self._digests.of_slice(step)
-        own = WorkerNote(results, changed, request, state, self._settings.digest(), audit)
-        return [WorkerNote.decode(payload) for payload in self._gather(step, NOTES_INDEX, own.encode())]
+        state = None if self.digests is None else self.digests.of_slice(step)
+        own = WorkerNote(results, changed, request, state, self.settings.digest(), audit)
+        return [WorkerNote.decode(payload) for payload in self.gather(step, NOTES_INDEX, own.encode())]
 
     def _audit(self, step: int, audit: LaneAudit, notes: Sequence[WorkerNote]) -> None:
         """Compare what was computed twice. A replica that has changed computes another result, too, and is told as
         such."""
-        pairs = zip(self._members, notes, strict=True)
+        pairs = zip(self.members, notes, strict=True)
         told = {member.worker: note.audit for member, note in pairs if note.audit is not None and member.lanes}
         if (differing := audit.differing(step, told)) is not None:
-            if not self._is_alone:
+            if not self.is_alone:
                 self._compare_replicas(step, notes)
             audit.settle(step, differing, told)
 
     def _compare_replicas(self, step: int, notes: Sequence[WorkerNote]) -> None:
         """The whole state, which is still that of the step before: to name who differs, and where."""
         told = []
-        for member, note in zip(self._members, notes, strict=True):
+        for member, note in zip(self.members, notes, strict=True):
             part = {} if note.state is None else {"a slice of the state": f"{note.state:016x}"}
             told.append(Voucher(member.worker, part, is_partial=not part, settings={"their digest": note.settings}))
         proven = divergence(step - 1, told)
-        held = {} if self._digests is None else self._digests.of_all()
-        own = Voucher(self._own.worker, held, is_partial=self._digests is None, settings=self._settings.values())
+        held = {} if self.digests is None else self.digests.of_all()
+        own = Voucher(self.own.worker, held, is_partial=self.digests is None, settings=self.settings.values())
         try:
-            compare_replicas(step - 1, own, partial(self._gather, step, COMPARE_INDEX))
+            compare_replicas(step - 1, own, partial(self.gather, step, COMPARE_INDEX))
         except LinkError:
             # Whoever is gone takes its digests along, and not what is known already.
             if proven is not None:
@@ -265,9 +256,9 @@ class StepAgreement:
         for name in sorted({name for by_name in changed.values() for name in by_name}):
             if len({by_name.get(name) for by_name in changed.values()}) == 1:
                 adopted.append(name)
-            elif self._buffers.rules.get(name) == MEAN:
+            elif self.buffers.rules.get(name) == MEAN:
                 averaged.append(name)
-            elif self._buffers.rules.get(name) == LANE_0:
+            elif self.buffers.rules.get(name) == LANE_0:
                 adopted.append(name)
                 differ = True
             else:
@@ -275,10 +266,10 @@ class StepAgreement:
         first = next(iter(changed))
         holders = {first} if differ else changed.keys()
         values = {result.lane: result.buffers for result in results}
-        if not self._is_alone and (averaged or any(holders.isdisjoint(member.lanes) for member in self._members)):
+        if not self.is_alone and (averaged or any(holders.isdisjoint(member.lanes) for member in self.members)):
             values = self._exchange_buffers(step, results, adopted, averaged, first)
         source = first if first in values else next(lane for lane in values if lane in holders)
-        agreed = {name: values[source].get(name, self._buffers.get(name)) for name in adopted}
+        agreed = {name: values[source].get(name, self.buffers.get(name)) for name in adopted}
         return agreed | self._averages(averaged, values, lanes)
 
     def _exchange_buffers(
@@ -289,7 +280,7 @@ class StepAgreement:
         for result in results:
             names = (*averaged, *adopted) if result.lane == first else averaged
             own[result.lane] = {name: result.buffers[name] for name in names if name in result.buffers}
-        everyone = [unpack(payload, self._buffers.device) for payload in self._gather(step, BUFFERS_INDEX, pack(own))]
+        everyone = [unpack(payload, self.buffers.device) for payload in self.gather(step, BUFFERS_INDEX, pack(own))]
         return {lane: values for told in everyone for lane, values in told.items()}
 
     def _averages(
@@ -299,12 +290,12 @@ class StepAgreement:
         batch_samples = sum(lane.samples for lane in lanes)
         averages: dict[str, torch.Tensor] = {}
         for name in names:
-            dtype = self._buffers.get(name).dtype
+            dtype = self.buffers.get(name).dtype
             if not dtype.is_floating_point:
                 raise UnsupportedModelError(f"Buffer '{name}' is of type {dtype}, which has no mean over lanes.")
         wanted = frozenset(names)
-        for dtype in {self._buffers.get(name).dtype for name in names}:
-            group = [(name, self._buffers.get(name), gap) for name, gap in self._buffers.averaged[dtype]]
+        for dtype in {self.buffers.get(name).dtype for name in names}:
+            group = [(name, self.buffers.get(name), gap) for name, gap in self.buffers.averaged[dtype]]
             flats = []
             for lane in lanes:
                 own = values[lane.lane]

@@ -4,7 +4,7 @@ lanes of others, which it audits."""
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 
@@ -36,6 +36,7 @@ from quorate.training.progress import Progress
 from quorate.training.shortage import out_of_memory
 
 
+@dataclass(eq=False)
 class LaneReader:
     """Has the batches of lanes in the order of the feed's plan.
 
@@ -43,25 +44,15 @@ class LaneReader:
     to spare while it computes itself: there nobody reads ahead.
     """
 
-    def __init__(
-        self,
-        feed: Feed,
-        sampler: Sampler,
-        evaluation: EvaluationPlan,
-        hosted: range,
-        activity: Activity,
-        device: Device,
-        audited: Callable[[int], Sequence[int]] = lambda _: (),
-    ) -> None:
-        self._feed = feed
-        self._sampler = sampler
-        self._evaluation = evaluation
-        self._hosted = hosted
-        self._activity = activity
-        self._device = device
-        self._audited = audited
-        self._ahead: tuple[int, int, bool] | None = None
-        self._batches: list[Batch] = []
+    feed: Feed
+    sampler: Sampler
+    evaluation: EvaluationPlan
+    hosted: range
+    activity: Activity
+    device: Device
+    audited: Callable[[int], Sequence[int]] = lambda _: ()
+    _ahead: tuple[int, int, bool] | None = None
+    _batches: list[Batch] = field(default_factory=list)
 
     def read(self, step: int, lane: int, changes: MicroBatchChanges, *, aside: bool = False) -> list[Batch]:
         """The micro-batches of a lane, as the feed answers; `aside`: of one that is audited here."""
@@ -72,46 +63,47 @@ class LaneReader:
     def read_ahead(self, step: int, lane: int, last: int, changes: MicroBatchChanges, *, aside: bool = False) -> None:
         """Those of the lane that follows this one, unless an evaluation comes first or the end, at step `last`: the
         feed answers in the order of its plan."""
-        if self._device.is_host:
+        if self.device.is_host:
             return
         rest = self._order(step)
         rest = rest[rest.index((lane, aside)) + 1 :]
-        if not rest and (step >= last or self._evaluation.is_due(step, self._sampler)):
+        if not rest and (step >= last or self.evaluation.is_due(step, self.sampler)):
             return
         place = (step, *rest[0]) if rest else (step + 1, *self._order(step + 1)[0])
         began = perf_counter()
         batches = self._ask(*place[:2], changes)
-        self._activity.count_as(DATA, perf_counter() - began)
+        self.activity.count_as(DATA, perf_counter() - began)
         with suppress(torch.OutOfMemoryError):  # there is room when the lane is done
-            batches = [replace(batch, content=self._device.move(batch.content)) for batch in batches]
+            batches = [replace(batch, content=self.device.move(batch.content)) for batch in batches]
         self._ahead, self._batches = place, batches
 
     def _order(self, step: int) -> list[tuple[int, bool]]:
         """The lanes of a step as they are read: those that are audited here, then the hosted ones."""
-        return [*((lane, True) for lane in self._audited(step)), *((lane, False) for lane in self._hosted)]
+        return [*((lane, True) for lane in self.audited(step)), *((lane, False) for lane in self.hosted)]
 
     def begin_again(self, cursor: Cursor, changes: MicroBatchChanges) -> None:
         """Read on from here, by another plan."""
         self._ahead, self._batches = None, []
-        plan = planned_requests(self._sampler, self._evaluation, self._hosted, cursor, changes, self._audited)
-        self._feed.begin_again(plan)
+        plan = planned_requests(self.sampler, self.evaluation, self.hosted, cursor, changes, self.audited)
+        self.feed.begin_again(plan)
 
     def read_again(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
         """What a lane of the present step reads, and nothing else afterwards: this generation has no other step."""
-        self._feed.begin_again(iter(self._requests(step, lane, changes)))
+        self.feed.begin_again(iter(self._requests(step, lane, changes)))
         return self._ask(step, lane, changes)
 
     def _ask(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Batch]:
         requests = self._requests(step, lane, changes)
         # Before the first is read: if that kills the worker, somebody can tell which they were.
-        self._activity.write_samples(self._sampler.epoch_of(step), joined([each.numbers for each in requests]).data)
-        return [self._feed.next(request) for request in requests]
+        self.activity.write_samples(self.sampler.epoch_of(step), joined([each.numbers for each in requests]).data)
+        return [self.feed.next(request) for request in requests]
 
     def _requests(self, step: int, lane: int, changes: MicroBatchChanges) -> list[Request]:
-        epoch, planned = self._sampler.epoch_of(step), self._sampler.micro_batches(step, lane, changes)
+        epoch, planned = self.sampler.epoch_of(step), self.sampler.micro_batches(step, lane, changes)
         return [Request(Source.TRAINING, epoch, samples, lane) for samples in planned]
 
 
+@dataclass(eq=False)
 class HostedLanes:
     """Reads and computes the lanes of a step. `notes` are what was met with meanwhile and is to be told, `draws` says
     whether random numbers are drawn for samples.
@@ -120,27 +112,16 @@ class HostedLanes:
     compared: the step goes on without it.
     """
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        hosted: range,
-        runner: LaneRunner,
-        reader: LaneReader,
-        activity: Activity,
-        device: Device,
-        check_lease: Callable[[], None],
-        audit: LaneAudit | None = None,
-    ) -> None:
-        self.audit = audit
-        self.reader = reader
-        self.notes: list[str] = []
-        self.draws = False
-        self._spec = spec
-        self._lanes = hosted
-        self._runner = runner
-        self._activity = activity
-        self._device = device
-        self._check_lease = check_lease
+    spec: JobSpec
+    hosted: range
+    runner: LaneRunner
+    reader: LaneReader
+    activity: Activity
+    device: Device
+    check_lease: Callable[[], None]
+    audit: LaneAudit | None = None
+    notes: list[str] = field(default_factory=list)
+    draws: bool = False
 
     def run(self, step: int, epoch: int, batch_samples: int, progress: Progress, last: int) -> list[LaneResult]:
         """All lanes of a step, of which `last` is the last one. Where memory runs out in one, the rest has nothing to
@@ -148,14 +129,14 @@ class HostedLanes:
         if self.audit is not None:
             self._audit_others(self.audit, step, batch_samples, progress, last)
         results: list[LaneResult] = []
-        count = micro_batch_count(self._spec.accumulate, progress.micro_batches, step)
-        for lane in self._lanes:
+        count = micro_batch_count(self.spec.accumulate, progress.micro_batches, step)
+        for lane in self.hosted:
             if results and results[-1].shortage:
-                self._runner.run(step, lane, (), batch_samples)
+                self.runner.run(step, lane, (), batch_samples)
                 result = LaneResult(lane, 0, shortage=results[-1].shortage)
             else:
                 run = partial(self.run_lane, step, epoch, lane, batch_samples, progress, last)
-                result = self._tried(run, lane, catches=self._spec.on_out_of_memory == "shrink")
+                result = self._tried(run, lane, catches=self.spec.on_out_of_memory == "shrink")
             result.micro_batches = count
             results.append(result)
         return results
@@ -164,8 +145,8 @@ class HostedLanes:
         self, step: int, epoch: int, lane: int, batch_samples: int, progress: Progress, last: int
     ) -> LaneResult:
         """One of them."""
-        activity, changes = self._activity, progress.micro_batches
-        self._check_lease()
+        activity, changes = self.activity, progress.micro_batches
+        self.check_lease()
         waited = activity.seconds[DATA]
         activity.enter(DATA, lane)
         answers = self.reader.read(step, lane, changes)
@@ -175,7 +156,7 @@ class HostedLanes:
         read = [batch.samples for batch in answers]
         batches = [(len(samples), batch.content) for samples, batch in zip(read, answers, strict=True) if len(samples)]
         following = partial(self.reader.read_ahead, step, lane, last, changes)
-        result = self._runner.run(step, lane, batches, batch_samples, activity.spans, meanwhile=following)
+        result = self.runner.run(step, lane, batches, batch_samples, activity.spans, meanwhile=following)
         result.read = joined(read)
         activity.leave()
         result.tally, result.data_s = Tally.of(epoch, result.read), activity.seconds[DATA] - waited
@@ -183,11 +164,11 @@ class HostedLanes:
             from quorate.training.told_once import news_of_names
 
             result.put_back = news_of_names(progress.told, result.put_back)
-        self.notes += self._runner.take_notes()
+        self.notes += self.runner.take_notes()
         self._note(answers, result, progress)
         if self.audit is not None and lane in self.audit.owned(step):
             with suppress(torch.OutOfMemoryError):
-                self._runner.digest(result)
+                self.runner.digest(result)
         return result
 
     def take_notes(self) -> list[str]:
@@ -222,9 +203,9 @@ class HostedLanes:
         # Not within the handler, and without its name: the traceback holds what has filled the memory, and this frame.
         del short
         gc.collect()
-        self._activity.leave()
-        self._runner.abandon(lane)
-        self._device.free_unused()
+        self.activity.leave()
+        self.runner.abandon(lane)
+        self.device.free_unused()
         return LaneResult(lane, 0, shortage=why)
 
     def _audit_others(self, audit: LaneAudit, step: int, batch_samples: int, progress: Progress, last: int) -> None:
@@ -251,22 +232,22 @@ class HostedLanes:
         by_tensor: bool = False,
     ) -> LaneResult:
         """A lane in the place of a hosted one. What it has read, logged and assigned is told by its host."""
-        slot, runner = self._lanes[0], self._runner
-        self._check_lease()
-        self._activity.enter(DATA, lane)
+        slot, runner = self.hosted[0], self.runner
+        self.check_lease()
+        self.activity.enter(DATA, lane)
         batches = [(len(batch.samples), batch.content) for batch in read() if len(batch.samples)]
-        self._activity.leave()
+        self.activity.leave()
         if not batches:
             return LaneResult(lane, 0)
 
         def run() -> LaneResult:
-            self._activity.enter(COMPUTE, lane)
+            self.activity.enter(COMPUTE, lane)
             runner.put_back()  # or what was assigned before the step would look like a fault of this worker
             result = runner.run(step, lane, batches, batch_samples, meanwhile=following)
             with suppress(torch.OutOfMemoryError):  # a digest takes as much again as the gradient
                 runner.digest(result, by_tensor=by_tensor)
             runner.read([result])
-            self._activity.leave()
+            self.activity.leave()
             return result
 
         with runner.aside(slot):
@@ -275,4 +256,4 @@ class HostedLanes:
     def _outcome(self, result: LaneResult) -> Outcome | None:
         if result.shortage or (result.samples and not result.digests):
             return None
-        return Outcome.of(result, digests(result.buffers.items(), self._device), self._runner.tensors)
+        return Outcome.of(result, digests(result.buffers.items(), self.device), self.runner.tensors)

@@ -119,72 +119,63 @@ class Captures(Protocol):
     def forget(self) -> None: ...
 
 
+@dataclass(eq=False)
 class LaneRunner:
     """Runs lanes one after another on the worker's replica. `ended` is called with the number of each whose gradient is
     complete; `on_lane` gets that gradient, as it lies."""
 
-    def __init__(
-        self,
-        task: Task,
-        replica: Replica,
-        gradients: Gradients,
-        watch: StateWatch,
-        seed: int,
-        graphs: Captures | None = None,
-        ended: Callable[[int], None] | None = None,
-        on_lane: Callable[[Sequence[torch.Tensor]], None] | None = None,
-    ) -> None:
-        self._task = task
-        self._ended = ended
-        self._on_lane = on_lane
-        self._replica = replica
-        self._device = replica.device
-        self._threads = replica.spec.threads
-        self._metrics_every = replica.spec.train_metrics_every
-        self._record = replica.spec.record
-        self._gradients = gradients
-        self._watch = watch
-        self._seed = seed
-        self._seeds: dict[tuple[int, int], int] = {}
-        self._graphs = graphs
-        self._slot: int | None = None
-        self._has_begun = False  # a lane: of one that has not, the gradients are still those of the one before
+    task: Task
+    replica: Replica
+    gradients: Gradients
+    watch: StateWatch
+    seed: int
+    graphs: Captures | None = None
+    ended: Callable[[int], None] | None = None
+    on_lane: Callable[[Sequence[torch.Tensor]], None] | None = None
+    _seeds: dict[tuple[int, int], int] = field(default_factory=dict)
+    _slot: int | None = None
+    _has_begun: bool = False  # a lane: of one that has not, the gradients are still those of the one before
+
+    def __post_init__(self) -> None:
+        spec = self.replica.spec
+        self._device, self._threads = self.replica.device, spec.threads
+        self._metrics_every, self._record = spec.train_metrics_every, spec.record
 
     def put_back(self) -> None:
         """Have user code find what it found when it was built, whatever has run before."""
-        self._watch.put_back()
+        self.watch.put_back()
 
     def begin_step(self) -> None:
         """A step begins: until its update nobody changes the settings of the optimizers."""
-        self._watch.begin()
+        self.watch.begin()
 
     @contextmanager
     def aside(self, slot: int) -> Iterator[None]:
         """Lanes that are run or abandoned within it take the place of this hosted lane, which has to be run afterwards;
         their gradients are not sent."""
         self._slot = slot
-        if isinstance(self._gradients, FlatGradients):
-            self._gradients.announces = False
+        if isinstance(self.gradients, FlatGradients):
+            self.gradients.announces = False
         try:
             yield
         finally:
             self._slot = None
-            if isinstance(self._gradients, FlatGradients):
-                self._gradients.announces = True
+            if isinstance(self.gradients, FlatGradients):
+                self.gradients.announces = True
 
     @property
     def can_abandon(self) -> bool:
         """Whether it can go on after an error within a lane: a loop of one's own has ended with it."""
-        return self._ended is None
+        return self.ended is None
 
     @property
     def tensors(self) -> list[str]:
         """The names of the tensors whose digests `digest` makes, in their order."""
-        return [name for name, _ in self._replica.trainable]
+        return [name for name, _ in self.replica.trainable]
 
     def take_notes(self) -> list[str]:
         """What is to be told of how lanes are run, each thing once."""
-        return [] if self._graphs is None else self._graphs.take_notes()
+        return [] if self.graphs is None else self.graphs.take_notes()
 
     def run(
         self,
@@ -202,19 +193,19 @@ class LaneRunner:
         slot = self._slot
         result = LaneResult(lane, sum([samples for samples, _ in batches]), read=NO_INDICES)
         if not batches:
-            self._gradients.clear(lane)
+            self.gradients.clear(lane)
             return result
-        replica, device = self._replica, self._device
+        replica, device = self.replica, self._device
         replica.begin_lane()
-        put_back = self._watch.before_lane()
+        put_back = self.watch.before_lane()
         self._pin_threads()
         device.seed(self._seed_of(step, lane))
-        self._gradients.begin(lane if slot is None else slot)
+        self.gradients.begin(lane if slot is None else slot)
         self._has_begun = True
         result.unread = self._run_batches(batches, batch_samples, spans)
-        result.present = self._gradients.finish()
-        if self._ended is not None:
-            self._ended(lane if slot is None else ASIDE)
+        result.present = self.gradients.finish()
+        if self.ended is not None:
+            self.ended(lane if slot is None else ASIDE)
         self._tell_gradient(result)
         meanwhile()
         if device.is_host:
@@ -225,9 +216,9 @@ class LaneRunner:
                 result.buffers = replica.buffers.take_changes()
         if self._metrics_every is not None and step % self._metrics_every == 0 and slot is None:
             result.log = {**self._metrics(step, lane, batches), **result.log}
-        assigned = self._watch.after_lane()
-        if self._graphs is not None:
-            self._graphs.lane_ended(assigned)
+        assigned = self.watch.after_lane()
+        if self.graphs is not None:
+            self.graphs.lane_ended(assigned)
         result.put_back = (*put_back, *assigned)
         # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
         self._pin_threads()
@@ -239,17 +230,17 @@ class LaneRunner:
         read_losses(results, self._device)
         for result in results:
             if result.taken is not None:
-                result.buffers, result.taken = self._replica.buffers.changes_in(result.taken), None
+                result.buffers, result.taken = self.replica.buffers.changes_in(result.taken), None
 
     def _pin_threads(self) -> None:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
     def _tell_gradient(self, result: LaneResult) -> None:
-        if self._on_lane is not None:
+        if self.on_lane is not None:
             from quorate.training.lane_digest import collected
 
-            self._on_lane(collected(self._gradients, by_tensor=False)[0])
+            self.on_lane(collected(self.gradients, by_tensor=False)[0])
         if self._record is not None:
             self.digest(result)
 
@@ -260,9 +251,9 @@ class LaneRunner:
             return
         from quorate.training.lane_digest import collected, lane_digests
 
-        groups = collected(self._gradients, by_tensor=False)
+        groups = collected(self.gradients, by_tensor=False)
         if by_tensor or self._record == "tensors":
-            groups += collected(self._gradients, by_tensor=True)
+            groups += collected(self.gradients, by_tensor=True)
         found = lane_digests(groups, self._device)
         if self._device.is_host:
             result.digests = tuple(int(each) for each in found)
@@ -277,25 +268,25 @@ class LaneRunner:
         for number, (samples, content) in enumerate(batches, 1):
             is_last = number == len(batches)
             batch = MicroBatch(content, samples, batch_samples, is_last)
-            if self._graphs is None:
+            if self.graphs is None:
                 losses = self._run_eagerly(batch, spans)
             else:
-                losses = self._graphs.run(batch, self._gradients, spans, self._run_eagerly)
+                losses = self.graphs.run(batch, self.gradients, spans, self._run_eagerly)
             # What is read at once needs no copy.
             is_next = is_last and self._device.is_host
             unread.losses += losses if is_next else [loss.kept() for loss in losses]
-            if logged := take_log(self._task):
+            if logged := take_log(self.task):
                 unread.logged.append((samples, logged))
         return unread
 
     def _run_eagerly(self, batch: MicroBatch, spans: SpanRecorder | None) -> list[GivenLoss]:
         """The task's own code, forward and backward; the losses are still on the device."""
-        replica, samples = self._replica, batch.samples
+        replica, samples = self.replica, batch.samples
         began = 0.0 if spans is None else spans.clock()
         content = replica.device.move(batch.content)
         try:
             with replica.device.autocast():
-                loss = replica.device.compiled(self._task.loss)(replica.model, content)
+                loss = replica.device.compiled(self.task.loss)(replica.model, content)
         except RAISED as error:
             blame_user_code(error, "loss()", self._hint_of(batch))
             raise
@@ -310,7 +301,7 @@ class LaneRunner:
             inputs = None if name == SOLE else replica.optimizers.parameters(name)
             is_last = batch.is_last and name == SOLE
             try:
-                self._gradients.backward(value, start, inputs, retain=position < len(losses), is_last=is_last)
+                self.gradients.backward(value, start, inputs, retain=position < len(losses), is_last=is_last)
             except RAISED as error:
                 blame_user_code(error, "backward()", self._hint_of(batch))
                 raise
@@ -321,19 +312,19 @@ class LaneRunner:
     def _hint_of(self, batch: MicroBatch) -> Hint:
         from quorate.training.hints import Share  # rarely
 
-        return Share(batch.samples, batch.batch_samples, self._replica.spec).hint
+        return Share(batch.samples, batch.batch_samples, self.replica.spec).hint
 
     def _metrics(self, step: int, lane: int, batches: Sequence[tuple[int, Any]]) -> dict[str, tuple[float, float]]:
         """What metrics() gives of the lane's samples, by the weights with which the step began. The gradient and the
         buffers of the lane are safe by now; each lane begins with its own random numbers."""
         from quorate.training.measurement import as_written, evaluation_mode, measure
 
-        replica, totals = self._replica, dict[str, LossSum]()
+        replica, totals = self.replica, dict[str, LossSum]()
         with as_written(replica), evaluation_mode(replica.model):
             for number, (samples, content) in enumerate(batches):
                 replica.begin_batch()
-                seed = derive_seed(self._seed, "train metrics", step, lane, number)
-                found = measure(self._task, replica, content, samples, seed)
+                seed = derive_seed(self.seed, "train metrics", step, lane, number)
+                found = measure(self.task, replica, content, samples, seed)
                 for metric in found.accumulated.values():
                     metric.reset()  # these are of evaluations only
                 for name, (total, count) in found.sums.items():
@@ -341,22 +332,22 @@ class LaneRunner:
                         totals.setdefault(name, LossSum()).add(LossSum(total, count))
                 replica.settle()
         replica.begin_lane()
-        take_log(self._task)
+        take_log(self.task)
         return {name: (sums.total, sums.count) for name, sums in totals.items()}
 
     def abandon(self, lane: int) -> None:
         """Memory ran out in the middle of a lane: leave nothing of it behind, and let nobody wait for its gradient."""
         had_begun, self._has_begun = self._has_begun, False
         if had_begun:
-            self._gradients.abandon(lane)
+            self.gradients.abandon(lane)
         else:
-            self._gradients.clear(lane)
-        if self._graphs is not None:
-            self._graphs.forget()  # they keep memory of their own
-        take_log(self._task)
-        self._watch.put_back()
+            self.gradients.clear(lane)
+        if self.graphs is not None:
+            self.graphs.forget()  # they keep memory of their own
+        take_log(self.task)
+        self.watch.put_back()
         if had_begun:  # and not after it, in the update
-            self._watch.check_settings()
+            self.watch.check_settings()
 
     def _seed_of(self, step: int, lane: int) -> int:
         """Of many steps at once, which takes a fraction of the time that each takes within its step."""
@@ -364,6 +355,6 @@ class LaneRunner:
         if seed is None:
             steps = range(step, step + SEEDS_AHEAD)
             self._seeds = {key: value for key, value in self._seeds.items() if key[0] >= step}
-            self._seeds |= {(each, lane): derive_seed(self._seed, "lane", each, lane) for each in steps}
+            self._seeds |= {(each, lane): derive_seed(self.seed, "lane", each, lane) for each in steps}
             seed = self._seeds[step, lane]
         return seed

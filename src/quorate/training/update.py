@@ -1,6 +1,7 @@
 """From the agreed gradient to new weights: the same kernels on the same bits in every worker."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -18,6 +19,7 @@ from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import Agreement
 
 
+@dataclass(eq=False)
 class Update:
     """Applies a step's agreement to the replica.
 
@@ -26,26 +28,15 @@ class Update:
     whoever agrees on steps before they are applied.
     """
 
+    spec: JobSpec
+    replica: Replica
+    gradients: Gradients
+    watch: StateWatch
+    sampler: Sampler
+    activity: Activity
+    before_change: Callable[[], None]
     check_gradients: Callable[[int], None] | None = None
     audit: LaneAudit | None = None
-
-    def __init__(
-        self,
-        spec: JobSpec,
-        replica: Replica,
-        gradients: Gradients,
-        watch: StateWatch,
-        sampler: Sampler,
-        activity: Activity,
-        before_change: Callable[[], None],
-    ) -> None:
-        self._spec = spec
-        self._replica = replica
-        self._gradients = gradients
-        self._watch = watch
-        self._sampler = sampler
-        self._activity = activity
-        self._before_change = before_change
 
     def apply(self, step: int, agreement: Agreement) -> Agreement:
         """Update parameters and buffers; the agreement with the norm of each optimizer's gradient, before clipping."""
@@ -54,27 +45,27 @@ class Update:
             self.leave_out(step)
         else:
             agreement = self._apply(step, agreement)
-        self._activity.leave()
+        self.activity.leave()
         return agreement
 
     def begin(self) -> None:
         """The state is about to change; the activity is left when it has. Raises where this worker may not."""
-        self._before_change()
-        self._activity.enter(APPLY)
+        self.before_change()
+        self.activity.enter(APPLY)
 
     def _apply(self, step: int, agreement: Agreement) -> Agreement:
-        gradients, optimizers, loss_scale = self._gradients, self._replica.optimizers, self._replica.loss_scale
+        gradients, optimizers, loss_scale = self.gradients, self.replica.optimizers, self.replica.loss_scale
         self.install(agreement)
         if self.check_gradients is not None:
             self.check_gradients(step)
         if self.has_plain_norm:
-            norms = {SOLE: gradients.total_norm(self._replica.device)}
+            norms = {SOLE: gradients.total_norm(self.replica.device)}
         else:
             begun = self._norms(optimizers.by_name)
             if loss_scale is not None:
                 loss_scale.move()
             scaling = [] if loss_scale is None else loss_scale.scalars
-            read = self._replica.device.numbers([*begun.values(), *scaling])()
+            read = self.replica.device.numbers([*begun.values(), *scaling])()
             norms = dict(zip(begun, read, strict=False))
             if scaling:
                 agreement = agreement._replace(scaling=judged(step, *read[len(begun) :]))
@@ -87,8 +78,8 @@ class Update:
     @property
     def has_plain_norm(self) -> bool:
         """Whether it is only told: then it is computed in a fraction of the time that `clip_grad_norm_` takes."""
-        is_plain = self._spec.clip_norm is None and self._replica.loss_scale is None
-        return is_plain and list(self._replica.optimizers.by_name) == [SOLE]
+        is_plain = self.spec.clip_norm is None and self.replica.loss_scale is None
+        return is_plain and list(self.replica.optimizers.by_name) == [SOLE]
 
     def apply_unless(
         self, void: torch.Tensor, step: int, present: int, buffers: tuple[torch.Tensor, ...]
@@ -100,51 +91,51 @@ class Update:
         in it (`Optimizers.can_leave_out`), and nobody averages the parameters.
         """
         self.begin()
-        replica, optimizers = self._replica, self._replica.optimizers
-        self._install(present, to_be_written=self._spec.clip_norm is not None)
+        replica, optimizers = self.replica, self.replica.optimizers
+        self._install(present, to_be_written=self.spec.clip_norm is not None)
         left_out = void
         if replica.loss_scale is not None:
             replica.loss_scale.move(void)
             left_out = void | replica.loss_scale.found_overflow
-        norms = {SOLE: self._gradients.norm()} if self.has_plain_norm else self._norms(optimizers.by_name)
+        norms = {SOLE: self.gradients.norm()} if self.has_plain_norm else self._norms(optimizers.by_name)
         if optimizers.are_scheduled_by_job:
-            optimizers.prepare(step, self._sampler)
+            optimizers.prepare(step, self.sampler)
         if replica.buffers.flat is not None:
             replica.buffers.flat.commit_unless(void, buffers)
         optimizers.update_unless(left_out)
-        self._activity.leave()
+        self.activity.leave()
         return norms
 
     def install(self, agreement: Agreement) -> None:
         """Put the sums where the optimizers look for them, as gradients of a mean."""
         scales = bool(agreement.bad) or any(loss.per_item for loss in agreement.losses.values())
-        self._install(agreement.present, to_be_written=scales or self._spec.clip_norm is not None)
+        self._install(agreement.present, to_be_written=scales or self.spec.clip_norm is not None)
         if scales:
             self._scale(agreement)
 
     def _install(self, present: int, *, to_be_written: bool) -> None:
-        loss_scale = self._replica.loss_scale
-        self._gradients.install(present, to_be_written or loss_scale is not None)
+        loss_scale = self.replica.loss_scale
+        self.gradients.install(present, to_be_written or loss_scale is not None)
         if loss_scale is not None:
             # First of all: norms, clipping and the optimizers are to see what they would see without it.
-            loss_scale.unscale(self._gradients.parameters)
+            loss_scale.unscale(self.gradients.parameters)
 
     def change(self, step: int, agreement: Agreement, update: Callable[[], None]) -> None:
         """Everything that a step changes; `update` changes the parameters."""
-        replica, optimizers = self._replica, self._replica.optimizers
+        replica, optimizers = self.replica, self.replica.optimizers
         runs_user_code = optimizers.run_user_code
         if runs_user_code:
             # Noise, which is then the same in every worker.
-            replica.device.seed(derive_seed(self._spec.seed, "apply", step))
+            replica.device.seed(derive_seed(self.spec.seed, "apply", step))
         if optimizers.are_scheduled_by_job:
-            optimizers.prepare(step, self._sampler)
+            optimizers.prepare(step, self.sampler)
         if runs_user_code:
             self._tidy()
         if agreement.buffers:
             # Before the step, which may change buffers too: an average is made of the statistics of this step.
             replica.buffers.commit(agreement.buffers)
         update()
-        optimizers.advance_schedules(step, self._sampler)
+        optimizers.advance_schedules(step, self.sampler)
         if runs_user_code:
             self._take_changes("optimizer.step() or schedule().step()" if optimizers.schedulers else "optimizer.step()")
         if replica.average is not None:
@@ -152,44 +143,44 @@ class Update:
 
     def react(self, metric: float) -> None:
         self._tidy()
-        self._replica.optimizers.react(metric)
+        self.replica.optimizers.react(metric)
         self._take_changes("schedule().step()")
 
     def _tidy(self) -> None:
         """What user code sees in an update must not depend on which lanes and batches this worker hosts."""
-        self._replica.begin_lane()
-        self._watch.put_back()
+        self.replica.begin_lane()
+        self.watch.put_back()
 
     def _take_changes(self, where: str) -> None:
         """What user code changes in the model belongs to the state, and is the same in every worker."""
-        self._replica.buffers.adopt()
-        self._watch.after_update(where)
+        self.replica.buffers.adopt()
+        self.watch.after_update(where)
 
     def leave_out(self, step: int) -> None:
         """A step that is void: no parameter, buffer, optimizer or schedule is touched, except one that counts epochs.
 
         What lanes have left in the model's buffers was never committed: whoever uses the model next restores them.
         """
-        for parameter in self._gradients.parameters:
+        for parameter in self.gradients.parameters:
             # What user code finds here afterwards must not depend on which lanes this worker hosts.
             parameter.grad = None
-        optimizers = self._replica.optimizers
-        if optimizers.end_epoch(step, self._sampler):
-            self._replica.device.seed(derive_seed(self._spec.seed, "apply", step))
+        optimizers = self.replica.optimizers
+        if optimizers.end_epoch(step, self.sampler):
+            self.replica.device.seed(derive_seed(self.spec.seed, "apply", step))
             self._tidy()
             optimizers.leave_out()
-            optimizers.advance_schedules(step, self._sampler)
+            optimizers.advance_schedules(step, self.sampler)
             self._take_changes("schedule().step()")
 
     @property
     def optimizer_names(self) -> Iterable[str]:
-        return self._replica.optimizers.by_name
+        return self.replica.optimizers.by_name
 
     def parameters_of(self, name: str) -> list[torch.Tensor]:
         """What one optimizer updates."""
         if name == SOLE:
-            return list(self._gradients.parameters)
-        return self._replica.optimizers.parameters(name)
+            return list(self.gradients.parameters)
+        return self.replica.optimizers.parameters(name)
 
     def _scale(self, agreement: Agreement) -> None:
         """Make each gradient that of the mean over what was read: only now it is known how much that is."""
@@ -201,5 +192,5 @@ class Update:
                 torch._foreach_mul_(gradients, agreement.planned / agreement.samples)
 
     def _norms(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        clip = self._spec.clip_norm
-        return {name: self._gradients.clipped_norm(self.parameters_of(name), clip) for name in names}
+        clip = self.spec.clip_norm
+        return {name: self.gradients.clipped_norm(self.parameters_of(name), clip) for name in names}
