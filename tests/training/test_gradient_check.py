@@ -20,7 +20,7 @@ def flip_at(step: int) -> Any:
     """In worker 1, in the memory of the gradient, where a sum has just been formed."""
 
     def sabotage(position: int, loop: Any) -> None:
-        gradients, calls = loop.update._gradients, iter(range(1, 100))
+        gradients, calls = loop.update.gradients, iter(range(1, 100))
         install = gradients.install
 
         def install_flipped(*arguments: Any, **keys: Any) -> None:
