@@ -1,17 +1,16 @@
 """How neighbours on the ring of a generation connect, in shared memory on one host and over TCP elsewhere."""
 
-import contextlib
 import logging
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from quorate.core.generation import Member, name_of, names_of
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.ring import Blame, Ring, unchanged
 from quorate.wire.link import Deadline
-from quorate.wire.shared_link import SharedLink, accept_shared, connect_shared
+from quorate.wire.shared_link import SharedLink, accept_all_shared, connect_shared
 from quorate.wire.stream import Watch
 from quorate.wire.tcp import Knock, TcpLink
 from quorate.wire.tcp import connect as connect_tcp
@@ -26,6 +25,7 @@ _PATIENCE = 0.25
 
 Neighbour = SharedLink | TcpLink
 """In shared memory to a worker of the same host, over TCP to one elsewhere."""
+Links = dict[int, Neighbour]
 
 
 def connect_ring(endpoint: Endpoint) -> Ring:
@@ -55,39 +55,76 @@ def _why_not_shared(endpoint: Endpoint) -> str:
 
 def connect_neighbours(endpoint: Endpoint) -> tuple[Neighbour, Neighbour]:
     """Links to the previous and to the next worker on the ring."""
-    members, position, deadline = endpoint.generation.members, endpoint.position, endpoint.deadline
-    previous, following = members[position - 1], members[(position + 1) % len(members)]
-    given_up = threading.Event()
+    position, size = endpoint.position, len(endpoint.generation.members)
+    previous, following = (position - 1) % size, (position + 1) % size
+    connected, accepted = connect_members(endpoint, [following], [previous])
+    log.info("on the ring: %s before, %s behind", _described(accepted[previous]), _described(connected[following]))
+    return accepted[previous], connected[following]
 
-    def connect_deadline() -> float:
-        return 0 if given_up.is_set() else min(deadline(), GLANCE)
 
-    # Both at once: were everyone to connect before accepting, the whole ring would wait for itself.
-    with ThreadPoolExecutor(1, thread_name_prefix="quorate-ring-connect") as thread:
-        connecting = thread.submit(connect_to, endpoint, following, connect_deadline)
+def connect_members(endpoint: Endpoint, to: Sequence[int], of: Sequence[int]) -> tuple[Links, Links]:
+    """Links to the members at some positions, and those that others make, by position; all of them at once.
 
-        def accept_deadline() -> float:
-            late.check()
-            # To accept has no point once connecting has failed.
-            if connecting.done() and (error := connecting.exception()) is not None:
-                raise error
-            return min(deadline(), GLANCE)
+    Were everyone to connect before accepting, all would wait for themselves. So everybody waits only for whom it lacks,
+    and names the right one when the time is over. The first failure ends it all.
+    """
+    members, connected, accepted = endpoint.generation.members, dict[int, Neighbour](), dict[int, Neighbour]()
+    errors: list[BaseException] = []
 
-        try:
-            with contextlib.closing(Awaited(endpoint, previous)) as late:
-                accepted = _accept(endpoint, previous, accept_deadline)
-        except BaseException:
-            given_up.set()
-            if connecting.exception() is None:
-                connecting.result().close()
-            raise
-        try:
-            connected = connecting.result()
-        except BaseException:
-            accepted.close()
-            raise
-    log.info("on the ring: %s before, %s behind", _described(accepted), _described(connected))
-    return accepted, connected
+    def deadline() -> float:
+        return 0 if errors else min(endpoint.deadline(), GLANCE)
+
+    def connect(position: int) -> None:
+        connected[position] = _connected(endpoint, members[position], deadline)
+
+    def accept(positions: Mapping[int, int], is_local: bool) -> None:
+        for worker, link in _accepted(endpoint, [members[at] for at in positions.values()], deadline, is_local):
+            accepted[positions[worker]] = link
+
+    works: list[Callable[[], None]] = [partial(connect, position) for position in to]
+    for is_local in (True, False):
+        awaited = {members[at].worker: at for at in of if endpoint.shares_a_host_with(members[at]) is is_local}
+        works += [partial(accept, awaited, is_local)] if awaited else []
+    with ThreadPoolExecutor(len(works), thread_name_prefix="quorate-connect") as threads:
+        for work in works:
+            # At once: the others are not to go on waiting.
+            threads.submit(work).add_done_callback(lambda done: errors.extend(filter(None, [done.exception()])))
+    if errors:
+        for link in (*connected.values(), *accepted.values()):
+            link.close()
+        raise errors[0]
+    return dict(sorted(connected.items())), dict(sorted(accepted.items()))
+
+
+def _connected(endpoint: Endpoint, following: Member, deadline: Deadline) -> Neighbour:
+    if endpoint.shares_a_host_with(following):
+        return connect_shared(following.local_address, endpoint.credentials, following.worker, deadline)
+    return connect_tcp(following.address, endpoint.credentials, following.worker, deadline, endpoint.silence)
+
+
+def _accepted(
+    endpoint: Endpoint, awaited: Sequence[Member], deadline: Deadline, is_local: bool
+) -> Iterator[tuple[int, Neighbour]]:
+    listeners, credentials = endpoint.listeners, endpoint.credentials
+    workers = {member.worker for member in awaited}
+    if is_local:
+        assert listeners.local is not None, "whoever has an address of its host listens there"
+        yield from accept_all_shared(listeners.local, credentials, workers, deadline)
+        return
+    late = {member.worker: Awaited(endpoint, member) for member in awaited}
+
+    def checked_deadline() -> float:
+        for each in late.values():
+            each.check()
+        return deadline()
+
+    try:
+        for worker, link in listeners.network.accept_all(credentials, workers, checked_deadline, endpoint.silence):
+            late.pop(worker).close()
+            yield worker, link
+    finally:
+        for each in late.values():
+            each.close()
 
 
 class Awaited:
@@ -112,21 +149,6 @@ class Awaited:
     def close(self) -> None:
         if self._knock is not None:
             self._knock.close()
-
-
-def connect_to(endpoint: Endpoint, following: Member, deadline: Deadline) -> Neighbour:
-    """A link to a member that accepts one."""
-    if endpoint.shares_a_host_with(following):
-        return connect_shared(following.local_address, endpoint.credentials, following.worker, deadline)
-    return connect_tcp(following.address, endpoint.credentials, following.worker, deadline, endpoint.silence)
-
-
-def _accept(endpoint: Endpoint, previous: Member, deadline: Deadline) -> Neighbour:
-    listeners, credentials = endpoint.listeners, endpoint.credentials
-    if endpoint.shares_a_host_with(previous):
-        assert listeners.local is not None, "whoever has an address of its host listens there"
-        return accept_shared(listeners.local, credentials, previous.worker, deadline)
-    return listeners.network.accept(credentials, previous.worker, deadline, endpoint.silence)
 
 
 def _described(link: Neighbour) -> str:

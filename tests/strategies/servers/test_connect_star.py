@@ -3,18 +3,19 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from quorate.core.errors import PeerLost
 from quorate.core.generation import Generation, Member, Role
 from quorate.lanes.chunks import host_lanes
+from quorate.reduce import neighbours
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.reduce.neighbours import Neighbour, connect_neighbours, watch
 from quorate.reduce.ring import Ring
 from quorate.strategies.servers.exchange import Star
-from quorate.strategies.servers.links import Spokes, _Connecting, connect_star, peers_of
+from quorate.strategies.servers.links import Spokes, connect_star, peers_of
 from quorate.wire.link import Tag
 from reduce.reference import bits
 from strategies.servers.stars import F32_TENSORS, case
@@ -138,16 +139,24 @@ def test_a_member_that_gives_up_before_the_star_ends_the_wait_of_those_who_need_
     """Its listener is open, so they only learn of it by the deadline or by the ring."""
     workers, servers = workers_and_servers.split()
     linked: list[int] = []
-    add = _Connecting._add
+    connected, accepted = neighbours._connected, neighbours._accepted
 
-    def count(connecting: _Connecting, peer: int, link: Neighbour) -> None:
-        add(connecting, peer, link)
-        linked.append(peer)
+    def count_connected(endpoint: Endpoint, following: Member, *rest: Any) -> Neighbour:
+        link = connected(endpoint, following, *rest)
+        linked.append(following.worker)
+        return link
 
-    monkeypatch.setattr(_Connecting, "_add", count)
+    def count_accepted(*given: Any) -> Iterator[tuple[int, Neighbour]]:
+        for worker, link in accepted(*given):
+            linked.append(worker)
+            yield worker, link
+
+    monkeypatch.setattr(neighbours, "_connected", count_connected)
+    monkeypatch.setattr(neighbours, "_accepted", count_accepted)
     with members(workers, servers) as (listeners, generation):
         last = len(listeners) - 1
         others = sum(len(set(peers_of(generation, worker)) - {last}) for worker in range(last))
+        others += 2 * len(listeners)  # on the ring
         has_given_up = threading.Event()
 
         def deadline() -> float:

@@ -1,22 +1,19 @@
 """Links where there are parameter servers: every server to every worker, and to every other server."""
 
 import logging
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 
 from quorate.core.generation import Generation, Role, name_of
 from quorate.reduce.device_reduction import Wrapped
 from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.neighbours import GLANCE, Awaited, Neighbour, connect_to
+from quorate.reduce.neighbours import Neighbour, connect_members
 from quorate.reduce.reduction import Reduction
 from quorate.reduce.ring import Blame, unchanged
 from quorate.wire.link import Deadline, Link, Tag
-from quorate.wire.shared_link import SharedLink, accept_all_shared
+from quorate.wire.shared_link import SharedLink
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +25,10 @@ def connect_star(endpoint: Endpoint, reduction: Reduction) -> dict[int, Neighbou
     so none of these may begin before all of those are made.
     """
     reduction.gather(0, 0, b"star")
-    links = _Connecting(endpoint).links()
+    peers, own = peers_of(endpoint.generation, endpoint.position), endpoint.position
+    before, behind = [peer for peer in peers if peer < own], [peer for peer in peers if peer > own]
+    connected, accepted = connect_members(endpoint, before, behind)
+    links = connected | accepted
     in_memory = sum(isinstance(link, SharedLink) for link in links.values())
     log.info("linked to %d others for parameters, %d of them in shared memory", len(links), in_memory)
     return links
@@ -40,78 +40,6 @@ def peers_of(generation: Generation, position: int) -> tuple[int, ...]:
     return tuple(
         peer for peer in range(len(is_worker)) if peer != position and not (is_worker[peer] and is_worker[position])
     )
-
-
-class _Connecting:
-    """All connections of one member at once: it connects to those before it, and accepts those behind it.
-
-    So everybody waits only for whom it lacks, and names the right one when the time is over. The first failure ends
-    it all.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._links: dict[int, Neighbour] = {}
-        self._errors: list[BaseException] = []
-        self._lock = threading.Lock()
-
-    def links(self) -> dict[int, Neighbour]:
-        members, position = self._endpoint.generation.members, self._endpoint.position
-        peers = peers_of(self._endpoint.generation, position)
-        awaited = {members[peer].worker: peer for peer in peers if peer > position}
-        local = {worker for worker, peer in awaited.items() if self._endpoint.shares_a_host_with(members[peer])}
-        works = [partial(self._connect_to, peer) for peer in peers if peer < position]
-        works += [partial(self._accept_local, awaited, local)] if local else []
-        works += [partial(self._accept_network, awaited, elsewhere)] if (elsewhere := awaited.keys() - local) else []
-        with ThreadPoolExecutor(len(works), thread_name_prefix="quorate-star-connect") as threads:
-            for work in works:
-                threads.submit(self._attempt, work)
-        if self._errors:
-            for link in self._links.values():
-                link.close()
-            raise self._errors[0]
-        return dict(sorted(self._links.items()))
-
-    def _attempt(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # raised by whoever waits for all
-            with self._lock:
-                self._errors.append(error)
-
-    def _deadline(self) -> float:
-        return 0 if self._errors else min(self._endpoint.deadline(), GLANCE)
-
-    def _add(self, peer: int, link: Neighbour) -> None:
-        with self._lock:
-            self._links[peer] = link
-
-    def _connect_to(self, peer: int) -> None:
-        self._add(peer, connect_to(self._endpoint, self._endpoint.generation.members[peer], self._deadline))
-
-    def _accept_local(self, positions: Mapping[int, int], workers: Collection[int]) -> None:
-        listener = self._endpoint.listeners.local
-        assert listener is not None, "whoever has an address of its host listens there"
-        for worker, link in accept_all_shared(listener, self._endpoint.credentials, workers, self._deadline):
-            self._add(positions[worker], link)
-
-    def _accept_network(self, positions: Mapping[int, int], workers: Collection[int]) -> None:
-        endpoint = self._endpoint
-        late = {worker: Awaited(endpoint, endpoint.generation.members[positions[worker]]) for worker in workers}
-
-        def deadline() -> float:
-            for each in late.values():
-                each.check()
-            return self._deadline()
-
-        listener = endpoint.listeners.network
-        try:
-            for worker, link in listener.accept_all(endpoint.credentials, workers, deadline, endpoint.silence):
-                self._add(positions[worker], link)
-                late.pop(worker).close()
-        finally:
-            for each in late.values():
-                each.close()
 
 
 class LinkedReduction(Wrapped):
