@@ -218,14 +218,17 @@ class Shards:
             self.decoded.close()
 
     def keeping(self) -> AbstractContextManager[Any]:
+        """Around the reading of a batch: what is made in it may be cached, if `settle` says so."""
         return nullcontext() if self.decoded is None else self.decoded.keeping()
 
     def settle(self, drew: bool) -> None:
+        """Cache what was made, unless random numbers were drawn for it."""
         if self.decoded is not None:
             self.decoded.settle(drew)
 
     @contextmanager
     def uncached(self) -> Iterator[None]:
+        """Meanwhile nothing is taken from the cache, which may be of an earlier `decode`."""
         cache, self.decoded = self.decoded, None
         try:
             yield
@@ -233,17 +236,20 @@ class Shards:
             self.decoded = cache
 
     def block_bytes(self, block: int) -> int:
+        """What a block takes in memory."""
         return self.index.block_bytes(block)
 
     # --- what is wrong, in words
 
     @property
     def in_words(self) -> str:
+        """Of what it is made: "in 4 parquet files"."""
         columns = self.fingerprint.partition(" ")[2]
         files = f"in {len(self.index.shards):,} {self.index.kind} files"
         return files if columns == "*" else f"{files}, columns {columns}"
 
     def name_of(self, index: int) -> str:
+        """A sample by its file."""
         number = self.blocks_of([index])[0]
         block = self.index.block(number)
         return f"{index} (record {block.row + index - int(self.index.first[number])} of {block.file})"
@@ -264,6 +270,7 @@ class Shards:
 
     @property
     def unreadable_hint(self) -> str:
+        """What to do where its columns cannot be read."""
         return (
             "`quorate data verify PATH` says whether the files are as they were indexed; with decode= the records are "
             "read one by one."
@@ -271,6 +278,7 @@ class Shards:
 
     @property
     def alike_hint(self) -> str:
+        """What to do where samples cannot be collated."""
         if self.index.kind in COLUMNAR and not self.has_decode:
             return (
                 "columns= of quorate.Shards chooses the columns that are read; decode= makes samples of the records "

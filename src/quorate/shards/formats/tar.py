@@ -56,6 +56,8 @@ class _Walk:
             # Names that are not UTF-8 are refused below, where the file is known.
             given = cast(BinaryIO, self._content)
             tar = tarfile.TarFile(fileobj=given, encoding="utf-8", errors="surrogateescape")
+            if tar.firstmember is None:  # type: ignore[attr-defined]
+                return  # to ask for another would go on behind what it could not read
             while (info := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
                 self._check(info)
