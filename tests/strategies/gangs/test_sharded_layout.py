@@ -16,7 +16,6 @@ from quorate.checkpoint.tensor_file import TensorFile
 from quorate.checkpoint.tree import Encoded, check_pieces, decode
 from quorate.core.errors import RunError
 from quorate.core.generation import Cursor, Generation, GenerationId, Member, MeshShape
-from quorate.strategies.gangs.sharded_layout import Sharded
 from quorate.training.device import digests
 from quorate.training.divergence import Voucher, divergence
 from quorate.training.progress import Progress
@@ -152,39 +151,3 @@ def test_another_model_is_refused_by_name() -> None:
     tensors = state.tensors | {"replica.tensors.0.weight": torch.zeros(5, 5)}
     with member(TENSOR, 0) as sharded, pytest.raises(RunError, match=r"'0.weight' has shape \(5, 5\) there"):
         sharded.load(Encoded(state.skeleton, tensors))
-
-
-def test_a_save_finds_names_and_cuts_again_as_long_as_nothing_of_them_changes() -> None:
-    with member(BOTH, 1) as layout:
-        train(layout.replica)
-        first = layout.state(PROGRESS)
-        known = layout._outline._known
-        train(layout.replica, 1)
-        again = layout.state(PROGRESS.after_step(8))
-        assert layout._outline._known is known, "it was worked out once"
-        fresh = Sharded(layout.replica, layout.shape, layout.rank).state(PROGRESS.after_step(8))
-        assert (again.encoded.skeleton, again.weights) == (fresh.encoded.skeleton, fresh.weights)
-        for found, expected_ones in ((again.encoded.tensors, fresh.encoded.tensors), (again.compared, fresh.compared)):
-            assert {n: t.data_ptr() for n, t in found.items()} == {n: t.data_ptr() for n, t in expected_ones.items()}
-        assert first.encoded.skeleton != again.encoded.skeleton, "progress is that of each save"
-
-
-@pytest.mark.parametrize("change", ["another tensor", "a new one", "none any more"])
-def test_what_an_optimizer_puts_elsewhere_is_saved_from_there(change: str) -> None:
-    with member(FOUR, 0) as layout:
-        train(layout.replica)
-        layout.state(PROGRESS)
-        (optimizer,) = layout.replica.optimizers.by_name.values()
-        parameter = layout.replica.parameters[0][1]
-        kept = optimizer.state[parameter]
-        if change == "another tensor":
-            kept["exp_avg"] = kept["exp_avg"] + 1
-        elif change == "a new one":
-            kept["more"] = torch.tensor(3.0)
-        else:
-            del kept["exp_avg_sq"]
-        found = layout.state(PROGRESS)
-        fresh = Sharded(layout.replica, layout.shape, layout.rank).state(PROGRESS)
-        assert found.encoded.skeleton == fresh.encoded.skeleton
-        assert digests(found.compared.items()) == digests(fresh.compared.items())
-        assert digests(found.encoded.tensors.items()) == digests(fresh.encoded.tensors.items())
