@@ -81,7 +81,7 @@ def test_a_damaged_address_is_told(run: RunFolder, content: str) -> None:
     run.address_file.write_text(content)
     found = check_coordinator(run, goes_on)
     assert found.level is Level.WARNING
-    assert "coordinator.json is damaged" in found.text
+    assert "coordinator.json cannot be read: it is damaged" in found.text
 
 
 def test_only_runs_with_a_coordinator_are_running(tmp_path: Path) -> None:

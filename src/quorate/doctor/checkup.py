@@ -6,20 +6,23 @@ Whatever one of them does, there is a finding, and soon.
 import math
 import os
 import resource
+import shutil
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
+
 from quorate.core.addresses import split_address
-from quorate.core.errors import FrameError, LinkError, QuorateError, RunError
+from quorate.core.errors import FrameError, LinkError, QuorateError
 from quorate.core.installation import install_of
-from quorate.core.machine import read_limits, usable_cores
+from quorate.core.machine import free_memory, read_limits, usable_cores
 from quorate.core.user_code import describe
 from quorate.doctor import software
 from quorate.doctor.cluster import judge
@@ -37,7 +40,6 @@ from quorate.storage.run_folder import Door, RunFolder
 PATIENCE = 10.0
 TORCH_PATIENCE = 60.0
 CLUSTER_PATIENCE = 600.0
-REPORT_IT = "This check failed itself; please report it."
 
 Call = Callable[[Door], bool]
 """Call the coordinator at this door: whether its job has ended. LinkError if nobody answers."""
@@ -54,9 +56,31 @@ class Check:
 
 def examine(checks: Sequence[Check]) -> Iterator[Finding]:
     """The findings of all checks, in their order; all are carried out at once."""
-    looks = [_Look(check) for check in checks]
-    for look in looks:
-        yield from look.findings()
+    began, looks = time.monotonic(), []
+    for check in checks:
+        found: list[Finding] = []
+        # A daemon: a check that hangs must not keep the command from ending.
+        thread = threading.Thread(target=_carry_out, args=(check, found), name=check.name, daemon=True)
+        thread.start()
+        looks.append((check, thread, found))
+    for check, thread, found in looks:
+        thread.join(max(0.0, began + check.patience - time.monotonic()))
+        if thread.is_alive():
+            text = f"no answer within {check.patience:g} s"
+            yield Finding(check.name, Level.PROBLEM, text, "Something here hangs; check it by hand.")
+        else:
+            yield from found
+
+
+def _carry_out(check: Check, found: list[Finding]) -> None:
+    try:
+        seen = check.look()
+        found += [seen] if isinstance(seen, Finding) else seen
+    except QuorateError as error:  # which says what to do by itself
+        found.append(Finding(check.name, Level.PROBLEM, error.message))
+    except Exception as error:
+        text = f"cannot be checked: {describe(error)}"
+        found.append(Finding(check.name, Level.PROBLEM, text, "This check failed itself; please report it."))
 
 
 def checks_of(runs: Path, environment: Mapping[str, str], run: RunFolder | None = None) -> Sequence[Check]:
@@ -67,7 +91,7 @@ def checks_of(runs: Path, environment: Mapping[str, str], run: RunFolder | None 
         Check("torch", lambda: _torch(environment, run), TORCH_PATIENCE + PATIENCE),
         Check("memory", _memory),
         Check("open files", _open_files),
-        Check("runs folder", lambda: check_runs_folder(runs, try_to_write(nearest_folder(runs)))),
+        Check("runs folder", lambda: check_runs_folder(runs)),
         Check("job variables", lambda: software.check_job_variables(environment)),
         Check("extras", software.check_extras),
         Check("coordinators", lambda: _coordinators(runs, run), 4 * PATIENCE),
@@ -81,35 +105,6 @@ def checks_of_engine(kind: str, address: str | None, storage: str | None) -> Seq
     job = {"task": "package.module:Task", "batch_size": 8, "steps": 1, "engine": given}
     engine = resolve_mapping(job, "the command line", {}, []).spec.engine
     return [Check("cluster", lambda: _cluster(engine), CLUSTER_PATIENCE)] if isinstance(engine, RaySpec) else []
-
-
-@dataclass
-class _Look:
-    """A check under way. Its thread is a daemon: one that hangs must not keep the command from ending."""
-
-    check: Check
-    found: list[Finding] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._over = time.monotonic() + self.check.patience
-        self._thread = threading.Thread(target=self._carry_out, name=self.check.name, daemon=True)
-        self._thread.start()
-
-    def findings(self) -> list[Finding]:
-        self._thread.join(max(0.0, self._over - time.monotonic()))
-        if self._thread.is_alive():
-            text = f"no answer within {self.check.patience:g} s"
-            return [Finding(self.check.name, Level.PROBLEM, text, "Something here hangs; check it by hand.")]
-        return self.found
-
-    def _carry_out(self) -> None:
-        try:
-            found = self.check.look()
-            self.found = [found] if isinstance(found, Finding) else list(found)
-        except QuorateError as error:  # which says what to do by itself
-            self.found = [Finding(self.check.name, Level.PROBLEM, error.message)]
-        except Exception as error:
-            self.found = [Finding(self.check.name, Level.PROBLEM, f"cannot be checked: {describe(error)}", REPORT_IT)]
 
 
 def _torch(environment: Mapping[str, str], run: RunFolder | None) -> Sequence[Finding]:
@@ -129,18 +124,16 @@ def _cluster(engine: RaySpec) -> Sequence[Finding]:
 
 
 def _memory() -> Finding:
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    kibibytes = {words[0].rstrip(":"): int(words[1]) for words in lines}
-    limits = read_limits()
-    free, total = kibibytes["MemAvailable"] * 1024, kibibytes["MemTotal"] * 1024
-    free = free if limits.free_memory is None else min(free, limits.free_memory)
-    total = total if limits.memory is None else min(total, limits.memory)
-    return check_memory(free, total, automatic_workers(usable_cores()))
+    # As many workers as `workers: auto` starts for a job that sets neither `lanes` nor `threads`.
+    workers = JobSpec(task="task.py:Task", batch_size=1024, steps=1).worker_count(usable_cores())
+    total = psutil.virtual_memory().total
+    return check_memory(free_memory(), min(total, read_limits().memory or total), workers)
 
 
 def _open_files() -> Finding:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    soft, hard = (
+        math.inf if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     return check_open_files(soft, hard)
 
 
@@ -167,15 +160,16 @@ def check_coordinator(run: RunFolder, call: Call) -> Finding:
         f"quorate resume {run.name}"
     )
     try:
-        door = _read_door(run)
+        door = run.read_door()
     except FileNotFoundError:
         if run.holder() is not None:
             return Finding(name, Level.NOTE, "is starting or ending: its coordinator does not listen")
         result = run.whole_result()
         ending = "without a result" if result is None else result.get("status", "over")
         return Finding(name, Level.NOTE, f"is not running ({ending})")
-    except RunError as error:
-        return Finding(name, Level.WARNING, f"where its coordinator is cannot be read: {error.message}", remedy)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is damaged"
+        return Finding(name, Level.WARNING, f"{run.address_file} cannot be read: {why}", remedy)
     try:
         doing = "its job has just ended" if call(door) else "its job is under way"
         return Finding(name, Level.OK, f"its coordinator answers at {door.address}: {doing}")
@@ -187,18 +181,6 @@ def check_coordinator(run: RunFolder, call: Call) -> Finding:
         left = f"{text}; nothing works on this run any longer"
         return Finding(name, Level.WARNING, left, f"quorate resume {run.name}")
     return Finding(name, Level.PROBLEM, f"{text}, although {holder} is at work on this run", remedy)
-
-
-def _read_door(run: RunFolder) -> Door:
-    """Where the coordinator is asked; FileNotFoundError if there is none, as when no job runs."""
-    try:
-        return run.read_door()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise RunError(f"{run.address_file}: {error.strerror}") from None
-    except ValueError:
-        raise RunError(f"{run.address_file} is damaged") from None
 
 
 def call_coordinator(door: Door) -> bool:
@@ -221,11 +203,6 @@ MEMORY_OF_A_JOB, MEMORY_OF_A_WORKER = 300 * 10**6, 120 * 10**6
 FEW_FILES, TOO_FEW_FILES = 1024, 64
 ADMINISTRATOR = "Have the hard limit raised too; in a container: docker run --ulimit nofile=4096"
 LITTLE, TOO_LITTLE = 2 * 10**9, 10**8
-
-
-def automatic_workers(cores: int) -> int:
-    """How many workers `workers: auto` starts for a job that sets neither `lanes` nor `threads`."""
-    return JobSpec(task="task.py:Task", batch_size=1024, steps=1).worker_count(cores)
 
 
 def check_memory(free: int, total: int, workers: int) -> Finding:
@@ -252,23 +229,12 @@ def check_open_files(limit: float, highest: float) -> Finding:
     return Finding("open files", Level.OK, text)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What came of writing a file in a folder: trouble, or a file; and how much space there is."""
-
-    folder: Path
-    trouble: str = ""
-    free: int = 0
-
-
-def nearest_folder(path: Path) -> Path:
-    """The folder itself, or the nearest above it that is there already."""
-    path = path.absolute()
-    return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
-
-
-def try_to_write(folder: Path) -> Trial:
-    """Write a file as a run does, lock it, and remove it again."""
+def check_runs_folder(runs: Path) -> Finding:
+    """Whether runs can be made there: a file is written as a run does, locked, and removed again. A folder that is not
+    there yet is judged by the nearest one above."""
+    elsewhere = "Choose another folder with `runs`, such as --set runs=/data/runs"
+    wanted = runs.absolute()
+    folder = next((place for place in (wanted, *wanted.parents) if place.exists()), Path("/"))
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".quorate-doctor-") as file:
             file.write(b"may I?\n")
@@ -276,23 +242,14 @@ def try_to_write(folder: Path) -> Trial:
             os.fsync(file.fileno())
             with hold(Path(file.name)):
                 pass
-        space = os.statvfs(folder)
+        free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Trial(folder, trouble=error.strerror or str(error))
-    return Trial(folder, free=space.f_bavail * space.f_frsize)
-
-
-def check_runs_folder(runs: Path, trial: Trial) -> Finding:
-    """Whether runs can be made in it. The trial was made there, or in the nearest folder above that is there."""
-    elsewhere = "Choose another folder with `runs`, such as --set runs=/data/runs"
-    if trial.trouble:
-        text = f"nothing can be written in {trial.folder}: {trial.trouble}"
+        text = f"nothing can be written in {folder}: {error.strerror or error}"
         return Finding("runs folder", Level.PROBLEM, text, elsewhere)
-    made = "" if trial.folder == runs.absolute() else ", made by the first run"
-    text = f"{runs}{made}: {size(trial.free)} free"
-    if trial.free < TOO_LITTLE:
+    text = f"{runs}{'' if folder == wanted else ', made by the first run'}: {size(free)} free"
+    if free < TOO_LITTLE:
         return Finding("runs folder", Level.PROBLEM, text, f"Make room, or: {elsewhere}")
-    if trial.free < LITTLE:
+    if free < LITTLE:
         text = f"{text}; checkpoints may fill it"
         return Finding("runs folder", Level.WARNING, text, "Make room, or keep fewer with checkpoint: {keep: 1}")
     return Finding("runs folder", Level.OK, text)

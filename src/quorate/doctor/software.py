@@ -1,9 +1,9 @@
 """Python, packages, torch, and variables of the environment."""
 
+import operator
 import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from textwrap import shorten
@@ -19,6 +19,7 @@ from quorate.spec.load import resolve_mapping
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BOUND = re.compile(r"(==|>=|<)\s*([^\s,;)]+)")
+_HOLDS = {"==": operator.eq, ">=": operator.ge, "<": operator.lt}
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([^\"']+)[\"']")
 PACKAGE = "quorate"
 NOT_INSTALLED = "is not installed"
@@ -30,24 +31,21 @@ _ANY_JOB = {"task": "task.py:Task", "batch_size": 2**40, "lanes": 2**20, "steps"
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package, the version it has to have (`==`) or to reach (`>=`), the one that is too new (`below`), and the extra
-    that needs it, if one does."""
+    """A package, the versions of it that will do, as pairs such as (">=", "2.11"), and the extra that needs it, if one
+    does."""
 
     package: str
-    relation: str = ""
-    version: str = ""
+    bounds: tuple[tuple[str, str], ...] = ()
     extra: str = ""
-    below: str = ""
 
     def accepts(self, version: str) -> bool:
-        given, asked = _release(version), _release(self.version)
-        is_enough = {"": True, "==": given == asked, ">=": given >= asked}[self.relation]
-        return is_enough and (not self.below or given < _release(self.below))
+        given = _release(version)
+        return all(_HOLDS[relation](given, _release(bound)) for relation, bound in self.bounds)
 
     @property
     def versions(self) -> str:
         """The versions that will do, as they are written in the metadata."""
-        return f"{self.relation}{self.version}" + (f",<{self.below}" if self.below else "")
+        return ",".join(map("".join, self.bounds))
 
     def __str__(self) -> str:
         return f"{self.package}{self.versions}"
@@ -59,11 +57,10 @@ def read_requirements(lines: Iterable[str]) -> list[Requirement]:
     for line in lines:
         specifier, _, marker = line.partition(";")
         name, extra = _NAME.match(specifier.strip()), _EXTRA.search(marker)
-        bounds = dict(_BOUND.findall(specifier))
-        below = bounds.pop("<", "")
-        relation, version = next(iter(bounds.items()), ("", ""))
+        # The lowest first, as people write it.
+        bounds = sorted(_BOUND.findall(specifier), key=lambda bound: bound[0] == "<")
         if name:
-            requirements.append(Requirement(name[0], relation, version, extra[1] if extra else "", below))
+            requirements.append(Requirement(name[0], tuple(bounds), extra[1] if extra else ""))
     return requirements
 
 
@@ -84,7 +81,7 @@ def check_installation() -> Sequence[Finding]:
         Finding(PACKAGE, Level.OK, version(PACKAGE)),
         check_system(platform.system(), platform.release(), platform.machine()),
         check_python(platform.python_version(), python),
-        check_packages(needed, _installed(needed)),
+        check_packages(needed),
     ]
 
 
@@ -97,20 +94,11 @@ def check_torch_here(facts: TorchFacts) -> Sequence[Finding]:
 def check_extras() -> Finding:
     """Packages that only some need."""
     extras = distribution(PACKAGE).metadata.get_all("Provides-Extra") or ()
-    needed = {extra: _needed(extra) for extra in extras if extra not in FOR_DEVELOPERS}
-    return judge_extras({extra: _lacking(each, _installed(each)) for extra, each in needed.items()})
+    return judge_extras({extra: _lacking(_needed(extra)) for extra in extras if extra not in FOR_DEVELOPERS})
 
 
 def _needed(extra: str) -> list[Requirement]:
     return [each for each in read_requirements(distribution(PACKAGE).requires or ()) if each.extra == extra]
-
-
-def _installed(requirements: Sequence[Requirement]) -> dict[str, str]:
-    versions = {}
-    for requirement in requirements:
-        with suppress(PackageNotFoundError):
-            versions[requirement.package] = version(requirement.package)
-    return versions
 
 
 def check_system(system: str, release: str, machine: str) -> Finding:
@@ -125,13 +113,14 @@ def check_python(given: str, needed: Requirement) -> Finding:
     """Python itself."""
     if needed.accepts(given):
         return Finding("python", Level.OK, given)
-    text = f"{given} is too old: {needed.version} or later is needed"
-    return Finding("python", Level.PROBLEM, text, f"Make a new environment with Python {needed.version} or later.")
+    least = needed.bounds[0][1]
+    text = f"{given} is too old: {least} or later is needed"
+    return Finding("python", Level.PROBLEM, text, f"Make a new environment with Python {least} or later.")
 
 
-def check_packages(needed: Sequence[Requirement], installed: Mapping[str, str]) -> Finding:
+def check_packages(needed: Sequence[Requirement]) -> Finding:
     """Everything that Quorate cannot do without."""
-    lacking = _lacking(needed, installed)
+    lacking = _lacking(needed)
     if not lacking:
         return Finding("packages", Level.OK, f"all {len(needed)} that are needed are installed")
     quoted = " ".join(f"'{requirement}'" for requirement in lacking)
@@ -150,14 +139,15 @@ def judge_extras(lacking: Mapping[str, Mapping[Requirement, str]]) -> Finding:
     return Finding("extras", Level.NOTE, text, f"If you want one: {install_of('NAME')}")
 
 
-def _lacking(needed: Sequence[Requirement], installed: Mapping[str, str]) -> dict[Requirement, str]:
-    """Those that are not as they should be, and how they are."""
+def _lacking(needed: Sequence[Requirement]) -> dict[Requirement, str]:
+    """Those that are not installed as they should be, and how they are."""
     lacking = {}
     for each in needed:
-        if each.package not in installed:
+        try:
+            if not each.accepts(installed := version(each.package)):
+                lacking[each] = f"{each.package} is {installed}, not {each.versions}"
+        except PackageNotFoundError:
             lacking[each] = f"{each.package} {NOT_INSTALLED}"
-        elif not each.accepts(installed[each.package]):
-            lacking[each] = f"{each.package} is {installed[each.package]}, not {each.versions}"
     return lacking
 
 
