@@ -13,6 +13,7 @@ from quorate.core.regular_file import read_regular
 from quorate.spec.keys import PREFIX, Allowed
 from quorate.spec.kinds import Sealing
 from quorate.spec.options import Option
+from quorate.spec.section import FilePath
 
 _LONGEST_KEY = 256
 
@@ -32,9 +33,9 @@ def _checked_variable(name: str | None) -> str | None:
 class EncryptSpec(Sealing):
     """Where the key of encrypted checkpoints is: in a file or in an environment variable."""
 
-    key_file: Annotated[str | None, Field(min_length=1), Allowed("the path of a file that holds the key, or null")] = (
-        None
-    )
+    key_file: Annotated[
+        FilePath | None, Field(min_length=1), Allowed("the path of a file that holds the key, or null")
+    ] = None
     """The file that holds the key."""
     key_env: Annotated[
         str | None,
@@ -63,5 +64,4 @@ _ENCRYPT = Annotated[
 OPTION = Option(
     keys={"checkpoint": {"encrypt": (_ENCRYPT, None)}},
     rules="quorate.encryption.rules",
-    paths=("checkpoint.encrypt.key_file",),
 )

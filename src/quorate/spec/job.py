@@ -11,6 +11,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     model_serializer,
 )
 
@@ -21,6 +22,7 @@ from quorate.spec.options import open_to_options
 from quorate.spec.section import (
     AUTO,
     AUTO_BATCH,
+    FOLDER,
     VERSION,
     Count,
     CountOrZero,
@@ -40,9 +42,9 @@ USUAL_MINUTES = 10
 MetricName = Annotated[str, Field(min_length=1), Allowed("the name of a metric")]
 
 
-def _checked_reference(text: str) -> str:
-    TaskReference.parse(text)
-    return text
+def _placed_reference(text: str, info: ValidationInfo) -> str:
+    reference = TaskReference.parse(text)
+    return str(reference.within(info.context[FOLDER]) if info.context else reference)
 
 
 def version_check(present: int) -> Callable[[Any], Any]:
@@ -257,7 +259,7 @@ class JobSpec(Section):
     ] = "job"
     """The name of the job: its runs are `name-0001`, `name-0002`, …. By default the name of the file."""
     task: Annotated[
-        str, Mark.MEANING, AfterValidator(_checked_reference), Allowed("file.py:Class or package.module:Class")
+        str, Mark.MEANING, AfterValidator(_placed_reference), Allowed("file.py:Class or package.module:Class")
     ]
     """The task's class, or a function with a training loop of its own. A file is relative to the job file."""
     params: Annotated[dict[str, Any], Mark.MEANING, Allowed("a mapping of the task's own parameters")] = {}
@@ -397,7 +399,7 @@ class JobSpec(Section):
     track: Annotated[TrackSpec | None, Mark.MANNER] = None
     notify: Annotated[NotifySpec | None, Mark.MANNER] = None
     callbacks: Annotated[
-        list[Annotated[str, AfterValidator(_checked_reference)]],
+        list[Annotated[str, AfterValidator(_placed_reference)]],
         Mark.MANNER,
         Allowed("a list of classes, such as [tell.py:Tell]"),
     ] = []

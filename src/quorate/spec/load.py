@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from quorate.core.runs_folder import USUAL_RUNS, runs_of_job
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.keys import keys_of, nearest_file
 from quorate.spec.migration import OldNames, migrate, present_name, renamed, without_removed
-from quorate.spec.options import Said, options
+from quorate.spec.options import Said
 from quorate.spec.override import DEFAULT, ENVIRONMENT, Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, misspelt, plain_problems
 from quorate.spec.resolved import ResolvedJob, job_gone
 from quorate.spec.rules import broken_rules
-from quorate.spec.section import AUTO
+from quorate.spec.section import AUTO, FOLDER
 from quorate.spec.yaml_document import Document, read_yaml
 
 log = logging.getLogger(__name__)
@@ -93,12 +93,9 @@ def resolve_layers(
     elif advice := old.advice(source):
         log.warning("%s", advice)
     layers = _migrated(layers).under(from_environment).under(overrides)
-    layers, task_problems = _with_task_placed(layers, job_folder)
-    for path in [path for option in options() for path in option.paths]:
-        layers = _with_path_placed(layers, path, job_folder or Path.cwd())
-    layers = _with_callbacks_placed(layers, job_folder or Path.cwd())
-    spec, mistakes = _checked(layers)
-    found = [*problems, *unreadable, *mistakes, *task_problems]
+    spec, mistakes = _checked(layers, job_folder or Path.cwd())
+    missing = [] if job_folder is None else _missing_task(layers, job_folder)
+    found = [*problems, *unreadable, *mistakes, *missing]
     if spec is None or found:
         # Whoever mistyped a flag must not look for it in the file.
         said = {_layer_of(problem, [*from_environment, *overrides]) or source for problem in found}
@@ -130,11 +127,11 @@ def _layer_of(problem: Problem, overrides: Sequence[Override]) -> str | None:
     return None
 
 
-def _checked(layers: Layers) -> tuple[JobSpec | None, list[Problem]]:
+def _checked(layers: Layers, folder: Path) -> tuple[JobSpec | None, list[Problem]]:
     odd = list(plain_problems(layers.values, "", layers.origin))
     problems = []
     try:
-        spec = JobSpec.model_validate(layers.values)
+        spec = JobSpec.model_validate(layers.values, context={FOLDER: folder})
     except ValidationError as error:
         problems = describe_errors(error, JobSpec, origin=layers.origin)
         told = {problem.path for problem in problems}
@@ -161,28 +158,14 @@ def _said(layers: Layers) -> Said:
     return said
 
 
-def _with_task_placed(layers: Layers, job_folder: Path | None) -> tuple[Layers, list[Problem]]:
-    """The task's file made absolute, and what is wrong with it."""
-    try:
-        reference = TaskReference.parse(layers.values["task"]).within(job_folder or Path.cwd())
-    except (KeyError, AttributeError, TypeError, ValueError):
-        return layers, []  # a missing or malformed task is told with the other keys
-    placed = replace(layers, values={**layers.values, "task": str(reference)})
-    file = reference.file
-    if job_folder is None or file is None or file.is_file():
-        return placed, []
-    meant = nearest_file(file.name, [sibling.name for sibling in file.parent.glob("*.py")])
-    hint = f"Did you mean {meant[0]}?" if meant else "The file is looked for relative to the job file."
-    return placed, [Problem("task", f"there is no file {file} ({layers.origin('task')})", hint)]
-
-
-def _with_callbacks_placed(layers: Layers, folder: Path) -> Layers:
-    """The files of callbacks made absolute."""
-    try:
-        placed = [str(TaskReference.parse(each).within(folder)) for each in layers.values["callbacks"]]
-    except (KeyError, AttributeError, TypeError, ValueError):
-        return layers  # what is malformed is told with the other keys
-    return replace(layers, values={**layers.values, "callbacks": placed})
+def _missing_task(layers: Layers, folder: Path) -> Iterator[Problem]:
+    """Where the file of the task is not there. A malformed reference is told with the other keys."""
+    with contextlib.suppress(KeyError, AttributeError, TypeError, ValueError):
+        file = TaskReference.parse(layers.values["task"]).within(folder).file
+        if file is not None and not file.is_file():
+            meant = nearest_file(file.name, [sibling.name for sibling in file.parent.glob("*.py")])
+            hint = f"Did you mean {meant[0]}?" if meant else "The file is looked for relative to the job file."
+            yield Problem("task", f"there is no file {file} ({layers.origin('task')})", hint)
 
 
 def with_runs_placed(layers: Layers, file: Path) -> Layers:
@@ -194,24 +177,6 @@ def with_runs_placed(layers: Layers, file: Path) -> Layers:
     if given is not None and folder.resolve() != Path.cwd():
         runs = folder.absolute() / runs
     return layers if runs == USUAL_RUNS else replace(layers, values={**layers.values, "runs": str(runs)})
-
-
-def _with_path_placed(layers: Layers, key: str, folder: Path) -> Layers:
-    """A file or folder, or a list of them, made absolute: a run that is resumed elsewhere must find them too."""
-
-    def placed(values: Mapping[str, Any], names: Sequence[str]) -> Any:
-        first, *rest = names
-        if rest:
-            return {**values, first: placed(values[first], rest)}
-        given = values[first]
-        if isinstance(given, list):
-            return {**values, first: [str(folder.absolute() / Path(path).expanduser()) for path in given]}
-        return {**values, first: str(folder.absolute() / Path(given).expanduser())} if given else values
-
-    try:
-        return replace(layers, values=placed(layers.values, key.split(".")))
-    except (KeyError, TypeError, ValueError, RuntimeError):
-        return layers  # without it, or malformed, which is told with the other keys
 
 
 def read_job_file(path: Path, *, recorded: bool = False) -> Document:

@@ -53,14 +53,13 @@ class Option:
     """What an option adds to the job file.
 
     `kinds` has by key the kinds of section that may stand there, `keys` by section the further keys in it, each with
-    its type and its default. `rules` is the dotted name of a module with `RULES`. `paths` are dotted keys of files and
-    folders, which are relative to the job file. `removed` are dotted keys that recorded runs still have.
+    its type and its default. `rules` is the dotted name of a module with `RULES`. `removed` are dotted keys that
+    recorded runs still have.
     """
 
     kinds: Mapping[str, tuple[type[Section], ...]] = field(default_factory=dict)
     keys: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)
     rules: str | None = None
-    paths: tuple[str, ...] = ()
     removed: Mapping[str, Removed] = field(default_factory=dict)
 
 

@@ -1,9 +1,11 @@
 """What the sections of a job file are made of."""
 
+import contextlib
 import re
+from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from quorate.spec.keys import Allowed
 
@@ -13,6 +15,19 @@ OptionalCount = Annotated[int | None, Field(ge=1), Allowed("a whole number of at
 Positive = Annotated[float, Field(gt=0), Allowed("a number above 0")]
 Fraction = Annotated[float, Field(gt=0, le=1), Allowed("a fraction above 0 and at most 1")]
 OptionalPositive = Annotated[float | None, Field(gt=0), Allowed("a number above 0, or null")]
+
+FOLDER = "folder"
+"""The context of a validation in which paths are made absolute: a run that is resumed elsewhere must find them too."""
+
+
+def _placed(path: str, info: ValidationInfo) -> str:
+    with contextlib.suppress(RuntimeError):  # a home that nobody has
+        return str(info.context[FOLDER].absolute() / Path(path).expanduser()) if path and info.context else path
+    return path
+
+
+FilePath = Annotated[str, AfterValidator(_placed)]
+"""A file or folder, relative to the job file."""
 
 VERSION: Final = 2
 """Of the job files that this Quorate writes."""

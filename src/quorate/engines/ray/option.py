@@ -13,7 +13,7 @@ from quorate.core.installation import install_of
 from quorate.spec.keys import Allowed
 from quorate.spec.kinds import EngineSection
 from quorate.spec.options import Option
-from quorate.spec.section import Section
+from quorate.spec.section import FilePath, Section
 
 RAY_CLIENT = "ray://"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -79,12 +79,14 @@ class RuntimeEnvSpec(Section):
     pip: Annotated[list[str], Allowed("a list of packages for pip, such as [scikit-learn]")] = []
     """Packages to install."""
     working_dir: Annotated[
-        str | None, Field(min_length=1), Allowed("the path of a folder, or null: the one that the task's file is in")
+        FilePath | None,
+        Field(min_length=1),
+        Allowed("the path of a folder, or null: the one that the task's file is in"),
     ] = None
     """The folder to send to the nodes."""
     excludes: Annotated[list[str], Allowed("a list of patterns of files that stay here, such as [data/, *.ckpt]")] = []
     """Files in that folder that are not sent."""
-    py_modules: Annotated[list[str], Allowed("a list of paths of packages to send along")] = []
+    py_modules: Annotated[list[FilePath], Allowed("a list of paths of packages to send along")] = []
     """Further packages to send."""
     env_vars: Annotated[
         dict[str, str], AfterValidator(_checked_variables), Allowed("a mapping from names of variables to text")
@@ -147,5 +149,4 @@ class RaySpec(EngineSection):
 OPTION = Option(
     kinds={"engine": (RaySpec,)},
     rules="quorate.engines.ray.rules",
-    paths=("engine.runtime_env.working_dir", "engine.runtime_env.py_modules"),
 )
