@@ -6,6 +6,7 @@ It runs in a job of its own that is thrown away: what it does to weights, buffer
 import logging
 import resource
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy
 
@@ -50,30 +51,30 @@ def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
     return largest
 
 
+@dataclass
 class BatchSearch:
     """Tries micro-batches in lane 0 of a worker that is alone. `sharing` workers have the memory between them."""
 
-    def __init__(
-        self, spec: JobSpec, sampler: Sampler, feed: Feed, lanes: LaneRunner, strategy: Strategy, device: Device
-    ) -> None:
-        self._spec = spec
-        self._sampler = sampler
-        self._feed = feed
-        self._lanes = lanes
-        self._strategy = strategy
-        self._device = device
-        self._tried = 0
+    spec: JobSpec
+    sampler: Sampler
+    feed: Feed
+    lanes: LaneRunner
+    strategy: Strategy
+    device: Device
+    _tried: int = 0
+    _before: int = 0
+    _limit: float = 0.0
 
     def run(self, sharing: int) -> int:
         """How many samples at a time fit."""
-        spec = self._spec
-        most = min(MOST, self._sampler.epoch_length // (spec.lanes * spec.accumulate))
-        if self._device.is_host:
+        spec = self.spec
+        most = min(MOST, self.sampler.epoch_length // (spec.lanes * spec.accumulate))
+        if self.device.is_host:
             most = min(most, MOST_ON_HOST)
             self._before = _peak_memory()
             self._limit = self._before + _ROOM * free_memory() / sharing
         else:
-            self._device.limit_memory(_ROOM / sharing)
+            self.device.limit_memory(_ROOM / sharing)
         found = largest_that_fits(self._fits, max(1, most))
         if not found:
             raise JobError(
@@ -82,7 +83,7 @@ class BatchSearch:
         return found
 
     def _fits(self, size: int) -> bool:
-        if self._device.is_host and not self._is_expected_to_fit(size):
+        if self.device.is_host and not self._is_expected_to_fit(size):
             return False
         does_fit = True
         try:
@@ -94,8 +95,8 @@ class BatchSearch:
                 raise
             does_fit = False
         if not does_fit:
-            self._lanes.abandon(0)
-            self._device.free_unused()
+            self.lanes.abandon(0)
+            self.device.free_unused()
         self._tried = max(self._tried, size)
         log.info("%d samples at a time %s", size, "fit" if does_fit else "do not fit")
         return does_fit
@@ -110,14 +111,14 @@ class BatchSearch:
 
     def _try_step(self, size: int) -> None:
         """A whole step, with its update: optimizers take memory at their first."""
-        strategy, samples = self._strategy, numpy.arange(size, dtype=numpy.int64) % self._sampler.samples
-        self._lanes.begin_step()
-        batch = self._feed.next(Request(Source.TRAINING, 0, samples))
+        strategy, samples = self.strategy, numpy.arange(size, dtype=numpy.int64) % self.sampler.samples
+        self.lanes.begin_step()
+        batch = self.feed.next(Request(Source.TRAINING, 0, samples))
         strategy.begin(1)
         others = [lane for lane in strategy.hosted if lane]
-        results = [self._lanes.run(1, 0, [(size, batch.content)], size)]
-        results += [self._lanes.run(1, lane, (), size) for lane in others]
-        self._lanes.read(results)
+        results = [self.lanes.run(1, 0, [(size, batch.content)], size)]
+        results += [self.lanes.run(1, lane, (), size) for lane in others]
+        self.lanes.read(results)
         strategy.advance(1, results, NOTHING_ASKED)
 
 

@@ -94,11 +94,8 @@ def _number(name: str, value: Any, where: str) -> float:
             return float(value)
     except (TypeError, ValueError, RuntimeError):
         pass
+    slip = " Take its mean: .mean()." if getattr(value, "shape", None) else ""
     raise MetricError(
         f"metrics() returned {given(value)} as '{name}'{where}; a metric is one number, the mean over the samples of "
-        f"the batch, or (sum, count).{_slip(value)}"
+        f"the batch, or (sum, count).{slip}"
     )
-
-
-def _slip(value: Any) -> str:
-    return " Take its mean: .mean()." if getattr(value, "shape", None) else ""

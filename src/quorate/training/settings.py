@@ -158,7 +158,9 @@ def digest_of_saved(state: Mapping[str, Any]) -> str:
 
 def _saved(state: Mapping[str, Any]) -> dict[str, str]:
     groups = {_called("optimizer", name): of_one["param_groups"] for name, of_one in state["optimizers"].items()}
-    return _values(_owners(groups, state["schedulers"]))
+    owners = _owners(groups, state["schedulers"])
+    named = ((owner, key, value) for owner, settings in owners for key, value in settings.items())
+    return {f"{owner}[{key!r}]": _text(value) for owner, key, value in named if key not in _OF_PARAMETERS}
 
 
 def _owners(groups: Mapping[str, list[dict[str, Any]]], schedules: Mapping[str, Mapping[str, Any]]) -> Owners:
@@ -166,11 +168,6 @@ def _owners(groups: Mapping[str, list[dict[str, Any]]], schedules: Mapping[str, 
     for name, some in groups.items():
         owners += [(f"{name}.param_groups[{number}]", group) for number, group in enumerate(some)]
     return owners + [(_called("schedule", name), state) for name, state in schedules.items()]
-
-
-def _values(owners: Owners) -> dict[str, str]:
-    named = ((owner, key, value) for owner, settings in owners for key, value in settings.items())
-    return {f"{owner}[{key!r}]": _text(value) for owner, key, value in named if key not in _OF_PARAMETERS}
 
 
 def _digest(values: Mapping[str, str]) -> str:

@@ -9,7 +9,6 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 import torch
@@ -36,17 +35,23 @@ LENGTH = "_length"
 class _OfJob:
     """A number of the job. No property: a task may have a parameter of this name, which goes over it."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
 
     def __get__(self, task: Any, kind: type | None = None) -> Any:
-        length = None if task is None else vars(task).get(LENGTH)
-        if task is not None and length is None:
+        if task is None:
+            return self
+        if LENGTH not in vars(task):
             raise TaskError(
                 f"self.{self._name} is known in schedule() only; keep it there: length = self.{self._name}. Elsewhere, "
                 "make it a parameter of the task, which `params` of the job sets."
             )
-        return self if length is None else getattr(length, self._name)
+        spec, known = vars(task)[LENGTH]
+        if self._name == "total_steps" and spec.steps:
+            return spec.steps
+        # The training set is asked for its length only where that is needed, and once: to make it may take long.
+        known[:] = known or [_steps_per_epoch(task, spec)]
+        return known[0] if self._name == "steps_per_epoch" else known[0] * (spec.epochs or 0)
 
 
 class Task:
@@ -82,8 +87,8 @@ class Task:
     """Callbacks of every job of this task, written as in the job file: ``callbacks = ["tell.py:Tell"]``, with a file
     next to that of the task. They are named because they run in the launcher."""
 
-    total_steps = _OfJob()
-    steps_per_epoch = _OfJob()
+    total_steps = _OfJob("total_steps")
+    steps_per_epoch = _OfJob("steps_per_epoch")
 
     def model(self) -> torch.nn.Module:
         """Return the model. Random weights come from torch's global generator, which is seeded."""
@@ -301,33 +306,22 @@ def parameters_of(task_type: type[Task]) -> dict[str, Any]:
 @contextlib.contextmanager
 def knowing_length(task: Task, spec: JobSpec) -> Iterator[None]:
     """In this block the task may ask for `self.total_steps` and `self.steps_per_epoch`."""
-    vars(task)[LENGTH] = _Length(task, spec)
+    vars(task)[LENGTH] = spec, []
     try:
         yield
     finally:
         del vars(task)[LENGTH]  # what a task keeps is looked at in every step
 
 
-class _Length:
-    """The training set is asked for its length only where that is needed: to make it may take long."""
-
-    def __init__(self, task: Task, spec: JobSpec) -> None:
-        self._task, self._spec = task, spec
-
-    @cached_property
-    def steps_per_epoch(self) -> int:
-        if getattr(self._task.order, "__func__", None) is not Task.order:
-            raise TaskError(
-                "Where order() chooses the samples, schedule() cannot know how many steps an epoch has: give the job "
-                "`steps` instead of `epochs`."
-            )
-        with preserved_generators():
-            seed_generators(derive_seed(self._spec.seed, "datasets"))
-            return steps_in(self._spec, len(sets_of(self._task.datasets())[0]))
-
-    @property
-    def total_steps(self) -> int:
-        return self._spec.steps or self.steps_per_epoch * (self._spec.epochs or 0)
+def _steps_per_epoch(task: Task, spec: JobSpec) -> int:
+    if getattr(task.order, "__func__", None) is not Task.order:
+        raise TaskError(
+            "Where order() chooses the samples, schedule() cannot know how many steps an epoch has: give the job "
+            "`steps` instead of `epochs`."
+        )
+    with preserved_generators():
+        seed_generators(derive_seed(spec.seed, "datasets"))
+        return steps_in(spec, len(sets_of(task.datasets())[0]))
 
 
 def sets_of(given: Any) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from quorate.core.generation import Generation
@@ -11,6 +12,7 @@ from quorate.core.worker_status import JOIN
 from quorate.observe.event import Event
 
 
+@dataclass
 class Tracer:
     """Traces one step in `every`, and the first of each generation with the way into it: so a recovery is traced too.
 
@@ -18,21 +20,14 @@ class Tracer:
     completed is not told. `offset` says how far the coordinator's clock is ahead of this process's monotonic one.
     """
 
-    def __init__(
-        self,
-        every: int,
-        worker: int,
-        publish: Callable[[Event], None],
-        offset: Callable[[], ClockOffset | None],
-    ) -> None:
-        self._every = every
-        self._worker = worker
-        self._publish = publish
-        self._offset = offset
-        self._generation: Generation | None = None
-        self._join: SpanRecorder | None = None
-        self._step = 0
-        self._spans: SpanRecorder | None = None
+    every: int
+    worker: int
+    publish: Callable[[Event], None]
+    offset: Callable[[], ClockOffset | None]
+    _generation: Generation | None = None
+    _join: SpanRecorder | None = None
+    _step: int = 0
+    _spans: SpanRecorder | None = None
 
     def join(self, generation: Generation) -> None:
         """The worker knows of a generation, and begins to connect to its other members."""
@@ -54,7 +49,7 @@ class Tracer:
             self._join.leave()
             self._join.end()
             self._join = None
-        if step % self._every and not is_first:
+        if step % self.every and not is_first:
             return None
         self._step, self._spans = step, self._recorder(STEP, step)
         return self._spans
@@ -82,18 +77,18 @@ class Tracer:
     def _tell(self, generation: Generation, step: int, spans: tuple[Span, ...]) -> None:
         began = spans[0].start
         own = time.time() - time.monotonic()
-        known = self._offset()
+        known = self.offset()
         # Only here: most jobs are not traced.
         from quorate.observe.seldom_events import StepTraced
 
         event = StepTraced(
             step=step,
             generation=str(generation.id),
-            worker=self._worker,
+            worker=self.worker,
             first=generation.members[0].worker,
             began=began + (own if known is None else known.seconds),
             clock_offset=None if known is None else known.seconds - own,
             clock_uncertainty=None if known is None else known.uncertainty,
             spans=tuple(span._replace(start=span.start - began) for span in spans),
         )
-        self._publish(event)
+        self.publish(event)

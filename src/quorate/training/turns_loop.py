@@ -35,8 +35,10 @@ class TurnsLoop(Loop):
         return ending
 
     def close(self) -> None:
-        self._rehearsals.end()
-        super().close()
+        try:
+            self._rehearsals.end()
+        finally:
+            super().close()
 
     def _try_step(self) -> StepRequest | None:
         if message := self._rehearsals.begin_step(self.progress):
