@@ -4,9 +4,8 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -136,10 +135,12 @@ def tensors_in(memory: memoryview) -> dict[str, torch.Tensor]:
 
     Raises `CheckpointError` for a content that is no safetensors file, or whose list of tensors does not fit it.
     """
-    length = _length_of_list(memory[:8], len(memory))
-    start = 8 + length
-    entries = _entries(memory[8:start], len(memory) - start)
-    return {entry.name: entry.view_of(memory, start) for entry in entries}
+    start = 8 + _length_of_list(memory[:8], len(memory))
+
+    def view(begin: int, size: int) -> torch.Tensor:
+        return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start + begin)
+
+    return {entry.name: entry.made_of(view) for entry in _entries(memory[8:start], len(memory) - start)}
 
 
 def tensors_from(fill: Callable[[memoryview], None], size: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -149,43 +150,44 @@ def tensors_from(fill: Callable[[memoryview], None], size: int) -> Iterator[tupl
     fill(head)
     listed = memoryview(bytearray(_length_of_list(head, size)))
     fill(listed)
+
+    def read(_: int, size: int) -> torch.Tensor:
+        content = torch.empty(size, dtype=torch.uint8)
+        for start in range(0, size, PIECE):
+            fill(content.numpy().data[start : start + PIECE])
+        return content
+
     for entry in _entries(listed, size - 8 - len(listed)):
-        begin, end = entry.span
-        content = torch.empty(end - begin, dtype=torch.uint8)
-        view = content.numpy().data
-        for start in range(0, end - begin, PIECE):
-            fill(view[start : start + PIECE])
-        yield entry.name, entry.shaped(content if len(content) else None)
+        yield entry.name, entry.made_of(read)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A tensor as a file's list describes it; `span` is where it lies behind the list."""
+class _Entry(NamedTuple):
+    """A tensor as a file's list describes it, and where it lies behind the list."""
 
+    begin: int
+    end: int
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    span: tuple[int, int]
 
-    def refused(self, why: str) -> CheckpointError:
-        return CheckpointError(f"tensor {self.name!r} of the file {why}")
+    @property
+    def is_sound(self) -> bool:
+        if not all(type(number) is int and 0 <= number < 2**63 for number in (*self.shape, self.begin, self.end)):
+            return False
+        size, itemsize = self.end - self.begin, self.dtype.itemsize
+        return (
+            len(self.shape) <= MOST_DIMENSIONS
+            and size == math.prod(self.shape) * itemsize
+            and not self.begin % itemsize
+        )
 
-    def view_of(self, memory: memoryview, start: int) -> torch.Tensor:
-        begin, end = self.span
-        if begin % self.dtype.itemsize:
-            raise self.refused(f"begins at byte {begin:,}, which is not a multiple of its {self.dtype.itemsize} bytes")
-        if begin == end:
-            return self.shaped(None)
-        return self.shaped(torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=start + begin))
-
-    def shaped(self, content: torch.Tensor | None) -> torch.Tensor:
-        """Its bytes as what it is; without any, an empty one."""
+    def made_of(self, content: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
         try:
-            if content is None:
+            if self.begin == self.end:
                 return torch.empty(self.shape, dtype=self.dtype)
-            return content.view(self.dtype).view(self.shape)
+            return content(self.begin, self.end - self.begin).view(self.dtype).view(self.shape)
         except RuntimeError as error:  # a shape beyond all numbers
-            raise self.refused(f"cannot be read: {error}") from None
+            raise CheckpointError(f"tensor {self.name!r} of the file cannot be read: {error}") from None
 
 
 def _length_of_list(head: memoryview, size: int) -> int:
@@ -197,47 +199,18 @@ def _length_of_list(head: memoryview, size: int) -> int:
 
 
 def _entries(listed: memoryview, size: int) -> list[_Entry]:
-    """The tensors by the list of them, in the order of the file, which has so many bytes for them."""
+    """The tensors by the list of them, in the order of the file, which has so many bytes for them: as in the
+    safetensors format, they fill these without gap or overlap."""
     try:
-        given = json.loads(bytes(listed).decode(), object_pairs_hook=_without_repetition)
-    except (ValueError, RecursionError):
-        raise CheckpointError("no safetensors file: its list of tensors is not JSON") from None
-    if not isinstance(given, dict):
-        raise CheckpointError(f"no safetensors file: its list of tensors is a {type(given).__name__}")
-    given.pop(METADATA, None)
-    entries = sorted((_entry_of(name, each) for name, each in given.items()), key=lambda entry: entry.span)
-    end = 0
-    for entry in entries:
-        # As in the safetensors format: the tensors fill the file without gap or overlap.
-        if entry.span[0] != end:
-            raise entry.refused(f"begins at byte {entry.span[0]:,}, where the tensor before it ends at {end:,}")
-        end = entry.span[1]
-        if end > size:
-            raise entry.refused(f"ends at byte {end:,} of {size:,}")
-    if end != size:
-        raise CheckpointError(f"the tensors take {end:,} bytes and the file has {size:,} for them")
-    return entries
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        raise ValueError("a name comes twice")
-    return content
-
-
-def _entry_of(name: str, given: Any) -> _Entry:
-    try:
-        dtype, shape, (begin, end) = DTYPE_OF[given["dtype"]], tuple(given["shape"]), given["data_offsets"]
-        whole = all(type(number) is int and 0 <= number < 2**63 for number in (*shape, begin, end))
-    except (KeyError, TypeError, ValueError):
-        whole = False
-    if not whole or len(shape) > MOST_DIMENSIONS:
-        raise CheckpointError(
-            f"tensor {name!r} of the file is described by {str(given)[:200]}, where a known dtype, a shape and two "
-            "offsets are expected"
+        given = json.loads(bytes(listed).decode())
+        entries = sorted(
+            _Entry._make((*each["data_offsets"], name, DTYPE_OF[each["dtype"]], tuple(each["shape"])))
+            for name, each in given.items()
+            if name != METADATA
         )
-    entry = _Entry(name, dtype, shape, (begin, end))
-    if end - begin != math.prod(shape) * dtype.itemsize:
-        raise entry.refused(f"has {end - begin:,} bytes and its shape {list(shape)} needs another number of them")
-    return entry
+        are_sound = all(entry.is_sound for entry in entries)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        are_sound = False
+    if not are_sound or [each.begin for each in entries] + [size] != [0, *(each.end for each in entries)]:
+        raise CheckpointError("no safetensors file: its list of tensors is damaged, or does not fit the file")
+    return entries
