@@ -19,7 +19,6 @@ from quorate.observe.event import Event
 from quorate.observe.events import read_event
 from quorate.observe.jsonl import JsonlSink
 from quorate.observe.seldom_events import StepTraced
-from quorate.observe.sinks import Durable
 from quorate.observe.traces import run_identity, spans_of, trace_id
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER
@@ -79,18 +78,21 @@ def write(run: RunFolder, *events: Event) -> None:
     sink.close()
 
 
-def durable(run: RunFolder, port: int) -> Durable:
+def follower(run: RunFolder, port: int) -> Follower:
     tracker = OtlpTracker(run, f"http://127.0.0.1:{port}", timeout=1.0)
-    return Durable(run.events_file, tracker, run.path / "otlp.offset")
+    (run.path / FOLDER).mkdir(exist_ok=True)
+    made = Follower(run, tracker, 1, sink=tracker)
+    made.poll(always_begin=True)
+    return made
 
 
 def test_every_span_arrives_once_with_its_ids_and_times(run: RunFolder) -> None:
     collector, told = Collector(), [step_of(0, hop("send", 1)), step_of(1, hop("receive", 0, seconds=0.25))]
     write(run, *told)
     with serving(collector) as port:
-        given = durable(run, port)
-        given.poll()
-        given.poll()
+        given = follower(run, port)
+        given.poll(patiently=False)
+        given.poll(patiently=False)
         given.close()
     expected = {span.span_id: span for event in told for span in spans_of(run_identity(run), event)}
     arrived = {span.span_id.hex(): (process, span) for process, span in collector.spans}
@@ -112,8 +114,8 @@ def test_a_recovery_arrives_with_the_coordinators_spans(run: RunFolder) -> None:
     collector = Collector()
     write(run, *recovery_events())
     with serving(collector) as port:
-        given = durable(run, port)
-        given.poll()
+        given = follower(run, port)
+        given.poll(patiently=False)
         given.close()
     names = [span.name for process, span in collector.spans if process == "coordinator"]
     assert names == ["recovery", "detect", "re-form", "copy", "first step"]
@@ -125,19 +127,19 @@ def test_a_recovery_arrives_with_the_coordinators_spans(run: RunFolder) -> None:
 def test_what_a_collector_has_missed_arrives_when_it_is_back(run: RunFolder) -> None:
     collector = Collector()
     with serving(collector) as port:
-        given = durable(run, port)
+        given = follower(run, port)
         write(run, step_of(0, step=1))
-        given.poll()
+        given.poll(patiently=False)
     before = len(collector.spans)
     assert before == 2
     write(run, *recovery_events())
-    given.poll()
-    given.poll()
-    assert given.failed == 2
+    given.poll(patiently=False)
+    given.poll(patiently=False)
+    assert isinstance(given.trouble, ConnectionError)
     assert len(collector.spans) == before
     with serving(collector, port):
         while len(collector.spans) < before + IN_A_RECOVERY:  # ended by the test's time limit
-            given.poll()
+            given.poll(patiently=False)
         given.close()
     counts = Counter(span.span_id for _, span in collector.spans)
     assert set(counts.values()) == {1}

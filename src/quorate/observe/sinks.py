@@ -1,24 +1,19 @@
-"""Who is given events: the sinks, and the three ways of serving one.
+"""Who is given events: the sinks, and two ways of serving one.
 
 `Guarded` serves it at once, and a failing one ends no job. `Queued` puts a queue before a live view that may be slow.
-`Durable` reads the file for one that must be complete.
+One that must be complete reads the file (`tracking.tracker.Follower`).
 """
 
-import contextlib
 import logging
 import threading
 from collections import deque
-from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from quorate.observe.event import Event
-from quorate.observe.jsonl import EventTail
-from quorate.storage.atomic import write_atomically
 
 log = logging.getLogger(__name__)
 
 MOST_QUEUED = 10_000
-_SAVED_EVERY = 1000
 
 
 class Sink(Protocol):
@@ -29,23 +24,6 @@ class Sink(Protocol):
 
     def handle(self, event: Event) -> None:
         """Take an event, of whatever kind."""
-        ...
-
-    def close(self) -> None:
-        """No more will come."""
-        ...
-
-
-@runtime_checkable
-class Batching(Protocol):
-    """A sink that keeps what it is given until `flush`, and then sends it as one."""
-
-    def handle(self, event: Event) -> None:
-        """Take an event, and keep what is to be sent of it."""
-        ...
-
-    def flush(self) -> None:
-        """All that was taken is safe when this returns. What raises is kept, and flushed again later."""
         ...
 
     def close(self) -> None:
@@ -83,7 +61,7 @@ class Queued:
     nothing.
 
     Where the queue is full the oldest events are dropped, since what is shown live is about now; `dropped` counts them.
-    A sink that needs all events is served from the file instead (`Durable`). Not for the process that forks workers.
+    A sink that needs all events is served from the file instead. Not for the process that forks workers.
     """
 
     def __init__(self, sink: Sink, most: int = MOST_QUEUED, patience: float = 5.0) -> None:
@@ -128,72 +106,3 @@ class Queued:
                 event = self._events.popleft()
             self._sink.handle(event)
         self._sink.close()
-
-
-class Durable:
-    """Gives a sink that must be complete every event of a run's file, in order and at least once.
-
-    It keeps in a file how far the sink has come, so that another process goes on there after a kill. What was handled
-    after the last time that was written down is given again. An event for which the sink raises is given again by the
-    next `poll`, and nothing after it before. A sink that is `Batching` has come as far as it was flushed: while that
-    fails it is given no more.
-    """
-
-    def __init__(self, events_file: Path, sink: Sink | Batching, offset_file: Path) -> None:
-        self.failed = 0
-        self.trouble: Exception | None = None
-        self._tail = EventTail(events_file)
-        self._sink = sink
-        self._offset_file = offset_file
-        try:
-            self._tail.offset = max(0, int(offset_file.read_text()))
-        except (FileNotFoundError, ValueError):
-            self._tail.offset = 0
-        self.offset = self._tail.offset
-
-    def rewind(self) -> None:
-        """Give all of the file again, from its beginning."""
-        write_atomically(self._offset_file, "0")
-        self.offset = self._tail.offset = 0
-
-    def poll(self) -> bool:
-        """Give the sink what is new; whether it has all of it. Called now and then, by whoever is not in the way of
-        training. Why it has not is told as `trouble`."""
-        self.trouble = None
-        if not self._advance():
-            return False
-        for handled, event in enumerate(self._tail):
-            if handled % _SAVED_EVERY == 0 and not self._advance():
-                return False
-            try:
-                self._sink.handle(event)
-            except Exception as error:
-                self._fail(error)
-                break
-        return self._advance() and self.trouble is None
-
-    def close(self) -> None:
-        """Give the sink the rest."""
-        self.poll()
-        self._sink.close()
-
-    def _advance(self) -> bool:
-        """Write down how far the sink has come, once that is safe; False if it is not."""
-        if self._tail.offset == self.offset:
-            return True
-        if isinstance(self._sink, Batching):
-            try:
-                self._sink.flush()
-            except Exception as error:
-                self._fail(error)
-                return False
-        self.offset = self._tail.offset
-        with contextlib.suppress(OSError):  # a full disk: after a restart more is given again
-            write_atomically(self._offset_file, str(self.offset))
-        return True
-
-    def _fail(self, error: Exception) -> None:
-        if not self.failed:
-            log.debug("%s fails, and is given the same event again", type(self._sink).__name__, exc_info=error)
-        self.failed += 1
-        self.trouble = error

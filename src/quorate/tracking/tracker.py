@@ -12,7 +12,6 @@ from quorate.core.masking import mask
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.observe.jsonl import EventTail, end_of_events
-from quorate.observe.sinks import Batching, Durable
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER
@@ -22,6 +21,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 1000
 """Points in one call: MLflow takes no more."""
+_SAVED_EVERY = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
@@ -55,12 +55,24 @@ class Tracker(Protocol):
         ...
 
 
-class TrackerSink(Batching, Protocol):
+class TrackerSink(Protocol):
     """What makes of events whatever a tracker keeps, and sends that: the usual one makes points of curves."""
 
     sent: int
     last_step: int
     series: Series
+
+    def handle(self, event: Event) -> None:
+        """Take an event, and keep what is to be sent of it."""
+        ...
+
+    def flush(self) -> None:
+        """All that was taken is safe when this returns. What raises is kept, and flushed again later."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
 
     def recall(self, events: Iterable[Event]) -> None:
         """Know what was told before: the tracker has it."""
@@ -90,7 +102,12 @@ class Follower:
         self._pause = _FIRST_PAUSE
         self._not_before = clock()
         self._sink: TrackerSink = _CurveSink(tracker, Curves(every)) if sink is None else sink
-        self._durable = Durable(run.events_file, self._sink, _file_of(run, tracker, "offset"))
+        # How far the tracker has come, kept in a file, so that another process goes on there after a kill.
+        self._offset_file = _file_of(run, tracker, "offset")
+        self._tail = EventTail(run.events_file)
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            self._tail.offset = max(0, int(self._offset_file.read_text()))
+        self._offset = self._tail.offset
 
     @property
     def sent(self) -> int:
@@ -103,7 +120,7 @@ class Follower:
         if self.has_begun:
             return self._sink.last_step
         try:
-            told = _events_until(self._run.events_file, self._durable.offset)
+            told = _events_until(self._run.events_file, self._offset)
             return max((event.step or 0 for event in told if isinstance(event, StepCompleted)), default=0)
         except (OSError, RunError):
             return 0
@@ -115,7 +132,7 @@ class Follower:
             if finished.exists():
                 # A run that was resumed has a longer file.
                 return finished.read_text() == f"{status} {end_of_events(self._run.events_file)}"
-            return self._durable.offset == 0 and not self._has_steps()
+            return self._offset == 0 and not self._has_steps()
         except (OSError, ValueError):
             return False
 
@@ -136,12 +153,12 @@ class Follower:
                 if not always_begin and not self._has_steps():
                     return True
                 self._begin()
-            is_whole = self._durable.poll()
+            self._bring()
         except Exception as error:  # of the tracker, or of the disk
             self._note(error)
             return False
-        self._note(self._durable.trouble)
-        return is_whole
+        self._note(None)
+        return True
 
     def finish(self, status: str) -> bool:
         """Tell the tracker how the run has ended; whether it took that."""
@@ -151,7 +168,7 @@ class Follower:
             self._note(error)
             return False
         with contextlib.suppress(OSError):  # then it is told once more
-            write_atomically(_file_of(self._run, self.tracker, "finished"), f"{status} {self._durable.offset}")
+            write_atomically(_file_of(self._run, self.tracker, "finished"), f"{status} {self._offset}")
         self._note(None)
         return True
 
@@ -161,16 +178,36 @@ class Follower:
 
     def _begin(self) -> None:
         # A file that has become shorter is another file.
-        if self.tracker.begin() and self._durable.offset <= end_of_events(self._run.events_file):
-            self._sink.recall(_events_until(self._run.events_file, self._durable.offset))
+        if self.tracker.begin() and self._offset <= end_of_events(self._run.events_file):
+            self._sink.recall(_events_until(self._run.events_file, self._offset))
         else:
-            self._durable.rewind()
+            write_atomically(self._offset_file, "0")
+            self._offset = self._tail.offset = 0
         self.has_begun = True
-        log.info("%s: begun at byte %d of the run's file", self.tracker.name, self._durable.offset)
+        log.info("%s: begun at byte %d of the run's file", self.tracker.name, self._offset)
+
+    def _bring(self) -> None:
+        """Give the sink every event of the file, in order and at least once. Where something raises, the same event is
+        given again by the next call, and nothing after it before."""
+        self._advance()
+        for handled, event in enumerate(self._tail):
+            if handled % _SAVED_EVERY == 0:
+                self._advance()
+            self._sink.handle(event)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Write down how far the tracker has come, once that is safe."""
+        if self._tail.offset == self._offset:
+            return
+        self._sink.flush()
+        self._offset = self._tail.offset
+        with contextlib.suppress(OSError):  # a full disk: after a restart more is given again
+            write_atomically(self._offset_file, str(self._offset))
 
     def _has_steps(self) -> bool:
         tail = EventTail(self._run.events_file)
-        tail.offset = self._durable.offset
+        tail.offset = self._offset
         return any(isinstance(event, StepCompleted) for event in tail)
 
     def _note(self, trouble: Exception | None) -> None:
