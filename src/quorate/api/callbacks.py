@@ -18,7 +18,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from quorate.api.prints import RunStart, Watch
-from quorate.api.tasks import FolderImports
+from quorate.api.tasks import importing_from
 from quorate.core.errors import RequestError
 from quorate.core.user_code import building_code, describe, given
 from quorate.observe.event import Event
@@ -364,7 +364,7 @@ def _load(reference: str) -> Callback:
 
 
 def _import_file(path: Path) -> ModuleType:
-    with FolderImports(path.parent, isolated=False).active():
+    with importing_from(path.parent, isolated=False):
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -3,17 +3,14 @@
 It is imported into a person's own process without disturbing modules of the same names that may be there.
 """
 
-import builtins
 import contextlib
 import logging
 import os
 import platform
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,7 +44,7 @@ class TaskLocation:
         """The task's class, imported in this process, for a `with` block in which something is built by it.
 
         Modules of the same names may be here, of another run or of the project as it is now: they are as before
-        afterwards, and neither gets the other's, also when it imports them later.
+        afterwards, and neither gets the other's. What code imports inside a function, it imports within the block.
         """
         from quorate.training.source import load_task_type
 
@@ -56,9 +53,8 @@ class TaskLocation:
         if folder is None or not folder.is_dir():  # a module that is installed, or a mistake, told where it is loaded
             yield load_task_type(self.reference, seed)
             return
-        imports = FolderImports(folder, isolated=self.kept is not None)
-        with imports.active():
-            yield load_task_type(self.reference, seed, imports.builtins)
+        with importing_from(folder, isolated=self.kept is not None):
+            yield load_task_type(self.reference, seed)
 
 
 def refuse_others_task(why: str, run: RunFolder) -> None:
@@ -260,101 +256,47 @@ def _is_same(present: TaskSource, kept: TaskSource) -> bool:
     return present.digest == TaskSource(kept.main, {name: kept.files[name] for name in names}).digest
 
 
-class FolderImports:
-    """What is imported from below one folder, by the code that lies there, whenever that imports it.
+@contextlib.contextmanager
+def importing_from(folder: Path, *, isolated: bool) -> Iterator[None]:
+    """Around whatever imports or builds something of the code that lies in a folder.
 
-    Within `active` the folder comes first, and modules of other projects that have names of its own are out of the way;
-    afterwards all is as it was. What its code imports later, inside a function, is found in the same way: its modules
-    have an `__import__` of their own. Those of an `isolated` folder are never seen by anybody else; those of a person's
-    project stay in `sys.modules` where they are in nobody's way, so that pickle finds them.
+    The folder comes first, and modules of other projects that have names of its own are out of the way; afterwards all
+    is as it was. Modules of an `isolated` folder are never seen by anybody else; those of a person's project stay in
+    `sys.modules` where they are in nobody's way, so that pickle finds them.
     """
-
-    def __init__(self, folder: Path, *, isolated: bool) -> None:
-        self._folder = os.path.realpath(folder)
-        self._isolated = isolated
-        self._path = [str(folder)]
-        self._modules: dict[str, ModuleType] = {}
-        self._is_active = False
-        self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self._import}
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """For a `with` block around whatever imports or builds something of it."""
-        with _turn:
-            if self._is_active:
-                yield
-                return
-            path, finder = list(sys.path), _Finder(self)
-            rivals = self._rivals()
-            for name in rivals:
+    own = os.path.realpath(folder)
+    with _turn:
+        path, rivals = list(sys.path), _rivals(own)
+        for name in rivals:
+            del sys.modules[name]
+        sys.path.insert(0, str(folder))
+        try:
+            yield
+        finally:
+            sys.path[:] = path
+            loaded = {name for name, module in list(sys.modules.items()) if _lies_in(own, module)}
+            for name in loaded if isolated else loaded & rivals.keys():
                 del sys.modules[name]
-            sys.modules.update(self._modules)
-            sys.path[:0] = self._path
-            sys.meta_path.insert(0, finder)
-            self._is_active = True
-            try:
-                yield
-            finally:
-                self._is_active = False
-                sys.meta_path.remove(finder)
-                self._path = [entry for entry in sys.path if entry not in path]
-                sys.path[:] = path
-                self._modules = {name: module for name, module in list(sys.modules.items()) if self._has(module)}
-                for name in self._modules if self._isolated else self._modules.keys() & rivals.keys():
-                    del sys.modules[name]
-                sys.modules.update(rivals)
+            sys.modules.update(rivals)
 
-    def is_below(self, file: str) -> bool:
-        return os.path.realpath(file).startswith(self._folder + os.sep)
 
-    def _import(self, *given: Any, **named: Any) -> Any:
-        with self.active():
-            return builtins.__import__(*given, **named)
-
-    def _has(self, module: ModuleType) -> bool:
-        file = getattr(module, "__file__", None)
-        return isinstance(file, str) and self.is_below(file) and is_own(Path(os.path.realpath(file)))
-
-    def _rivals(self) -> dict[str, ModuleType]:
-        """Modules of other projects by the names that modules of this folder have."""
-        names = {entry.name.removesuffix(".py") for entry in Path(self._folder).iterdir()}
-        found = {name: module for name, module in list(sys.modules.items()) if name.partition(".")[0] in names}
-        return {name: module for name, module in found.items() if self._is_rival(name, module)}
-
-    def _is_rival(self, name: str, module: ModuleType) -> bool:
-        if name in self._modules:
-            return module is not self._modules[name]
-        file = getattr(module, "__file__", None)
-        if name == "__main__" or not isinstance(file, str) or self.is_below(file):
-            return False
-        top = Path(self._folder) / name.partition(".")[0]
-        is_here = top.with_suffix(".py").is_file() or (top / "__init__.py").is_file()
+def _rivals(own: str) -> dict[str, ModuleType]:
+    """Modules of other projects by the names that modules of a folder have."""
+    names = {entry.name.removesuffix(".py") for entry in Path(own).iterdir()}
+    found = {}
+    for name, module in list(sys.modules.items()):
+        top, file = name.partition(".")[0], getattr(module, "__file__", None)
+        if top not in names or name == "__main__" or not isinstance(file, str) or _lies_in(own, module):
+            continue
+        is_here = Path(own, f"{top}.py").is_file() or Path(own, top, "__init__.py").is_file()
         # A project may have a random.py; whoever has imported Python's own goes on to use that.
-        return is_here and is_own(Path(os.path.realpath(file)))
+        if is_here and is_own(Path(os.path.realpath(file))):
+            found[name] = module
+    return found
 
 
-class _Finder:
-    """Gives modules of a folder its `__import__`, before their code runs: a function keeps what it was made with."""
-
-    def __init__(self, imports: FolderImports) -> None:
-        self._imports = imports
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """That of a module in the folder; others are for others to find."""
-        found = PathFinder.find_spec(name, path, target)
-        if found is None or found.origin is None or type(found.loader) is not SourceFileLoader:
-            return None
-        if not self._imports.is_below(found.origin):
-            return None
-        loader = _Loader(name, found.origin)
-        loader.builtins = self._imports.builtins
-        locations = found.submodule_search_locations
-        return spec_from_file_location(name, found.origin, loader=loader, submodule_search_locations=locations)
-
-
-class _Loader(SourceFileLoader):
-    builtins: dict[str, Any]
-
-    def exec_module(self, module: ModuleType) -> None:
-        vars(module)["__builtins__"] = self.builtins
-        super().exec_module(module)
+def _lies_in(own: str, module: ModuleType) -> bool:
+    """Whether a module is a project's, below a folder."""
+    file = getattr(module, "__file__", None)
+    real = os.path.realpath(file) if isinstance(file, str) else ""
+    return real.startswith(own + os.sep) and is_own(Path(real))

@@ -31,14 +31,11 @@ METHODS = {
 }
 
 
-def load_task_type(reference: str, seed: int, builtins: dict[str, Any] | None = None) -> type[Task]:
-    """The class behind ``file.py:Class`` or ``package.module:Class``; what its module draws comes from the seed.
-
-    With `builtins` a file's code has these instead of Python's, such as an `__import__` of its own.
-    """
+def load_task_type(reference: str, seed: int) -> type[Task]:
+    """The class behind ``file.py:Class`` or ``package.module:Class``; what its module draws comes from the seed."""
     seed_generators(import_seed(seed))
     place, _, name = reference.rpartition(":")
-    module = _import_file(Path(place), builtins) if place.endswith(".py") else _import_module(place)
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     found = getattr(module, name, None)
     if isinstance(found, FunctionType):
         if inspect.iscoroutinefunction(found):
@@ -56,7 +53,7 @@ def load_task_type(reference: str, seed: int, builtins: dict[str, Any] | None = 
 def load_dataset(reference: str) -> Any:
     """What the function behind ``file.py:function`` or ``package.module:function`` gives."""
     place, _, name = reference.rpartition(":")
-    module = _import_file(Path(place).absolute(), None) if place.endswith(".py") else _import_module(place)
+    module = _import_file(Path(place).absolute()) if place.endswith(".py") else _import_module(place)
     function = getattr(module, name, None)
     if not callable(function):
         raise TaskError(f"{place} has no function {name} that could give a dataset.")
@@ -217,7 +214,7 @@ def _place_of(task_type: type[Task]) -> tuple[str, Path]:
     return module.__name__, Path(os.path.realpath(place))
 
 
-def _import_file(path: Path, builtins: dict[str, Any] | None) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise TaskError(f"task: there is no file {path}.")
     # The task's own folder comes first, as for a script: `import my_model` beside the task works.
@@ -225,8 +222,6 @@ def _import_file(path: Path, builtins: dict[str, Any] | None) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    if builtins is not None:
-        vars(module)["__builtins__"] = builtins
     sys.modules[path.stem] = module
     with building_code(f"importing {path.name}"):
         spec.loader.exec_module(module)
