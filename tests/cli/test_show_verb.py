@@ -375,10 +375,10 @@ def test_learning_curves_are_drawn_into_a_file(tmp_path: Path, capsys: pytest.Ca
     run = complete_run(tmp_path, story=story)
     for name in ("curves.svg", "curves.png"):
         app(["show", str(run.path), "-o", str(tmp_path / name)], standalone_mode=False)
-        assert f"{name}: loss, accuracy, own" in capsys.readouterr().out.replace("\n", "")
+        told = capsys.readouterr().out.replace("\n", "")
+        assert f"{name}: Training loss, " in told and "Evaluation: accuracy" in told and "own" in told
     drawn = (tmp_path / "curves.svg").read_text()
-    assert all(name in drawn for name in ("train/loss", "val/loss", "train/accuracy", "val/accuracy", "train/own"))
-    assert "throughput" not in drawn
+    assert all(f"{run.name}: {name}" in drawn for name in ("Training loss", "Evaluation: loss", "accuracy", "own"))
     app(["show", str(run.path), "-o", str(tmp_path / "curves.svg"), "--json"], standalone_mode=False)
     document = json.loads(capsys.readouterr().out)
     validate("show", document)

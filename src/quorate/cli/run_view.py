@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from quorate.api.recorded_run import short_path
-from quorate.api.result import History, history_of
 from quorate.cli.layout import STATUS_STYLES, Page
 from quorate.cli.output import print_document
 from quorate.cli.runs_view import ask_ray
@@ -54,7 +54,7 @@ from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from quorate.history.report.charts import Line, Plot
+    pass
 
 LOOK_EVERY = 0.2
 STEP_LINE = '{"kind":"step",'
@@ -81,8 +81,6 @@ USUAL_KINDS = ("step", "evaluation", "checkpoint", "generation")
 STORY = frozenset({"generation", "lost", "resize", "coordinator"})
 SMALLEST_SHARE = 0.01
 DIGEST_SHOWN = 12
-NOT_DRAWN = ("learning_rate", "grad_norm", "throughput", "epoch", "loss_scale")
-"""Of what a step tells: how training is done, not how well it goes."""
 _DIGEST = re.compile(r"(?:[a-z0-9-]+:)?([0-9a-f]{32,})")
 
 
@@ -415,47 +413,16 @@ def _print_bits(page: Page, detail: RunDetail) -> None:
 
 
 def draw_curves(run: RunFolder, file: Path, as_json: bool) -> dict[str, str]:
-    """Draw the learning curves of a run into a file, and say where."""
+    """Draw the curves of a run's report into a file, and say where."""
     # Only here: it draws with numpy, which takes long to import.
-    from quorate.history.report.charts import check_plot_file, write_plots
+    from quorate.history.report.charts import Plot, check_plot_file, write_plots
+    from quorate.history.report.page import curves
 
     check_plot_file(file)
-    plots = curves_of(run.name, history_of(run))
-    if not plots:
+    drawn = [block for block in curves(RunDetail.read(run, as_rows=True)) if isinstance(block, Plot)]
+    if not drawn:
         raise RunError(f"run {run.name} has no step yet, so there is nothing to draw.")
-    write_plots(plots, file)
+    write_plots([replace(plot, title=f"{run.name}: {plot.title}") for plot in drawn], file)
     if not as_json:
-        Page().line(f"{file}: {', '.join(plot.title.partition(': ')[2] for plot in plots)}")
+        Page().line(f"{file}: {', '.join(plot.title for plot in drawn)}")
     return {"plot": str(file.absolute())}
-
-
-def curves_of(run: str, history: History) -> "list[Plot]":
-    """A plot of losses, and one for each metric and each number that was logged: of training and of evaluations."""
-    from quorate.history.report.charts import Line, Plot
-
-    lines: dict[str, list[Line]] = {}
-    for name in sorted({name for record in history for name in record if name != "step"}, key=_order):
-        kind, _, what = name.partition("/")
-        page = "loss" if what.partition(".")[0] == "loss" and what != "loss.logged" else what
-        points = [(record["step"], record[name]) for record in history if math.isfinite(record.get(name, math.nan))]
-        if points and page.partition(".")[0] not in NOT_DRAWN:
-            lines.setdefault(page, []).append(
-                Line.of(f"{kind}/{what}", [at for at, _ in points], [value for _, value in points])
-            )
-    ends = _ends([line for each in lines.values() for line in each])
-    return [
-        Plot(f"{run}: {page}", "step", each, y_may_be_log=page == "loss", x_ends=ends) for page, each in lines.items()
-    ]
-
-
-def _order(name: str) -> tuple[bool, str, str]:
-    """Losses first; training before evaluations."""
-    kind, _, what = name.partition("/")
-    return what.partition(".")[0] != "loss", what, kind
-
-
-def _ends(lines: "Sequence[Line]") -> tuple[float, float] | None:
-    """The same steps in all plots, so that they can be compared."""
-    if not lines:
-        return None
-    return min(float(line.xs.min()) for line in lines), max(float(line.xs.max()) for line in lines)

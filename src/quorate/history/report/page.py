@@ -55,7 +55,7 @@ def report_page(detail: RunDetail, advice: Advice | None, now: datetime) -> str:
     about = (record.task.rpartition("/")[2], hosts, f"created {at_minute(record.created)}")
     sections: tuple[tuple[str, Sequence[Block]], ...] = (
         ("Warnings", _table(("where", "what"), _warnings(detail))),
-        ("Curves", list(_curves(detail)) if timeline.counts else []),
+        ("Curves", list(curves(detail))),
         ("Where the time goes", _shares(timeline)),
         ("Recoveries", _recoveries(timeline.recoveries)),
         ("Checkpoints", list(_checkpoints(detail))),
@@ -142,8 +142,11 @@ def _results(detail: RunDetail) -> Iterator[tuple[str, str, str]]:
             yield f"evaluation {name}", measure(value), "last one"
 
 
-def _curves(detail: RunDetail) -> Iterator[Block]:
+def curves(detail: RunDetail) -> Iterator[Block]:
+    """What there is to draw of a run whose timeline has its steps as rows."""
     timeline, columns = detail.timeline, detail.timeline.columns
+    if not timeline.counts:
+        return
     lost = [event.step for event in timeline.of_kind(WorkerLost) if event.step is not None]
     resumed = [event.from_step for event in timeline.of_kind(RunBegan)[1:] if event.from_step is not None]
     at = sorted({*lost, *resumed})
