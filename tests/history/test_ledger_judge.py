@@ -194,7 +194,7 @@ def test_where_every_step_was_compared_no_sum_of_all_samples_is_made(
     def refuse(*_: int) -> Tally:
         raise AssertionError("this takes long where there are many samples")
 
-    monkeypatch.setattr(Tally, "of_all", refuse)
+    monkeypatch.setattr(Tally, "of_order", refuse)
     assert statuses(judged(tell(begin(Story()), range(1, 7)), 6)) == [WHOLE, WHOLE]
 
 

@@ -214,8 +214,6 @@ class Shards:
     def close(self) -> None:
         """End the threads that read ahead, and let go of files; it may be read from again."""
         self._reader.close()
-        if self.decoded is not None:
-            self.decoded.close()
 
     def keeping(self) -> AbstractContextManager[Any]:
         """Around the reading of a batch: what is made in it may be cached, if `settle` says so."""

@@ -35,8 +35,6 @@ _ENTRY = re.compile(r"[0-9a-z-]+\.kept")
 _PARTIAL = re.compile(r"\.[0-9a-z-]+\.kept\.[0-9a-f]+-[0-9]+-[0-9a-f]+\.partial")
 # So much of the limit is written before the folder is looked through again, and so full it is left then.
 _LOOK_EVERY, _LEAVE = 1 / 32, 0.9
-# Unfinished files may take so much of it.
-_UNFINISHED = 0.5
 _TOUCH_EVERY = 60.0
 
 
@@ -95,48 +93,27 @@ class DiskCache:
         """Keep it, if there is room: whole or not at all."""
         if len(content) + _DIGEST > self.limit or self.has_failed:
             return
-        temporary = self.temporary(key)
+        path = self.path(key)
+        temporary = temporary_of(path)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("xb") as file:
                 file.write(content)
                 file.write(xxhash.xxh3_128_digest(content))
+            # Without a sync: after a power cut its digest shows what is missing, and it is made again.
+            with contextlib.suppress(FileNotFoundError):  # swept meanwhile
+                temporary.replace(path)
         except OSError as error:
             self.fail(error)
             _unlink(temporary)
             return
-        self.place(temporary, key)
-        self.wrote(len(content) + _DIGEST)
-
-    def remove(self, key: str) -> None:
-        _unlink(self.path(key))
-
-    # --- for files that are written piece by piece
-
-    def temporary(self, key: str) -> Path:
-        """A file that becomes the one of a key when it is placed. It is swept when its process is gone, and earlier
-        where there is no room: whoever writes to it must not make it anew."""
-        path = self.path(key)
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return temporary_of(path)
-
-    def place(self, temporary: Path, key: str) -> None:
-        """Give a temporary file its name."""
-        # Without a sync: after a power cut its digest shows what is missing, and it is made again.
-        try:
-            temporary.replace(self.path(key))
-        except FileNotFoundError:
-            return  # swept meanwhile
-        except OSError as error:
-            self.fail(error)
-            _unlink(temporary)
-
-    def wrote(self, size: int) -> None:
-        """So many bytes were written, to whatever file: make room if that is needed."""
-        self._written += size
+        self._written += len(content) + _DIGEST
         if self._written >= self.limit * _LOOK_EVERY:
             self._written = 0
             self._make_room()
+
+    def remove(self, key: str) -> None:
+        _unlink(self.path(key))
 
     def touch(self, path: Path) -> None:
         """Tell all processes that it is in use."""
@@ -170,18 +147,15 @@ class DiskCache:
             self.fail(error)
 
     def _sweep(self) -> None:
-        entries, partials = [], []
+        entries = []
         for file in self._files():
-            if not file.is_partial:
-                entries.append(file)
-            elif is_abandoned(file.path.name, file.modified):
+            if file.is_partial and is_abandoned(file.path.name, file.modified):
                 _unlink(file.path)
             else:
-                partials.append(file)
-        unfinished = _removed(partials, sum(file.bytes for file in partials) - self.limit * _UNFINISHED)
-        used = unfinished + sum(file.bytes for file in entries)
+                entries.append(file)
+        used = sum(file.bytes for file in entries)
         if used > self.limit * (1 - _LOOK_EVERY):
-            _removed(entries, used - self.limit * _LEAVE)
+            _remove([file for file in entries if not file.is_partial], used - self.limit * _LEAVE)
 
     def _files(self) -> Iterator["_File"]:
         """The files that the cache has made: by their names and places, and by no link to anywhere else."""
@@ -196,7 +170,9 @@ class DiskCache:
                     with contextlib.suppress(FileNotFoundError):
                         if entry.is_file(follow_symlinks=False):
                             stat = entry.stat()
-                            yield _File(stat.st_mtime, stat.st_size, Path(entry.path), partial is not None)
+                            # What it takes of the disk, which is more for small ones.
+                            size = max(stat.st_size, stat.st_blocks * 512)
+                            yield _File(stat.st_mtime, size, Path(entry.path), partial is not None)
 
 
 @dataclass(frozen=True, order=True)
@@ -209,16 +185,13 @@ class _File:
     is_partial: bool = False
 
 
-def _removed(files: list[_File], excess: float) -> int:
-    """Remove the oldest of them until so many bytes are free; the bytes of those that are left."""
-    left = sum(file.bytes for file in files)
+def _remove(files: list[_File], excess: float) -> None:
+    """Remove the oldest of them until so many bytes are free."""
     for file in sorted(files):
         if excess <= 0:
             break
         _unlink(file.path)
         excess -= file.bytes
-        left -= file.bytes
-    return left
 
 
 def _unlink(path: Path) -> None:
