@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +51,12 @@ class Appointment:
     """What the launcher tells its coordinator."""
 
     run: str
-    lanes: int
-    workers: int
-    failure_timeout: float
     token: str
+    # Without its incarnation, which it finds itself.
+    settings: JobSettings
     host: str = "127.0.0.1"
     port: int = 0
     log_level: str = "info"
-    min_workers: int = 1
-    step_timeout: float | None = None
-    spares: int = 0
-    servers: int = 0
-    balance: str = "even"
-    # The dimensions of a sharded gang.
-    mesh: Sequence[int] | None = None
-    is_fixed: bool = False
     # For one that takes the place of another: who is there.
     roster: dict[str, Any] | None = None
     # The namespace that it lives in, if it is another than that of its launcher.
@@ -81,10 +72,14 @@ class Appointment:
     def from_json(cls, line: bytes) -> "Appointment":
         """The appointment that a line tells."""
         try:
-            fields: Any = json.loads(line)
-            appointment = cls(**fields)
-            return replace(appointment, identity=Identity.from_json(fields.get("identity")))
-        except (ValueError, TypeError) as error:
+            told: Any = json.loads(line)
+            told["identity"] = Identity.from_json(told.get("identity"))
+            told["timing"] = Timing(told.pop("failure_timeout"))
+            if told.get("mesh") is not None:
+                told["mesh"] = MeshShape(*told["mesh"])
+            names = told.keys() & {field.name for field in fields(JobSettings)}
+            return cls(settings=JobSettings(incarnation=0, **{name: told.pop(name) for name in names}), **told)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise RequestError(f"the coordinator was given no appointment on standard input: {error}") from None
 
 
@@ -121,25 +116,14 @@ def _start_log(appointment: Appointment) -> None:
 
 async def _serve(appointment: Appointment) -> None:
     run = RunFolder(Path(appointment.run))
-    timing = Timing(appointment.failure_timeout)
-    mesh = None if appointment.mesh is None else MeshShape(*appointment.mesh)
-    if mesh is not None and mesh.size != appointment.workers:
+    mesh, workers = appointment.settings.mesh, appointment.settings.workers
+    if mesh is not None and mesh.size != workers:
         # Its first generation would wait for the others without end.
-        raise RequestError(f"the mesh ({mesh}) has {mesh.size} workers, and the job {appointment.workers}")
+        raise RequestError(f"the mesh ({mesh}) has {mesh.size} workers, and the job {workers}")
     # On the disk before anybody is answered: generations of an earlier coordinator are lower than ours.
-    settings = JobSettings(
-        run.next_incarnation(_incarnation_elsewhere(run), appointment.launch),
-        appointment.lanes,
-        appointment.workers,
-        timing,
-        min_workers=appointment.min_workers,
-        step_timeout=appointment.step_timeout,
-        spares=appointment.spares,
-        servers=appointment.servers,
-        balance=appointment.balance,
-        mesh=mesh,
-        is_fixed=appointment.is_fixed,
-    )
+    incarnation = run.next_incarnation(_incarnation_elsewhere(run), appointment.launch)
+    settings = replace(appointment.settings, incarnation=incarnation)
+    timing = settings.timing
 
     watched = run.incarnations if run.stored is None else IncarnationWatch(run.incarnations, timing.heartbeat_every)
 
