@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from quorate.api import engines, session
+from quorate.api import session
 from quorate.api.chaos import FaultRequest, try_under
 from quorate.api.prints import NoDisplay, RunStart
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
+from quorate.engines.ray import option
 from quorate.spec.load import resolve_mapping
 from quorate.spec.resolved import ResolvedJob
 
@@ -39,7 +40,7 @@ def no_display(_: RunStart) -> NoDisplay:
 
 
 def has_ray(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    monkeypatch.setattr(engines, "find_spec", lambda name: ModuleSpec(name, None) if there else None)
+    monkeypatch.setattr(option, "find_spec", lambda name: ModuleSpec(name, None) if there else None)
 
 
 def test_without_the_library_the_line_that_installs_it_is_told_before_a_run_has_its_folder(

@@ -149,7 +149,11 @@ class ClusterEngine:
         return child
 
     def start(self, assignment: Assignment) -> None:
-        self._places.fill(self._on_storage(assignment))
+        # With paths that mean the same on every host.
+        checkpoint = assignment.checkpoint
+        if checkpoint is not None and Path(checkpoint).parent == self._run.checkpoints:
+            checkpoint = str(self._shared.checkpoints / Path(checkpoint).name)
+        self._places.fill(replace(assignment, storage=self._place, checkpoint=checkpoint))
 
     def poll(self, seconds: float) -> list[Notice]:
         over = time.monotonic() + seconds
@@ -361,13 +365,6 @@ class ClusterEngine:
         self._coordinators.move_from(node.id)
 
     # --- workers
-
-    def _on_storage(self, assignment: Assignment) -> Assignment:
-        """With paths that mean the same on every host."""
-        checkpoint = assignment.checkpoint
-        if checkpoint is not None and Path(checkpoint).parent == self._run.checkpoints:
-            checkpoint = str(self._shared.checkpoints / Path(checkpoint).name)
-        return replace(assignment, storage=self._place, checkpoint=checkpoint)
 
     def _send(self, place: Place, node: str) -> None:
         assert place.assignment is not None

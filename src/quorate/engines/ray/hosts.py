@@ -84,12 +84,6 @@ class Host:
         else:
             self.link.tell(command, *arguments)
 
-    def has_link(self, link: HostLink) -> None:
-        self.link = link
-        for command, arguments in self.waiting:
-            link.tell(command, *arguments)
-        self.waiting.clear()
-
 
 class Hosts:
     """Opens hosts, listens to each in a thread of its own, and writes what they log to the run's logs.
@@ -163,7 +157,9 @@ class Hosts:
         if self._hosts.get(host.node) is not host:
             self._calls.call(link.close)
             return
-        host.has_link(link)
+        host.link = link
+        for command, arguments in host.waiting:
+            link.tell(command, *arguments)
         listener = threading.Thread(target=self._listen, args=(host, link), name=f"host-{host.node[:8]}", daemon=True)
         self._listeners = [one for one in self._listeners if one.is_alive()] + [listener]
         listener.start()
@@ -196,11 +192,7 @@ class Hosts:
             # By the ends that the log has: a message may have other characters that end a line.
             file.append(*report.text.decode(errors="replace").removesuffix("\n").split("\n"))
         else:
-            self._calls.put(lambda: self._hear_if_current(host, report))
-
-    def _hear_if_current(self, host: Host, report: Report) -> None:
-        if self._hosts.get(host.node) is host:
-            self._hear(host, report)
+            self._calls.put(lambda: self._hear(host, report) if self._hosts.get(host.node) is host else None)
 
 
 class RemoteCoordinator:

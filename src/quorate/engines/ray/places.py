@@ -36,10 +36,6 @@ class Place:
     since: float = 0.0
     is_told: bool = False
 
-    @property
-    def needs_room(self) -> bool:
-        return self.assignment is not None and self.room is None
-
 
 class Places:
     """`found` is called with a place, and who waits for it, that has a node now;
@@ -121,7 +117,8 @@ class Places:
 
     def _ask_room(self, now: float) -> None:
         """For one after the other: where the next goes depends on those before."""
-        place = next((one for one in self._places.values() if one.needs_room), None)
+        waiting = (one for one in self._places.values() if one.assignment is not None and one.room is None)
+        place = next(waiting, None)
         if place is None or self._is_asking or now < self._rests_until:
             return
         self._is_asking = True
