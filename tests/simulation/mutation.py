@@ -45,7 +45,17 @@ LISTED = Path(__file__).with_name("survivors.toml")
 PACKAGES = {
     "coordinator": ("__init__", "__main__", "client", "event_log", "service"),
     "worker": (
-        *("__init__", "__main__", "assembly", "assignment", "coordinator_link", "outbox", "process", "restore"),
+        *(
+            "__init__",
+            "__main__",
+            "assembly",
+            "assignment",
+            "coordinator_link",
+            "outbox",
+            "process",
+            "restore",
+            "trouble",
+        ),
         "status",
     ),
 }

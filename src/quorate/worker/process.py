@@ -6,40 +6,27 @@ import math
 import os
 import signal
 import socket
-import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.digests import content_digest
 from quorate.core.errors import (
-    DivergedError,
-    GpuLost,
-    JobError,
-    LanesDiffer,
-    LinkError,
-    OutOfMemory,
-    QuorateError,
-    ReplicasDiffer,
-    ResidualsLost,
     RunError,
-    WorkerUnfit,
 )
-from quorate.core.failure import Failure
 from quorate.core.generation import Role, name_of
 from quorate.core.gpus import use_gpu
 from quorate.core.log_records import Place, current_place, log_by_stderr
-from quorate.core.machine import is_shortage, why_no_thread
 from quorate.core.masking import register_secrets, secrets_in
 from quorate.core.processes import show_as
 from quorate.core.timing import Timing
-from quorate.core.user_code import announcing, describe, is_attached
-from quorate.core.worker_status import DIVERGED, ENDED_WITH_THE_JOB, GAVE_UP, LEFT, WAITING, WorkerStatus
+from quorate.core.user_code import announcing, is_attached
+from quorate.core.worker_status import LEFT, WAITING, WorkerStatus
 from quorate.data.datasets import is_stream
 from quorate.data.fingerprint import fingerprint_in_child
 from quorate.data.sampler import Source, refuse_short
@@ -72,7 +59,7 @@ from quorate.worker.assignment import Assignment
 from quorate.worker.coordinator_link import GrpcLink
 from quorate.worker.heartbeats import Backlog, PaceMeter
 from quorate.worker.membership import Membership
-from quorate.worker.membership_view import Dismissed, JobEnded
+from quorate.worker.membership_view import Dismissed
 from quorate.worker.session import LoopTrainer, WorkerSession
 from quorate.worker.status import BUILDING, REGISTERING, RESTORING, StatusPage, status_file
 
@@ -82,7 +69,6 @@ COMPILE_CACHE = ".compile"
 """Beside the runs: compiled kernels, for all of them."""
 SAVING_PATIENCE = 5.0
 """Seconds that a worker which leaves gives to a checkpoint that is being saved."""
-GLANCE = 0.05
 
 
 def start_log(assignment: Assignment) -> None:
@@ -149,7 +135,7 @@ class Worker:
             self._membership.flush_last()  # that this one was saved
             if code == LEFT and self._checkpointer is not None and self._checkpointer.divergence is not None:
                 # The last save of one that was let go has found it.
-                return self._report_error(self._checkpointer.divergence)
+                return int(self._trouble().report(self._checkpointer.divergence))
             return code
         finally:
             self._membership.close()
@@ -169,77 +155,16 @@ class Worker:
         except Dismissed as reason:
             log.info("%s", reason)
             return LEFT
-        except QuorateError as error:
-            if isinstance(error, JobEnded) or (
-                self._membership.view.ended and isinstance(error, LinkError | WorkerUnfit)
-            ):
-                log.info("the job has ended: %s", error)
-                self._membership.flush_last()
-                return ENDED_WITH_THE_JOB
-            # In the process of the command that says it itself.
-            log.log(logging.INFO if is_attached() else logging.ERROR, "%s", error)
-            return self._report_error(self._gpu_lost(error) or error)
         except Exception as error:
-            # Not the user's doing: the whole traceback is for us.
-            log.exception("unexpected error")
-            unfit: QuorateError | None = self._gpu_lost(error)
-            if is_shortage(error):
-                unfit = OutOfMemory(f"there is not enough memory for it ({describe(error)}).")
-            elif why := why_no_thread(error):
-                unfit = JobError(why)
-            if unfit is not None:
-                return self._report_error(unfit)
-            return self._report(
-                Failure("InternalError", f"Quorate failed: {describe(error)}", traceback=traceback.format_exc())
-            )
+            trouble = self._trouble()
+            code: int = trouble.told(error)
+            self._checkpointer = trouble.checkpointer
+            return code
 
-    def _gpu_lost(self, error: Exception) -> GpuLost | None:
-        """Whoever's code the error was raised in, it is nobody's there but of the GPU."""
-        from quorate.core.gpu_faults import cuda_error_of, describe_fault
+    def _trouble(self) -> Any:
+        from quorate.worker.trouble import Trouble  # most workers have none
 
-        told = cuda_error_of(error, None if self._device is None else self._device.synchronize)
-        if told is None:
-            return None
-        # What lies there cannot be saved any more, and nobody waits for it.
-        self._checkpointer = None
-        return GpuLost(describe_fault(told))
-
-    def _report_error(self, error: QuorateError) -> int:
-        if isinstance(error, WorkerUnfit):
-            # The coordinator adds where that was when it hears of the exit.
-            self._membership.report_failure(Failure.of(error).at(worker=self._assignment.slot))
-            return GAVE_UP
-        if not isinstance(error, ReplicasDiffer):
-            return self._report(Failure.of(error))
-        # What this worker holds must not be used any more; the job goes on from a checkpoint, if there is one.
-        # Where lanes differ there may be none that is right, and the job begins again.
-        is_damage = not isinstance(error, ResidualsLost | LanesDiffer)
-        if is_damage and self._assignment.checkpoint is None and not self._has_checkpoint():
-            message = (
-                f"{error} There is no checkpoint to go back to, so the job ends; `checkpoint.every` saves earlier."
-            )
-            return self._report(Failure.of(DivergedError(message)))
-        self._report(Failure.of(error))
-        return DIVERGED
-
-    def _report(self, failure: Failure) -> int:
-        """Tell it with its place; the sentence is led by that if it is one in the user's code."""
-        activity, worker = self._activity, self._assignment.slot
-        placed = failure.at(worker=worker, lane=activity.lane, step=activity.step or None, phase=activity.phase)
-        if placed.traceback or placed.lane is not None:
-            placed = placed.at(message=f"{placed.place_in_words}: {placed.message}")
-        self._membership.report_failure(placed)
-        return failure.exit_code
-
-    def _has_checkpoint(self) -> bool:
-        """Whether there is one by now: the first may be on its way, and is sound if all its writers have agreed."""
-        over = time.monotonic() + SAVING_PATIENCE
-        folder = CheckpointFolder.at(self._run.checkpoints)
-        while not (found := bool(folder.list())) and self._checkpointer is not None and self._checkpointer.may_commit:
-            if time.monotonic() >= over:
-                break
-            time.sleep(GLANCE)
-        return found
+        return Trouble(self._assignment, self._membership, self._activity, self._device, self._checkpointer)
 
     def _tell_place(self) -> None:
         """Have what is logged say where the worker is."""
