@@ -60,7 +60,8 @@ class KeptValues:
         self._device = device
         self.modules: list[tuple[str, torch.nn.Module]] = []
         """Modules that are not part of the model, such as a teacher."""
-        self._state = _storages(model)
+        tensors = [local(each) for each in (*model.parameters(), *model.buffers()) if each.layout is torch.strided]
+        self._state = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self._seen = {*map(id, known), *map(id, model.modules())}
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._versions: list[int] = []
@@ -109,10 +110,13 @@ class KeptValues:
         return self._turns.change(whole) or self._cells.change(whole)
 
     def _looked_at(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
+        """Keep what a value is, and give what is in it."""
         if isinstance(value, torch.Tensor):
             self._add_tensor(path, value)
         elif isinstance(value, torch.nn.Module):
-            yield from self._inside_module(path, value)
+            self.modules.append((path, value))
+            inside = *value._parameters.items(), *value._buffers.items(), *value._modules.items()
+            yield from ((f"{path}.{name}", inner) for name, inner in (*inside, *own_attributes(value)))
         elif isinstance(value, numpy.ndarray):
             self._add_array(path, value)
         elif (state := generator_state(value)) is not None:
@@ -122,24 +126,13 @@ class KeptValues:
         elif isinstance(value, tuple):
             yield from ((f"{path}[{index}]", element) for index, element in enumerate(value[:MOST_ELEMENTS]))
         elif isinstance(value, dict | list | deque | set | bytearray):
-            yield from self._inside_container(path, value)
+            self._add_container(Change(path, f"a {type(value).__name__}"), value)
+            if len(value) <= MOST_ELEMENTS and not isinstance(value, bytearray):
+                elements = value.items() if isinstance(value, dict) else enumerate(value)
+                yield from ((f"{path}[{key!r}]", element) for key, element in elements)
         elif _is_of_the_users_own_class(value):
             self._add_container(Change(path, f"of type {type(value).__name__}"), vars(value))
             yield from ((f"{path}.{name}", inner) for name, inner in list(vars(value).items()))
-
-    def _inside_module(self, path: str, module: torch.nn.Module) -> Iterator[tuple[str, object]]:
-        self.modules.append((path, module))
-        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            yield f"{path}.{name}", tensor
-        yield from ((f"{path}.{name}", child) for name, child in module._modules.items())
-        yield from ((f"{path}.{name}", inner) for name, inner in own_attributes(module))
-
-    def _inside_container(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
-        self._add_container(Change(path, f"a {type(value).__name__}"), value)
-        if len(value) > MOST_ELEMENTS or isinstance(value, bytearray):
-            return
-        inside = value.items() if isinstance(value, dict) else enumerate(value)
-        yield from ((f"{path}[{key!r}]", element) for key, element in inside)
 
     def _add_container(self, change: Change, value: Any) -> None:
         container = _Container(change, value)
@@ -273,11 +266,6 @@ def is_internal(module: torch.nn.Module, name: str) -> bool:
 def _named_in(kinds: tuple[type, ...]) -> frozenset[str]:
     methods = [method for kind in kinds for method in vars(kind).values() if isinstance(method, FunctionType)]
     return frozenset(name for method in methods for name in method.__code__.co_names)
-
-
-def _storages(model: torch.nn.Module) -> set[int]:
-    tensors = [*model.parameters(), *model.buffers()]
-    return {local(tensor).untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided}
 
 
 def _copied(value: Any) -> Any:
