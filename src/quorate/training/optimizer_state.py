@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
 from quorate.checkpoint.pieces import Piece
@@ -37,7 +36,8 @@ def load_state(optimizers: Optimizers, state: dict[str, Any]) -> None:
     for name, scheduler in optimizers.schedulers.items():
         if name in state["schedulers"]:
             then, now = began_with["schedulers"].get(name), optimizers.given["schedulers"][name]
-            scheduler.load_state_dict(_as_before(_resumed(state["schedulers"][name], then, now), scheduler))
+            resumed = _resumed(state["schedulers"][name], then, now)
+            scheduler.load_state_dict(_counting_like(scheduler.state_dict(), resumed))
     optimizers.settings.check_loaded(state, is_as_saved=_same(began_with, optimizers.given))
 
 
@@ -47,7 +47,7 @@ def load_settings(optimizers: Optimizers, state: dict[str, Any]) -> None:
         for group, saved in zip(optimizer.param_groups, state["optimizers"][name]["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
     for name, scheduler in optimizers.schedulers.items():
-        scheduler.load_state_dict(_as_before(state["schedulers"][name], scheduler))
+        scheduler.load_state_dict(_counting_like(scheduler.state_dict(), state["schedulers"][name]))
     optimizers.settings.check_loaded(state, is_as_saved=True)
 
 
@@ -130,13 +130,8 @@ def _laid_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
-def _as_before(saved: dict[str, Any], scheduler: LRScheduler) -> dict[str, Any]:
-    """The saved state with its counters being counters again (MultiStepLR has one, also within a SequentialLR)."""
-    restored: dict[str, Any] = _counting_like(scheduler.state_dict(), saved)
-    return restored
-
-
 def _counting_like(now: Any, saved: Any) -> Any:
+    """The saved state with its counters being counters again (MultiStepLR has one, also within a SequentialLR)."""
     if isinstance(now, Counter):
         return Counter(saved)
     if isinstance(now, dict) and isinstance(saved, dict):

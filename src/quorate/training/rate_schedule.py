@@ -1,7 +1,7 @@
 """The schedule of the learning rate: how the job file's moves, and whether a task's was meant to count epochs."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,9 @@ def notice_of_pace(schedule: ScheduleSpec | None, schedulers: Iterable[Any], sam
     if schedule is not None or length == 1 or sampler.total_steps <= length:
         return None  # said by the job, or there is no difference
     for scheduler in schedulers:
-        if _counts_epochs(scheduler, length):
+        # Whether all that it does is over within the first epoch, if it steps after every update.
+        ends = [_ENDS[type(part)](part, length) for part in _parts(scheduler) if type(part) in _ENDS]
+        if ends and all(ends):
             return (
                 f"{type(scheduler).__name__} steps after every update, {length:,} times an epoch, and looks as if it "
                 "counts epochs. To step it once an epoch, write `schedule: {per: epoch}` in the job file; "
@@ -52,18 +54,9 @@ def notice_of_pace(schedule: ScheduleSpec | None, schedulers: Iterable[Any], sam
     return None
 
 
-def _counts_epochs(scheduler: Any, length: int) -> bool:
-    """Whether all that a scheduler of torch does, if it steps after every update, is over within the first epoch."""
-    ends = [_ENDS[type(part)](part, length) for part in _parts(scheduler) if type(part) in _ENDS]
-    return bool(ends) and all(ends)
-
-
-def _parts(scheduler: Any) -> Iterator[Any]:
+def _parts(scheduler: Any) -> list[Any]:
     inner = getattr(scheduler, "_schedulers", None)
-    if inner is None:
-        yield scheduler
-    for part in inner or ():
-        yield from _parts(part)
+    return [scheduler] if inner is None else [part for each in inner for part in _parts(each)]
 
 
 def _product(factor: Callable[[int], float], step: int) -> float:
