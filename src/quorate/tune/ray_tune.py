@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -70,13 +70,6 @@ class RaySearcher(Searcher):  # type: ignore[misc] # Ray has no types here
     def save(self, checkpoint_path: str) -> None: ...
 
     def restore(self, checkpoint_path: str) -> None: ...
-
-
-class Explained(Protocol):
-    """A scheduler of Tune's that says why: `reasons` has a sentence for each trial that it has stopped, by Tune's name
-    for the trial."""
-
-    reasons: dict[str, str]
 
 
 class Pruned(FIFOScheduler):  # type: ignore[misc] # Ray has no types here
@@ -171,7 +164,7 @@ class Population(FIFOScheduler):  # type: ignore[misc]
 class RayDriver(tune.Callback, tune.Stopper):  # type: ignore[misc] # Ray has no types here
     """Hears Tune, and ends its experiment when the driver ends the search."""
 
-    def __init__(self, driver: Driver, scheduler: Explained) -> None:
+    def __init__(self, driver: Driver, scheduler: "Pruned | Population") -> None:
         self._driver = driver
         self._scheduler = scheduler
         self._trials: list[Any] = []

@@ -3,7 +3,7 @@ written down of them."""
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from quorate.checkpoint.retention import Watched, best_of, is_number
 from quorate.history.search_log import ENDED, LoggedTrial, SearchLog, TrialStatus
@@ -55,26 +55,6 @@ def _is_known(trial: LoggedTrial, kind: str, step: int | None) -> bool:
     if kind == "exploited":
         return any(part.donor is not None and part.from_step == step for part in trial.parts)
     return kind == "reported" and step in reports_of(trial)
-
-
-class Chooser(Protocol):
-    """Chooses what trials try, and hears what they came to."""
-
-    def choose(self, trial: int) -> dict[str, Any]: ...
-
-    def learn(self, trial: LoggedTrial) -> None: ...
-
-
-class Drawn:
-    """Each trial by itself: random and grid."""
-
-    def __init__(self, spec: SearchSpec) -> None:
-        self._spec = spec
-
-    def choose(self, trial: int) -> dict[str, Any]:
-        return self._spec.params(trial)
-
-    def learn(self, trial: LoggedTrial) -> None: ...
 
 
 class ByOptuna:
@@ -159,12 +139,12 @@ class TrialSource:
     def __init__(self, spec: SearchSpec, journal: Journal, replay: bool = False) -> None:
         self._spec = spec
         self._journal = journal
-        self._chooser: Chooser = ByOptuna(spec) if isinstance(spec.algorithm, OptunaSpec) else Drawn(spec)
+        self._optuna = ByOptuna(spec) if isinstance(spec.algorithm, OptunaSpec) else None
         known = sorted(journal.trials.values(), key=lambda trial: trial.number)
         self._again = deque(trial.number for trial in known if replay or trial.status not in ENDED)
         for trial in known:
             if trial.status in ENDED and not replay:
-                self._chooser.learn(trial)
+                self._learn(trial)
         self._next = max(journal.trials, default=0) + 1
         self.is_over = False
 
@@ -179,7 +159,8 @@ class TrialSource:
             number = self._again.popleft()
             return number, self._journal.trials[number].parts[0].params
         number, self._next = self._next, self._next + 1
-        params = self._chooser.choose(number)
+        # Random and grid: each trial by itself.
+        params = self._spec.params(number) if self._optuna is None else self._optuna.choose(number)
         self._journal.tell("proposed", number, params=params)
         return number, params
 
@@ -190,4 +171,8 @@ class TrialSource:
     def ended(self, number: int) -> None:
         """Learn what a trial has come to."""
         if not self.is_over or self._journal.trials[number].status in ENDED:
-            self._chooser.learn(self._journal.trials[number])
+            self._learn(self._journal.trials[number])
+
+    def _learn(self, trial: LoggedTrial) -> None:
+        if self._optuna is not None:
+            self._optuna.learn(trial)
