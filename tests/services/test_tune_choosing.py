@@ -16,11 +16,11 @@ from quorate.core.errors import RequestError, RunError
 from quorate.history.search_record import SearchRecord
 from quorate.spec.search import SearchSpec
 from quorate.spec.search_load import load_recorded_search
+from quorate.tune.driver import Journal, TrialSource
 from quorate.tune.ray_search import own_error
 from quorate.tune.ray_tune import Pruned, RaySearcher, result_of
-from quorate.tune.run_search import MlflowParent, run_search
+from quorate.tune.search import MlflowParent, run_search
 from quorate.tune.trial_run import Report
-from quorate.tune.trial_source import Journal, TrialSource
 
 
 def prepared(tmp_path: Path, **keys: Any) -> tuple[SearchSpec, Journal]:

@@ -13,8 +13,7 @@ from quorate.observe.events import EvaluationDone, RunFinished, StepCompleted
 from quorate.observe.jsonl import JsonlSink
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking import tracker as tracker_module
-from quorate.tracking.curves import Held, Point
-from quorate.tracking.tracker import Follower
+from quorate.tracking.tracker import Follower, Held, Point
 
 
 class Killed(BaseException):

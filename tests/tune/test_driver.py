@@ -7,9 +7,8 @@ import pytest
 from history.search_builder import search_folder
 from quorate.spec.search_load import load_recorded_search
 from quorate.supervisor.signals import Signals
-from quorate.tune.driver import DEATHS, Driver
+from quorate.tune.driver import DEATHS, Driver, Journal, TrialSource
 from quorate.tune.trial_run import BUSY, IN_ORDER, NO_SPACE, STOPPING, Report
-from quorate.tune.trial_source import Journal, TrialSource
 
 
 @pytest.fixture

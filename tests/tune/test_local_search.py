@@ -17,8 +17,7 @@ from quorate.core.installation import install_of
 from quorate.spec.search_load import ResolvedSearch, load_recorded_search, resolve_search
 from quorate.tune import local_search, proposal, search
 from quorate.tune.proposal import open_search
-from quorate.tune.run_search import run_search
-from quorate.tune.search import SearchResult
+from quorate.tune.search import SearchResult, run_search
 
 TASK = Path(__file__).parents[1] / "tune_task.py"
 STEPS = 40

@@ -8,9 +8,9 @@ import pytest
 
 from history.search_builder import Teller, search_folder
 from quorate.spec.search_load import load_recorded_search
+from quorate.tune.driver import Journal
 from quorate.tune.selection import Pruner
 from quorate.tune.trial_run import Report
-from quorate.tune.trial_source import Journal
 
 
 def begun(tmp_path: Path, **scheduler: Any) -> Teller:

@@ -8,7 +8,7 @@ import pytest
 from history.search_builder import search_folder
 from quorate.spec.search import SearchSpec
 from quorate.spec.search_load import load_recorded_search
-from quorate.tune.trial_source import Journal, TrialSource
+from quorate.tune.driver import Journal, TrialSource
 
 
 def prepared(tmp_path: Path, **keys: Any) -> tuple[SearchSpec, Journal]:

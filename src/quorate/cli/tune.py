@@ -60,7 +60,7 @@ def tune(
     from quorate.cli.search_view import show_search
     from quorate.tune import search as api
     from quorate.tune.proposal import open_search
-    from quorate.tune.run_search import import_engine
+    from quorate.tune.search import import_engine
 
     if (search_file is None) == (resume is None):
         raise RequestError("tune needs a search file, or --resume with the name of a search.")

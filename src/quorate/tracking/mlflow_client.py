@@ -23,8 +23,8 @@ from quorate.spec.job import JobSpec
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER, keep_id, kept_id, place
-from quorate.tracking.curves import LOSS, Held, Point
 from quorate.tracking.provenance import recorded_facts, recorded_git, shown_parameters
+from quorate.tracking.tracker import LOSS, Held, Point
 
 RUN_TAG = "quorate.run"
 """The tag by which a run is found again on a server, whatever became of the run folder's own notes."""

@@ -15,7 +15,7 @@ from quorate.observe.event import Event
 from quorate.observe.seldom_events import StepTraced
 from quorate.observe.traces import COORDINATOR, RecoveryTracer, TracedSpan, run_identity, spans_of
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.curves import Point, Series
+from quorate.tracking.tracker import Point, Series
 
 TIMEOUT = 5.0
 """Seconds that the collector has for a batch, until it counts as away."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from quorate.storage.atomic import write_fully
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.curves import Held, Point
+from quorate.tracking.tracker import Held, Point
 
 FOLDER = "tensorboard"
 

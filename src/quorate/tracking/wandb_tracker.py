@@ -10,9 +10,9 @@ from typing import Any
 
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.curves import Point, StepSet
 from quorate.tracking.mlflow_client import identity
 from quorate.tracking.provenance import recorded_facts, recorded_git, shown_parameters
+from quorate.tracking.tracker import Point, StepSet
 
 FOLDER = "wandb"
 _BLOCK, _HEADER = 1 << 15, 7

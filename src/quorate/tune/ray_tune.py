@@ -26,10 +26,9 @@ from quorate.spec.search import PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
-from quorate.tune.driver import DEATHS, Driver
+from quorate.tune.driver import DEATHS, Driver, Journal, TrialSource
 from quorate.tune.selection import Pruner, decide
 from quorate.tune.trial_run import BUSY, Plan, Report, RunBusyError, TrialRun, run_name
-from quorate.tune.trial_source import Journal, TrialSource
 
 
 class RaySearcher(Searcher):  # type: ignore[misc] # Ray has no types here

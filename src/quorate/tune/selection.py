@@ -16,8 +16,8 @@ from quorate.core.digests import derive_seed
 from quorate.history.search_log import ENDED
 from quorate.observe.quantities import measure
 from quorate.spec.search import AshaSpec, DimensionSpec, HyperbandSpec, PbtSpec, SearchSpec
+from quorate.tune.driver import Journal, reports_of
 from quorate.tune.trial_run import Report
-from quorate.tune.trial_source import Journal, reports_of
 
 FACTORS = (0.8, 1.2)
 
