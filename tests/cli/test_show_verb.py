@@ -101,7 +101,7 @@ def test_a_complete_run_from_top_to_bottom(runs: Path) -> None:
     assert (shown["weights"], shown["folder"]) == ("ab" * 32, str(run.path))
     assert shown["next"] == "quorate resume tiny-0001 --steps 16"
     assert shown["recorded"] == "8 steps, 2 evaluations, 1 generation"
-    assert shown["generation"] == "1.1: worker 0 hosts lanes 0-1, worker 1 hosts lanes 2-3"
+    assert shown["generation"] == "1.1, 2 workers: worker 0 lanes 0-1; worker 1 lanes 2-3"
     assert shown["timing"] == "failure_timeout 5 s, so heartbeat 0.5 s, lease 4 s, connect 10 s"
     assert shown["machine"] == "torch 2.13.0, python 3.11.7"
     assert shown["digests"] == "canary efefefefefef, dataset 010101010101, task source cdcdcdcdcdcd"
@@ -324,8 +324,8 @@ def test_more_than_a_screen_can_hold_is_left_to_json(runs: Path) -> None:
     for step in range(1, 12):
         add_checkpoint(run, step)
     text = page(run)
-    assert "worker 7 hosts lane 7, 12 more workers" in text
-    assert "2.1 (after 1 s): nobody" in text
+    assert "worker 15 lane 15; 4 more workers" in text.replace("\n", " ").replace("  ", "")
+    assert "2.1, 0 workers: nobody (after 1 s)" in text
     assert "  3 older ones; --json has all\n  step-00000004-evaluated" in text
 
 

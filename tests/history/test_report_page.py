@@ -103,7 +103,7 @@ def test_all_parts_of_an_eventful_run_and_everything_escaped(tmp_path: Path) -> 
     for part in (
         "Evaluation: accuracy",
         "Throughput",
-        "worker 0 lanes 0–1",
+        "worker 0 lanes 0-1",
         "job.yaml line 1",
         "changes the bits",
         "3.11",

@@ -18,30 +18,24 @@ from quorate.cli.layout import STATUS_STYLES, Page
 from quorate.cli.output import print_document
 from quorate.cli.runs_view import ask_ray
 from quorate.core.errors import RunError
-from quorate.core.generation import name_of, names_of
+from quorate.core.generation import name_of
 from quorate.core.runs_folder import as_typed
 from quorate.history.checkpoint_list import CheckpointRecord, nearest_saved
 from quorate.history.documents import Staleness, detail_document
-from quorate.history.run_detail import Advice, RunDetail, advise, job_values
+from quorate.history.run_detail import Advice, RunDetail, advise, job_values, said_of
 from quorate.history.run_record import Status, short_task
 from quorate.history.timeline import Curve, RunPace, Timeline, logged_curves, loss_curves, metric_curves
 from quorate.observe.console import Console
-from quorate.observe.event import Event
 from quorate.observe.events import (
     BlocksPlaced,
-    CoordinatorReplaced,
-    GenerationFormed,
     MemoryRanOut,
-    Resized,
     RunFailed,
     RunFinished,
     RunStopped,
-    WorkerLost,
 )
 from quorate.observe.jsonl import EventTail, events_in
 from quorate.observe.progress import Progress
 from quorate.observe.quantities import ago, blocks_for, count, duration, measure, plural, size, some_of, sparkline
-from quorate.observe.recoveries import brief
 from quorate.observe.screen import Screen
 from quorate.observe.seldom_events import GradientsCompressed, StalenessObserved
 from quorate.observe.summary import recovered
@@ -63,7 +57,6 @@ LONGEST_SPARKLINE = 40
 STEEP = 30.0
 CHECKPOINTS_SHOWN = 8
 STORY_SHOWN = 12
-MEMBERS_SHOWN = 8
 FILES_SHOWN = 5
 NOUNS = {
     "lost": "lost worker",
@@ -328,48 +321,15 @@ def _print_events(page: Page, timeline: Timeline) -> None:
     if len(story) > STORY_SHOWN:
         page.row("", Text(f"{len(story) - STORY_SHOWN} earlier generations and losses; --json has all", style="dim"))
     for event in story[-STORY_SHOWN:]:
-        if isinstance(event, GenerationFormed):
-            page.items("generation", _members(event, timeline))
-        else:
-            page.row(event.kind, _event_text(event, timeline))
+        passed = event.time - (timeline.began or event.time)
+        when = f" (after {duration(passed)})" if passed > 0 else ""  # nothing for its first moments
+        page.row(event.kind, said_of(event).removeprefix("generation ") + when)
     if (staleness := Staleness.of(timeline.of_kind(StalenessObserved))) is not None:
         page.row("staleness", staleness.in_words())
     if timeline.recoveries:
         page.row("recovered", recovered(timeline.recovered))
     for stop in timeline.of_kind(RunStopped)[-1:]:
         page.row("stop", stop.reason or "")
-
-
-def _event_text(event: Event, timeline: Timeline) -> str:
-    match event:
-        case Resized():
-            what = event.said
-        case CoordinatorReplaced():
-            what = f"another took over; {event.present} workers came back to it"
-        case WorkerLost(message=str(message)):
-            what = brief(message)
-        case _:
-            what = "a worker is lost"
-    when = _when(event, timeline)
-    return f"{what} ({when})" if when else what
-
-
-def _when(event: Event, timeline: Timeline) -> str:
-    """How long the run was under way; nothing for its first moments."""
-    passed = event.time - (timeline.began or event.time)
-    return f"after {duration(passed)}" if passed > 0 else ""
-
-
-def _members(event: GenerationFormed, timeline: Timeline) -> list[str]:
-    members = event.computing
-    shown = [f"{name_of(each.worker)} hosts {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
-    more = len(members) - len(shown)
-    first, *rest = [*shown, plural(more, "more worker")] if more else shown or ["nobody"]
-    if event.servers:
-        rest.append(names_of(event.servers, " and "))
-    place = [_when(event, timeline), f"from step {event.from_step:,}" if event.from_step else ""]
-    where = ", ".join(words for words in place if words)
-    return [f"{event.generation or ''}{f' ({where})' if where else ''}: {first}", *rest]
 
 
 def _placement(placed: BlocksPlaced) -> list[str]:
@@ -381,13 +341,6 @@ def _placement(placed: BlocksPlaced) -> list[str]:
     ]
     sent = f"{size(placed.pushed or 0)} pushed and {size(placed.pulled or 0)} pulled in a step, without compression"
     return [whole, *held, sent]
-
-
-def _lanes(lanes: Sequence[int]) -> str:
-    """A worker hosts lanes that follow each other."""
-    if not lanes:
-        return "no lane"
-    return f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {lanes[0]}-{lanes[-1]}"
 
 
 def _print_job(page: Page, job: ResolvedJob) -> None:

@@ -13,8 +13,18 @@ from quorate.history.event_index import read_timeline
 from quorate.history.run_record import Attempts, RunRecord, Status
 from quorate.history.step_rows import StepRows
 from quorate.history.timeline import Timeline
-from quorate.observe.events import RunBegan
+from quorate.observe.events import (
+    CoordinatorReplaced,
+    GenerationFormed,
+    Resized,
+    RunBegan,
+    RunFailed,
+    RunStopped,
+    WorkerLost,
+)
 from quorate.observe.notices import EARLY_STOP
+from quorate.observe.quantities import plural
+from quorate.observe.recoveries import brief
 from quorate.observe.waiting import advice_on_waiting
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark
@@ -25,6 +35,8 @@ from quorate.storage.run_folder import RunFolder
 from quorate.storage.task_files import read_source
 
 Read = TypeVar("Read")
+MEMBERS_SHOWN = 16
+"""Workers of a generation that are named; `--json` has all."""
 
 
 @dataclass(frozen=True)
@@ -158,3 +170,39 @@ def _leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
             yield from _leaves(f"{prefix}{key}.", value)
         else:
             yield f"{prefix}{key}", value
+
+
+def said_of(event: object) -> str:
+    """What happened, in words; nothing for what is no news."""
+    said = ""
+    match event:
+        case RunBegan():
+            total = f" of {event.total_steps:,}" if event.total_steps else ""
+            said = f"training begins after step {event.from_step or 0:,}{total}"
+        case GenerationFormed():
+            members = event.computing
+            hosts = [f"worker {each.worker} {_lanes(each.lanes)}" for each in members[:MEMBERS_SHOWN]]
+            hosts += [plural(more, "more worker")] if (more := len(members) - len(hosts)) > 0 else []
+            beside = f", {plural(len(event.servers), 'server')}" if event.servers else ""
+            beside = f" ({event.mesh})" if event.mesh else beside
+            beside += f" from step {event.from_step:,}" if event.from_step else ""
+            said = f"generation {event.generation}, {plural(len(members), 'worker')}{beside}: "
+            said += "; ".join(hosts) or "nobody"
+        case WorkerLost():
+            said = brief(event.message or "a worker is lost")
+        case Resized():
+            said = f"asked to continue with {event.said}"
+        case CoordinatorReplaced():
+            said = f"another coordinator took over; {event.present} workers came back to it"
+        case RunStopped():
+            said = f"stopped: {event.reason or ''}"
+        case RunFailed():
+            said = f"failed: {event.failure.message}"
+    return said
+
+
+def _lanes(lanes: Sequence[int]) -> str:
+    """A worker hosts lanes that follow each other."""
+    if not lanes:
+        return "no lane"
+    return f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {lanes[0]}-{lanes[-1]}"

@@ -9,7 +9,7 @@ import numpy as np
 from quorate.core.generation import name_of
 from quorate.history.report.charts import Line, Plot
 from quorate.history.report.layout import Block, Command, Report, Table, Words, as_html, at_minute
-from quorate.history.run_detail import Advice, RunDetail, job_values
+from quorate.history.run_detail import Advice, RunDetail, job_values, said_of
 from quorate.history.run_record import Status, moment
 from quorate.history.step_rows import LOGGED, PHASES, SAMPLES, SPEED
 from quorate.history.timeline import RunPace, Timeline, metric_curves
@@ -17,26 +17,20 @@ from quorate.observe.events import (
     CheckpointFailed,
     CheckpointSaved,
     CheckpointSkipped,
-    CoordinatorReplaced,
     CopyFailed,
-    GenerationFormed,
     LogMessage,
     MemoryRanOut,
-    Resized,
     RolledBack,
     RunBegan,
-    RunFailed,
-    RunStopped,
     WorkerLost,
 )
 from quorate.observe.quantities import count, duration, measure, plural, size
-from quorate.observe.recoveries import Recovery, brief
+from quorate.observe.recoveries import Recovery
 from quorate.spec.keys import Mark
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_document import write_value
 
 MOST_LOGGED = 12
-_MEMBERS_SHOWN = 16
 _TO_THE_SECOND = len("2026-01-01T00:00:00")
 _MEANINGS = {
     "data": "waiting for samples",
@@ -300,40 +294,8 @@ def _story(timeline: Timeline) -> list[tuple[str, str, str]]:
     """What happened, beside steps, evaluations and checkpoints: when, and in words."""
     rows = []
     for event in timeline.others:
-        if said := _said(event):
+        if said := said_of(event):
             at = moment(event.time)
             when = "" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
             rows.append((when, "" if event.step is None else f"{event.step:,}", said))
     return rows
-
-
-def _said(event: object) -> str:
-    said = ""
-    match event:
-        case RunBegan():
-            total = f" of {event.total_steps:,}" if event.total_steps else ""
-            said = f"training begins after step {event.from_step or 0:,}{total}"
-        case GenerationFormed():
-            members = event.computing
-            hosts = "; ".join(f"worker {each.worker} {_lanes(each.lanes)}" for each in members[:_MEMBERS_SHOWN])
-            beside = f", {plural(len(event.servers), 'server')}" if event.servers else ""
-            beside = f" ({event.mesh})" if event.mesh else beside
-            said = f"generation {event.generation}, {plural(len(members), 'worker')}{beside}: {hosts}"
-        case WorkerLost():
-            said = brief(event.message or "a worker is lost")
-        case Resized():
-            said = f"asked to continue with {event.said}"
-        case CoordinatorReplaced():
-            said = f"another coordinator took over; {event.present} workers came back to it"
-        case RunStopped():
-            said = f"stopped: {event.reason or ''}"
-        case RunFailed():
-            said = f"failed: {event.failure.message}"
-    return said
-
-
-def _lanes(lanes: Sequence[int]) -> str:
-    """A worker hosts lanes that follow each other."""
-    if not lanes:
-        return "no lane"
-    return f"lane {lanes[0]}" if len(lanes) == 1 else f"lanes {lanes[0]}–{lanes[-1]}"
