@@ -44,7 +44,7 @@ class HelperThreads:
         self._name, self._most = name, most
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
         self._idle = 0
         self._is_closed = False
 
@@ -56,23 +56,23 @@ class HelperThreads:
                 raise Closed
             if self._idle:
                 self._idle -= 1
-            elif len(self._threads) < self._most:
-                self._threads.append(start_helper(self._work, self._name))
+            elif len(self.threads) < self._most:
+                self.threads.append(start_helper(self._work, self._name))
             self._tasks.put((future, work))
         return future
 
     @property
     def is_alive(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
+        return any(thread.is_alive() for thread in self.threads)
 
     def close(self, grace: float = 0.0) -> None:
         """Begin nothing else, and wait for so many seconds at most: what takes longer ends by itself."""
         with self._lock:
             self._is_closed = True
-            for _ in self._threads:
+            for _ in self.threads:
                 self._tasks.put(None)
         if grace:
-            for thread in self._threads:
+            for thread in self.threads:
                 thread.join(grace)
 
     def _work(self) -> None:

@@ -5,22 +5,21 @@ What these threads do is Quorate's own: code of the task never runs in one.
 
 import contextlib
 import copy
-import itertools
 import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import xxhash
 
 from quorate.core.addresses import is_url, shown
 from quorate.data.datasets import LIMIT
-from quorate.data.threads import CHECK_EVERY, check_interrupted, start_helper
+from quorate.data.threads import CHECK_EVERY, HelperThreads, check_interrupted
 from quorate.shards.disk_cache import DiskCache
 from quorate.shards.fetching import Fetcher
 from quorate.shards.files import shard_place
@@ -33,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _LOCAL_THREADS, _REMOTE_THREADS = 2, 8
 _JOIN = 5.0
+_LASTING = (ShardError, type(None))
+"""What a block that was read has raised, if anything: read again, it would be the same."""
 
 
 class ShardBlocks:
@@ -157,142 +158,115 @@ class BlockReader:
         self._process = None
 
 
-@dataclass(slots=True)
-class _Kept:
-    content: Any
-    error: ShardError | None
-    bytes: int
-    used: int = 0
-
-
-@dataclass(slots=True)
-class _Reading:
-    """A block that is being read, and by whom."""
-
-    thread: threading.Thread
-    bytes: int
-    error: BaseException | None = None
-
-
 class KeptBlocks:
     """Gives blocks, and fetches those ahead that it was told of. One thread gets and one tells, or one does both."""
 
     def __init__(self, blocks: ShardBlocks) -> None:
         self.limit = LIMIT
-        self.threads: list[threading.Thread] = []
         self._blocks = blocks
-        self._kept: dict[int, _Kept] = {}
-        self._readings: dict[int, _Reading] = {}
+        self._helpers = HelperThreads("shard-reader", _REMOTE_THREADS if blocks.is_remote else _LOCAL_THREADS)
+        # What is read, is being read or is to be, the longest unused first; and what it takes, or may take.
+        self._kept: dict[int, Future[Any]] = {}
+        self._sizes: dict[int, int] = {}
         self._wanted: dict[int, None] = {}
-        self._failed: set[int] = set()
-        self._changed = threading.Condition()
-        self._uses = itertools.count(1)
+        self._lock = threading.RLock()
         self._raw = self._opened = 0
-        self._over = self._warned = False
-
-    # --- for whoever reads
+        self._warned = False
 
     def get(self, block: int) -> Any:
         """A block's records: at once if they are kept, otherwise as soon as they are read."""
-        kept = self._kept.get(block) or self._obtained(block)
-        kept.used = next(self._uses)
-        if kept.error is not None:
+        with self._lock:
+            kept = self._kept.pop(block, None)
+            # What no thread has begun yet is sooner read here; what was out of reach ahead is tried again.
+            is_own = kept is None or kept.cancel() or (kept.done() and not isinstance(kept.exception(), _LASTING))
+            if kept is None or is_own:
+                kept = Future()
+                self._sizes[block] = self._expected(block)
+            self._kept[block] = kept
+        if is_own:
+            self._read(block, kept)
+        while not wait([kept], CHECK_EVERY).done:
+            check_interrupted()
+        if isinstance(error := kept.exception(), ShardError):
             # A new one each time: an exception gathers the frames that it has passed.
-            raise copy.copy(kept.error)
-        return kept.content
+            raise copy.copy(error)
+        return kept.result()
 
     def prefetch(self, blocks: Iterable[int]) -> None:
         """Which blocks come next, in order, with those that are in use; what was wanted before is so no longer."""
-        wanted = dict.fromkeys(blocks)
-        with self._changed:
-            self._wanted = wanted
-            self._failed.intersection_update(wanted)
-            most = _REMOTE_THREADS if self._blocks.is_remote else _LOCAL_THREADS
-            missing = sum(block not in self._kept for block in wanted)
-            while len(self.threads) < min(most, missing):
-                self.threads.append(start_helper(self._work, "shard-reader"))
-            self._changed.notify_all()
+        begun: list[Callable[[], None]] = []
+        with self._lock:
+            self._wanted = dict.fromkeys(blocks)
+            for block in self._wanted:
+                if block not in self._kept:
+                    if not self._make_room(self._expected(block)):
+                        break
+                    kept = self._kept[block] = Future()
+                    self._sizes[block] = self._expected(block)
+                    begun.append(partial(self._read_ahead, block, kept))
+        for work in begun:
+            self._helpers.submit(work)
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        return self._helpers.threads
 
     @property
     def nbytes(self) -> int:
-        return sum(kept.bytes for kept in self._kept.values())
+        return sum(self._sizes[block] for block, kept in self._kept.items() if kept.done())
 
     def close(self, process: int) -> None:
         if os.getpid() != process:
             return  # a child that was forked has none of these threads, and their locks may be held for ever
         self._blocks.close()
-        with self._changed:
-            self._over = True
+        with self._lock:
+            self._wanted.clear()
             self._kept.clear()
-            self._changed.notify_all()
-        over = monotonic() + _JOIN
-        for thread in self.threads:
-            thread.join(max(0.0, over - monotonic()))
+        self._helpers.close(_JOIN)
 
-    def _obtained(self, block: int) -> _Kept:
-        with self._changed:
-            while True:
-                if (kept := self._kept.get(block)) is not None:
-                    return kept
-                reading = self._readings.get(block)
-                if reading is None or not reading.thread.is_alive():
-                    reading = self._begun(block)
-                    break
-                self._changed.wait(CHECK_EVERY)
-                if reading.error is not None:
-                    raise reading.error
-                check_interrupted()
-        return self._read(block, reading)
+    def _read_ahead(self, block: int, kept: Future[Any]) -> None:
+        with self._lock:
+            self._sizes[block] = self._expected(block)
+            # What those before take may be known only now.
+            if block not in self._wanted or not self._make_room(0, but=block, warns=False):
+                if self._kept.get(block) is kept and kept.cancel():
+                    del self._kept[block]
+                return
+        self._read(block, kept)
 
-    # --- reading
-
-    def _begun(self, block: int) -> _Reading:
-        reading = self._readings[block] = _Reading(threading.current_thread(), self._expected(block))
-        return reading
+    def _read(self, block: int, kept: Future[Any]) -> None:
+        if not kept.set_running_or_notify_cancel():
+            return
+        size, taken = self._blocks.size(block), 0
+        trouble: BaseException | None = None
+        try:
+            found = self._blocks.read(block)
+            taken = max(size, found.nbytes)
+        except BaseException as error:
+            trouble = error.with_traceback(None) if isinstance(error, ShardError) else error
+        with self._lock:
+            self._sizes[block] = taken
+            self._raw += size if taken else 0
+            self._opened += taken
+            if trouble is None:
+                kept.set_result(found)
+            else:
+                kept.set_exception(trouble)
+            self._make_room(0, but=block)
 
     def _expected(self, block: int) -> int:
         """What a block takes when it is open: as much more than its bytes as those before."""
         size = self._blocks.size(block)
         return size if not self._raw else int(size * self._opened / self._raw)
 
-    def _read(self, block: int, reading: _Reading) -> _Kept:
-        kept: _Kept | None = None
-        size = self._blocks.size(block)
-        try:
-            content = self._blocks.read(block)
-            kept = _Kept(content, None, max(size, content.nbytes))
-        except ShardError as error:
-            # Kept, like a sound one: each of its samples asks for it.
-            kept = _Kept(None, error.with_traceback(None), 0)
-        except BaseException as error:
-            reading.error = error
-            raise
-        finally:
-            with self._changed:
-                self._readings.pop(block, None)
-                if kept is None:
-                    self._failed.add(block)
-                elif not self._over:
-                    self._raw += size if kept.error is None else 0
-                    self._opened += kept.bytes
-                    kept.used = next(self._uses)
-                    self._kept[block] = kept
-                    self._failed.discard(block)
-                    self._make_room(0, but=block)
-                self._changed.notify_all()
-        return kept
-
-    def _make_room(self, needed: int, but: int | None = None) -> bool:
+    def _make_room(self, needed: int, but: int | None = None, *, warns: bool = True) -> bool:
         """Forget what nobody wants, the longest unused first; whether there is room then for so much more."""
-        excess = self.nbytes + sum(reading.bytes for reading in self._readings.values()) + needed - self.limit
-        if excess <= 0:
-            return True
-        unwanted = [block for block in self._kept if block not in self._wanted and block != but]
-        for block in sorted(unwanted, key=lambda block: self._kept[block].used):
-            excess -= self._kept.pop(block).bytes
-            if excess <= 0:
-                return True
-        if needed == 0 and not self._warned:
+        excess = sum(self._sizes[block] for block in self._kept) + needed - self.limit
+        for block in [block for block, kept in self._kept.items() if kept.done()]:
+            if excess > 0 and block not in self._wanted and block != but:
+                del self._kept[block]
+                excess -= self._sizes.pop(block)
+        if excess > 0 and needed == 0 and warns and not self._warned:
             self._warned = True
             log.warning(
                 "what is read at the same time takes %.0f MB, more than the %.0f MB that are meant for it: smaller "
@@ -300,25 +274,4 @@ class KeptBlocks:
                 self.nbytes / 1e6,
                 self.limit / 1e6,
             )
-        return False
-
-    # --- ahead
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while (block := self._next()) is None and not self._over:
-                    self._changed.wait()  # for what is wanted to change, for room, or for the end
-                if block is None or self._over:
-                    return
-                reading = self._begun(block)
-            # Whoever needs the block reads it again, and learns what is wrong.
-            with contextlib.suppress(Exception):
-                self._read(block, reading)
-
-    def _next(self) -> int | None:
-        """The first block that is wanted and not here, if there is room for it."""
-        for block in self._wanted:
-            if block not in self._kept and block not in self._readings and block not in self._failed:
-                return block if self._make_room(self._expected(block)) else None
-        return None
+        return excess <= 0
