@@ -173,8 +173,6 @@ class Residuals:
         self.applied = 0
         self._plan = plan
         self._lanes = lanes
-        # Those that have held back something after that step: all of them, but where workers keep it for theirs.
-        self._keepers: tuple[int, ...] = tuple(range(lanes))
         self._memory = LaneMemory(plan, lanes, descriptor)
         self._hosting: tuple[range, ...] = (range(lanes),)
         self._hosted = range(lanes)
@@ -237,11 +235,12 @@ class Residuals:
         if not self.applied:
             self._restored = {}
             return
-        here = [lane for lane in self._keepers if lane in restored or self._memory.holds(lane, self.applied)]
+        lanes = range(self._lanes)
+        here = [lane for lane in lanes if lane in restored or self._memory.holds(lane, self.applied)]
         step = generation.cursor.step
         told = links.gather(step, KEPT_INDEX, json.dumps(here).encode())
         holders = [frozenset(json.loads(payload)) for payload in told]
-        lost = [lane for lane in self._keepers if not any(lane in held for held in holders)]
+        lost = [lane for lane in lanes if not any(lane in held for held in holders)]
         if lost:
             raise _lost(lost, step)
         for lane in self._hosted:
@@ -252,7 +251,7 @@ class Residuals:
             (lane, next(p for p, held in enumerate(holders) if lane in held), host)
             for host, hosted in enumerate(self._hosting)
             for lane in hosted
-            if lane in self._keepers and lane not in holders[host]
+            if lane not in holders[host]
         ]
         for number, (lane, giver, host) in enumerate(moves):
             if position == host:
@@ -296,14 +295,11 @@ class Residuals:
         """The tree of what all lanes have held back, with the tensors of those that this worker hosts."""
         if not self.applied:
             return Encoded({"dict": {"applied": 0, LANES: []}}, {})
-        forms = [
-            [[{"tensor": name} for name in self.names(lane)]] if lane in self._keepers else None
-            for lane in range(self._lanes)
-        ]
+        forms = [[[{"tensor": name} for name in self.names(lane)]] for lane in range(self._lanes)]
         tensors = {
             name: tensor
             for lane in self._hosted
-            if lane in self._keepers and self._memory.holds(lane, self.applied)  # not yet where it was just restored
+            if self._memory.holds(lane, self.applied)  # not yet where it was just restored
             for name, tensor in zip(self.names(lane), self._memory.at(lane, self.applied), strict=True)
         }
         return Encoded({"dict": {"applied": self.applied, LANES: forms}}, tensors)
@@ -320,8 +316,7 @@ class Residuals:
             return
         if not self.applied:
             return
-        self._keepers = tuple(lane for lane, of in enumerate(form[LANES]) if of is not None)
-        for lane in self._keepers:
+        for lane in range(self._lanes):
             names = self.names(lane)
             if all(name in tensors for name in names):
                 self._restored[lane] = tuple(tensors[name] for name in names)
@@ -335,9 +330,7 @@ class Residuals:
         """The names of the tensors that each member has, in ring order."""
         if len(self._hosting) != members:
             raise ValueError(f"lanes are hosted by {len(self._hosting)} members, not {members}")
-        return [
-            [name for lane in hosted if lane in self._keepers for name in self.names(lane)] for hosted in self._hosting
-        ]
+        return [[name for lane in hosted for name in self.names(lane)] for hosted in self._hosting]
 
 
 def _lost(lanes: Sequence[int], step: int) -> ResidualsLost:
