@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import errno
 import fcntl
 import os
 import resource
@@ -97,29 +96,6 @@ def test_a_lifeline_holds_those_who_know_its_token_and_nobody_else(monkeypatch: 
     with call(lifeline.token) as ours:
         assert is_hung_up_on(call(b"stranger" * 4)), "judged after ours"
         assert select.select([ours], [], [], 0)[0] == [], "it is held"
-        assert len(lifeline._held) == 1
-    assert all(is_hung_up_on(call(b"stranger" * 4)) for _ in range(2)), "after the first, it is looked who is gone"
-    assert lifeline._held == []
-
-
-def test_a_lifeline_outlives_that_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quorate.engines.ray import ray_cluster as ray_host
-
-    accept = socket.socket.accept
-    refused: list[socket.socket] = []
-
-    def accept_later(server: socket.socket) -> tuple[socket.socket, Any]:
-        if not refused:
-            refused.append(server)
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return accept(server)
-
-    monkeypatch.setattr(ray_host, "RETRY", 0.01)
-    monkeypatch.setattr(socket.socket, "accept", accept_later)
-    lifeline = ray_host.Lifeline("127.0.0.1")
-    with socket.create_connection(lifeline.address, timeout=60) as stranger:
-        stranger.sendall(b"x" * 32)
-        assert stranger.recv(1) == b"" and refused
 
 
 def test_a_lifeline_that_does_not_take_its_token_is_not_left_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import os
 import secrets
 import select
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Mapping
@@ -276,8 +277,6 @@ COMMANDS, REPORTS, ENDS = "commands", "reports", "ends"
 
 SPEAK_WITHIN = 10.0
 """Seconds within which whoever connects to a lifeline shows its token."""
-RETRY = 1.0
-"""Seconds until a lifeline that could not take a connection tries again."""
 
 
 def host_class() -> Any:
@@ -327,53 +326,30 @@ class RayHost:
         self._has_ended.wait()
 
 
-class Lifeline:
+class Lifeline(socketserver.ThreadingTCPServer):
     """Holds the connections of those who begin with its token, and says nothing. Ray itself needs seconds to learn that
-    a process is gone with its node, and a kernel closes its connections at once.
+    a process is gone with its node, and a kernel closes its connections at once."""
 
-    One after the other is judged. Whoever waits for that behind silent strangers is connected already, by the kernel.
-    """
+    daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self, host: str) -> None:
+        super().__init__((host, 0), _Holding)
         self.token = secrets.token_bytes(32)
-        self._server = socket.create_server((host, 0))
-        self._held: list[socket.socket] = []
-        self.address: tuple[str, int] = self._server.getsockname()[:2]
-        threading.Thread(target=self._accept, name="lifeline", daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            self._held = [held for held in self._held if _is_there(held)]
-            try:
-                connection = self._server.accept()[0]
-            except OSError:  # too many files are open, say
-                time.sleep(RETRY)
-                continue
-            if self._is_ours(connection):
-                connection.setblocking(False)
-                self._held.append(connection)
-            else:
-                connection.close()
-
-    def _is_ours(self, connection: socket.socket) -> bool:
-        connection.settimeout(SPEAK_WITHIN)
-        try:
-            return hmac.compare_digest(connection.recv(len(self.token)), self.token)
-        except OSError:
-            return False
+        self.address: tuple[str, int] = self.socket.getsockname()[:2]
+        threading.Thread(target=self.serve_forever, name="lifeline", daemon=True).start()
 
 
-def _is_there(connection: socket.socket) -> bool:
-    """Whether whoever is held has not hung up: it has nothing more to say. It is closed if it has."""
-    try:
-        if connection.recv(1):
-            return True
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    connection.close()
-    return False
+class _Holding(socketserver.BaseRequestHandler):
+    """One who has connected: a stranger is hung up on, once it has spoken or been silent for too long."""
+
+    def handle(self) -> None:
+        assert isinstance(self.server, Lifeline)
+        with contextlib.suppress(OSError):
+            self.request.settimeout(SPEAK_WITHIN)
+            if hmac.compare_digest(self.request.recv(len(self.server.token)), self.server.token):
+                self.request.settimeout(None)
+                self.request.recv(1)  # to its end: it has nothing more to say
 
 
 def working_folder() -> Path | None:
