@@ -8,12 +8,11 @@ from pydantic import BeforeValidator, Field, ValidationError
 from quorate.core.errors import JobFileError
 from quorate.spec import rules
 from quorate.spec.changes import refused_on_resume
-from quorate.spec.job import JobSpec
+from quorate.spec.job import JobSpec, RingSpec
 from quorate.spec.keys import Mark, keys_of
 from quorate.spec.override import Layers, Override
 from quorate.spec.problems import describe_errors
 from quorate.spec.section import Count, Section, spelled_out
-from quorate.spec.strategy import RingSpec
 
 
 class ToySpec(Section):

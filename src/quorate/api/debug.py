@@ -23,10 +23,9 @@ from quorate.engines.in_process import InProcessEngine
 from quorate.engines.local import ALLOCATOR, ENVIRONMENT
 from quorate.observe.events import LogMessage
 from quorate.observe.sinks import Sink
-from quorate.spec.job import JobSpec
+from quorate.spec.job import JobSpec, RingSpec
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.section import AUTO_BATCH
-from quorate.spec.strategy import RingSpec
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch, Supervisor
 

@@ -1,10 +1,10 @@
 """Which engine a job runs on."""
 
+from pkgutil import resolve_name
 from typing import Any
 
 from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
-from quorate.core.named import named_object
 from quorate.engines.engine import Engine
 from quorate.engines.local import LocalEngine
 from quorate.spec.job import JobSpec
@@ -28,7 +28,7 @@ def engine_of(launch: Launch, signals: Signals, **given: Any) -> Engine:
         told = f"{signals.reason} while it connected to the cluster; nothing has begun."
         return None if signals.reason is None else signals.failure(told)
 
-    engine: Engine = named_object(spec.engine.opened_by)(launch.run, launch.preparation, spec, places, stopped, **given)
+    engine: Engine = resolve_name(spec.engine.opened_by)(launch.run, launch.preparation, spec, places, stopped, **given)
     return engine
 
 

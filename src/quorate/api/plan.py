@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -11,7 +12,6 @@ from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RequestError
 from quorate.core.gpus import gpus_here, memory_of
 from quorate.core.machine import free_memory, usable_cores
-from quorate.core.named import named_object
 from quorate.data.sampler import Request, Source
 from quorate.data.samples import Samples, batch_of
 from quorate.lanes.buckets import plan_buckets
@@ -144,7 +144,7 @@ class _Planning:
         self._samples: Samples = build_samples(task, spec)
         self._sharded: SpreadPlan | None = None
         if shape is not None:
-            self._sharded = named_object(spec.strategy.planning)(task, spec, shape)
+            self._sharded = resolve_name(spec.strategy.planning)(task, spec, shape)
 
     def plan(self, target: Target) -> Plan:
         spec, checkpointed = self.spec, self.spec.memory.checkpoint_activations

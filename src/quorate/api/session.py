@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from quorate.api.engines import engine_of, refuse_missing_engine
@@ -44,7 +45,6 @@ from quorate.core.failure import Failure, JobFailed
 from quorate.core.gpus import gpus_here
 from quorate.core.machine import usable_cores
 from quorate.core.masking import mask_all, secrets_in
-from quorate.core.named import named_object
 from quorate.core.runs_folder import is_copy
 from quorate.core.user_code import is_attached
 from quorate.engines.engine import SOURCE, Prepared
@@ -347,7 +347,7 @@ def _refuse_without_key(spec: JobSpec) -> None:
     if spec.checkpoint.sealing is None:
         return
     try:
-        named_object(spec.checkpoint.sealing.opened_by)(spec.checkpoint.sealing)
+        resolve_name(spec.checkpoint.sealing.opened_by)(spec.checkpoint.sealing)
     except CheckpointError as error:
         raise RunError(f"checkpoint.encrypt: {error}") from None
 

@@ -5,11 +5,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from pkgutil import resolve_name
 
 from quorate.checkpoint.manifest import MANIFEST, MOST_INCARNATIONS, Manifest
 from quorate.core.errors import CheckpointError, JobError, NewerFormatError, UntrustedError
 from quorate.core.generation import Cursor, Phase
-from quorate.core.named import named_object
 from quorate.core.regular_file import read_regular
 from quorate.storage.run_folder import RunFolder
 
@@ -177,7 +177,7 @@ def shown_by(folder: Path) -> ShownFolder | None:
     store = RunFolder(folder.parent).stored
     if store is None:
         return None
-    shown = named_object("quorate.stores.stored_run:ObjectFolder")(store, folder)
+    shown = resolve_name("quorate.stores.stored_run:ObjectFolder")(store, folder)
     assert isinstance(shown, ShownFolder)
     return shown
 

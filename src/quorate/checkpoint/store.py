@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from quorate.checkpoint.listing import (
@@ -35,7 +36,6 @@ from quorate.checkpoint.part_file import DIGESTS, SEALED, parts_in, verify_part,
 from quorate.checkpoint.retention import Retention, surplus
 from quorate.core.errors import AttemptGone, CheckpointError, UntrustedError
 from quorate.core.generation import Cursor, GenerationId
-from quorate.core.named import named_object
 from quorate.core.regular_file import read_regular
 from quorate.spec.job import CheckpointSpec
 from quorate.storage.atomic import Buffer, discard, move_into_place, sync_folder, write_atomically, write_new_file
@@ -232,7 +232,7 @@ class CheckpointFolder:
     @classmethod
     def at(cls, folder: Path, *, digest: str = DIGESTS[0], cipher: Seal | None = None) -> "CheckpointFolder":
         """The checkpoints of a run: in its folder, or in the store that the folder shows."""
-        kind = cls if shown_by(folder) is None else named_object("quorate.stores.stored_run:StoredCheckpoints")
+        kind = cls if shown_by(folder) is None else resolve_name("quorate.stores.stored_run:StoredCheckpoints")
         opened = kind(folder, digest=digest, cipher=cipher)
         assert isinstance(opened, CheckpointFolder)
         return opened
@@ -242,7 +242,7 @@ class CheckpointFolder:
         """As a job says it. Raises `CheckpointError` where its key cannot be read; or it has none, and a checkpoint is
         encrypted: one who could edit the job and add a plain checkpoint would otherwise have it used."""
         if rules.sealing is not None:
-            cipher = named_object(rules.sealing.opened_by)(rules.sealing)
+            cipher = resolve_name(rules.sealing.opened_by)(rules.sealing)
             return cls.at(folder, digest=rules.digest, cipher=cipher)
         if (sealed := _encrypted_in(folder)) is not None:
             raise CheckpointError(why_not_plain(str(sealed), folder.parent.name))
@@ -430,7 +430,7 @@ def cipher_of(manifest: Manifest, given: Seal | None) -> Seal | None:
     """What opens a checkpoint; None where it is plain, and no key is asked for."""
     if manifest.encryption is None and given is None:
         return None
-    found: Seal | None = named_object("quorate.encryption.key:cipher_of")(manifest, given)
+    found: Seal | None = resolve_name("quorate.encryption.key:cipher_of")(manifest, given)
     return found
 
 

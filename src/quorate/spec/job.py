@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -32,7 +32,6 @@ from quorate.spec.section import (
     Section,
     spelled_out,
 )
-from quorate.spec.strategy import RingSpec
 from quorate.spec.tracking import NotifySpec, TrackSpec
 
 OWN_PLACE = "checkpoints"
@@ -238,6 +237,14 @@ class LineageSpec(Section):
 
 CHANGEABLE = tuple(key for key in LineageSpec.model_fields if key != "until")
 """The keys that may change while a model is trained: it stays of the same shape, and its data in the same order."""
+
+
+@open_to_options("strategy.ring")
+class RingSpec(StrategySection):
+    """Gradients are summed around a ring of workers, in an order that does not depend on their number."""
+
+    kind: Literal["ring"] = "ring"
+    factory: ClassVar[str] = "quorate.strategies.ring:RingFactory"
 
 
 @open_to_options("job", strategy=(RingSpec,), engine=(LocalSpec,))

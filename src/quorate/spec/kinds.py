@@ -124,6 +124,17 @@ class StrategySection(Section):
         yield from ()
 
 
+def goes_on(before: StrategySection, after: StrategySection) -> bool:
+    """Whether it is another strategy that goes on with the same computation: who sums what lanes have is only manner.
+
+    To the same bits, except with a gang, which adds in the order of its workers.
+    """
+    if not before.is_synchronous or not after.is_synchronous or before.arithmetic != after.arithmetic:
+        return False
+    # Servers that feed back what they have not sent answer with less than the ring has.
+    return not before.keeps_residuals or before.kind == after.kind
+
+
 class GrowSpec(Section):
     """A job starts with `min_workers` and gets more as long as each worker still has this fraction of the throughput
     that a worker had with fewer. Each number of workers is measured for some steps."""

@@ -15,7 +15,14 @@ from quorate.core.regular_file import read_regular
 from quorate.core.runs_folder import USUAL_RUNS, runs_of_job
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.keys import keys_of, nearest_file
-from quorate.spec.migration import OldNames, migrate, present_name, renamed, without_removed
+from quorate.spec.migration import (
+    advice_on_names,
+    migrate,
+    mixed_names,
+    present_name,
+    renamed,
+    without_removed,
+)
 from quorate.spec.options import Said
 from quorate.spec.override import DEFAULT, ENVIRONMENT, Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, misspelt, plain_problems
@@ -87,10 +94,9 @@ def resolve_layers(
     """
     from_environment, unreadable = environment_overrides(environment)
     from_environment, overrides = (_with_present_names(layer) for layer in (from_environment, overrides))
-    old = OldNames(layers.values, layers.origin)
-    if mixed := old.problems():
+    if mixed := list(mixed_names(layers.values, layers.origin)):
         problems = [*problems, *mixed]
-    elif advice := old.advice(source):
+    elif advice := advice_on_names(layers.values, source, layers.origin):
         log.warning("%s", advice)
     layers = _migrated(layers).under(from_environment).under(overrides)
     spec, mistakes = _checked(layers, job_folder or Path.cwd())

@@ -5,8 +5,7 @@ reads it through here: job files, `--set`, variables, Python, old runs with thei
 searches.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from quorate.core.errors import Problem
@@ -28,13 +27,13 @@ def migrate(job: Mapping[str, Any]) -> dict[str, Any]:
     A job without a version may use the old names too. One of a version that nobody knows is left as it is: the check of
     its keys says so.
     """
-    job = dict(job)
+    migrated: dict[str, Any] = dict(job)
     for key, removed in removed_keys().items():
-        if _value(job, key) == removed.default:
-            _taken(job, key)
+        if take_out(trial := dict(migrated), key) == removed.default:
+            migrated = trial
     if "version" not in job:
-        return renamed(job)
-    return renamed(job) | {"version": VERSION} if _is_earlier(job["version"]) else dict(job)
+        return renamed(migrated)
+    return renamed(migrated) | {"version": VERSION} if _is_earlier(job["version"]) else migrated
 
 
 def without_removed(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -42,28 +41,22 @@ def without_removed(job: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
     left: dict[str, Any] = dict(job)
     told = {}
     for key, removed in removed_keys().items():
-        if _taken(left, key) not in (_MISSING, removed.default):
+        if take_out(left, key) not in (_MISSING, removed.default):
             told[key] = removed.instead
             if removed.with_it:
-                _taken(left, removed.with_it)
+                take_out(left, removed.with_it)
     return left, told
 
 
-def _value(section: Any, key: str) -> Any:
-    for name in key.split("."):
-        section = section.get(name, _MISSING) if isinstance(section, Mapping) else _MISSING
-    return section
-
-
-def _taken(section: dict[str, Any], key: str) -> Any:
-    """Take a dotted key out; the sections on the way are copied."""
+def take_out(section: dict[str, Any], key: str) -> Any:
+    """Take the value of a dotted key out; the sections on the way are copied."""
     head, _, inner = key.partition(".")
     if not inner:
         return section.pop(head, _MISSING)
     if not isinstance(section.get(head), Mapping):
         return _MISSING
     section[head] = dict(section[head])
-    return _taken(section[head], inner)
+    return take_out(section[head], inner)
 
 
 _MISSING = object()
@@ -92,40 +85,26 @@ def renamed(keys: Mapping[str, Value]) -> dict[str, Value]:
     return {present_name(key) if isinstance(key, str) else key: value for key, value in keys.items()}
 
 
-@dataclass(frozen=True)
-class OldNames:
-    """What a job is given by names of earlier versions; `origin` says where each key was written."""
-
-    job: Mapping[str, Any]
-    origin: Callable[[str], str]
-
-    def problems(self) -> list[Problem]:
-        """Keys of two versions in one job: nobody can know which of them is meant."""
-        version = self.job.get("version")
-        later = [new for new in _FIRST_NAMES if new in self.job]
+def mixed_names(job: Mapping[str, Any], origin: Callable[[str], str]) -> Iterator[Problem]:
+    """Keys of two versions in one job: nobody can know which is meant. `origin` says where a key was written."""
+    version = job.get("version")
+    for new in (new for new in _FIRST_NAMES if new in job):
+        old = _FIRST_NAMES[new]
         if _is_earlier(version):
-            said = f"the job is of version {version} ({self.origin('version')})"
-            hint = f"Write version: {VERSION}."
-            return [
-                Problem(new, f"it is a key of version {VERSION} ({self.origin(new)}), and {said}", hint, ("version",))
-                for new in later
-            ]
-        if version is not None:
-            return []
-        both = [(_FIRST_NAMES[new], new) for new in later if _FIRST_NAMES[new] in self.job]
-        return [
-            Problem(old, f"it is now called {new}, which is given too ({self.origin(new)})", f"Keep {new}.", (new,))
-            for old, new in both
-        ]
+            said = f"the job is of version {version} ({origin('version')})"
+            text = f"it is a key of version {VERSION} ({origin(new)}), and {said}"
+            yield Problem(new, text, f"Write version: {VERSION}.", ("version",))
+        elif version is None and old in job:
+            yield Problem(old, f"it is now called {new}, which is given too ({origin(new)})", f"Keep {new}.", (new,))
 
-    def advice(self, source: str) -> str:
-        """What to write instead; nothing where all is of this version."""
-        version = self.job.get("version")
-        old = [key for key in self.job if key in NAMES]
-        instead = [f"{NAMES[key]} instead of {key} ({self.origin(key)})" for key in old]
-        if version is None and old:
-            return f"{source} uses old names of keys. Write {' and '.join(instead)}."
-        if not _is_earlier(version):
-            return ""
-        instead = [f"version: {VERSION} ({self.origin('version')})", *instead]
-        return f"{source} is of version {version}, and is read as version {VERSION}. Write {' and '.join(instead)}."
+
+def advice_on_names(job: Mapping[str, Any], source: str, origin: Callable[[str], str]) -> str:
+    """What to write instead of names of earlier versions; nothing where all is of this version."""
+    version = job.get("version")
+    instead = [f"{NAMES[key]} instead of {key} ({origin(key)})" for key in job if key in NAMES]
+    if version is None and instead:
+        return f"{source} uses old names of keys. Write {' and '.join(instead)}."
+    if not _is_earlier(version):
+        return ""
+    instead = [f"version: {VERSION} ({origin('version')})", *instead]
+    return f"{source} is of version {version}, and is read as version {VERSION}. Write {' and '.join(instead)}."

@@ -7,6 +7,7 @@ from typing import Any
 
 from quorate.core.errors import Problem, RequestError
 from quorate.spec.keys import PREFIX, Absent
+from quorate.spec.migration import take_out
 from quorate.spec.yaml_document import read_yaml
 
 ENVIRONMENT = "environment "
@@ -106,7 +107,7 @@ class Layers:
         for alternatives in (_LENGTHS, _KEY_PLACES):
             if said & alternatives:
                 for key in alternatives:
-                    _drop(values, key)
+                    take_out(values, key)
                     origins.pop(key, None)
         for override in overrides:
             *parents, last = override.key.split(".")
@@ -144,15 +145,6 @@ class Layers:
                 yield from self._origins(value, {} if inner is Absent.NOT_GIVEN else inner, f"{path}.")
             else:
                 yield path, DEFAULT if inner is Absent.NOT_GIVEN else self.origin(path)
-
-
-def _drop(values: dict[str, Any], key: str) -> None:
-    *parents, last = key.split(".")
-    section: Any = values
-    for parent in parents:
-        section = section.get(parent) if isinstance(section, dict) else None
-    if isinstance(section, dict):
-        section.pop(last, None)
 
 
 def plain_copy(value: Any) -> Any:

@@ -3,10 +3,10 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
 from quorate.core.addresses import has_secret, shown
 from quorate.core.errors import JobError, RequestError
-from quorate.core.named import named_object
 
 SLOWEST = 100_000
 """Bytes a second that are waited for at least, of what is moved."""
@@ -104,6 +104,6 @@ def refuse_secret(url: str) -> None:
 
 def open_store(url: str) -> ObjectStore:
     """The store at a URL, which is not asked yet. A URL with a secret in it is refused."""
-    store = named_object("quorate.stores.objects:FsspecStore")(url)
+    store = resolve_name("quorate.stores.objects:FsspecStore")(url)
     assert isinstance(store, ObjectStore)
     return store

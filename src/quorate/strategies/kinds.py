@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.generation import Role
-from quorate.core.named import named_object
 from quorate.observe.events import BlocksPlaced, LinksMeasured
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.reduction import Reduction
@@ -86,11 +86,11 @@ class Holdings:
 
 def sharding_of(spec: JobSpec, worker: int, workers: int, place: torch.device) -> Sharding | None:
     """What builds the model of a worker that holds a part of it; None where each holds all."""
-    make: Callable[..., Sharding] | None = named_object(spec.strategy.sharding) if spec.strategy.sharding else None
+    make: Callable[..., Sharding] | None = resolve_name(spec.strategy.sharding) if spec.strategy.sharding else None
     return None if make is None else make(spec, worker, workers, place)
 
 
 def strategy_factory(spec: JobSpec, replica: Replica, held: Holdings | None = None) -> StrategyFactory:
     """The one that a job asks for."""
-    make: Callable[[JobSpec, Replica, Holdings], StrategyFactory] = named_object(spec.strategy.made_by)
+    make: Callable[[JobSpec, Replica, Holdings], StrategyFactory] = resolve_name(spec.strategy.made_by)
     return make(spec, replica, held or Holdings())

@@ -11,7 +11,7 @@ import numpy
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.user_code import given
 from quorate.data.sampler import Sampler
-from quorate.spec.strategy import RingSpec
+from quorate.spec.job import RingSpec
 from quorate.training.own_run import Place, Turns
 from quorate.training.progress import Progress
 from quorate.training.state_watch import GONE, Owner, StateWatch, is_torchs

@@ -32,8 +32,7 @@ from quorate.data.samples import Samples
 from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.spec.device import gpu_of, kind_of
-from quorate.spec.job import JobSpec
-from quorate.spec.strategy import RingSpec
+from quorate.spec.job import JobSpec, RingSpec
 from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, WithLoop, strategy_factory
 from quorate.training.activity import Activity
 from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit

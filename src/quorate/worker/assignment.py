@@ -1,10 +1,10 @@
 """What a worker is told when it starts, and the hook by which it can be disturbed on purpose."""
 
-import importlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from quorate.core.addresses import LOOPBACK, Network
@@ -93,6 +93,5 @@ class Assignment:
         """The hook that it names; imported only here, so that a worker without one never loads it."""
         if not self.hook:
             return None
-        module, _, name = self.hook.partition(":")
-        hook: WorkerHook = getattr(importlib.import_module(module), name)(self, tell)
+        hook: WorkerHook = resolve_name(self.hook)(self, tell)
         return hook
