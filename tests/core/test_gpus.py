@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.core.gpus import VISIBLE, driver_here, gpus_here, torch_has_cuda, use_gpu, users_in
+from quorate.core.gpus import VISIBLE, driver_here, gpus_here, torch_has_cuda, use_gpu, users_of
 
 
 @pytest.fixture
@@ -65,7 +65,9 @@ def test_the_driver_tells_its_version(tmp_path: Path) -> None:
     assert driver_here(page) == "580.159.04"
 
 
-def test_who_uses_a_gpu_is_told_with_the_largest_first() -> None:
+def test_who_uses_a_gpu_is_told_with_the_largest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["4711, /usr/bin/python3, 70000", "12, tritonserver, 71000", "13, [Not Found], [N/A]", ""]
-    assert users_in(lines) == "process 12 (tritonserver) has 71,000 MiB, process 4711 (python3) has 70,000 MiB"
-    assert users_in([]) == ""
+    monkeypatch.setattr("quorate.core.gpus._ask", lambda *_: lines)
+    assert users_of("0") == "process 12 (tritonserver) has 71,000 MiB, process 4711 (python3) has 70,000 MiB"
+    monkeypatch.setattr("quorate.core.gpus._ask", lambda *_: [])
+    assert users_of("0") == ""

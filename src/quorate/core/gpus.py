@@ -4,7 +4,6 @@ import importlib.util
 import os
 import re
 import subprocess
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +12,6 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE = 5.0
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*(\S+)", re.MULTILINE)
 _DRIVER = re.compile(r"^NVRM version:.*?\s(\d+\.[\d.]+)\s", re.MULTILINE)
-_USERS = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits", "-i"]
-
-_TOTAL = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i"]
 
 
 def gpus_here(devices: Path = Path("/dev")) -> tuple[str, ...]:
@@ -57,25 +53,25 @@ def driver_here(version: Path = Path("/proc/driver/nvidia/version")) -> str:
 
 
 def users_of(gpu: str) -> str:
-    """Who computes on a GPU, in words; empty where nvidia-smi does not tell, as in most containers."""
-    try:
-        done = subprocess.run([*_USERS, gpu], capture_output=True, text=True, timeout=PATIENCE, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return users_in(done.stdout.splitlines())
-
-
-def users_in(lines: Iterable[str]) -> str:
-    """Those that nvidia-smi lists, the largest first: process 4711 (python) has 70,000 MiB."""
-    listed = [[part.strip() for part in line.split(",")] for line in lines]
+    """Who computes on a GPU, the largest first: process 4711 (python) has 70,000 MiB. Empty where nvidia-smi does not
+    tell, as in most containers."""
+    listed = [
+        [part.strip() for part in line.split(",")] for line in _ask("compute-apps=pid,process_name,used_memory", gpu)
+    ]
     users = [(int(used), pid, name) for pid, name, used in (row for row in listed if len(row) == 3) if used.isdecimal()]
     return ", ".join(f"process {pid} ({Path(name).name}) has {used:,} MiB" for used, pid, name in sorted(users)[::-1])
 
 
 def memory_of(gpu: str) -> int | None:
     """Bytes of a GPU's memory; None where nvidia-smi does not tell."""
+    told = _ask("gpu=memory.total", gpu)
+    return int(told[0]) * 2**20 if told and told[0].isdecimal() else None
+
+
+def _ask(query: str, gpu: str) -> list[str]:
+    command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits", "-i", gpu]
     try:
-        done = subprocess.run([*_TOTAL, gpu], capture_output=True, text=True, timeout=PATIENCE, check=True)
-        return int(done.stdout.split()[0]) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.splitlines()

@@ -92,7 +92,6 @@ def checks_of(runs: Path, environment: Mapping[str, str], run: RunFolder | None 
         Check("memory", _memory),
         Check("open files", _open_files),
         Check("runs folder", lambda: check_runs_folder(runs)),
-        Check("job variables", lambda: software.check_job_variables(environment)),
         Check("extras", software.check_extras),
         Check("coordinators", lambda: _coordinators(runs, run), 4 * PATIENCE),
     ]

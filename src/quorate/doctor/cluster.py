@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from quorate.doctor.report import Finding, Level
-from quorate.observe.quantities import plural
+from quorate.observe.quantities import plural, some_of
 
 CLOCK_S = 1.0
 """Clocks that are apart by more make times of events hard to compare."""
@@ -60,14 +59,15 @@ def judge(cluster: ClusterReading, here: Mapping[str, str]) -> list[Finding]:
 
 def _nodes(heard: Sequence[NodeReading], silent: Sequence[NodeReading]) -> Finding:
     if silent:
-        who = _some([f"{node.name} ({node.trouble})" for node in silent])
+        who = some_of([f"{node.name} ({node.trouble})" for node in silent], SHOWN)
         text = f"{plural(len(silent), 'node')} of {len(heard) + len(silent)} did not answer: {who}"
         return Finding("nodes", Level.PROBLEM, text, "Look at `ray status`, and at the logs of Ray on that node.")
     if not heard:
         return Finding("nodes", Level.PROBLEM, "the cluster has no node", "Start one: ray start --head")
     together = {name: sum(node.resources.get(name, 0.0) for node in heard) for name in ("CPU", "GPU")}
     counted = ", ".join(f"{amount:g} {name}s" for name, amount in together.items() if amount)
-    text = f"{plural(len(heard), 'node')} with {counted or 'nothing to compute on'}: {_some([n.name for n in heard])}"
+    names = some_of([node.name for node in heard], SHOWN)
+    text = f"{plural(len(heard), 'node')} with {counted or 'nothing to compute on'}: {names}"
     level = Level.OK if counted else Level.PROBLEM
     return Finding("nodes", level, text, "" if counted else "Start nodes with CPUs: ray start --num-cpus N")
 
@@ -81,7 +81,7 @@ def _versions(nodes: Sequence[NodeReading], here: Mapping[str, str]) -> list[Fin
         if not other:
             found.append(Finding(title, Level.OK, f"{mine}, as here"))
             continue
-        theirs = _some([f"{node.versions.get(name) or 'not installed'} on {node.name}" for node in other])
+        theirs = some_of([f"{node.versions.get(name) or 'not installed'} on {node.name}" for node in other], SHOWN)
         remedy = {
             "python": "Ray refuses nodes and drivers of other Python versions: use the same everywhere.",
             "ray": f"Ray refuses other versions of itself: pip install ray=={mine} there.",
@@ -108,7 +108,7 @@ def _ways(nodes: Sequence[NodeReading], ways: Sequence[WayReading]) -> Finding:
     if not ways:
         return Finding(name, Level.OK, "there is one node: nothing goes over the network")
     if broken := [way for way in ways if way.trouble]:
-        which = _some([f"{way.sender} to {way.receiver} ({way.trouble})" for way in broken])
+        which = some_of([f"{way.sender} to {way.receiver} ({way.trouble})" for way in broken], SHOWN)
         text = f"{len(broken)} of {len(ways)} do not work: {which}"
         return Finding(name, Level.PROBLEM, text, "Let nodes reach each other on all ports; look at firewalls.")
     slowest = min(ways, key=lambda way: way.bytes_per_second)
@@ -124,13 +124,8 @@ def _ways(nodes: Sequence[NodeReading], ways: Sequence[WayReading]) -> Finding:
 def _storage(nodes: Sequence[NodeReading], folder: str) -> Finding:
     apart = [node for node in nodes if node.storage_trouble]
     if apart:
-        who = _some([f"{node.name} ({node.storage_trouble})" for node in apart])
+        who = some_of([f"{node.name} ({node.storage_trouble})" for node in apart], SHOWN)
         text = f"{folder} is not shared with {plural(len(apart), 'node')}: {who}"
         remedy = "Name a folder that is mounted on all of them, and writable: engine.storage"
         return Finding("storage of nodes", Level.PROBLEM, text, remedy)
     return Finding("storage of nodes", Level.OK, f"{folder} is read and written by {plural(len(nodes), 'node')}")
-
-
-def _some(words: Sequence[Any]) -> str:
-    more = len(words) - SHOWN
-    return ", ".join(map(str, words[:SHOWN])) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Python, packages, torch, and variables of the environment."""
+"""Python, packages and torch."""
 
 import operator
 import platform
@@ -6,16 +6,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
-from textwrap import shorten
 
-from quorate.core.errors import JobFileError, Problem
 from quorate.core.gpus import driver_here, gpus_here
 from quorate.core.installation import install_of
 from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
 from quorate.observe.quantities import plural
-from quorate.spec.keys import PREFIX
-from quorate.spec.load import resolve_mapping
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BOUND = re.compile(r"(==|>=|<)\s*([^\s,;)]+)")
@@ -25,8 +21,6 @@ PACKAGE = "quorate"
 NOT_INSTALLED = "is not installed"
 FOR_DEVELOPERS = {"docs", "bench", "dev", "services"}
 """Extras for those who change Quorate itself."""
-# So big that nothing in the environment is too big for it.
-_ANY_JOB = {"task": "task.py:Task", "batch_size": 2**40, "lanes": 2**20, "steps": 1}
 
 
 @dataclass(frozen=True)
@@ -185,37 +179,3 @@ def check_devices(facts: TorchFacts, gpus: int = 0, driver: str = "") -> Finding
     return Finding(
         "devices", Level.WARNING, text, "See whether `nvidia-smi` works, and whether the driver is new enough."
     )
-
-
-def check_job_variables(environment: Mapping[str, str]) -> Sequence[Finding]:
-    """Variables that stand over the keys of every job file."""
-    ours = [name for name in sorted(environment) if name.startswith(PREFIX)]
-    if not ours:
-        return [Finding("job variables", Level.OK, f"no {PREFIX} variable overrides the keys of a job file")]
-    return [check_job_variable(name, environment[name]) for name in ours]
-
-
-def check_job_variable(name: str, value: str) -> Finding:
-    """One of them: which key it sets, or why no job takes it."""
-    origin = f"environment {name}"
-    key = name.removeprefix(PREFIX).lower().replace("__", ".")
-    problems: Sequence[Problem] = ()
-    try:
-        resolve_mapping(_ANY_JOB, "the environment", {name: value}, [])
-    except JobFileError as error:
-        problems = error.problems
-    # What another key of a job might clash with is that job's matter.
-    wrong = [each for each in problems if origin in f"{each.path} {each.text}" or _is_unknown(key, each)]
-    # Among a task's own parameters there may be secrets, and what is found here gets into reports.
-    is_private = key.split(".")[0] == "params"
-    if not wrong:
-        said = "" if is_private else f" to {shorten(value, 40, placeholder='...') or 'nothing'}"
-        return Finding(name, Level.NOTE, f"sets `{key}` of every job{said}, over its job file")
-    reason = "no job takes its value" if is_private else re.sub(r" \((environment \w+|default)\)", "", wrong[0].text)
-    text = f"{reason}; every job is refused while it is set"
-    return Finding(name, Level.WARNING, text, f"{wrong[0].hint} Or: unset {name}".removeprefix(" Or: "))
-
-
-def _is_unknown(key: str, problem: Problem) -> bool:
-    """Whether it says that no job has the key's first part: what is written below that has no origin of its own."""
-    return "." in key and problem.path == key.split(".")[0] and problem.text.startswith("there is no such key")
