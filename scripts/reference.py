@@ -205,7 +205,7 @@ def cli_page() -> str:
 CLI_NOTES = """\
 A run is a name, a unique prefix of one, a path, or `last`. Every verb takes `--json`: it prints one document by the
 [schemas](../json/README.md), and nothing else, on standard output. `quorate --install-completion` has the shell
-complete run names and job files. `NO_COLOR` and `FORCE_COLOR` are respected.
+complete run names and files. `NO_COLOR` and `FORCE_COLOR` are respected.
 
 | exit code | meaning |
 | --- | --- |

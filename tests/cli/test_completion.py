@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from quorate.cli.options import job_files
-
 # The name of the variable, and of the program that is completed, come from how the command is called.
 COMMAND = "import sys; sys.argv = ['quorate']; from quorate.cli.main import run; run()"
 
@@ -63,7 +61,7 @@ def bash(place: Path, line: str) -> list[str]:
         ("quorate show --runs searched ", ["find-0001", "tiny-0003", "last"]),
         ("quorate resume --runs searched ", ["tiny-0003", "last"]),
         ("quorate tune --runs searched --resume ", ["find-0001", "last"]),
-        ("quorate train jo", ["job.yaml", "join.yml"]),
+        ("quorate train jo", []),  # the shell goes on to offer files
     ],
 )
 def test_bash(place: Path, line: str, offered: list[str]) -> None:
@@ -80,22 +78,3 @@ def test_zsh_and_fish(place: Path) -> None:
         _TYPER_COMPLETE_FISH_ACTION="get-args",
     )
     assert fish.split() == ["tiny-0001", "tiny-0002"]
-
-
-def test_job_files_of_a_folder_and_those_below(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    assert job_files("") == ["examples/digits.yaml", "job.yaml", "join.yml"]
-    assert job_files("ex") == ["examples/digits.yaml"]
-    assert job_files("./jo") == ["./job.yaml", "./join.yml"]
-    assert job_files(f"{place}/jo") == [f"{place}/job.yaml", f"{place}/join.yml"]
-
-
-def test_a_home_is_kept_as_it_was_typed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(place))
-    assert job_files("~/jo") == ["~/job.yaml", "~/join.yml"]
-
-
-@pytest.mark.parametrize("typed", ["absent/", "job.yaml/x", "~nobody-has-this-name/x", "\0"])
-def test_where_nothing_can_be_offered_nothing_is_said(place: Path, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
-    monkeypatch.chdir(place)
-    assert job_files(typed) == []

@@ -4,7 +4,6 @@ Nothing of the job file is imported at the top: `--help` and the shell's complet
 """
 
 import contextlib
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,8 +14,6 @@ from typer.core import TyperGroup
 from quorate.core.errors import RequestError
 from quorate.core.runs_folder import RUNS_ENV, USUAL_RUNS, runs_folder
 
-JOB_FILE_ENDINGS = {".yaml", ".yml"}
-_NEEDS_NO_QUOTES = re.compile(r"[\w.,/~+@%-]+")
 LONGEST_HELP = 1000
 MEANT = {"fit": "train", "run": "train", "start": "train", "launch": "train"}
 """How others call a verb; to `run`, `runs` would be nearer."""
@@ -107,20 +104,6 @@ def run_names(context: typer.Context, incomplete: str) -> list[str]:
     return [name for name in (*names, LAST) if names and name.startswith(incomplete)]
 
 
-def job_files(incomplete: str) -> list[str]:
-    """Job files in the folder that is being typed, and in the folders just below it, that begin like this."""
-    typed = "".join(incomplete.rpartition("/")[:2])
-    try:
-        folder = Path(typed).expanduser()
-        # One level down as well: the shell would put a space behind the name of a folder.
-        files = [path.relative_to(folder) for pattern in ("*", "*/*") for path in folder.glob(pattern)]
-    except (OSError, RuntimeError):  # the latter for a home that nobody has
-        return []
-    jobs = (file for file in files if file.suffix in JOB_FILE_ENDINGS)
-    found = sorted(f"{typed}{file}" for file in jobs if not any(part.startswith(".") for part in file.parts))
-    return [path for path in found if path.startswith(incomplete) and _NEEDS_NO_QUOTES.fullmatch(path)]
-
-
 RUNS = USUAL_RUNS
 
 
@@ -130,7 +113,7 @@ def _project_runs(context: typer.Context, parameter: typer.CallbackParam, value:
     return value if source is not None and source.name != "DEFAULT" else runs_folder()
 
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", autocompletion=job_files)]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 Run = Annotated[
     str,
     typer.Argument(

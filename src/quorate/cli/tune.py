@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quorate.cli.options import Json, Quiet, Set, job_files, overrides, run_names
+from quorate.cli.options import Json, Quiet, Set, overrides, run_names
 from quorate.core.errors import RequestError
 from quorate.core.runs_folder import runs_folder
 from quorate.storage.search_folder import SearchFolder
@@ -24,7 +24,6 @@ def tune(
         typer.Argument(
             metavar="SEARCH.yaml",
             help="The search file. For a job file, a space is proposed.",
-            autocompletion=job_files,
         ),
     ] = None,
     settings: Set = None,
