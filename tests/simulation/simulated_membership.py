@@ -251,7 +251,7 @@ class SimulatedMembership(Membership):
         self._worker.enter("wait")
         if self._habits.checks_lease:
             return super().await_generation(after)
-        return self.view.await_generation(after, self._check_coordinator_returns, self._timing.heartbeat_every)
+        return self.view.await_generation(after, self._check_coordinator_returns, self.timing.heartbeat_every)
 
     def check_lease(self) -> None:
         """Raise when this worker may act no longer."""
@@ -279,7 +279,7 @@ class SimulatedMembership(Membership):
         """Promise to have left a generation."""
         self._worker.promised = generation.id
         if not self._habits.keeps_promises:
-            self._runtime.spawn("early", partial(self._report_early, generation, cursor, symptom, is_saved))
+            self.runtime.spawn("early", partial(self._report_early, generation, cursor, symptom, is_saved))
             self._worker.break_promise(generation)
         super().report_state(generation, cursor, symptom, is_saved=is_saved)
 

@@ -79,7 +79,7 @@ def _keeping(file: Path) -> Callable[[int, Any], None]:
                 stream.write(event.to_json() + "\n")
 
         loop.publish = keep
-        loop.checkpointer._context = replace(loop.checkpointer._context, publish=keep)
+        loop.checkpointer.context = replace(loop.checkpointer.context, publish=keep)
 
     return attach
 

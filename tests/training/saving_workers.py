@@ -128,7 +128,7 @@ class Hand:
 
     def keep(self, last: int) -> None:
         """From now on only so many checkpoints stay."""
-        self.checkpointer._context = replace(self.context, retention=Retention(last))
+        self.checkpointer.context = replace(self.context, retention=Retention(last))
 
     def told(self, kind: str) -> list[Event]:
         return [event for event in self.events if event.kind == kind]

@@ -738,7 +738,7 @@ class TestASaveThatMustNotFail:
         """Or all would count as hung where `step_timeout` is shorter than the wait."""
         monkeypatch.setattr(checkpointer_module, "PAUSES", (60.0,))
         spoil_writes(monkeypatch, 1, no_space)
-        activity, seen = crew.first.checkpointer._activity, set[int]()
+        activity, seen = crew.first.checkpointer.activity, set[int]()
 
         def look() -> None:
             if activity.waits_for == "the next try":
@@ -893,7 +893,7 @@ def test_whoever_waits_for_a_save_says_what_for_and_that_it_comes_further(
 ) -> None:
     gate = Gate()
     spoil_writes(monkeypatch, 1, gate.pass_through)  # by a disk that stands still
-    committer, writer = (hand.checkpointer._activity for hand in crew.present[:2])
+    committer, writer = (hand.checkpointer.activity for hand in crew.present[:2])
     saving = threading.Thread(target=crew.save, args=(at(1),))
     with opened_in_the_end(gate):
         saving.start()

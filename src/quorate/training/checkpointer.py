@@ -20,7 +20,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from quorate.checkpoint.manifest import Manifest
@@ -54,6 +54,7 @@ PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before a save that must not fail is tried again. All workers count alike, so all give up together."""
 
 
+@dataclass(eq=False)
 class Checkpointer:
     """A worker's saves, one at a time. The loop calls it, at the same points of the job on every worker.
 
@@ -61,28 +62,18 @@ class Checkpointer:
     that the worker has loaded, which is whole for that reason.
     """
 
-    def __init__(
-        self,
-        context: SaveContext,
-        layout: StateLayout,
-        rules: CheckpointSpec,
-        job: dict[str, Any],
-        environment: dict[str, str],
-        *,
-        check_lease: Callable[[], None],
-        activity: Activity | None = None,
-        tracer: Tracer | None = None,
-        restored: Cursor | None = None,
-    ) -> None:
-        self._context = context
-        self._layout = layout
-        self._rules = rules
-        self._job = job
-        self._environment = environment
-        self._check_lease = check_lease
-        self._activity = activity or Activity(lambda *_: None)
-        self._tracer = tracer
-        self._clock = context.clock
+    context: SaveContext
+    layout: StateLayout
+    rules: CheckpointSpec
+    job: dict[str, Any]
+    environment: dict[str, str]
+    check_lease: Callable[[], None]
+    activity: Activity = field(default_factory=lambda: Activity(lambda *_: None))
+    tracer: Tracer | None = None
+    restored: Cursor | None = None
+
+    def __post_init__(self) -> None:
+        self._clock = self.context.clock
         # Numbers of workers are given again to those who replace them.
         self._identity = secrets.token_hex(8)
         self._latest: OngoingSave | None = None
@@ -90,7 +81,7 @@ class Checkpointer:
         # The last copy that a device makes, and whether what changes the state waits there until it is whole.
         self._copying: CopyOut | None = None
         self._is_held_back = True
-        self._known_whole = restored
+        self._known_whole = self.restored
         self._last_begun = self._clock()
 
     # --- through the generations
@@ -117,7 +108,7 @@ class Checkpointer:
             # Training has gone on from the best state so far, so no later save makes up for it. Everybody who knows
             # says so, and the coordinator writes it down once.
             lost = "a worker was lost while it was written, so the best evaluation so far is not saved"
-            self._context.publish(CheckpointFailed(step=progress.cursor.step, reason=lost))
+            self.context.publish(CheckpointFailed(step=progress.cursor.step, reason=lost))
 
     def go_back(self, cursor: Cursor) -> None:
         """All take up an older checkpoint: what was begun of a later state would be the newest, and the steps up to it
@@ -130,13 +121,13 @@ class Checkpointer:
         """The generation is over, and the state may be replaced by another: the copy must be whole by then."""
         self._hold_back()
         save = self._latest
-        if save is not None and not self._context.wait(save.copied, LEAVING):
+        if save is not None and not self.context.wait(save.copied, LEAVING):
             self._void(save, "its generation ended before it was copied")
 
     def close(self, patience: float) -> None:
         """This worker leaves for good: what others wait for is completed first, if that does not take too long."""
         running = self._running()
-        if running is not None and not self._context.wait(running.done, patience):
+        if running is not None and not self.context.wait(running.done, patience):
             running.give_up("the worker leaves")
 
     @property
@@ -153,7 +144,7 @@ class Checkpointer:
 
     def is_wanted(self, *, by_time: bool) -> bool:
         """Whether one is to be begun that no step asks for: the time has come, or the last one came to nothing."""
-        minutes = self._rules.minutes_between if by_time else None
+        minutes = self.rules.minutes_between if by_time else None
         return self._owes or (minutes is not None and self._clock() - self._last_begun >= 60 * minutes)
 
     def has_written(self, progress: Progress) -> bool:
@@ -165,20 +156,20 @@ class Checkpointer:
 
     def prepare(self, progress: Progress, workers: int) -> None:
         """Have the memory for the copies ready before the first one is due."""
-        held = self._layout.state(progress)
-        parts = self._layout.parts(held, workers)
+        held = self.layout.state(progress)
+        parts = self.layout.parts(held, workers)
         # Of what others alone hold, nothing is written here.
         tensors = held.encoded.tensors
         largest = max(TensorFile({n: tensors[n] for n in part if n in tensors}).size for part in parts)
-        self._context.arena.reserve_in_background(largest + HEADER)
+        self.context.arena.reserve_in_background(largest + HEADER)
 
     def draft(self, progress: Progress) -> Draft | None:
         """Have the device copy the state of a lone worker after the last step that was begun; None where it cannot, or
         an earlier copy is still needed. One at a time: it becomes a save by `begin`, or is forgotten."""
         if self._running() is not None or (self._copying is not None and not self._copying.is_done()):
             return None
-        held = self._layout.state(progress)
-        (names,) = self._layout.parts(held, 1)
+        held = self.layout.state(progress)
+        (names,) = self.layout.parts(held, 1)
         draft = self._drafted(held, TensorFile({name: held.encoded.tensors[name] for name in names}))
         if draft is not None:
             self._owes, self._last_begun = False, self._clock()
@@ -196,10 +187,10 @@ class Checkpointer:
         """
         began = self._clock()
         self.settle()
-        if self._rules.when_busy == "wait" or progress.is_best:
+        if self.rules.when_busy == "wait" or progress.is_best:
             self._wait_for_earlier(progress)
             self.settle()  # what was waited for may have found that replicas differ
-        held = self._layout.state(progress) if draft is None else draft.held.at(progress)
+        held = self.layout.state(progress) if draft is None else draft.held.at(progress)
         answers = self._ask_everyone(progress, held, strategy)
         # The one that commits has the first word, so all workers come to the same.
         if answers[0].is_saved or answers[0].failure:
@@ -219,7 +210,7 @@ class Checkpointer:
     def settle_before(self) -> None:
         """Called before the state changes: the copy must be whole. Raises if replicas were found to differ."""
         if not self.is_settled:
-            with self._activity.during(CHECKPOINT):
+            with self.activity.during(CHECKPOINT):
                 self.settle()
 
     def settle(self) -> None:
@@ -239,7 +230,7 @@ class Checkpointer:
         """Save this state now, and return when it is committed. All try again together before they give up."""
         for pause in (*PAUSES, None):
             self._finish()
-            held = self._layout.state(progress)
+            held = self.layout.state(progress)
             answers = self._ask_everyone(progress, held, strategy)
             if answers[0].is_saved:
                 return
@@ -258,7 +249,7 @@ class Checkpointer:
             message = f"the checkpoint of step {progress.cursor.step:,} is tried again in {pause:.0f} s: {failure}"
             log.warning("%s", message)
             if strategy.leads:
-                self._context.publish(LogMessage(step=progress.cursor.step, level="warning", message=message))
+                self.context.publish(LogMessage(step=progress.cursor.step, level="warning", message=message))
             self._pause(pause)
 
     def _ask_everyone(self, progress: Progress, held: HeldState, strategy: Strategy) -> list[Answer]:
@@ -291,12 +282,12 @@ class Checkpointer:
         if answer.is_busy:
             return answer
         try:
-            with self._activity.waiting(DISK):
+            with self.activity.waiting(DISK):
                 needed = sum(tensor.nbytes for tensor in held.encoded.tensors.values())
-                attempt = self._context.store.open(progress.cursor, needed)
+                attempt = self.context.store.open(progress.cursor, needed)
         except CheckpointError as error:
-            self._context.publish(CheckpointFailed(step=progress.cursor.step, reason=str(error)))
-            if isinstance(error, NoSpace) and self._context.may_act():
+            self.context.publish(CheckpointFailed(step=progress.cursor.step, reason=str(error)))
+            if isinstance(error, NoSpace) and self.context.may_act():
                 self._free_space(progress)
             return Answer(self._identity, failure=str(error))
         return Answer(self._identity, attempt=attempt.name)
@@ -310,7 +301,7 @@ class Checkpointer:
         draft: Draft | None = None,
     ) -> OngoingSave:
         writers = tuple(answer.identity for answer in answers)
-        parts, position = self._layout.parts(held, len(writers)), writers.index(self._identity)
+        parts, position = self.layout.parts(held, len(writers)), writers.index(self._identity)
         names = parts[position] if position < len(parts) else ()
         file = TensorFile({name: held.encoded.tensors[name] for name in names}) if draft is None else draft.file
         draft = self._drafted(held, file) if draft is None else draft
@@ -318,24 +309,24 @@ class Checkpointer:
             held.device.synchronize()  # a thread reads what it gets
         best = None if progress.best is None else asdict(progress.best)
         # All that is known before the parts are written.
-        cursor, known = progress.cursor, (self._job, self._environment, progress.metrics)
+        cursor, known = progress.cursor, (self.job, self.environment, progress.metrics)
         manifest = Manifest(cursor.step, int(cursor.phase), "", (), held.encoded.skeleton, "", *known, best=best)
-        attempt = self._context.store.open(cursor, file.tensor_bytes, answers[0].attempt)
-        if position == 0 and any(answer.lacked_space for answer in answers) and self._context.may_act():
+        attempt = self.context.store.open(cursor, file.tensor_bytes, answers[0].attempt)
+        if position == 0 and any(answer.lacked_space for answer in answers) and self.context.may_act():
             # First of all: a writer that fails before would have the attempt given up, and nothing would go.
             self._free_space(progress)
         plan = SavePlan(progress, manifest, held, file, attempt, writers, len(parts), position, worker)
         self._owes = False
         self._last_begun = self._clock()
         # It is traced with the step that it follows.
-        tracer = None if self._activity.spans is None else self._tracer
+        tracer = None if self.activity.spans is None else self.tracer
         spans = None if tracer is None else tracer.begin_save(cursor.step)
-        self._latest = OngoingSave(plan, self._context, spans, draft)
-        self._context.start(self._latest.run)
+        self._latest = OngoingSave(plan, self.context, spans, draft)
+        self.context.start(self._latest.run)
         return self._latest
 
     def _drafted(self, held: HeldState, file: TensorFile) -> Draft | None:
-        if held.device.is_host or (placed := self._context.arena.places(file)) is None:
+        if held.device.is_host or (placed := self.context.arena.places(file)) is None:
             return None
         content, tensors = placed
         copying = held.device.copy_out([(place, file.tensors[name]) for name, place in tensors.items()])
@@ -356,15 +347,15 @@ class Checkpointer:
         if first.identity != self._identity:
             return
         if first.attempt:
-            self._context.store.open(progress.cursor, name=first.attempt).give_up()
+            self.context.store.open(progress.cursor, name=first.attempt).give_up()
         if not self._owes:
             reason = "the one before it is still being saved"
-            self._context.publish(CheckpointSkipped(step=progress.cursor.step, reason=reason))
+            self.context.publish(CheckpointSkipped(step=progress.cursor.step, reason=reason))
 
     def _free_space(self, progress: Progress) -> None:
         """Remove what retention would remove after this save; never the newest that is whole, nor the best. (The lease
         may come back while the save goes on; whether there is space enough is found by writing.)"""
-        for info in self._context.remove_surplus(progress, self._known_whole, coming=progress.cursor):
+        for info in self.context.remove_surplus(progress, self._known_whole, coming=progress.cursor):
             log.warning(
                 "checkpoint %s was removed, to make room for that of step %d", info.path.name, progress.cursor.step
             )
@@ -379,7 +370,7 @@ class Checkpointer:
 
     def _is_listed(self, save: OngoingSave) -> bool:
         try:
-            return any(info.cursor == save.plan.progress.cursor for info in self._context.store.list())
+            return any(info.cursor == save.plan.progress.cursor for info in self.context.store.list())
         except CheckpointError as error:
             log.warning("it is not known whether step %d is saved: %s", save.plan.progress.cursor.step, error)
             return False
@@ -410,7 +401,7 @@ class Checkpointer:
                 skip = "set `checkpoint.when_busy: skip` to leave such saves out"
                 why = "the best evaluation so far comes next" if progress.is_best else skip
                 warning = f"{message} ({why})"
-                self._context.publish(LogMessage(step=progress.cursor.step, level="warning", message=warning))
+                self.context.publish(LogMessage(step=progress.cursor.step, level="warning", message=warning))
 
         self._await(running, running.done, tell_once)
 
@@ -426,20 +417,20 @@ class Checkpointer:
         if event.is_set():
             return
         pieces = save.pieces
-        with self._activity.waiting(save.waits_for):
-            while not self._context.wait(event, LOOK):
-                self._check_lease()
+        with self.activity.waiting(save.waits_for):
+            while not self.context.wait(event, LOOK):
+                self.check_lease()
                 look()
-                self._activity.waits_for = save.waits_for
+                self.activity.waits_for = save.waits_for
                 if pieces != save.pieces:
                     pieces = save.pieces
-                    self._activity.advance()
+                    self.activity.advance()
 
     def _pause(self, seconds: float) -> None:
         """Each look counts as progress: nobody hangs who waits on purpose, however short `step_timeout` is."""
         over, never = self._clock() + seconds, threading.Event()
-        with self._activity.waiting("the next try"):
+        with self.activity.waiting("the next try"):
             while self._clock() < over:
-                self._check_lease()
-                self._activity.advance()
-                self._context.wait(never, LOOK)
+                self.check_lease()
+                self.activity.advance()
+                self.context.wait(never, LOOK)

@@ -411,7 +411,7 @@ def checkpointer_of(
         parts.spec.model_dump(mode="json"),
         parts.environment,
         check_lease=check_lease,
-        activity=activity,
+        activity=activity or Activity(lambda *_: None),
         tracer=tracer,
         restored=restored,
     )

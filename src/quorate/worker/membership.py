@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from quorate.core.errors import DivergedError, FrameError, JobError, LeaseExpired, LinkError
@@ -36,6 +37,7 @@ _REPORT_LIMIT = 2.0
 _REST_LIMIT = 0.5
 
 
+@dataclass(eq=False)
 class Membership:
     """A worker's membership of its job. `view` is what it has heard and promised so far.
 
@@ -48,33 +50,25 @@ class Membership:
     not have, and because GRPC_ENABLE_FORK_SUPPORT=false keeps gRPC from stopping its threads around every fork.
     """
 
-    def __init__(
-        self,
-        link: CoordinatorLink,
-        timing: Timing,
-        status: Callable[[], WorkerStatus],
-        pace: Callable[[], Pace | None] = lambda: None,
-        runtime: Runtime = SYSTEM,
-        newest_incarnation: Callable[[], int] = lambda: 0,
-        patience: float = math.inf,
-    ) -> None:
-        self._link = link
-        self._timing = timing
-        self._status = status
-        self._pace = pace
-        self._runtime = runtime
-        self._newest_incarnation = newest_incarnation
-        self._patience = patience
+    link: CoordinatorLink
+    timing: Timing
+    status: Callable[[], WorkerStatus]
+    pace: Callable[[], Pace | None] = lambda: None
+    runtime: Runtime = SYSTEM
+    newest_incarnation: Callable[[], int] = lambda: 0
+    patience: float = math.inf
+
+    def __post_init__(self) -> None:
         # Of the coordinator that has answered last.
         self._incarnation = 0
-        self._closing = Latch(runtime)
-        self._lease = Lease(timing, runtime.now)
+        self._closing = Latch(self.runtime)
+        self._lease = Lease(self.timing, self.runtime.now)
         self._outbox = Outbox()
         self._coordinator_clock = RemoteClock()
         # Of the thread that sends heartbeats, and of whoever has something to tell at once: one is sent at a time.
-        self._turn = runtime.condition()
+        self._turn = self.runtime.condition()
         self._is_sending = False
-        self.view = MembershipView(runtime)
+        self.view = MembershipView(self.runtime)
         self._registration: pb.RegisterRequest | None = None
         self._is_leaving = False
         self._deaf = ""
@@ -88,18 +82,18 @@ class Membership:
         cursor = decode_cursor(registration.cursor)
         self.view.join(registration.slot, registration.pid, registration.ring_address, cursor)
         # A worker elsewhere may not reach it at all, and should say so. It holds nothing yet.
-        self._enrol(registration, self._timing.connect if math.isfinite(self._patience) else math.inf)
+        self._enrol(registration, self.timing.connect if math.isfinite(self.patience) else math.inf)
         self._registration = registration
         for name, work in (("heartbeat", self._keep_beating), ("follow", self._keep_following)):
-            self._threads.append(self._runtime.spawn(f"membership-{name}", work))
+            self._threads.append(self.runtime.spawn(f"membership-{name}", work))
 
     def _enrol(self, request: pb.RegisterRequest, within: float) -> int:
         """Register, however often that has to be asked for in so many seconds; the incarnation that has answered."""
-        sent = self._runtime.now()
-        reply = self._ask_until_answered(request, lambda: self._runtime.now() < sent + within)
+        sent = self.runtime.now()
+        reply = self._ask_until_answered(request, lambda: self.runtime.now() < sent + within)
         if reply is None:
-            waited = f"{max(within, self._timing.failure_timeout):.1f} s"
-            raise LinkError(f"the coordinator at {self._link.address} does not answer: nothing came within {waited}")
+            waited = f"{max(within, self.timing.failure_timeout):.1f} s"
+            raise LinkError(f"the coordinator at {self.link.address} does not answer: nothing came within {waited}")
         refusal = decode_failure(reply.refusal)
         if refusal is not None:
             self._lease.renew(sent, 0.0)
@@ -127,7 +121,7 @@ class Membership:
     def await_generation(self, after: Generation | None = None) -> Generation:
         """Wait for a generation that this worker belongs to, newer than the given one, and for leave to act in it."""
         # A coordinator that is gone forms no generation.
-        pause = self._timing.heartbeat_every
+        pause = self.timing.heartbeat_every
         generation = self.view.await_generation(after, self._check_coordinator_returns, pause)
         while self._lease.remaining() <= 0 and not self.view.ended:
             self._check_coordinator_returns()
@@ -156,7 +150,7 @@ class Membership:
         while reply is not None and reply.unknown:
             self._present_again(reply.incarnation)
             self._check_coordinator_returns()
-            self._closing.wait(self._timing.heartbeat_every)
+            self._closing.wait(self.timing.heartbeat_every)
             reply = self._ask_until_answered(report, self._may_still_be_answered)
         refusal = decode_failure(reply.refusal) if reply else self.view.failure
         if reply is None or refusal is not None:
@@ -170,13 +164,13 @@ class Membership:
 
     def clock_offset(self) -> ClockOffset | None:
         """How far the coordinator's clock is ahead of this worker's monotonic one; None if it has told no time."""
-        return self._coordinator_clock.offset(self._runtime.now())
+        return self._coordinator_clock.offset(self.runtime.now())
 
     def check_lease(self) -> None:
         """Raise LeaseExpired, GenerationOver or JobEnded when this worker may act no longer."""
         self.view.check()
         if self._lease.remaining() <= 0:
-            raise LeaseExpired(self._lease.explain(self._link.address))
+            raise LeaseExpired(self._lease.explain(self.link.address))
 
     def check_commit(self) -> None:
         """Raise when this worker may not commit a checkpoint. The end of the job does not forbid it: it forms no other
@@ -185,7 +179,7 @@ class Membership:
             return
         self.check_lease()
         # The one that answers this worker may have been replaced behind a cut cable, and know nothing of it.
-        if (newest := self._newest_incarnation()) > self._incarnation:
+        if (newest := self.newest_incarnation()) > self._incarnation:
             raise LeaseExpired(
                 f"the lease is of coordinator {self._incarnation} of this run, and there is coordinator {newest} now"
             )
@@ -204,7 +198,7 @@ class Membership:
 
     def report_failure(self, failure: Failure) -> None:
         """Tell why this worker stops, after the events before it. Never raises: the supervisor sees the exit anyway."""
-        limit = min(self._timing.failure_timeout, _REPORT_LIMIT)
+        limit = min(self.timing.failure_timeout, _REPORT_LIMIT)
         try:
             self._flush_for(limit)
             if not self.view.ended:
@@ -215,10 +209,10 @@ class Membership:
                     pid=registration.pid if registration else os.getpid(),
                     generation=encode_id(self.view.generation_id),
                 )
-                if self._link.call(report, limit) is None:
+                if self.link.call(report, limit) is None:
                     raise LinkError("it does not answer")
         except Exception as error:
-            log.warning("cannot tell the coordinator at %s why this worker stops: %r", self._link.address, error)
+            log.warning("cannot tell the coordinator at %s why this worker stops: %r", self.link.address, error)
 
     def flush(self) -> None:
         """Send what is queued, for as long as this worker may act. Raises LeaseExpired if that is not long enough, and
@@ -233,14 +227,14 @@ class Membership:
 
     def flush_before_report(self) -> None:
         """Send what is queued, for as long as a coordinator may come back that could hear a state report, too."""
-        self._flush(lambda: -1.0 if self.view.ended else self._lease.hope(self._patience))
+        self._flush(lambda: -1.0 if self.view.ended else self._lease.hope(self.patience))
 
     def flush_last(self) -> None:
         """Send what is queued although the job has ended: it is written down still. Never raises, and is brief."""
         try:
             self._flush_for(_REST_LIMIT)
         except Exception as error:
-            log.warning("cannot tell the coordinator at %s the last events: %r", self._link.address, error)
+            log.warning("cannot tell the coordinator at %s the last events: %r", self.link.address, error)
 
     def complete(self, digest: str, result: Mapping[str, Any]) -> bool:
         """Tell that this worker is done, and wait until all are, with equal digests. Otherwise raises JobEnded.
@@ -267,7 +261,7 @@ class Membership:
 
     def close(self) -> None:
         self._closing.set()
-        self._link.close()
+        self.link.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -281,13 +275,13 @@ class Membership:
     def _ask_until_answered(self, request: Request, go_on: Callable[[], bool]) -> Any:
         """The reply, however often it has to be asked for; None once `go_on` says no."""
         while True:
-            reply = self._link.call(request, self._timing.failure_timeout)
+            reply = self.link.call(request, self.timing.failure_timeout)
             if reply is not None or not go_on():
                 return reply
             if self._closing.is_set:
                 # A link that is closed gives no answer, and that at once: to ask on would keep a core busy.
-                raise LinkError(f"the link to the coordinator at {self._link.address} was closed")
-            self._closing.wait(self._timing.heartbeat_every)
+                raise LinkError(f"the link to the coordinator at {self.link.address} was closed")
+            self._closing.wait(self.timing.heartbeat_every)
 
     def _may_still_be_answered(self) -> bool:
         if self.view.ended:
@@ -303,14 +297,14 @@ class Membership:
         """
         if self._deaf:
             raise JobError(self._deaf)
-        if self._lease.hope(self._patience) <= 0:
-            raise LeaseExpired(self._lease.explain_giving_up(self._link.address, self._patience))
+        if self._lease.hope(self.patience) <= 0:
+            raise LeaseExpired(self._lease.explain_giving_up(self.link.address, self.patience))
 
     # --- heartbeats
 
     def _flush_for(self, seconds: float) -> bool:
-        end = self._runtime.now() + seconds
-        return self._flush(lambda: end - self._runtime.now())
+        end = self.runtime.now() + seconds
+        return self._flush(lambda: end - self.runtime.now())
 
     def _flush(self, deadline: Deadline) -> bool:
         """Send what is queued by now, for as long as `deadline` allows; whether all of it has arrived. What others
@@ -320,34 +314,34 @@ class Membership:
             remaining = deadline()
             if remaining <= 0 or self._closing.is_set:
                 return False
-            if not self._beat(min(remaining, self._timing.failure_timeout)):
-                self._closing.wait(min(self._timing.heartbeat_every, max(0.0, deadline())))
+            if not self._beat(min(remaining, self.timing.failure_timeout)):
+                self._closing.wait(min(self.timing.heartbeat_every, max(0.0, deadline())))
         return True
 
     def _keep_beating(self) -> None:
         while not self._closing.is_set:
             wakes = self._closing.wakes
             try:
-                has_arrived = self._beat(self._timing.lease / 2)
+                has_arrived = self._beat(self.timing.lease / 2)
             except Exception:
                 # Without heartbeats a worker that could go on would count as lost.
                 log.exception("a heartbeat could not be sent")
                 has_arrived = False
             # A burst of events goes out at once; a coordinator that is away is not hurried.
             if not has_arrived or self._outbox.is_empty:
-                self._closing.wait(self._timing.heartbeat_every, since=wakes)
+                self._closing.wait(self.timing.heartbeat_every, since=wakes)
 
     def _beat(self, timeout: float) -> bool:
         """Send one; whether it was answered. A coordinator that restarts is away for a while: no error."""
-        end = self._runtime.now() + timeout
+        end = self.runtime.now() + timeout
         with self._turn:
             if not self._turn.wait_for(lambda: not self._is_sending, timeout):
                 return False
             self._is_sending = True
         try:
             request = self._next_heartbeat()
-            sent = self._runtime.now()
-            reply = self._link.call(request, max(0.0, end - sent))
+            sent = self.runtime.now()
+            reply = self.link.call(request, max(0.0, end - sent))
             if reply is None:
                 self._lease.unanswered()
                 return False
@@ -370,10 +364,10 @@ class Membership:
         self._lease.renew(sent, reply.lease)
         self._incarnation = reply.incarnation
         if reply.time:
-            self._coordinator_clock.add(sent, reply.time, self._runtime.now(), reply.incarnation)
+            self._coordinator_clock.add(sent, reply.time, self.runtime.now(), reply.incarnation)
 
     def _next_heartbeat(self) -> pb.HeartbeatRequest:
-        registration, status, batch = self._registered(), self._status(), self._outbox.next_batch()
+        registration, status, batch = self._registered(), self.status(), self._outbox.next_batch()
         return pb.HeartbeatRequest(
             worker=registration.slot,
             generation=encode_id(self.view.generation_id),
@@ -383,7 +377,7 @@ class Membership:
             events=batch.lines,
             pid=registration.pid,
             leaving=self._is_leaving,
-            pace=encode_pace(self._pace()),
+            pace=encode_pace(self.pace()),
             moves=status.moves,
             waits_for=status.waits_for,
         )
@@ -394,7 +388,7 @@ class Membership:
         request = pb.FollowRequest(worker=self._registered().slot)
         while not self._closing.is_set and not self.view.ended:
             try:
-                for directive in self._link.follow(request):
+                for directive in self.link.follow(request):
                     if directive.HasField("end"):
                         self._lease.end()
                     self.view.handle(directive)
@@ -403,4 +397,4 @@ class Membership:
                 log.exception("a directive of the coordinator could not be followed")
                 self._deaf = why_no_thread(error)
             if not self.view.ended:
-                self._closing.wait(self._timing.heartbeat_every)
+                self._closing.wait(self.timing.heartbeat_every)
