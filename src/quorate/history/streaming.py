@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy
@@ -16,7 +17,6 @@ from quorate.data.sharding import LaneReading, Sharding, sharding_at
 from quorate.history.event_index import glance
 from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, TrainingBlocks
-from quorate.shards.index import ShardIndex, load_index
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder
 
@@ -26,12 +26,12 @@ def blocks_of(begun: RunBegan) -> TrainingBlocks | None:
     return None if begun.data is None or begun.data.window < 1 else begun.data
 
 
-def index_of(data: TrainingBlocks) -> ShardIndex:
-    """The index as it was when the run read by it."""
+def index_of(data: TrainingBlocks) -> Any:
+    """The index of its shards as it was when the run read by it: a `ShardIndex`."""
     if not data.index:
         raise RunError("the blocks of its training set are listed in no index file")
     try:
-        index = load_index(data.index)
+        index = resolve_name("quorate.shards.index:load_index")(data.index)
     except QuorateError as error:
         raise RunError(f"the index of its shards cannot be read: {error.message.rstrip('.')}") from None
     if index.digest != (data.digest or ""):
@@ -59,7 +59,7 @@ class BadPlace:
         return f"samples {self.first}-{self.last}: records {self.record}-{end} of {self.file}"
 
 
-def bad_places(index: ShardIndex, ranges: Ranges) -> Iterator[BadPlace]:
+def bad_places(index: Any, ranges: Ranges) -> Iterator[BadPlace]:
     """Where these samples lie, one file after the other; what the index does not list is passed over."""
     begins = index.first[index.first_block]
     for first, last in ranges:
