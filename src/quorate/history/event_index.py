@@ -8,7 +8,7 @@ more than the index knows appends a block. It can be removed at any time, and is
 ::
 
     block    frame | head (JSON: begin, end, last, rows, columns, state) | lines | columns
-    frame    8 bytes "QRINDEX1", lengths of head, lines and columns, xxh3-128 of head and lines, xxh3-128 of the columns
+    frame    8 bytes "QRINDEX2", lengths of head, lines and columns, xxh3-128 of head and lines, xxh3-128 of the columns
 
 A block that was torn, or was written for other lines than stand in the file now, ends the index: `last` is the digest
 of the last line that it was written for, and is compared with what stands there.
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 WORTH_WRITING = 4 * 2**20
 """Bytes of events: to read so many takes a few hundredths of a second, so an index for fewer would gain nothing."""
-_MAGIC = b"QRINDEX1"
+_MAGIC = b"QRINDEX2"
 _FRAME = struct.Struct("<8sIIQ16s16s")
 _LONGEST_COMPARED = 4096
 # Of the launcher: more bytes than so many events usually have, so that it catches up.
@@ -97,7 +97,7 @@ class _Block:
             "last": self.last,
             "state": self.state,
             "rows": self.rows.count,
-            "columns": self.rows.columns,
+            "columns": self.rows.names,
         }
         described = json.dumps(head, separators=(",", ":")).encode()
         digests = xxhash.xxh3_128_digest(described + self.lines), xxhash.xxh3_128_digest(self.rows.content)

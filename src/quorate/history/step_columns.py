@@ -1,7 +1,6 @@
 """The numbers of a run's steps as columns: a million steps take as much memory as a million numbers each do."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,23 +43,9 @@ class StepColumns:
         parts = []
         for packed in self._rows.packed:
             part = packed.part(name)
-            parts.append(np.full(packed.count, fill) if part is None else _unpacked(*part, packed.count))
+            parts.append(np.full(packed.count, fill) if part is None else np.frombuffer(part, np.float64))
         rows = self._rows.rows
         if rows.count:
             column = rows.columns.get(name)
             parts.append(np.full(rows.count, fill) if column is None else np.array(column, np.float64))
         return np.concatenate(parts) if parts else np.empty(0)
-
-
-def _unpacked(how: Mapping[str, Any], part: bytes, count: int) -> NDArray[np.float64]:
-    match how["as"]:
-        case "range":
-            return np.arange(how["first"], how["first"] + count, dtype=np.float64)
-        case "constant":
-            return np.full(count, how["value"], dtype=np.float64)
-        case "decimals":
-            whole: NDArray[np.int64] = np.frombuffer(part, np.int32).astype(np.int64) + how["base"]
-            return whole / float(how["scale"])
-        case "whole":
-            return np.frombuffer(part, np.int64).astype(np.float64)
-    return np.frombuffer(part, np.float64)

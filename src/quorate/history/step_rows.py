@@ -1,8 +1,6 @@
 """What steps tell, as rows of numbers in few bytes.
 
-Rows are added one by one and packed when there are many. A column of packed rows is as narrow as it can be without
-losing a bit: most of what a step tells is written with few decimals, or is the same in every step. No numpy here: the
-launcher packs rows too.
+Rows are added one by one and packed when there are many. No numpy here: the launcher packs rows too.
 """
 
 import sys
@@ -31,8 +29,6 @@ _PLAIN = frozenset(
 )
 """Fields of a step that are in no column, and whose types nobody here relies on."""
 _NUMBERS = frozenset({TIME, SPEED, LONGEST, *_TIMES, *FAMILIES})
-_SCALES = {SPEED: 10, TIME: 1_000_000, LONGEST: 1_000_000, **dict.fromkeys(_TIMES, 1_000_000)}
-_NARROW = 2**31
 
 
 class StepRow(NamedTuple):
@@ -127,29 +123,23 @@ class _Rows:
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows in few bytes: where the columns lie in them, and how each is packed."""
+    """Rows in one piece: column after column, a double for each row."""
 
     count: int
-    columns: tuple[dict[str, Any], ...]
+    names: tuple[str, ...]
     content: bytes
 
     @classmethod
     def of(cls, rows: _Rows) -> "PackedRows":
-        described, parts = [], []
-        for name, numbers in rows.columns.items() if rows.count else ():
-            how, part = _packed(name, numbers)
-            described.append({"name": name, **how, "bytes": len(part)})
-            parts.append(part)
-        return cls(rows.count, tuple(described), b"".join(parts))
+        columns = rows.columns if rows.count else {}
+        return cls(rows.count, tuple(columns), b"".join(array("d", numbers).tobytes() for numbers in columns.values()))
 
-    def part(self, name: str) -> tuple[dict[str, Any], bytes] | None:
-        """How a column is packed, and its bytes; None where no row has it."""
-        at = 0
-        for how in self.columns:
-            if how["name"] == name:
-                return how, self.content[at : at + how["bytes"]]
-            at += how["bytes"]
-        return None
+    def part(self, name: str) -> bytes | None:
+        """The bytes of a column; None where no row has it."""
+        if name not in self.names:
+            return None
+        at = self.names.index(name) * 8 * self.count
+        return self.content[at : at + 8 * self.count]
 
 
 @dataclass
@@ -172,34 +162,5 @@ class StepRows:
     @property
     def names(self) -> tuple[str, ...]:
         """Of all columns, in the order in which they were first told."""
-        told = [how["name"] for packed in self.packed for how in packed.columns]
+        told = [name for packed in self.packed for name in packed.names]
         return tuple(dict.fromkeys([*told, *(self.rows.columns if self.rows.count else ())]))
-
-
-def _packed(name: str, numbers: list[float]) -> tuple[dict[str, Any], bytes]:
-    """Without numpy: the launcher packs too, and should not wait for it."""
-    first = numbers[0]
-    if name == STEP and numbers == list(range(int(first), int(first) + len(numbers))):
-        return {"as": "range", "first": first}, b""
-    if numbers.count(first) == len(numbers):
-        return {"as": "constant", "value": first}, b""
-    if (scale := _SCALES.get(name)) is not None:
-        scaled = _scaled(numbers, scale)
-        if scaled is not None:
-            base, small = scaled
-            return {"as": "decimals", "scale": scale, "base": base}, small
-    if name in _WHOLE:
-        return {"as": "whole"}, array("q", (int(number) for number in numbers)).tobytes()
-    return {"as": "double"}, array("d", numbers).tobytes()
-
-
-def _scaled(numbers: list[float], scale: int) -> tuple[int, bytes] | None:
-    """As whole multiples of 1/scale above the least, if all of them are that to the last bit."""
-    try:
-        whole = [round(number * scale) for number in numbers]
-    except (ValueError, OverflowError):  # of what is not finite
-        return None
-    base = min(whole)
-    if max(whole) - base >= _NARROW or any(each / scale != number for each, number in zip(whole, numbers, strict=True)):
-        return None
-    return base, array("i", (each - base for each in whole)).tobytes()
