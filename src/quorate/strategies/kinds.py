@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
@@ -15,7 +15,6 @@ from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.training.activity import Activity
 from quorate.training.gradients import Gradients
-from quorate.training.loop import Loop
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, Sharding
 from quorate.training.state_layout import StateLayout
@@ -33,7 +32,8 @@ class Connection(Protocol):
     progress that this one has then, and the bytes that were copied; `hold` is told a progress that this member has come
     to, whatever happens after. `placed` says who holds which share of the parameters; None where every worker holds all
     of them. `measure` says how this worker is joined to the next one: all members call it before the first step, if a
-    job is tracked. `strategy` is what the loop trains with in this generation. It may be closed already.
+    job is tracked. `strategy` is what the loop trains with in this generation; where that is not from step to step, the
+    connection has a `loop`: a kind of Loop, which runs instead of the usual one. It may be closed already.
     """
 
     @property
@@ -53,15 +53,6 @@ class Connection(Protocol):
     def strategy(self, update: Update, activity: Activity) -> Strategy: ...
 
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class WithLoop(Connection, Protocol):
-    """A connection whose strategy is not trained with from step to step: `loop` runs instead of the usual one, made
-    with the same parts."""
-
-    @property
-    def loop(self) -> type[Loop]: ...
 
 
 class StrategyFactory(Protocol):

@@ -33,7 +33,7 @@ from quorate.data.streams import seed_generators
 from quorate.observe.event import Event
 from quorate.spec.device import gpu_of, kind_of
 from quorate.spec.job import JobSpec, RingSpec
-from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, WithLoop, strategy_factory
+from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, strategy_factory
 from quorate.training.activity import Activity
 from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.checkpointer import Checkpointer
@@ -277,7 +277,7 @@ class Assembly:
         audit, update = self._audit(), self._update()
         update.audit = audit
         strategy = connection.strategy(update, hooks.activity)
-        kind = connection.loop if isinstance(connection, WithLoop) else Loop
+        kind: type[Loop] = getattr(connection, "loop", Loop)
         make: Callable[..., Loop] = kind
         ended: Callable[[int], None] | None = None
         if isinstance(task, HostedLoop) and strategy.hosted:
