@@ -165,42 +165,31 @@ def decode(content: bytes, file: str, beside: str) -> ShardIndex:
     # Where the shards lie if the index cannot be read: one of another name may have them anywhere.
     place = beside if file == f"{beside}/{NAME}" else "PATH"
     try:
-        return _decoded(content, beside)
+        size = int.from_bytes(content[:8], "little")
+        head, data = content[8 : 8 + size], memoryview(content)[8 + size :]
+        header = json.loads(head)
+        about = header.pop("__metadata__")
+        if (version := int(about["version"])) != VERSION:
+            place = _joined(beside, about.get("root", ""))
+            raise _Unreadable(f"has version {version}, and this Quorate reads version {VERSION}")
+        arrays = {}
+        for name in ARRAYS:
+            begin, end = header[name]["data_offsets"]
+            arrays[name] = numpy.frombuffer(data[begin:end], _TYPES[name][1]).reshape(header[name]["shape"])
+        root, shards = about["root"], tuple(about["shards"].split("\n")) if about["shards"] else ()
+        schema, where = json.loads(about["schema"]), _joined(beside, root)
+        index = ShardIndex(kind=about["kind"], schema=schema, shards=shards, root=root, place=where, **arrays)
+        # That of the root is compared with the rest of the header.
+        if index.digest != about["digest"] or _head(index) != content[: 8 + size]:
+            raise _Unreadable("is damaged: a digest is not that of its content")
+        return index
     except _Unreadable as error:
-        why, place = str(error), error.place or place
+        why = str(error)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         why = "is damaged: it is no longer an index of shards"
     output = "" if file == f"{place}/{NAME}" else f" --output {shown(file)}"
     again = f"Make it again with: quorate data index {shown(place)}{output} --force"
     raise RequestError(f"{shown(file)} {why}. {again}")
-
-
-def _decoded(content: bytes, beside: str) -> ShardIndex:
-    size = int.from_bytes(content[:8], "little")
-    head, data = content[8 : 8 + size], memoryview(content)[8 + size :]
-    header = json.loads(head)
-    about = header.pop("__metadata__")
-    version = int(about["version"])
-    if version != VERSION:
-        place = _joined(beside, about.get("root", ""))
-        raise _Unreadable(f"has version {version}, and this Quorate reads version {VERSION}", place)
-    arrays = {}
-    for name in ARRAYS:
-        begin, end = header[name]["data_offsets"]
-        arrays[name] = numpy.frombuffer(data[begin:end], _TYPES[name][1]).reshape(header[name]["shape"])
-    root = about["root"]
-    index = ShardIndex(
-        kind=about["kind"],
-        schema=json.loads(about["schema"]),
-        shards=tuple(about["shards"].split("\n")) if about["shards"] else (),
-        root=root,
-        place=_joined(beside, root),
-        **arrays,
-    )
-    # That of the root is compared with the rest of the header.
-    if index.digest != about["digest"] or _head(index) != content[: 8 + size]:
-        raise _Unreadable("is damaged: a digest is not that of its content")
-    return index
 
 
 def _head(index: ShardIndex) -> bytes:
@@ -212,11 +201,7 @@ def _head(index: ShardIndex) -> bytes:
 
 
 class _Unreadable(Exception):  # noqa: N818
-    """Why a file is not an index that can be used; `place` is that of its shards, where it can be told."""
-
-    def __init__(self, why: str, place: str = "") -> None:
-        self.place = place
-        super().__init__(why)
+    """Why a file is not an index that can be used."""
 
 
 def _read_file(file: Path, named: str) -> bytes:
