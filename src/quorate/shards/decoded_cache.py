@@ -35,6 +35,8 @@ class DecodedCache:
         self._name = xxhash.xxh3_128_hexdigest(f"{_VERSION} {sys.byteorder} {data} {key}".encode())
         self._records = records
         self._is_on = True
+        # Blocks all of whose samples were there: others may have removed some since.
+        self._whole: set[int] = set()
         # Of the batch that is being read; None between two of them.
         self._staged: list[tuple[int, int, bytes]] | None = None
 
@@ -43,13 +45,20 @@ class DecodedCache:
 
     def has(self, block: int) -> bool:
         """Whether all samples of a block are there."""
-        kept = self._cache.path(self._key(block, 0)).parent.glob("samples-*")
-        return sum(1 for _ in kept) >= int(self._records[block])
+        if block not in self._whole:
+            kept = self._cache.path(self._key(block, 0)).parent.glob("samples-*")
+            if sum(1 for _ in kept) < self._records[block]:
+                return False
+            self._whole.add(block)
+        return True
 
     def get(self, block: int, row: int) -> tuple[bool, Any]:
         """Whether a sample is there, and the sample. A bad one is not: who decodes it again learns what is wrong."""
         content = self._cache.get(self._key(block, row))
-        return (False, None) if not content else (True, decode(content))
+        if content:
+            return True, decode(content)
+        self._whole.discard(block)
+        return False, None
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
