@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from quorate.core import processes
 from quorate.core.processes import (
     Answer,
     StoppedProcesses,
@@ -208,11 +207,11 @@ def test_an_interruption_leaves_neither_child_nor_descriptor(monkeypatch: pytest
         forked.append(fork())
         return forked[-1]
 
-    def interrupted(*_: object) -> tuple[str, bool]:
+    def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fork", counted_fork)
-    monkeypatch.setattr(processes, "_read", interrupted)
+    monkeypatch.setattr("multiprocessing.connection.Connection.poll", interrupted)
     open_before = set(Path("/proc/self/fd").iterdir())
     with pytest.raises(KeyboardInterrupt):
         ask_child(take_long)

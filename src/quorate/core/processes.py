@@ -3,16 +3,16 @@
 import contextlib
 import ctypes
 import gc
+import multiprocessing
 import os
-import select
 import shutil
 import signal
 import socket
 import sys
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +22,6 @@ SYSTEM_FOLDERS = "/usr/sbin:/sbin"
 """Where programs for root are; not everybody's PATH has them."""
 
 _sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
-_PIECE = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -204,55 +203,31 @@ def ask_child(question: Callable[[], str], seconds: float | None = None) -> Answ
 
     The text is empty if the process did not come to an answer. An exception in it is printed to standard error.
     """
-    sys.stdout.flush()
-    receiving, sending = os.pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _answer(question, sending, parent)
-    os.close(sending)
-    over = None if seconds is None else time.monotonic() + seconds
-    in_time = False
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    child = context.Process(target=_answer, args=(question, sending, os.getpid()))
+    text, in_time = "", False
+    child.start()
     try:
-        text, in_time = _read(receiving, over)
+        sending.close()
+        if in_time := receiving.poll(seconds):
+            with contextlib.suppress(EOFError):
+                text = receiving.recv()
     finally:  # neither the pipe nor the child outlives the question, whatever interrupts it
-        os.close(receiving)
+        receiving.close()
         if not in_time:
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    ending = describe_departure(code) if in_time else f"took longer than {seconds} s"
-    return Answer(text if code == 0 else "", ending)
+            child.kill()
+        child.join()
+    ending = describe_departure(child.exitcode) if in_time else f"took longer than {seconds} s"
+    child.close()
+    return Answer(text, ending)
 
 
-def _answer(question: Callable[[], str], sending: int, parent: int) -> NoReturn:
-    code = 1
-    try:
-        # What the parent has left to be collected may wait, when it is, for threads that this process does not have.
-        gc.freeze()
-        die_with_parent(parent)
-        rest = memoryview(question().encode())
-        while rest:
-            rest = rest[os.write(sending, rest) :]
-        code = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # nobody above is left to do it: this frame ends the process
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _read(receiving: int, over: float | None) -> tuple[str, bool]:
-    """All that comes until the other end is closed, and whether it was closed in time."""
-    pieces: list[bytes] = []
-    pipe = select.poll()  # which, unlike select, takes descriptors above 1023
-    pipe.register(receiving, select.POLLIN)
-    while True:
-        remaining = None if over is None else max(0.0, over - time.monotonic()) * 1000
-        if not pipe.poll(remaining):
-            return "", False
-        piece = os.read(receiving, _PIECE)
-        if not piece:
-            return b"".join(pieces).decode(), True
-        pieces.append(piece)
+def _answer(question: Callable[[], str], sending: Connection, parent: int) -> NoReturn:
+    # What the parent has left to be collected may wait, when it is, for threads that this process does not have.
+    gc.freeze()
+    die_with_parent(parent)
+    sending.send(question())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads that the question has left are not waited for
