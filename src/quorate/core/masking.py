@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 MASK = "***"
+LEFT_OUT = " … (too long: the rest of this line is left out)"
 
 LEAST = 6
 """A shorter secret is not masked: it would be found in ordinary words."""
@@ -223,7 +224,7 @@ class LineMasker:
     """Makes lines without secrets of what a process writes, however that is cut into pieces.
 
     A line ends with a line feed, or with a carriage return, by which progress bars write over themselves, and which it
-    keeps. One that is longer than `limit` is given in several, cut where no secret is.
+    keeps. What is beyond `limit` bytes of a line is left out.
     """
 
     def __init__(self, mask: Callable[[str], str] = mask, limit: int = 2**18, reserve: int = 2**16) -> None:
@@ -232,43 +233,33 @@ class LineMasker:
         # No secret is longer: one that has only begun is in the last part of what was read.
         self._reserve = reserve
         self._rest = b""
+        self._is_too_long = False
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that are complete now."""
+        if self._is_too_long:
+            _, end, data = data.partition(b"\n")
+            self._is_too_long = not end
         whole, self._rest = _complete(self._rest + data)
-        lines = _lines(self._mask(whole.decode(errors="backslashreplace"))) if whole else []
-        if len(whole) > self._limit:
-            lines = [piece for line in lines for piece in self._pieces(line)]
-        while len(self._rest) > self._limit:
-            lines.append(self._cut())
+        lines = self._lines(whole)
+        if len(self._rest) > self._limit:
+            masked = self._mask(self._rest.decode(errors="backslashreplace"))
+            lines.append(f"{masked[: -self._reserve]}{LEFT_OUT}")
+            self._rest, self._is_too_long = b"", True
         return lines
 
     def finish(self) -> list[str]:
         """What is left, when nothing more comes."""
         rest, self._rest = self._rest, b""
-        return _lines(self._mask(rest.decode(errors="backslashreplace"))) if rest else []
+        return self._lines(rest)
 
     def drop(self) -> None:
         """Forget the line that is not complete."""
-        self._rest = b""
+        self._rest, self._is_too_long = b"", False
 
-    def _pieces(self, masked: str) -> list[str]:
-        return [masked[at : at + self._limit] for at in range(0, len(masked), self._limit)] or [""]
-
-    def _cut(self) -> str:
-        """The beginning of a line that is too long, up to where no secret is cut in two."""
-        rest, at = self._rest[: self._limit], self._limit - self._reserve
-        masked = self._mask(_decoded(rest))
-        while at > 0:
-            while at > 0 and rest[at] & 0xC0 == 0x80:  # in the middle of a character
-                at -= 1
-            before = self._mask(_decoded(rest[:at]))
-            if at and before + self._mask(_decoded(rest[at:])) == masked:
-                self._rest = self._rest[at:]
-                return before
-            at -= max(1, self._reserve // 8)
-        self._rest = self._rest[self._limit - self._reserve :]
-        return MASK
+    def _lines(self, data: bytes) -> list[str]:
+        lines = _lines(self._mask(data.decode(errors="backslashreplace"))) if data else []
+        return [line if len(line) <= self._limit else f"{line[: self._limit]}{LEFT_OUT}" for line in lines]
 
 
 def _forms(secret: str) -> Iterator[str]:
@@ -288,17 +279,13 @@ def _looks_random(value: str) -> bool:
     return has_both or len(value) >= 20
 
 
-def _decoded(data: bytes) -> str:
-    return data.decode(errors="backslashreplace")
-
-
 def _complete(data: bytes) -> tuple[bytes, bytes]:
     """The lines that are complete, and the rest. A carriage return at the very end may be half of a line's end, and a
     private key is complete with its last line."""
     at = max(data.rfind(b"\n"), data.rfind(b"\r", 0, max(0, len(data) - 1))) + 1
     key = data.rfind(b"-----BEGIN ", 0, at)
     if key >= 0 and len(data) - key < _LONGEST_KEY and _OPEN_KEY.fullmatch(data, key, at):
-        at = key
+        at = data.rfind(b"\n", 0, key) + 1  # with what stands before it in its line
     return data[:at], data[at:]
 
 
