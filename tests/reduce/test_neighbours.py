@@ -1,5 +1,4 @@
 import logging
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -135,26 +134,6 @@ def test_on_a_mixed_ring_too_a_next_worker_that_is_dead_ends_the_wait_for_the_pr
 def test_on_a_mixed_ring_too_neighbours_that_never_come_are_lost_when_the_deadline_is_over(hosts: str) -> None:
     with mixed(hosts) as (listeners, members), pytest.raises(PeerLost, match=r"worker [12].* is gone"):
         connect_neighbours(Endpoint(members, credentials(0), listeners[0], within(0.1), within(100)))
-
-
-def test_a_previous_worker_whose_host_does_not_answer_is_lost_long_before_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It cannot connect either, but learns that by itself: both ends name each other."""
-    monkeypatch.setattr(tcp, "SHORTEST_CALL", 0.2)
-    with listening() as ours, listening() as silent, socket.socket() as server, ExitStack() as callers:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        for _ in range(4):  # nobody takes them, so the next is dropped
-            caller = callers.enter_context(socket.socket())
-            caller.setblocking(False)
-            caller.connect_ex(server.getsockname())
-        members = generation([ours.address, silent.address, f"127.0.0.1:{server.getsockname()[1]}"])
-        began = time.monotonic()
-        with pytest.raises(PeerLost, match=r"worker 2 \(127.* its host has not answered for") as lost:
-            connect_neighbours(endpoint(ours, members, silence=0.4))
-        assert lost.value.worker == 2
-        assert time.monotonic() - began < 50
 
 
 def test_a_previous_worker_that_is_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

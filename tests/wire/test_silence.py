@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +17,8 @@ from quorate.chaos.network_namespaces import inside_network
 from quorate.core.errors import FrameError, PeerLost
 from quorate.wire.silence import FEWEST_PROBES, LOOKS, SHORTEST_PROBE, Silence, TcpInfo
 from quorate.wire.stream import Stream, Watch
-from quorate.wire.tcp import SHORTEST_CALL, Knock, connect
-from wire.pairs import credentials, listening, wait_until, within
+from quorate.wire.tcp import SHORTEST_CALL, connect
+from wire.pairs import credentials, wait_until, within
 
 LIMIT = 1.0
 PATIENCE = 60.0
@@ -329,35 +328,3 @@ def test_a_host_that_does_not_answer_a_call_is_lost_before_the_deadline() -> Non
     with mute_host() as address, pytest.raises(PeerLost, match=r"cannot be reached \(its host has not answered for"):
         connect(address, credentials(0), 1, within(PATIENCE), 0.1)
     assert SHORTEST_CALL <= time.monotonic() - began < PATIENCE / 2
-
-
-def test_a_knock_that_is_not_answered_is_a_lost_peer() -> None:
-    with mute_host() as address:
-        knock = Knock(address, "worker 1")
-        knock.check(0.1)
-        deadline = within(PATIENCE)
-        with pytest.raises(PeerLost, match="worker 1 is gone: its host has not answered for"):
-            while deadline() > 0:
-                knock.check(0.1)
-                time.sleep(0.01)  # between two looks
-        knock.check(0.1)  # it asks no longer
-
-
-def test_a_knock_at_an_address_that_is_not_known_says_nothing() -> None:
-    Knock("no-such-host.invalid:1", "worker 1").check(0.0)
-
-
-@pytest.mark.parametrize(
-    "listens",
-    [pytest.param(True, id="nobody takes it", marks=pytest.mark.long), pytest.param(False, id="it is refused")],
-)
-def test_a_knock_that_is_answered_says_no_more(listens: bool) -> None:
-    with listening() as listener:
-        if not listens:
-            listener.close()
-        knock = Knock(listener.address, "worker 1")
-        over = threading.Event()
-        threading.Timer(SHORTEST_CALL + 0.5, over.set).start()
-        while not over.wait(0.05):
-            knock.check(0.1)
-        knock.close()

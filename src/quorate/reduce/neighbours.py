@@ -1,27 +1,23 @@
 """How neighbours on the ring of a generation connect, in shared memory on one host and over TCP elsewhere."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from quorate.core.generation import Member, name_of, names_of
+from quorate.core.generation import Member, names_of
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.ring import Blame, Ring, unchanged
 from quorate.wire.link import Deadline
 from quorate.wire.shared_link import SharedLink, accept_all_shared, connect_shared
 from quorate.wire.stream import Watch
-from quorate.wire.tcp import Knock, TcpLink
+from quorate.wire.tcp import TcpLink
 from quorate.wire.tcp import connect as connect_tcp
 
 log = logging.getLogger(__name__)
 
 GLANCE = 0.05
 """Seconds until one of two waits notices that the other has failed."""
-
-_PATIENCE = 0.25
-"""The part of the time of silence for which a worker that does not come is just late: mostly it is there by then."""
 
 Neighbour = SharedLink | TcpLink
 """In shared memory to a worker of the same host, over TCP to one elsewhere."""
@@ -111,44 +107,7 @@ def _accepted(
         assert listeners.local is not None, "whoever has an address of its host listens there"
         yield from accept_all_shared(listeners.local, credentials, workers, deadline)
         return
-    late = {member.worker: Awaited(endpoint, member) for member in awaited}
-
-    def checked_deadline() -> float:
-        for each in late.values():
-            each.check()
-        return deadline()
-
-    try:
-        for worker, link in listeners.network.accept_all(credentials, workers, checked_deadline, endpoint.silence):
-            late.pop(worker).close()
-            yield worker, link
-    finally:
-        for each in late.values():
-            each.close()
-
-
-class Awaited:
-    """Whether a worker that has not connected yet could: it may be late, or on its way in vain."""
-
-    def __init__(self, endpoint: Endpoint, awaited: Member) -> None:
-        self._awaited = awaited
-        self._silence = None if endpoint.shares_a_host_with(awaited) else endpoint.silence
-        self._began = time.monotonic()
-        self._knock: Knock | None = None
-
-    def check(self) -> None:
-        """Raise PeerLost if its host has not answered for too long."""
-        if self._silence is None:
-            return
-        patience = self._silence * _PATIENCE
-        if self._knock is None and time.monotonic() - self._began >= patience:
-            self._knock = Knock(self._awaited.address, f"{name_of(self._awaited.worker)} ({self._awaited.address})")
-        if self._knock is not None:
-            self._knock.check(self._silence - patience)
-
-    def close(self) -> None:
-        if self._knock is not None:
-            self._knock.close()
+    yield from listeners.network.accept_all(credentials, workers, deadline, endpoint.silence)
 
 
 def _described(link: Neighbour) -> str:

@@ -1,6 +1,5 @@
 """Links over TCP: connect to a worker, or listen for one."""
 
-import errno
 import os
 import select
 import socket
@@ -13,7 +12,6 @@ from quorate.core.addresses import join_address, split_address
 from quorate.core.digests import Buffer
 from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import name_of
-from quorate.core.processes import close_in_children
 from quorate.wire.handshake import Credentials, introduce
 from quorate.wire.link import (
     HEADER_SIZE,
@@ -144,48 +142,6 @@ class Listener(Reception):
                 yield peer, TcpLink(visitor.socket, name, silence, is_encrypted=credentials.identity is not None)
 
 
-class Knock:
-    """Asks a worker's host whether it is there, without a word to the worker: for whoever waits to be connected to.
-
-    The answer has to come all the way back, so of a path that is cut, be it in one direction, both ends learn.
-    """
-
-    def __init__(self, address: str, name: str) -> None:
-        self._name = name
-        self._began = time.monotonic()
-        self._socket: socket.socket | None = None
-        try:
-            family, kind, protocol, _, place = _places(address, name)[0]
-        except PeerLost:  # it may know our address all the same
-            return
-        self._socket = socket.socket(family, kind, protocol)
-        close_in_children(self._socket)
-        self._socket.setblocking(False)
-        if self._socket.connect_ex(place) != errno.EINPROGRESS:
-            self.close()
-
-    def check(self, limit: float) -> None:
-        """Raise PeerLost if there has been no answer, be it a refusal, for so many seconds."""
-        if self._socket is None:
-            return
-        poller = select.poll()
-        poller.register(self._socket, select.POLLOUT)
-        if poller.poll(0):
-            self.close()
-        elif (waited := time.monotonic() - self._began) >= max(limit, SHORTEST_CALL):
-            self.close()
-            raise PeerLost(self._name, _unanswered(waited))
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-
-def _unanswered(seconds: float) -> str:
-    return f"its host has not answered for {seconds:.1f} s"
-
-
 def _places(address: str, name: str) -> Sequence[Place]:
     host, port = split_address(address)
     try:
@@ -222,7 +178,7 @@ def _connect_to(
         while not (found := wait_for(sock, select.POLLOUT, deadline)):
             waited = time.monotonic() - began
             if silence is not None and waited >= max(silence, SHORTEST_CALL):
-                raise OSError(_unanswered(waited)) from None
+                raise OSError(f"its host has not answered for {waited:.1f} s") from None
         if found < 0:
             raise PeerLost(name, f"no connection within {time.monotonic() - began:.1f} s") from None
         if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
