@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -25,12 +26,8 @@ from quorate.core.installation import install_of
 from quorate.core.machine import free_memory, read_limits, usable_cores
 from quorate.core.user_code import describe
 from quorate.doctor import software
-from quorate.doctor.cluster import judge
-from quorate.doctor.nccl import Network, check_nccl, settings_of
-from quorate.doctor.node_probe import NodeProbe
 from quorate.doctor.probes import probe_torch
 from quorate.doctor.report import Finding, Level
-from quorate.engines.ray.option import RaySpec
 from quorate.observe.quantities import size
 from quorate.spec.job import JobSpec
 from quorate.spec.load import resolve_mapping
@@ -103,23 +100,31 @@ def checks_of_engine(kind: str, address: str | None, storage: str | None) -> Seq
     given = {key: value for key, value in keys.items() if value is not None}
     job = {"task": "package.module:Task", "batch_size": 8, "steps": 1, "engine": given}
     engine = resolve_mapping(job, "the command line", {}, []).spec.engine
-    return [Check("cluster", lambda: _cluster(engine), CLUSTER_PATIENCE)] if isinstance(engine, RaySpec) else []
+    if not engine.is_cluster:
+        return []
+    return [Check("cluster", lambda: _cluster(engine.model_dump()), CLUSTER_PATIENCE)]
 
 
 def _torch(environment: Mapping[str, str], run: RunFolder | None) -> Sequence[Finding]:
     facts = probe_torch(TORCH_PATIENCE)
-    recorded = None if run is None else run.job_file
-    nccl, network = settings_of(environment, recorded), Network.here()
-    return [*software.check_torch_here(facts), *check_nccl(facts, network, nccl, environment)]
+    found = list(software.check_torch_here(facts))
+    if find_spec("quorate.strategies.gangs") is not None:  # an option, and the only one that uses NCCL
+        from quorate.doctor.nccl import Network, check_nccl, settings_of
+
+        nccl = settings_of(environment, None if run is None else run.job_file)
+        found += check_nccl(facts, Network.here(), nccl, environment)
+    return found
 
 
-def _cluster(engine: RaySpec) -> Sequence[Finding]:
+def _cluster(engine: Mapping[str, Any]) -> Sequence[Finding]:
     if find_spec("ray") is None:
         text = "the library ray is not installed here, so a cluster cannot be asked"
         return [Finding("cluster", Level.PROBLEM, text, install_of("ray"))]
+    from quorate.doctor.cluster import judge
+    from quorate.doctor.node_probe import NodeProbe
     from quorate.doctor.ray_cluster import read_cluster
 
-    return judge(read_cluster(engine.address, engine.storage), NodeProbe().facts()["versions"])
+    return judge(read_cluster(engine["address"], engine["storage"]), NodeProbe().facts()["versions"])
 
 
 def _memory() -> Finding:
