@@ -10,9 +10,9 @@ import json
 import logging
 import mmap
 import os
-import struct
 from collections.abc import Mapping, Sequence
 
+import numpy
 import torch
 
 from quorate.checkpoint.tree import Encoded
@@ -29,7 +29,6 @@ Flat = tuple[torch.Tensor, ...]
 """What a lane keeps: a flat tensor for each bucket."""
 
 _SLOTS = 2
-_STEP = struct.Struct("<q")
 _NOTHING = 0
 """The step of a slot that has nothing whole: a lane keeps something from step 1 on."""
 
@@ -49,6 +48,8 @@ class LaneMemory:
         self._stride = page + -(-_SLOTS * self.slot_size // page) * page
         os.ftruncate(self._descriptor, lanes * self._stride)  # by everybody, to the same size
         self._content = mmap.mmap(self._descriptor, lanes * self._stride)
+        # Of each lane and slot the step that it is of.
+        self._steps = numpy.ndarray((lanes, _SLOTS), "<i8", self._content, strides=(self._stride, 8))
         self._reserved: set[int] = set()
         self._begun: dict[int, int] = {}
 
@@ -83,13 +84,13 @@ class LaneMemory:
 
     def seal(self, lane: int, step: int) -> None:
         """What was begun is whole, and is what the lane keeps after this step."""
-        self._mark(lane, self._begun.pop(lane), step)
+        self._steps[lane, self._begun.pop(lane)] = step
 
     def _begin(self, lane: int, kept: int) -> None:
         self._reserve(lane)
-        slot = 1 if kept and self._step(lane, 0) == kept else 0
+        slot = 1 if kept and self._steps[lane, 0] == kept else 0
         # Until it is sealed there is nothing in it that anybody may use.
-        self._mark(lane, slot, _NOTHING)
+        self._steps[lane, slot] = _NOTHING
         self._begun[lane] = slot
 
     def _reserve(self, lane: int) -> None:
@@ -98,8 +99,7 @@ class LaneMemory:
             return
         limits = read_limits().free_memory
         free = machine_memory() if limits is None else min(machine_memory(), limits)
-        present = self._step(lane, 0) or self._step(lane, 1)
-        if not present and self._stride > free:
+        if not self._steps[lane].any() and self._stride > free:
             raise _too_little(lane, self._stride, free)
         try:
             os.posix_fallocate(self._descriptor, lane * self._stride, self._stride)
@@ -114,14 +114,7 @@ class LaneMemory:
         return slot
 
     def _slot_of(self, lane: int, step: int) -> int | None:
-        return next((slot for slot in range(_SLOTS) if step and self._step(lane, slot) == step), None)
-
-    def _step(self, lane: int, slot: int) -> int:
-        step: int = _STEP.unpack_from(self._content, lane * self._stride + slot * _STEP.size)[0]
-        return step
-
-    def _mark(self, lane: int, slot: int, step: int) -> None:
-        _STEP.pack_into(self._content, lane * self._stride + slot * _STEP.size, step)
+        return next((slot for slot in range(_SLOTS) if step and self._steps[lane, slot] == step), None)
 
     def _start(self, lane: int, slot: int) -> int:
         return lane * self._stride + mmap.PAGESIZE + slot * self.slot_size
