@@ -115,6 +115,8 @@ class HostAgent:
         self._coordinators: dict[int, tuple[CoordinatorChildProcess, threading.Thread]] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._reports: deque[tuple[int, Report]] = deque()
+        # Bytes of logs among these.
+        self._underway = 0
         self._numbers = itertools.count(1)
         self._arrived = threading.Condition()
         self._is_closed = False
@@ -138,12 +140,12 @@ class HostAgent:
         """The reports after that number, each with its own; waits that long for one. Those up to it are forgotten."""
         with self._arrived:
             while self._reports and self._reports[0][0] <= arrived:
-                self._reports.popleft()
+                self._underway -= _size(self._reports.popleft()[1])
             self._arrived.wait_for(lambda: self._reports or self._is_closed, seconds)
             told, size = [], 0
             for number, report in self._reports:
                 told.append((number, report))
-                size += len(report.text) if isinstance(report, LogLines) else 0
+                size += _size(report)
                 if size >= AT_ONCE:
                     break
             return told
@@ -246,15 +248,14 @@ class HostAgent:
     def _report(self, report: Report) -> None:
         with self._arrived:
             self._reports.append((next(self._numbers), report))
+            self._underway += _size(report)
             self._arrived.notify_all()
 
     def _open_log(self, name: str, fields: dict[str, Any]) -> LogFile:
         return ReportedLog(self._run.logs / f"{name}.jsonl", fields, self._report_lines)
 
     def _report_lines(self, lines: LogLines) -> None:
-        with self._arrived:
-            underway = sum(len(report.text) for _, report in self._reports if isinstance(report, LogLines))
-        if underway >= UNDERWAY:
+        if self._underway >= UNDERWAY:
             raise OSError("the launcher does not take what is logged")
         self._report(lines)
 
@@ -270,6 +271,10 @@ class HostAgent:
             child.let_go(patience=0)
             follower.join(CLOSE_PATIENCE)
         self._end_workers()
+
+
+def _size(report: Report) -> int:
+    return len(report.text) if isinstance(report, LogLines) else 0
 
 
 class ReportedLog(LogFile):
