@@ -264,12 +264,9 @@ class LineMasker:
 
 def _forms(secret: str) -> Iterator[str]:
     if len(secret) >= LEAST:
-        forms = (secret, quote(secret, safe=""), quote(secret), unquote(secret), *_as_json(secret))
+        as_json = (json.dumps(secret, ensure_ascii=escapes)[1:-1] for escapes in (True, False))
+        forms = (secret, quote(secret, safe=""), quote(secret), unquote(secret), *as_json)
         yield from (form for form in forms if len(form) >= LEAST)
-
-
-def _as_json(text: str) -> Iterator[str]:
-    yield from (json.dumps(text, ensure_ascii=escapes)[1:-1] for escapes in (True, False))
 
 
 def _looks_random(value: str) -> bool:

@@ -60,14 +60,6 @@ def version_check(present: int) -> Callable[[Any], Any]:
     return checked
 
 
-def _batch_number(value: Any) -> Any:
-    return AUTO_BATCH if value == AUTO else value
-
-
-def _batch_in_words(value: int) -> int | str:
-    return AUTO if value == AUTO_BATCH else value
-
-
 def _power_of_two(value: int) -> int:
     if value & (value - 1):
         below = 1 << value.bit_length() - 1
@@ -280,8 +272,8 @@ class JobSpec(Section):
         int,
         Mark.MEANING,
         Field(ge=1),
-        BeforeValidator(_batch_number),
-        PlainSerializer(_batch_in_words),
+        BeforeValidator(lambda value: AUTO_BATCH if value == AUTO else value),
+        PlainSerializer(lambda value: AUTO if value == AUTO_BATCH else value),
         Allowed("a whole number of at least 1, or auto"),
     ]
     """Samples of one update, of all lanes and micro-batches together: a lane has `batch_size / lanes` of them, and

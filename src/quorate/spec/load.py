@@ -23,8 +23,7 @@ from quorate.spec.migration import (
     renamed,
     without_removed,
 )
-from quorate.spec.options import Said
-from quorate.spec.override import DEFAULT, ENVIRONMENT, Layers, Override, environment_overrides, plain_copy
+from quorate.spec.override import ENVIRONMENT, Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, misspelt, plain_problems
 from quorate.spec.resolved import ResolvedJob, job_gone
 from quorate.spec.rules import broken_rules
@@ -145,7 +144,7 @@ def _checked(layers: Layers, folder: Path) -> tuple[JobSpec | None, list[Problem
     # A rule is judged although other keys are wrong, if its own are right: one reading tells everything.
     paths = [problem.path for problem in problems]
     doubtful = {path.partition(".")[0] for path in (*paths, *misspelt(paths, keys_of(JobSpec)))}
-    problems += broken_rules(_without(layers.values, doubtful) if problems else spec, doubtful, _said(layers))
+    problems += broken_rules(_without(layers.values, doubtful) if problems else spec, doubtful, layers.said)
     return None if problems else spec, [*problems, *odd]
 
 
@@ -154,14 +153,6 @@ def _without(values: Mapping[str, Any], doubtful: set[str]) -> JobSpec:
     needed = {"task": "any.py:Any", "batch_size": AUTO}
     sound = {key: value for key, value in values.items() if key in JobSpec.model_fields and key not in doubtful}
     return JobSpec.model_validate(needed | sound)
-
-
-def _said(layers: Layers) -> Said:
-    def said(key: str) -> str:
-        origin = layers.origin(key)
-        return " (the default)" if origin == DEFAULT else f" ({origin})"
-
-    return said
 
 
 def _missing_task(layers: Layers, folder: Path) -> Iterator[Problem]:

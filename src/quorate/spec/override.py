@@ -132,6 +132,11 @@ class Layers:
             path = path.rpartition(".")[0]
         return self.origins.get(path, DEFAULT)
 
+    def said(self, key: str) -> str:
+        """The same, to stand behind a value."""
+        origin = self.origin(key)
+        return " (the default)" if origin == DEFAULT else origin and f" ({origin})"
+
     def origins_of(self, resolved: Mapping[str, Any]) -> dict[str, str]:
         """The origin of every single value of a resolved job."""
         return dict(self._origins(resolved, self.values, ""))

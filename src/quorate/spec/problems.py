@@ -90,14 +90,10 @@ def _path(details: ErrorDetails, keys: dict[str, Key], prefix: str) -> str:
         if inner not in keys and details["type"] != "extra_forbidden":
             if key is None:
                 return str(part)
-            rest = "" if key.complete or key.alternatives > 1 else _subscripts(details["loc"][index:])
-            return f"{path}{rest}"
+            parts = () if key.complete or key.alternatives > 1 else details["loc"][index:]
+            return path + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
         path = inner
     return f"{path}.kind" if details["type"].startswith("union_tag") else path
-
-
-def _subscripts(parts: tuple[int | str, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
 
 def _wrong_value(path: str, keys: dict[str, Key], details: ErrorDetails, origin: str) -> Problem:

@@ -18,7 +18,7 @@ from quorate.spec.load import (
     with_runs_placed,
 )
 from quorate.spec.migration import present_name, renamed
-from quorate.spec.override import DEFAULT, Layers, Override, environment_overrides, plain_copy
+from quorate.spec.override import Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, in_brackets, plain_problems
 from quorate.spec.resolved import ResolvedJob, dump_lines
 from quorate.spec.search import DimensionSpec, SearchSpec, dimension_problems
@@ -206,7 +206,7 @@ class SearchReading:
         self.spec, doubtful = self._check()
         if self.job is not None:
             self.job = self._common_job(self.job, doubtful)
-        self.problems += broken_search_rules(self.spec, self.job, doubtful, self._told)
+        self.problems += broken_search_rules(self.spec, self.job, doubtful, self._layers.said)
         if self.job is not None:
             self.problems += space_problems(self.spec, self.job, doubtful, self._layers.origin)
         self.problems += self._job_problems
@@ -224,10 +224,6 @@ class SearchReading:
     def origin(self, key: str) -> str:
         """Where a key of the search was written."""
         return self._layers.origin(key)
-
-    def _told(self, key: str) -> str:
-        origin = self._layers.origin(key)
-        return " (the default)" if origin == DEFAULT else in_brackets(origin)
 
     def _read_job(
         self, folder: Path, environment: Mapping[str, str], overrides: Sequence[Override]
@@ -283,7 +279,7 @@ class SearchReading:
             has_wrong_keys = len(right) < len(space)
             if not space:
                 hint = "Name keys of the job, or leave space out: one is proposed."
-                problems.append(Problem("space", f"it is empty{self._told('space')}", hint))
+                problems.append(Problem("space", f"it is empty{self._layers.said('space')}", hint))
         elif space is not None:
             values["space"] = space
         try:

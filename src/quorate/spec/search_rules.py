@@ -58,11 +58,12 @@ def _trials_are_evaluated(spec: SearchSpec, job: Job, told: Told) -> Iterator[Pr
     kind, evaluate = spec.scheduler.kind, job.spec.evaluate
     said = in_brackets(job.origins.get("evaluate.every", ""))
     if evaluate.every == "end":
+        proposed = "epoch" if job.spec.steps is None else max(1, job.spec.steps // 10)
         yield Problem(
             "scheduler",
             f"{kind}{told('scheduler')} judges trials by their evaluations during training, and with evaluate.every: "
             f"end{said} there are none",
-            f"Write evaluate: {{every: {_proposed_interval(job)}}} in the job.",
+            f"Write evaluate: {{every: {proposed}}} in the job.",
         )
     length = spec.scheduler.interval if isinstance(spec.scheduler, PbtSpec) else None
     if length is not None and isinstance(evaluate.every, int) and length % evaluate.every:
@@ -84,10 +85,6 @@ def _trials_are_evaluated(spec: SearchSpec, job: Job, told: Told) -> Iterator[Pr
             f"judged: {grace}{told('scheduler.grace')} >= {job.spec.steps}",
             f"Use a grace below {job.spec.steps}.",
         )
-
-
-def _proposed_interval(job: ResolvedJob) -> int | str:
-    return "epoch" if job.spec.steps is None else max(1, job.spec.steps // 10)
 
 
 def _search_ends(spec: SearchSpec, job: Job, told: Told) -> Iterator[Problem]:
