@@ -101,7 +101,11 @@ def form_if_ready(state: Active, actions: tuple[Action, ...], reason: str, now: 
     has_founder = any(known.worker in members.founders and not known.is_leaving for known in members.keepers)
     is_sound = not members.generations or members.has_state or has_founder
     if is_sound and (stuck := _cannot_begin_again(members)):
-        return _make_room(state, stuck, actions, reason, now)
+        told = (
+            "a part of the state is lost, and no checkpoint exists: other processes in the place of"
+            f" {names_of(known.worker for known in stuck)} begin again"
+        )
+        return _make_room(state, stuck, told, actions, reason, now)
     return (_form if is_sound else _begin_from_checkpoint)(state, actions, reason, now)
 
 
@@ -224,33 +228,25 @@ def _cannot_begin_again(members: Members) -> tuple[Enrolled, ...]:
     return tuple(known for known in here if known.cursor != Cursor())
 
 
-def _make_room(
-    state: Forming, stuck: Sequence[Enrolled], actions: tuple[Action, ...], reason: str, now: float
-) -> Decision:
-    processes = {known.process for known in stuck}
-    left = replace(state, members=expel(state.members, processes), since=now)
-    told = (
-        "a part of the state is lost, and no checkpoint exists: other processes in the place of"
-        f" {names_of(known.worker for known in stuck)} begin again"
-    )
-    inform = LogMessage(step=left.members.cursor.step, time=now, level="info", message=f"{told}.")
-    expulsions = (Expel(*process) for process in sorted(processes))
-    return Decision(left, (*actions, inform, *expulsions), f"{reason}; {told}")
-
-
 def _begin_from_checkpoint(state: Forming, actions: tuple[Action, ...], reason: str, now: float) -> Decision:
-    """Have one process make room for another that begins from the newest checkpoint; the rest copy from that.
-
-    It holds nothing, and is killed rather than asked: one that does not answer would be waited for without end.
-    """
+    """One holds nothing, and makes room for another that begins from the newest checkpoint; the rest copy from that."""
     first = min(state.members.keepers, key=lambda known: (known.has_trained, known.worker))
-    left = replace(state, members=expel(state.members, {first.process}), since=now)
     told = (
         "no worker holds the state of the job any longer: another process in the place of"
         f" {name_of(first.worker)} looks for the newest checkpoint"
     )
+    return _make_room(state, (first,), told, actions, reason, now)
+
+
+def _make_room(
+    state: Forming, some: Sequence[Enrolled], told: str, actions: tuple[Action, ...], reason: str, now: float
+) -> Decision:
+    """Have these replaced. They are killed rather than asked: one that does not answer would be waited for forever."""
+    processes = {known.process for known in some}
+    left = replace(state, members=expel(state.members, processes), since=now)
     inform = LogMessage(step=left.members.cursor.step, time=now, level="info", message=f"{told}.")
-    return Decision(left, (*actions, inform, Expel(*first.process)), f"{reason}; {told}")
+    expulsions = (Expel(*process) for process in sorted(processes))
+    return Decision(left, (*actions, inform, *expulsions), f"{reason}; {told}")
 
 
 def _is_stuck(link: WeakLink, chosen: LineUp) -> bool:
