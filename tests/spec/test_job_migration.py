@@ -12,7 +12,7 @@ from quorate.spec.load import load_job, resolve_mapping
 from quorate.spec.migration import migrate
 from quorate.spec.override import Override, parse_set
 from quorate.spec.resolved import dump_job
-from quorate.spec.search_load import dump_search, load_recorded_search, load_search, resolve_search
+from quorate.spec.search_load import dump_search, load_recorded_search, read_search, resolve_search
 
 JOB: dict[str, Any] = {"task": "task.py:Task", "batch_size": 8, "steps": 2}
 
@@ -103,7 +103,7 @@ def test_a_search_may_use_the_old_name(tmp_path: Path, caplog: pytest.LogCapture
         "job: job.yaml\nbudget: {trials: 2}\n"
         "space:\n  params.rate: {choice: [1, 2]}\n  on_poison: {choice: [fail, skip]}\n"
     )
-    search = load_search(file, {})
+    search = read_search(file, {}).accepted()
     assert list(search.spec.space or {}) == ["params.rate", "on_nonfinite_loss"]
     assert "search.yaml line 5: the key is now called space.on_nonfinite_loss" in caplog.messages
     assert search.trial_job({"on_nonfinite_loss": "skip"}, 1).spec.on_nonfinite_loss == "skip"

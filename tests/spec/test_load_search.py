@@ -11,7 +11,7 @@ from quorate.spec.search_load import (
     ResolvedSearch,
     dump_search,
     load_recorded_search,
-    load_search,
+    read_search,
     resolve_search,
     trial_job,
 )
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, *settings: str, **environment: str) -> ResolvedSearch:
-    return load_search(folder / "find.yaml", environment, [parse_set(setting) for setting in settings])
+    return read_search(folder / "find.yaml", environment, [parse_set(setting) for setting in settings]).accepted()
 
 
 def test_what_is_left_out_is_found_in_the_job(folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_sections_may_be_nested_in_the_space(folder: Path) -> None:
     text = SEARCH.replace("  params.rate: {loguniform: [1e-4, 1]}\n  params.width: {choice: [16, 32]}\n", "")
     nested = "space:\n  params:\n    rate: {loguniform: [1e-4, 1]}\n    width: {choice: [16, 32]}\n"
     (folder / "nested.yaml").write_text(text.replace("space:\n", nested))
-    search = load_search(folder / "nested.yaml", {})
+    search = read_search(folder / "nested.yaml", {}).accepted()
     assert search.spec.space == load(folder).spec.space
     assert search.origins["space.params.width"] == "nested.yaml line 5"
 
@@ -113,7 +113,7 @@ def test_the_search_is_read_back_equal_from_its_folder(folder: Path) -> None:
 
 
 def test_a_job_file_alone_is_a_search_whose_space_is_open(folder: Path) -> None:
-    search = load_search(folder / "digits.yaml", {})
+    search = read_search(folder / "digits.yaml", {}).accepted()
     assert (search.spec.space, search.spec.metrics, search.spec.name) == (None, ("accuracy",), "digits-search")
     assert search.spec.trials is not None
 
@@ -121,7 +121,7 @@ def test_a_job_file_alone_is_a_search_whose_space_is_open(folder: Path) -> None:
 def test_a_job_may_stand_in_the_search(folder: Path) -> None:
     inline = "".join(f"  {line}\n" for line in JOB.splitlines())
     (folder / "inline.yaml").write_text(SEARCH.replace("job: digits.yaml\n", f"job:\n{inline}"))
-    search = load_search(folder / "inline.yaml", {})
+    search = read_search(folder / "inline.yaml", {}).accepted()
     assert search.job.spec.task == f"{folder.resolve()}/digits.py:Digits"
     assert search.job.origins["lanes"] == "inline.yaml line 4"
 

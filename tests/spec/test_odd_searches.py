@@ -11,7 +11,7 @@ from quorate.core.errors import RequestError
 from quorate.spec.load import load_job
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.search import SearchSpec
-from quorate.spec.search_load import load_search, resolve_search
+from quorate.spec.search_load import read_search, resolve_search
 
 SCALARS = st.one_of(
     st.none(),
@@ -78,4 +78,4 @@ def test_a_text_is_read_or_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "find.yaml"
     path.write_text(text)
     with pytest.raises(RequestError):
-        load_search(path, {})
+        read_search(path, {}).accepted()

@@ -7,7 +7,7 @@ import pytest
 
 from quorate.core.errors import JobFileError, RequestError
 from quorate.spec.load import load_job
-from quorate.spec.search_load import load_search, resolve_search
+from quorate.spec.search_load import read_search, resolve_search
 
 JOB = """\
 task: digits.py:Digits
@@ -327,7 +327,7 @@ def problems(folder: Path, text: str) -> list[str]:
     path = folder / "find.yaml"
     path.write_text(text)
     with pytest.raises(JobFileError) as caught:
-        load_search(path, {})
+        read_search(path, {}).accepted()
     assert caught.value.source == str(path)
     return [str(problem) for problem in caught.value.problems]
 
@@ -372,7 +372,7 @@ def test_a_batch_size_that_each_trial_would_look_for_is_refused(folder: Path) ->
 def test_a_job_file_that_is_not_there(folder: Path) -> None:
     (folder / "find.yaml").write_text(ONE.replace("digits.yaml", "digist.yaml"))
     with pytest.raises(RequestError, match=r"there is no job file .*digist.yaml. Did you mean .*digits.yaml"):
-        load_search(folder / "find.yaml", {})
+        read_search(folder / "find.yaml", {}).accepted()
 
 
 def test_values_that_no_file_can_hold_are_refused_in_a_call(folder: Path) -> None:

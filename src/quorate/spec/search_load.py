@@ -69,14 +69,6 @@ def _over(base: ResolvedJob, overrides: Sequence[Override]) -> ResolvedJob:
     return resolve_layers(Layers(base.spec.model_dump(), base.origins), base.source, {}, overrides)
 
 
-def load_search(path: Path, environment: Mapping[str, str], overrides: Sequence[Override] = ()) -> ResolvedSearch:
-    """The search of a file. A job file will do as well: then all but the job is left open, and its space is proposed.
-
-    Overrides are of keys of the search; those of `job.` go over the job, as variables of the environment do.
-    """
-    return read_search(path, environment, overrides).accepted()
-
-
 def resolve_search(
     mapping: Mapping[str, Any], source: str, environment: Mapping[str, str], job: ResolvedJob | None = None
 ) -> ResolvedSearch:
@@ -114,7 +106,11 @@ def dump_search(resolved: ResolvedSearch) -> str:
 
 
 def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[Override] = ()) -> "SearchReading":
-    """As `load_search`; what is found wrong is kept in it, for whoever has more to check."""
+    """The search of a file; what is found wrong is kept in it, for whoever has more to check. A job file will do as
+    well: then all but the job is left open, and its space is proposed.
+
+    Overrides are of keys of the search; those of `job.` go over the job, as variables of the environment do.
+    """
     document = read_job_file(path)
     values, origins = dict(document.value), {key: f"{path.name} line {p.line}" for key, p in document.places.items()}
     if "task" in values and "job" not in values and "space" not in values:
