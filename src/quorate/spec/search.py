@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from quorate.core.digests import derive_seed
 from quorate.core.errors import Problem
-from quorate.engines.ray.option import PerWorkerSpec, checked_address, checked_folder
+from quorate.spec.cluster import PerWorkerSpec, checked_address, checked_folder
 from quorate.spec.job import MetricName, version_check
 from quorate.spec.keys import Allowed
 from quorate.spec.problems import in_brackets

@@ -13,7 +13,8 @@ from typing import Any
 from quorate.core.errors import QuorateError, RequestError
 from quorate.core.machine import usable_cores
 from quorate.engines.ray.node_code import NodeCode, code_of
-from quorate.engines.ray.option import RAY_CLIENT, RuntimeEnvSpec
+from quorate.engines.ray.option import RuntimeEnvSpec
+from quorate.spec.cluster import RAY_CLIENT
 from quorate.spec.search import PbtSpec, SearchSpec
 from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.search_folder import SearchFolder
