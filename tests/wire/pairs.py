@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from quorate.core.generation import GenerationId
@@ -11,7 +11,7 @@ from quorate.wire.certificates import Authority
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
 from quorate.wire.local import LocalListener
-from quorate.wire.shared_link import SharedLink, accept_shared, connect_shared
+from quorate.wire.shared_link import SharedLink, accept_all_shared, connect_shared
 from quorate.wire.tcp import Listener, TcpLink, connect
 
 GENERATION = GenerationId(3, 7)
@@ -26,6 +26,12 @@ def credentials(
     worker: int, token: str = "secret", generation: GenerationId = GENERATION, authority: Authority | None = None
 ) -> Credentials:
     return Credentials(token, worker, generation, None if authority is None else authority.issue(worker))
+
+
+def accept_shared(listener: LocalListener, credentials: Credentials, peer: int, deadline: Deadline) -> SharedLink:
+    """A link to worker `peer` of this host, once it has connected and proven itself."""
+    with closing(accept_all_shared(listener, credentials, {peer}, deadline)) as links:
+        return next(links)[1]
 
 
 @contextmanager

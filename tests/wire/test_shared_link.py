@@ -21,9 +21,18 @@ from quorate.core.generation import GenerationId
 from quorate.wire import shared_link
 from quorate.wire.link import HEADER_SIZE, Tag, encode_header
 from quorate.wire.local import connect_local, pass_descriptors
-from quorate.wire.shared_link import SLOT, SLOTS, SharedLink, accept_shared, connect_shared
+from quorate.wire.shared_link import SLOT, SLOTS, SharedLink, connect_shared
 from quorate.wire.shared_memory import Doorbell, Segment
-from wire.pairs import GENERATION, credentials, listening_locally, open_descriptors, shared_pair, wait_until, within
+from wire.pairs import (
+    GENERATION,
+    accept_shared,
+    credentials,
+    listening_locally,
+    open_descriptors,
+    shared_pair,
+    wait_until,
+    within,
+)
 
 TAG = Tag(GENERATION, step=5, channel=1, index=2)
 STALE = GenerationId(3, 6)

@@ -291,11 +291,6 @@ def tune(search: Search) -> SearchResult:
     return _concluded(run(search.resolved, begin(search.resolved)))
 
 
-def resume_search(search: str | Path, *, runs: str | Path | None = None) -> SearchResult:
-    """Resume a search that was stopped or killed: a name, a unique prefix of one, a path, or ``"last"``."""
-    return _concluded(run(*recorded(runs_folder(runs), str(search))))
-
-
 def _concluded(result: SearchResult) -> SearchResult:
     pass_on_signal(result.exit_code, f"the search {result.search} was {result.status}")
     return result

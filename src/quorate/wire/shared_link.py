@@ -198,13 +198,6 @@ def connect_shared(address: str, credentials: Credentials, peer: int, deadline: 
     return link
 
 
-def accept_shared(listener: LocalListener, credentials: Credentials, peer: int, deadline: Deadline) -> SharedLink:
-    """A link to worker `peer` of this host, once it has connected and proven itself."""
-    with closing(accept_all_shared(listener, credentials, {peer}, deadline)) as links:
-        _, link = next(links)
-    return link
-
-
 def accept_all_shared(
     listener: LocalListener, credentials: Credentials, peers: Collection[int], deadline: Deadline
 ) -> Generator[tuple[int, SharedLink], None, None]:
