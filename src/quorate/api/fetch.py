@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,7 @@ from quorate.checkpoint.listing import CheckpointInfo, Search
 from quorate.checkpoint.selection import Foreign, saved_job, search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder, why_not_plain
 from quorate.core.addresses import is_url, normalised, shown
+from quorate.core.cached import cached_property
 from quorate.core.errors import JobFileError, QuorateError, RunError
 from quorate.core.masking import shown_value
 from quorate.core.runs_folder import ORIGIN

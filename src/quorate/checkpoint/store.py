@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
@@ -34,6 +33,7 @@ from quorate.checkpoint.listing import (
 from quorate.checkpoint.manifest import MANIFEST, Boxes, Manifest, Part, Seal
 from quorate.checkpoint.part_file import DIGESTS, SEALED, parts_in, verify_part, write_part
 from quorate.checkpoint.retention import Retention, surplus
+from quorate.core.cached import cached_property
 from quorate.core.errors import AttemptGone, CheckpointError, UntrustedError
 from quorate.core.generation import Cursor, GenerationId
 from quorate.core.regular_file import read_regular

@@ -4,12 +4,12 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy
 import torch
 
+from quorate.core.cached import cached_property
 from quorate.core.errors import CheckpointError
 from quorate.core.machine import free_memory, fresh_memory
 

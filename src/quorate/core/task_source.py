@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
+
+from quorate.core.cached import cached_property
 
 KIND = "code-1:"
 """What a digest begins with. Earlier ones had no such word, and were of the text."""

@@ -4,11 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy
 
+from quorate.core.cached import cached_property
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, TaskError
 from quorate.core.generation import Cursor, Phase

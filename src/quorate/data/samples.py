@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy
 
+from quorate.core.cached import cached_property
 from quorate.core.digests import derive_seed
 from quorate.core.errors import JobError, UserCodeError
 from quorate.core.user_code import RAISED, describe, first_aid, is_ctrl_c, quit_in, user_traceback, with_hint

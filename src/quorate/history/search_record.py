@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
 from quorate.checkpoint.retention import BestEvaluation, Watched, best_of, is_number
+from quorate.core.cached import cached_property
 from quorate.core.errors import QuorateError
 from quorate.history.event_index import glance
 from quorate.history.run_record import Attempts, RunRecord, Status

@@ -4,13 +4,13 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 
 from quorate.checkpoint.retention import is_number
+from quorate.core.cached import cached_property
 from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
 from quorate.history.step_rows import LOGGED, PHASES, SAMPLES, SPEED, StepRow, StepRows, plain_row

@@ -5,10 +5,10 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from quorate.core.cached import cached_property
 from quorate.core.generation import name_of
 from quorate.core.regular_file import opened_regular
 from quorate.core.spans import BUCKET, GATHER, PUBLISH, RECEIVE, SAVE, SEND, STEP, Span, covered

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -21,6 +21,7 @@ import numpy
 import torch
 
 from quorate.core.addresses import is_url, shown, shown_place
+from quorate.core.cached import cached_property
 from quorate.core.errors import QuorateError, RequestError, TaskError
 from quorate.core.user_code import PACKAGE, describe, given, user_traceback
 from quorate.data.bad_sample import COLLATE, SKIP, BadSample

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy
 import xxhash
 
 from quorate.core.addresses import is_url, shown
+from quorate.core.cached import cached_property
 from quorate.core.errors import RequestError
 from quorate.core.regular_file import read_regular
 from quorate.shards.formats.format import Block

@@ -14,11 +14,12 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from quorate.core.addresses import split_address
+from quorate.core.cached import cached_property
 from quorate.core.errors import DamagedFileError, JobError, RunError
 from quorate.core.regular_file import read_regular
 from quorate.core.runs_folder import is_run, is_search, where_looked

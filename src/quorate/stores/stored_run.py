@@ -21,13 +21,14 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 from quorate.checkpoint.listing import WRITING, CheckpointInfo, ShownFolder, checkpoint_name, cursor_of
 from quorate.checkpoint.manifest import MANIFEST, Manifest, Part, Seal
 from quorate.checkpoint.part_file import part_named, write_part
 from quorate.checkpoint.store import DISTRUSTED, CheckpointFolder, explained, new_name
+from quorate.core.cached import cached_property
 from quorate.core.errors import AttemptGone, CheckpointError, RequestError, RunError
 from quorate.core.generation import Cursor
 from quorate.spec.job import JobSpec

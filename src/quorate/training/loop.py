@@ -4,9 +4,9 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import ClassVar
 
+from quorate.core.cached import cached_property
 from quorate.core.errors import QuorateError
 from quorate.core.generation import Phase
 from quorate.core.spans import PUBLISH

@@ -6,7 +6,7 @@ evaluation batch runs is put back at its end, and a mutable value that is left c
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, repeat
 from operator import is_, methodcaller
 from types import BuiltinMethodType, FunctionType, MethodType
@@ -16,6 +16,7 @@ import torch
 import xxhash
 from torch.utils.hooks import RemovableHandle
 
+from quorate.core.cached import cached_property
 from quorate.core.errors import UnsupportedModelError
 from quorate.training.device import digests
 from quorate.training.kept_values import (

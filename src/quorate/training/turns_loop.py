@@ -1,9 +1,9 @@
 """The loop of a generation where `main` has a loop of its own."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
+from quorate.core.cached import cached_property
 from quorate.core.errors import LanesDiffer, ReplicasDiffer, SettingsDiffer, UnsupportedModelError
 from quorate.core.worker_status import TURN
 from quorate.observe.events import LogMessage, StepCompleted

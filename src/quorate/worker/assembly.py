@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from quorate.checkpoint.retention import Retention
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.checkpoint.tensor_file import Arena
+from quorate.core.cached import cached_property
 from quorate.core.digests import derive_seed
 from quorate.core.errors import OutOfMemory, RunError, TaskError
 from quorate.core.generation import Cursor, Generation, GenerationId, Member, Phase, Role

@@ -4,13 +4,13 @@ cut over a mesh, and everything else is everybody's."""
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from quorate.checkpoint.pieces import Box, Shape, pieces_of
 from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode, tensor_forms
+from quorate.core.cached import cached_property
 from quorate.core.digests import weights_digest
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Generation, MeshShape
