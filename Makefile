@@ -10,7 +10,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo setup test test-core test-without test-services test-ray test-oldest-torch coverage test-long test-faults same-bits soak simulate mutants check format proto docs docs-serve setup-all bench bench-setup clean help
+.PHONY: demo setup test test-core test-without test-services test-ray test-oldest-torch coverage test-long test-faults same-bits same-speed soak simulate mutants check format proto docs docs-serve setup-all bench bench-setup clean help
 
 help:            ## show this
 	@grep -hE '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## ?/  make \1\t/' | expand -t 20
@@ -53,6 +53,9 @@ test-faults: .venv/.stamp-dev ## run the fault tests N times in a row on a busy 
 
 same-bits: .venv/.stamp-dev   ## train small jobs with the tagged version before-core and with this one, and compare the bits
 	$(BIN)/python scripts/same_bits.py
+
+same-speed: .venv/.stamp-dev  ## measure the tagged version before-core and this one in turn: commands, starts, steps
+	$(BIN)/python scripts/same_speed.py
 
 soak: .venv/.stamp-dev        ## random faults upon several jobs for MINUTES, with the same bits and nothing left behind
 	$(BIN)/python scripts/soak.py --minutes $(MINUTES)

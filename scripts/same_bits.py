@@ -199,11 +199,6 @@ def compared(cases: list[Case], trees: dict[str, Path], folder: Path, revision: 
     return int(differs)
 
 
-def clock(outcome: Outcome | DifferenceError) -> str:
-    """How long it took."""
-    return f"{outcome.seconds:>6.1f} s" if isinstance(outcome, Outcome) else f"{'-':>8}"
-
-
 def judge(case: Case, before: Outcome | DifferenceError, after: Outcome | DifferenceError) -> tuple[str, bool]:
     """In words, and whether they differ."""
     for when, each in (("before", before), ("after", after)):
