@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from quorate.reduce import cuda_driver
-from quorate.reduce.cuda_driver import Access, AllocationProperties, Driver, DriverError, Location
+from quorate.reduce import cuda_memory
+from quorate.reduce.cuda_memory import Access, AllocationProperties, Driver, DriverError, Location
 
 UNIT = 2**21
 
@@ -21,7 +21,7 @@ class Library:
         self._numbers = itertools.count(0x10000, UNIT)
         self.asked: list[tuple[int, int, int]] = []
         self.held: Counter[str] = Counter()
-        for name in cuda_driver._CALLS:
+        for name in cuda_memory._CALLS:
             # A function has attributes of its own, as one of ctypes has.
             setattr(self, name, self._function(name))
 
@@ -130,6 +130,6 @@ def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", load)
-    cuda_driver.load_driver.cache_clear()
+    cuda_memory.load_driver.cache_clear()
     with pytest.raises(DriverError, match=r"libcuda.so.1: cannot open"):
-        cuda_driver.load_driver()
+        cuda_memory.load_driver()

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from quorate.reduce import cuda_memory
-from quorate.reduce.cuda_driver import OUT_OF_MEMORY, DriverError
-from quorate.reduce.cuda_memory import CudaMemory
+from quorate.reduce.cuda_memory import OUT_OF_MEMORY, CudaMemory, DriverError
 from quorate.reduce.memory import DeviceMemory, NotShareable
 from reduce.host_memory import HostMemory
 from wire.pairs import open_descriptors

@@ -8,7 +8,7 @@ from quorate.core.worker_status import COPY, DATA
 from quorate.observe.event import Event
 from quorate.observe.events import read_event
 from quorate.observe.seldom_events import StepTraced
-from quorate.training.tracer import Tracer
+from quorate.training.activity import Tracer
 
 GENERATION = Generation(
     GenerationId(1, 4), (Member(2, "a:1", range(1), cursor=Cursor(6)), Member(0, "b:1", range(1, 2), cursor=Cursor(6)))

@@ -16,13 +16,21 @@ from quorate.data.sampler import Request, Source
 from quorate.data.samples import Samples, batch_of
 from quorate.lanes.buckets import plan_buckets
 from quorate.lanes.chunks import host_lanes
-from quorate.lanes.traffic import Traffic, ring_traffic
 from quorate.observe.quantities import plural, size
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.section import AUTO_BATCH
-from quorate.training.footprint import Footprint, ModuleSize, Part, Spread, SpreadPlan, footprint
+from quorate.training.footprint import (
+    Footprint,
+    ModuleSize,
+    Part,
+    Spread,
+    SpreadPlan,
+    Traffic,
+    footprint,
+    ring_traffic,
+)
 from quorate.training.task import HostedLoop, Task, configure
 from quorate.worker.assembly import build_samples
 

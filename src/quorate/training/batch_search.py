@@ -16,8 +16,8 @@ from quorate.data.feed import Feed
 from quorate.data.sampler import Request, Sampler, Source
 from quorate.spec.job import JobSpec
 from quorate.training.device import Device
+from quorate.training.hints import out_of_memory, what_needs_less_memory
 from quorate.training.lane import LaneRunner
-from quorate.training.shortage import out_of_memory, what_needs_less_memory
 from quorate.training.strategy import NOTHING_ASKED, Strategy
 
 log = logging.getLogger(__name__)

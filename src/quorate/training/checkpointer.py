@@ -31,14 +31,13 @@ from quorate.core.generation import Cursor, Phase
 from quorate.core.worker_status import CHECKPOINT, DISK
 from quorate.observe.events import CheckpointFailed, CheckpointSkipped, LogMessage
 from quorate.spec.job import CheckpointSpec
-from quorate.training.activity import Activity
+from quorate.training.activity import Activity, Tracer
 from quorate.training.device import CopyOut
 from quorate.training.progress import Progress
 from quorate.training.save import VOID, Draft, OngoingSave, SaveContext, SavePlan
 from quorate.training.save_decisions import Answer, why_void
 from quorate.training.state_layout import HeldState, StateLayout
 from quorate.training.strategy import Strategy
-from quorate.training.tracer import Tracer
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from quorate.core.processes import ask_child
 from quorate.data.batch_nest import StructureError, structure_of
 from quorate.data.sampler import Request, Sampler, Source
 from quorate.data.samples import Samples, batch_of
-from quorate.training.compiler import graphs_looked_up, number_of_graphs
+from quorate.training.cuda_device import graphs_looked_up, number_of_graphs
 from quorate.training.device import Device
 from quorate.training.gradients import LoneGradients, parameters_by_rows
 from quorate.training.lane import LaneRunner

@@ -12,18 +12,21 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
 import numpy
 import torch
 from torch.nn.functional import conv2d, layer_norm
 
+from quorate.checkpoint.pieces import Piece
 from quorate.core.digests import NamedBytes, content_digest, tensor_digest
 from quorate.data.datasets import Room
 from quorate.data.streams import seed_generators
 from quorate.observe.event import DeviceMemoryUse
 from quorate.reduce.memory import DeviceMemory
-from quorate.training.sharded_tensors import is_spread, local
+
+if TYPE_CHECKING:  # torch takes a second to import it, which only a mesh has
+    from torch.distributed.tensor import DTensor
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 Loss = Callable[[torch.nn.Module, Any], Any]
@@ -229,6 +232,40 @@ class Device:
 
 CPU = Device()
 _AS_IT_IS = nullcontext()
+
+
+# --- tensors that are spread over the workers of a mesh (torch's DTensors); one that is not is its own local part
+
+
+def is_spread(value: object) -> "TypeGuard[DTensor]":
+    """Whether it is spread over a mesh, though perhaps over one worker."""
+    # Whoever has one has imported its class, which takes others a second.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this worker has of a tensor, in place."""
+    return (tensor._local_tensor if is_spread(tensor) else tensor).detach()
+
+
+def assign(tensor: torch.Tensor, value: torch.Tensor | Piece) -> None:
+    """Write into what this worker has of a tensor: the same part of another."""
+    values = value.values if isinstance(value, Piece) else local(value)
+    if values.numel():  # of what is empty here a checkpoint does not know the shape
+        with torch.no_grad():
+            local(tensor).copy_(values)
+
+
+def spread_like(tensor: torch.Tensor, value: torch.Tensor | Piece) -> torch.Tensor:
+    """A new tensor that is spread as another is, with these values, of their own type."""
+    values = value.values if isinstance(value, Piece) else value
+    made = torch.empty_like(tensor.detach(), dtype=values.dtype)
+    assign(made, values)
+    return made
+
+
+# --- what is asked of any device
 
 
 def is_scalar(value: object) -> TypeGuard[torch.Tensor]:

@@ -14,7 +14,7 @@ import torch
 
 from quorate.lanes.buckets import LANE_0, MEAN, padding
 from quorate.reduce.reduction import sum_lanes
-from quorate.training.sharded_tensors import local
+from quorate.training.device import local
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

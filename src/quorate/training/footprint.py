@@ -7,7 +7,7 @@ a number that decides) cannot run so, and is refused.
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,16 +27,15 @@ from quorate.core.errors import TaskError, UserCodeError
 from quorate.core.generation import MeshShape
 from quorate.core.user_code import user_code
 from quorate.data.collate import mapped
+from quorate.lanes import chunks
 from quorate.lanes.buckets import TensorShape
-from quorate.lanes.traffic import Traffic
 from quorate.spec.job import JobSpec
 from quorate.training.activation_checkpointing import checkpoint_activations, find_repeated
-from quorate.training.device import Device
+from quorate.training.device import Device, local
 from quorate.training.gradients import run_backward
 from quorate.training.losses import checked_losses
 from quorate.training.optimizers import SOLE, Optimizers
 from quorate.training.replica import build_model
-from quorate.training.sharded_tensors import local
 from quorate.training.task import Task, take_log
 
 _READ = torch.ops.aten._local_scalar_dense.default
@@ -87,6 +86,30 @@ class Footprint:
     @property
     def gradients(self) -> int:
         return sum(tensor.nbytes for tensor in self.trained)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one member in one step."""
+
+    sends: int
+    receives: int
+
+
+def ring_traffic(buckets: Sequence[tuple[int, int]], hosting: Sequence[range]) -> tuple[Traffic, ...]:
+    """For each position of the ring; `buckets` are (elements, bytes of one element)."""
+    lanes = sum(len(hosted) for hosted in hosting)
+    sizes = [0] * lanes
+    for elements, itemsize in buckets:
+        for chunk, part in enumerate(chunks.cut(elements, lanes)):
+            sizes[chunk] += (part.stop - part.start) * itemsize
+    return tuple(
+        Traffic(
+            sum(sizes[visit.chunk] for visit in visits if visit.sends),
+            sum(sizes[visit.chunk] for visit in visits if visit.receives),
+        )
+        for visits in chunks.plan_exchange(hosting)
+    )
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from quorate.training.audit import LaneAudit, Outcome
 from quorate.training.device import Device, digests
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.progress import Progress
-from quorate.training.shortage import out_of_memory
 
 
 @dataclass(eq=False)
@@ -196,6 +195,8 @@ class HostedLanes:
         try:
             return run()
         except Exception as error:
+            from quorate.training.hints import out_of_memory  # rarely
+
             short = out_of_memory(error) if catches else None
             if short is None:
                 raise

@@ -23,8 +23,7 @@ import xxhash
 from torch.nn.parameter import is_lazy
 
 from quorate.core.user_code import is_installed
-from quorate.training.device import CPU, Device
-from quorate.training.sharded_tensors import local
+from quorate.training.device import CPU, Device, local
 
 MOST_VALUES = 5_000
 """So many values are looked at, those first that lie least deep; what lies behind them is not."""

@@ -22,7 +22,7 @@ from quorate.data.sampler import (
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, LogMessage, RunBegan, StepCompleted, TrainingBlocks
 from quorate.spec.job import JobSpec
-from quorate.training.activity import Activity
+from quorate.training.activity import Activity, Tracer
 from quorate.training.audit import LaneAudit
 from quorate.training.buffers import notice_of_few_samples
 from quorate.training.checkpointer import Checkpointer
@@ -47,7 +47,6 @@ from quorate.training.strategy import (
     advanced,
 )
 from quorate.training.task import notice_of_misspelt
-from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from quorate.observe.events import MemoryRanOut
 from quorate.observe.quantities import gibibytes
 from quorate.spec.job import JobSpec
 from quorate.training.device import Device
-from quorate.training.shortage import what_needs_less_memory
 from quorate.training.strategy import Shortage
 
 log = logging.getLogger(__name__)
@@ -76,6 +75,8 @@ def more_micro_batches(spec: JobSpec, step: int, shortage: Shortage) -> int:
         return shortage.tried
     samples = -(-spec.batch_size // spec.lanes)
     if shortage.tried >= samples:
+        from quorate.training.hints import what_needs_less_memory  # rarely
+
         raise JobError(
             f"Memory ran out in lane {shortage.lanes[0]} at step {step} with one sample at a time, so there is no "
             f"smaller micro-batch ({shortage.why}). {what_needs_less_memory(spec)}"

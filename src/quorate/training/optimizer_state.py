@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from quorate.checkpoint.pieces import Piece
 from quorate.core.errors import RunError
+from quorate.training.device import is_spread, spread_like
 from quorate.training.kept_values import generator_state
 from quorate.training.optimizers import SOLE, Optimizers, unfuse_if_torn
 from quorate.training.settings import Settings
-from quorate.training.sharded_tensors import is_spread, spread_like
 
 
 def load_state(optimizers: Optimizers, state: dict[str, Any]) -> None:

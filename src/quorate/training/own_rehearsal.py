@@ -17,13 +17,13 @@ from quorate.data.sampler import Sampler
 from quorate.data.streams import preserved_generators
 from quorate.observe.events import StepCompleted
 from quorate.training.device import digests, same_bits
+from quorate.training.hints import out_of_memory
 from quorate.training.imported_anew import imported_anew, swapped_modules, unheard
 from quorate.training.own_loop import OwnLoop
 from quorate.training.own_run import STOP, Run, StepResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica, changed_outside
 from quorate.training.settings import NOTED
-from quorate.training.shortage import out_of_memory
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import loss_in, take_log
 

@@ -18,11 +18,10 @@ from quorate.data.streams import seed_generators
 from quorate.lanes.buckets import MEAN
 from quorate.spec.job import JobSpec
 from quorate.training.buffers import Buffers
-from quorate.training.device import CPU, Device, digests
+from quorate.training.device import CPU, Device, assign, digests, is_spread
 from quorate.training.loss_scale import LossScale, check_master_weights
 from quorate.training.optimizers import Optimizers
 from quorate.training.settings import digest_of_saved
-from quorate.training.sharded_tensors import assign, is_spread
 from quorate.training.task import Task
 
 AVERAGED = " (averaged)"

@@ -35,7 +35,7 @@ from quorate.observe.event import Event
 from quorate.spec.device import gpu_of, kind_of
 from quorate.spec.job import JobSpec, RingSpec
 from quorate.strategies.kinds import Connection, Holdings, StrategyFactory, strategy_factory
-from quorate.training.activity import Activity
+from quorate.training.activity import Activity, Tracer
 from quorate.training.audit import AuditPlan, AuditRecord, LaneAudit
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.device import CPU, Device
@@ -52,7 +52,6 @@ from quorate.training.state_layout import StateLayout
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest, Strategy
 from quorate.training.task import HostedLoop, Task, sets_of
-from quorate.training.tracer import Tracer
 from quorate.training.update import Update
 
 TRAINING = RunMode()
@@ -428,8 +427,7 @@ def device_for(spec: JobSpec, member: int, compile_cache: Path | None = None) ->
     gpu = gpus[gpu_of(member, len(gpus))]
     use_gpu(gpu)
     # Imported only here: a job on the CPU never needs it.
-    from quorate.training.compiler import can_compile
-    from quorate.training.cuda_device import CudaDevice
+    from quorate.training.cuda_device import CudaDevice, can_compile
 
     is_sharded = spec.strategy.mesh(1) is not None  # gathers its weights on the way, which is not compiled
     compiles = not is_sharded and (can_compile() if spec.compile == "auto" else spec.compile)

@@ -36,7 +36,7 @@ from quorate.reduce.endpoint import Listeners
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.strategies.kinds import sharding_of
-from quorate.training.activity import Activity
+from quorate.training.activity import Activity, Tracer
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.device import Device, canary, digests
 from quorate.training.imported_anew import swapped_modules, unheard
@@ -44,7 +44,6 @@ from quorate.training.progress import Progress
 from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import task_source
 from quorate.training.task import HostedLoop, Task, configure
-from quorate.training.tracer import Tracer
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.codec import encode_cursor
 from quorate.worker.assembly import (

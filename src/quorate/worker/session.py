@@ -18,11 +18,10 @@ from quorate.data.sampler import Source
 from quorate.observe.events import StateCopied
 from quorate.reduce.endpoint import Endpoint, Listeners
 from quorate.strategies.kinds import Connection
-from quorate.training.activity import Activity
+from quorate.training.activity import Activity, Tracer
 from quorate.training.checkpointer import Checkpointer
 from quorate.training.progress import Progress
 from quorate.training.strategy import NOTHING_ASKED, Save, StepRequest
-from quorate.training.tracer import Tracer
 from quorate.wire.handshake import Credentials
 from quorate.worker.assembly import Assembly, Hooks, SessionParts
 from quorate.worker.assignment import Assignment, Tell, WorkerHook

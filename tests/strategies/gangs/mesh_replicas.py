@@ -18,9 +18,9 @@ import gang
 import quorate
 from quorate.checkpoint.pieces import Box
 from quorate.core.generation import MeshShape
-from quorate.strategies.gangs.sharded_layout import DIMENSIONS, Sharded
+from quorate.strategies.gangs.sharded_layout import DIMENSIONS, Sharded, box_of
+from quorate.training.device import assign
 from quorate.training.replica import Replica
-from quorate.training.sharded_tensors import assign, box_of
 from quorate.training.state_layout import Replicated
 from quorate.training.task import configure
 

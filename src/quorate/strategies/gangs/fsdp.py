@@ -30,13 +30,12 @@ from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
 from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
-from quorate.training.device import Device
+from quorate.training.device import Device, local
 from quorate.training.gradients import refuse_rows
 from quorate.training.lane import LaneResult
 from quorate.training.optimizers import SOLE
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.sharded_tensors import local
 from quorate.training.strategy import Agreement, StepRequest, Strategy
 from quorate.training.update import Update
 

@@ -4,24 +4,77 @@ cut over a mesh, and everything else is everybody's."""
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from quorate.checkpoint.pieces import Box, Shape, pieces_of
+from quorate.checkpoint.pieces import Box, Piece, Shape, pieces_of
 from quorate.checkpoint.tree import Encoded, Place, decode, dotted, encode, tensor_forms
 from quorate.core.cached import cached_property
 from quorate.core.digests import weights_digest
 from quorate.core.errors import UnsupportedModelError
 from quorate.core.generation import Generation, MeshShape
-from quorate.training.device import digests
+from quorate.training.device import digests, is_spread, local
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.sharded_tensors import as_piece, box_of, cut_by, is_spread, local
 from quorate.training.state_layout import Gather, HeldState, Parts, shared_out
 
 DIMENSIONS = ("replicate", "shard", "tensor")
 """What the dimensions of the mesh are called, in the order in which workers are numbered."""
+
+
+# --- where a part lies in the whole is for torch to say: shards may be uneven, empty, or cut twice along one dimension
+
+
+def cut_by(tensor: torch.Tensor) -> frozenset[str]:
+    """The dimensions of the mesh by which it is cut: along all others, workers hold the same of it."""
+    if not is_spread(tensor):
+        return frozenset()
+    return _cut_by(tensor.device_mesh, tensor.placements)
+
+
+@lru_cache(maxsize=4096)
+def _cut_by(mesh: Any, placements: Any) -> frozenset[str]:
+    names = mesh.mesh_dim_names or ()
+    if any(placement.is_partial() for placement in placements) or len(names) != mesh.ndim:
+        raise UnsupportedModelError(f"a tensor that is spread as {placements} over {mesh} cannot be saved")
+    sized = zip(names, mesh.shape, placements, strict=True)
+    return frozenset(name for name, size, placement in sized if size > 1 and not placement.is_replicate())
+
+
+def box_of(tensor: torch.Tensor) -> Box | None:
+    """Where in the whole it lies what this worker has of a tensor; None where that is all of it, for everybody."""
+    if not is_spread(tensor) or not cut_by(tensor):
+        return None
+    mesh = tensor.device_mesh
+    box = _box(tuple(tensor.shape), mesh, mesh.get_coordinate(), tensor.placements)
+    held = tuple(tensor._local_tensor.shape)
+    if box.size != held:
+        raise UnsupportedModelError(
+            f"a tensor of shape {list(tensor.shape)} is cut unevenly in two ways ({tensor.placements} over {mesh}), so "
+            f"that it is not known which part of it this worker has: {list(held)} or {list(box.size)}. Choose another "
+            "mesh, or a size that it divides."
+        )
+    return box
+
+
+@lru_cache(maxsize=4096)
+def _box(shape: tuple[int, ...], mesh: Any, _coordinate: Any, placements: Any) -> Box:
+    # By coordinate too: to torch, the meshes of two workers are equal.
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    size, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return Box(tuple(offset), tuple(size))
+
+
+def as_piece(tensor: torch.Tensor) -> torch.Tensor | Piece:
+    """What a checkpoint gets of it from this worker."""
+    box = box_of(tensor)
+    return local(tensor) if box is None else Piece(local(tensor), tuple(tensor.shape), box.offset)
+
+
+# --- the state
 
 
 def named(name: str, tensor: torch.Tensor, part: int) -> str:

@@ -20,8 +20,9 @@ from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.deferred_init import CannotDefer, deferred
 from quorate.strategies.gangs.gang_world import TENSOR, GangWorld
 from quorate.strategies.gangs.option import FsdpSpec
+from quorate.strategies.gangs.sharded_layout import cut_by
 from quorate.training.activation_checkpointing import checkpoint_activations, find_repeated, matching_modules
-from quorate.training.sharded_tensors import cut_by, local
+from quorate.training.device import local
 from quorate.training.task import Task
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,15 +15,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from quorate.core.errors import TaskError
 from quorate.core.generation import MeshShape
 from quorate.data.streams import preserved_generators
-from quorate.lanes.traffic import Traffic, mesh_traffic, tensor_traffic
 from quorate.observe.quantities import size
 from quorate.spec.job import JobSpec
 from quorate.strategies.gangs.gang_world import TENSOR
 from quorate.strategies.gangs.option import FsdpSpec
 from quorate.strategies.gangs.sharded_model import parallelize, units_of
-from quorate.training.footprint import Footprint, Part, Spread, make_fake, shapes_of
+from quorate.training.device import local
+from quorate.training.footprint import Footprint, Part, Spread, Traffic, make_fake, shapes_of
 from quorate.training.replica import build_model
-from quorate.training.sharded_tensors import local
 from quorate.training.task import Task
 
 _MOST_SHARDS = 1024
@@ -95,8 +94,8 @@ class ShardedPlan:
         passes = self._spec.lanes // shape.groups * self._spec.accumulate
         weights = found.weights // (2 if strategy.gather == "bf16" else 1)
         gradients = found.gradients // (2 if strategy.reduce == "bf16" else 1)
-        each = mesh_traffic(shape, weights, gradients, gathers=2 if strategy.reshard else 1)
-        sent = passes * (each + tensor_traffic(found.exchanged, shape.tensor))
+        each = _mesh_traffic(shape, weights, gradients, gathers=2 if strategy.reshard else 1)
+        sent = passes * (each + _tensor_traffic(found.exchanged, shape.tensor))
         return (Traffic(sent, sent),) * shape.size
 
     def advice(self, found: Footprint, precision: str, room: int) -> Iterator[str]:
@@ -157,3 +156,22 @@ def imagined_mesh(tensor: int) -> Iterator[DeviceMesh]:
         yield init_device_mesh("cpu", (tensor,), mesh_dim_names=(TENSOR,))
     finally:
         dist.destroy_process_group()
+
+
+def _mesh_traffic(shape: MeshShape, weights: int, gradients: int, gathers: int = 2) -> int:
+    """What a worker of a mesh sends in a forward and a backward pass: its shard of the weights, each time that they are
+    gathered, of the gradients all but its shard, and that shard's to the replicas. Bytes are those of all shards."""
+    sent = (gathers * weights + gradients) * (shape.shard - 1) // shape.shard
+    return sent + 2 * gradients * (shape.replicate - 1) // (shape.replicate * shape.shard)
+
+
+def _tensor_traffic(exchanged: Mapping[str, int], tensor: int) -> int:
+    """What a worker sends in collectives of the tensor dimension, to which it gives so many bytes."""
+    share = (tensor - 1) / tensor
+    factors = {
+        "all_reduce": 2 * share,
+        "all_gather_into_tensor": tensor - 1,
+        "reduce_scatter_tensor": share,
+        "all_to_all_single": share,
+    }
+    return round(sum(factors.get(name, 0) * size for name, size in exchanged.items()))
