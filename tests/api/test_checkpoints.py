@@ -7,8 +7,7 @@ import pytest
 from quorate.api.checkpoints import NO_KEY, remove_from_run, verify_run
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, RunError
-from quorate.encryption.key import read_key, rekey
-from quorate.encryption.rekeying import rekey_run
+from quorate.encryption.key import read_key, rekey, rekey_run
 from stores.copied_run import Encrypted, make_source
 
 

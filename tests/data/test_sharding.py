@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from data.block_cases import Case, blocks_of_samples, cases, read_by, stream
 from data.jobs import job
-from quorate.data.block_sampler import BlockSampler
-from quorate.data.sharding import ReadCounts, sharding_at
+from quorate.data.block_sampler import BlockSampler, ReadCounts, sharding_at
 
 
 def standing_of(parts: list[set[int]], begun: set[int], left: set[int]) -> ReadCounts:

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.data.batch_nest import StructureError, structure_of
-from quorate.data.collate import mapped
+from quorate.data.collate import StructureError, mapped, structure_of
 
 
 class Pair(NamedTuple):

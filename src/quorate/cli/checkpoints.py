@@ -199,7 +199,7 @@ def rekey(
       quorate checkpoints rekey last --new-key-file ~/keys/second
       quorate checkpoints rekey digits-0001 --new-key-env CHECKPOINT_KEY
     """
-    from quorate.encryption.rekeying import rekey_run
+    from quorate.encryption.key import rekey_run
 
     if [new_key_file is not None, new_key_env is not None, decrypt].count(True) != 1:
         raise RequestError("give exactly one of --new-key-file, --new-key-env and --decrypt")

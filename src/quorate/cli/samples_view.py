@@ -7,8 +7,8 @@ from rich.text import Text
 
 from quorate.cli.layout import Page, headed_table
 from quorate.cli.output import NONE
+from quorate.data.block_sampler import ReadCounts
 from quorate.data.indices import Ranges, count_in
-from quorate.data.sharding import ReadCounts
 from quorate.history.ledger import EpochEntry, EpochStatus, Ledger, read_ledger
 from quorate.history.streaming import DataProgress, read_data_progress, shown_place
 from quorate.storage.run_folder import RunFolder

@@ -5,14 +5,15 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
+from quorate.core.errors import Problem
 from quorate.core.regular_file import read_regular
 from quorate.spec.keys import PREFIX, Allowed
 from quorate.spec.kinds import Sealing
-from quorate.spec.options import Option
+from quorate.spec.options import Option, Said
 from quorate.spec.section import FilePath
 
 _LONGEST_KEY = 256
@@ -54,6 +55,21 @@ class EncryptSpec(Sealing):
                 yield read_regular(Path(self.key_file).expanduser())[:_LONGEST_KEY].decode("ascii")
 
 
+def _one_key(job: Any, said: Said) -> Iterator[Problem]:
+    encrypt = job.checkpoint.sealing
+    if isinstance(encrypt, EncryptSpec) and (encrypt.key_file is None) == (encrypt.key_env is None):
+        text = (
+            "neither key_file nor key_env is given"
+            if encrypt.key_file is None
+            else "both key_file and key_env are given"
+        )
+        yield Problem(
+            "checkpoint.encrypt",
+            f"{text}{said('checkpoint.encrypt')}",
+            "Give exactly one: key_file: /path/of/key (a file), or key_env: MY_KEY (an environment variable).",
+        )
+
+
 _ENCRYPT = Annotated[
     EncryptSpec | None,
     Field(
@@ -63,5 +79,5 @@ _ENCRYPT = Annotated[
 ]
 OPTION = Option(
     keys={"checkpoint": {"encrypt": (_ENCRYPT, None)}},
-    rules="quorate.encryption.rules",
+    rules={_one_key: frozenset({"checkpoint"})},
 )

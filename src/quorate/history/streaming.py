@@ -11,9 +11,8 @@ import numpy
 
 from quorate.core.addresses import is_url, shown
 from quorate.core.errors import QuorateError, RunError
-from quorate.data.block_sampler import BlockSampler
+from quorate.data.block_sampler import BlockSampler, LaneReading, Sharding, sharding_at
 from quorate.data.indices import Ranges
-from quorate.data.sharding import LaneReading, Sharding, sharding_at
 from quorate.history.event_index import glance
 from quorate.history.timeline import Timeline
 from quorate.observe.events import GenerationFormed, RunBegan, TrainingBlocks

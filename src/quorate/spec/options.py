@@ -1,8 +1,8 @@
 """The table of options, and how what they declare becomes part of the job file.
 
 An option is one room. Its `option.py` says in `OPTION`, without importing torch, which kinds of a section and which
-keys it adds to the job file. It names the modules of its rules and of what implements it, which are imported when a job
-uses them. Without its folder and its line in the table the rest works: its keys are unknown then.
+keys it adds to the job file, and which rules hold between them. It names the modules of what implements it, which are
+imported when a job uses them. Without its folder and its line in the table the rest works: its keys are unknown then.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -53,13 +53,13 @@ class Option:
     """What an option adds to the job file.
 
     `kinds` has by key the kinds of section that may stand there, `keys` by section the further keys in it, each with
-    its type and its default. `rules` is the dotted name of a module with `RULES`. `removed` are dotted keys that
-    recorded runs still have.
+    its type and its default, and `rules` say what must hold between keys. `removed` are dotted keys that recorded runs
+    still have.
     """
 
     kinds: Mapping[str, tuple[type[Section], ...]] = field(default_factory=dict)
     keys: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)
-    rules: str | None = None
+    rules: Rules = field(default_factory=dict)
     removed: Mapping[str, Removed] = field(default_factory=dict)
 
 
@@ -74,8 +74,7 @@ def options(section: str | None = None) -> Iterator[Option]:
 
 def option_rules() -> Rules:
     """The rules of all options."""
-    found = [import_module(option.rules).RULES for option in options() if option.rules is not None]
-    return {rule: keys for rules in found for rule, keys in rules.items()}
+    return {rule: keys for option in options() for rule, keys in option.rules.items()}
 
 
 def removed_keys() -> dict[str, Removed]:

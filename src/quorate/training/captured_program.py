@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from quorate.core.spans import REPLAY, SpanRecorder
-from quorate.data.batch_nest import StructureError, structure_of
-from quorate.data.collate import mapped
+from quorate.data.collate import StructureError, mapped, structure_of
 from quorate.training.device import Capture
 from quorate.training.gradients import Gradients, run_backward
 from quorate.training.lane import Captures, MicroBatch

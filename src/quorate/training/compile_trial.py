@@ -18,7 +18,7 @@ import torch
 
 from quorate.core.errors import QuorateError
 from quorate.core.processes import ask_child
-from quorate.data.batch_nest import StructureError, structure_of
+from quorate.data.collate import StructureError, structure_of
 from quorate.data.sampler import Request, Sampler, Source
 from quorate.data.samples import Samples, batch_of
 from quorate.training.cuda_device import graphs_looked_up, number_of_graphs

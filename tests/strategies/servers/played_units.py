@@ -18,9 +18,9 @@ from quorate.strategies.servers.dealing import Unit, UnitRecord, applied_everywh
 from quorate.strategies.servers.exchange import Blocks, Head, Parcel, UnitChannel, UnitPlan
 from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.servers.placement import place
-from quorate.strategies.servers.units.loop import agreement_of
-from quorate.strategies.servers.units.server import Hub, StepSettings, UnitServer
-from quorate.strategies.servers.units.worker import UnitNote, UnitWorker
+from quorate.strategies.servers.unit_loop import agreement_of
+from quorate.strategies.servers.unit_server import Hub, StepSettings, UnitServer
+from quorate.strategies.servers.unit_worker import UnitNote, UnitWorker
 from quorate.training.gradients import LoneGradients, gradient_plan
 from quorate.training.lane import LaneResult, LaneRunner
 from quorate.training.replica import Replica

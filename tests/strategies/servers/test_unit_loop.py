@@ -4,7 +4,7 @@ from unittest.mock import Mock, create_autospec
 
 import pytest
 
-from quorate.strategies.servers.units.loop import UnitLoop, UnitStrategy
+from quorate.strategies.servers.unit_loop import UnitLoop, UnitStrategy
 from quorate.training.progress import Progress
 
 

@@ -13,7 +13,7 @@ from bits.bit_tasks import Adam, BatchNormAndDropout, Momentum, Regression
 from quorate.core.errors import LossError, UnsupportedModelError
 from quorate.data.ledger import Tally, total
 from quorate.strategies.servers.dealing import AppliedSet, Unit
-from quorate.strategies.servers.units.server import StepSettings
+from quorate.strategies.servers.unit_server import StepSettings
 from quorate.training.replica import Replica
 from quorate.training.task import Task
 from strategies.servers.played_units import Before, Died, Played, slowed

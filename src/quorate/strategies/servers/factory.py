@@ -19,7 +19,7 @@ from quorate.strategies.servers.placement import Holders, place
 from quorate.strategies.servers.rows import RowExchange, RowGradients, Table, check_row_optimizers
 from quorate.strategies.servers.share import OnServers, Share, writing_order
 from quorate.strategies.servers.step import ServersConnection
-from quorate.strategies.servers.units.loop import UnitConnection, connect_units
+from quorate.strategies.servers.unit_loop import UnitConnection, connect_units
 from quorate.strategies.servers.update import HeldGradients, check_optimizers
 from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients, gradient_plan, parameters_by_rows, refuse_rows

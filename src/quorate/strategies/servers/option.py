@@ -1,11 +1,12 @@
 """What parameter servers add to a job file."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from quorate.core.errors import Problem
 from quorate.spec.keys import Allowed, Mark
 from quorate.spec.kinds import ANY, Bytes, Refusal, StrategySection
-from quorate.spec.options import Option, open_to_options
+from quorate.spec.options import Option, Said, open_to_options
 from quorate.spec.section import Count, CountOrZero
 
 
@@ -65,4 +66,27 @@ class ServersSpec(StrategySection):
         yield Refusal("average", ANY, f"in mode: {self.mode} the weights after a step are nowhere all at once", instead)
 
 
-OPTION = Option(kinds={"strategy": (ServersSpec,)}, rules="quorate.strategies.servers.rules")
+def _mode_is_whole(job: Any, said: Said) -> Iterator[Problem]:
+    strategy = job.strategy
+    if not isinstance(strategy, ServersSpec):
+        return
+    there = said("strategy.mode")
+    if strategy.mode == "bounded" and strategy.staleness is None:
+        hint = "Write how many steps a unit of work may run ahead of the oldest unapplied one: staleness: 4."
+        yield Problem("strategy.staleness", f"mode: bounded{there} needs a bound, and none is given", hint)
+    if strategy.mode != "bounded" and strategy.staleness is not None:
+        yield Problem(
+            "strategy.staleness",
+            f"{strategy.staleness}{said('strategy.staleness')} bounds nothing in mode: {strategy.mode}",
+            "Leave it out, or write mode: bounded.",
+        )
+    if strategy.is_synchronous and strategy.damping:
+        hint = "Leave it out, or write mode: bounded or mode: asynchronous."
+        yield Problem("strategy.damping", f"in mode: synchronous{there} no gradient is late", hint)
+    if not strategy.is_synchronous and strategy.treatments:
+        for key in strategy.treatments:
+            text = f"in mode: {strategy.mode}{there} gradients travel whole"
+            yield Problem(f"strategy.{key}", text, f"Leave {key} out, or write mode: synchronous.")
+
+
+OPTION = Option(kinds={"strategy": (ServersSpec,)}, rules={_mode_is_whole: frozenset({"strategy"})})

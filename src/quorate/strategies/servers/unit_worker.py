@@ -13,7 +13,7 @@ from quorate.lanes.buckets import LANE_0, MEAN
 from quorate.strategies.agreement import WorkerNote, check_skippable, pack, unpack
 from quorate.strategies.servers.dealing import Unit
 from quorate.strategies.servers.exchange import Head, UnitChannel, UnitPlan
-from quorate.strategies.servers.units.server import ADDED, SET
+from quorate.strategies.servers.unit_server import ADDED, SET
 from quorate.training.activity import Activity
 from quorate.training.lane import LaneResult
 from quorate.training.losses import called, not_finite

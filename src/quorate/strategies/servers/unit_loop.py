@@ -1,4 +1,9 @@
-"""The loop where units are applied one by one: from boundary to boundary instead of from step to step.
+"""The modes `bounded` and `asynchronous`: a loop from boundary to boundary, where units are applied one by one.
+
+A **unit** is a lane of a step. The **hub**, the first server, deals units to workers that are free. A worker pulls the
+newest values, computes the lane's gradient and pushes it; the servers apply it at once, each to the blocks that it
+holds. From one **boundary** to the next nobody waits for anybody else, except as the clock demands; at a boundary all
+units up to a step are applied on every block, and nothing else is: there the state is evaluated and saved.
 
 A boundary is a step at which something needs the state of that step and nothing else: an evaluation, a save, the end;
 or the furthest step that was dealt when somebody asks for something. Between boundaries only blocks and their applied
@@ -34,8 +39,8 @@ from quorate.strategies.servers.member import MemberConnection, MemberStrategy
 from quorate.strategies.servers.option import ServersSpec
 from quorate.strategies.servers.placement import Holders
 from quorate.strategies.servers.share import Share
-from quorate.strategies.servers.units.server import Hub, StepSettings, UnitServer
-from quorate.strategies.servers.units.worker import UnitNote, UnitWorker
+from quorate.strategies.servers.unit_server import Hub, StepSettings, UnitServer
+from quorate.strategies.servers.unit_worker import UnitNote, UnitWorker
 from quorate.strategies.state_copy import Passing
 from quorate.training.activity import Activity
 from quorate.training.device import digests
