@@ -11,7 +11,7 @@ from torch import nn
 from plain_gradients import plain_gradients
 from quorate.core.errors import PeerLost
 from quorate.reduce.ring import Ring
-from quorate.strategies.ring import OverlappedReducer, sum_gradients
+from quorate.strategies.ring import OverlappedReducer
 from reduce.rings import everywhere, memory_rings
 from wire.pairs import wait_until, within
 
@@ -132,7 +132,8 @@ def test_additions_round_as_those_of_the_thread_that_trains(rings: list[Ring]) -
             worker.backward(1, factor=(1.5e-38, -1.2e-38)[lane])
             worker.reducer.wait()
             overlapped = worker.gradients.total.buckets[0].clone()
-            sum_gradients(2, ring, worker.gradients)
+            lanes = [flat.buckets[0] for flat in worker.gradients.lanes.values()]
+            ring.all_reduce(2, 0, lanes, worker.gradients.total.buckets[0])
             return [overlapped, worker.gradients.total.buckets[0]]
         finally:
             torch.set_flush_denormal(False)

@@ -130,8 +130,8 @@ class WorkerNote:
 class StepAgreement:
     """Reaches the agreement of each step among `members`, all of a generation, of which this is one.
 
-    `skips`: a step whose loss is not finite is left out by everybody, instead of ending the job. Servers, which have no
-    replica of the whole, have no digests of it.
+    `skips`: a step whose loss is not finite is left out by everybody, instead of ending the job. Whoever has no replica
+    of the whole, as servers have none, has no digests of it.
     """
 
     gather: Gather

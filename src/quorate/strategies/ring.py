@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -49,7 +50,7 @@ class RingFactory:
     def __init__(self, spec: JobSpec, replica: Replica, held: Holdings) -> None:  # noqa: ARG002
         self._spec = spec
         self._replica = replica
-        self.layout = Replicated(replica)
+        self.layout: StateLayout = Replicated(replica)
 
     def connect(self, endpoint: Endpoint) -> "RingConnection":
         """Waits for the other workers. Where there is one lane, there are no buckets to be summed."""
@@ -63,7 +64,7 @@ class RingFactory:
             if spec.lanes > 1
             else LoneGradients(replica.trainable)
         )
-        return RingConnection(spec, replica, endpoint, links, gradients, together)
+        return RingConnection(spec, replica, endpoint, links, gradients, self.layout, together=together)
 
 
 def _connect(
@@ -78,56 +79,58 @@ def _connect(
     return links, memory, links.all_reduce_together if isinstance(links, DeviceReduction) else None
 
 
+@dataclass
 class RingConnection:
     """One worker's connection to the others of its generation."""
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        replica: Replica,
-        endpoint: Endpoint,
-        links: Reduction,
-        gradients: Gradients,
-        together: SumAll | None = None,
-    ) -> None:
-        self.links = links
-        self._together = together
-        self.gradients = gradients
-        self._spec = spec
-        self._replica = replica
-        self._endpoint = endpoint
-        self._layout: StateLayout = Replicated(replica)
+    spec: JobSpec
+    replica: Replica
+    endpoint: Endpoint
+    links: Reduction
+    gradients: Gradients
+    layout: StateLayout
+    together: SumAll | None = field(default=None, kw_only=True)
+
+    @property
+    def own(self) -> Member:
+        return self.endpoint.generation.members[self.endpoint.position]
 
     def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:  # noqa: ARG002
         from quorate.strategies.state_copy import align  # where somebody is behind
 
-        worker = self._endpoint.credentials.worker
-        return align(self._endpoint.generation, worker, self.links, self._layout, progress, activity)
+        generation = self.endpoint.generation
+        return align(generation, self.own.worker, self.links, self.layout, progress, activity)
 
     def placed(self) -> None:
         return None
 
     def measure(self) -> LinksMeasured:
-        return measured(self._endpoint, self.links, self._bytes_per_step())
+        return measured(self.endpoint, self.links, self._bytes_per_step())
 
     def _bytes_per_step(self) -> int | None:
         buckets = self.gradients.total.buckets if isinstance(self.gradients, FlatGradients) else ()
         return sum(self.links.bytes_passed(bucket.numel(), bucket.itemsize) for bucket in buckets)
 
     def strategy(self, update: Update, activity: Activity) -> Strategy:
-        spec, replica, generation = self._spec, self._replica, self._endpoint.generation
-        own = generation.members[self._endpoint.position]
-        agreement = agreement_of(spec, replica, self.links, generation.workers, own)
+        replica, is_alone = self.replica, len(self.endpoint.generation.members) == 1
+        parameters = [parameter for _, parameter in replica.trainable]
+        agreement = self._agreement(parameters, ReplicaDigests(replica))
         agreement.audit = update.audit
         lag: Lag | None = None
-        if not replica.device.is_host and len(generation.members) == 1:
+        if not replica.device.is_host and is_alone:
             from quorate.strategies.lagging import DeviceLag
 
-            lag = DeviceLag(spec, replica, self.gradients, agreement, update)
-        return self._strategy(StepParts(own, self.links, self.gradients, agreement, update, activity, lag))
+            lag = DeviceLag(self.spec, replica, self.gradients, agreement, update)
+        return self._strategy(StepParts(self.own, self.links, self.gradients, agreement, update, activity, lag))
+
+    def _agreement(self, parameters: Sequence[torch.Tensor], digests: ReplicaDigests | None) -> StepAgreement:
+        """How the workers of the generation agree on a step besides its gradients."""
+        workers, skips = self.endpoint.generation.workers, self.spec.on_nonfinite_loss == "skip"
+        held = parameters, self.replica.buffers, digests, self.replica.optimizers.settings
+        return StepAgreement(self.links.gather, workers, self.own, *held, skips=skips)
 
     def _strategy(self, parts: "StepParts") -> Strategy:
-        return RingStrategy(parts, overlaps=self._spec.overlap and self.links.overlaps, together=self._together)
+        return RingStrategy(parts, overlaps=self.spec.overlap and self.links.overlaps, together=self.together)
 
     def close(self) -> None:
         """Close the links, and let the parameters go: another generation has other gradients."""
@@ -148,16 +151,6 @@ def measured(endpoint: Endpoint, links: Reduction, bytes_per_step: int | None) -
         round_trip_s=None if trip is None else round(trip, 9),
         bytes_per_step=bytes_per_step,
     )
-
-
-def agreement_of(
-    spec: JobSpec, replica: Replica, links: Reduction, workers: Sequence[Member], own: Member
-) -> StepAgreement:
-    """How the workers of a generation agree on a step besides its gradients."""
-    parameters = [parameter for _, parameter in replica.trainable]
-    digests, skips = ReplicaDigests(replica), spec.on_nonfinite_loss == "skip"
-    settings = replica.optimizers.settings
-    return StepAgreement(links.gather, workers, own, parameters, replica.buffers, digests, settings, skips=skips)
 
 
 class StepParts(NamedTuple):
@@ -201,7 +194,7 @@ class RingStrategy:
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         """Gradients first, since their exchange may have begun with the backward pass; then everything else."""
-        self._sum(step)
+        self._sum(step, results)
         agreed = self._agreement.reach(step, results, request)
         self._activity.leave()
         outcome = self._update.apply(step, agreed)
@@ -214,17 +207,18 @@ class RingStrategy:
 
     def begin_advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> PendingStep:
         assert self._lag is not None
-        self._sum(step)
+        self._sum(step, results)
         return self._lag.begin(step, results, request, self._activity)
 
-    def _sum(self, step: int) -> None:
+    def _sum(self, step: int, results: Sequence[LaneResult]) -> None:  # noqa: ARG002
         self._activity.enter(EXCHANGE)
         if self._reducer is not None:
             self._reducer.wait()
         elif self._together is not None:
             self._together(step)
         elif self._flat is not None:
-            sum_gradients(step, self._links, self._flat)
+            for index in range(len(self._flat.plan)):
+                _sum_bucket(self._links, self._flat, step, index)
 
     def gather(self, step: int, payload: bytes) -> tuple[bytes, ...]:
         with self._activity.waiting(OTHERS):
@@ -235,12 +229,6 @@ class RingStrategy:
         if self._reducer is not None:
             self._reducer.close()
         self._gradients.close()
-
-
-def sum_gradients(step: int, links: Reduction, gradients: FlatGradients) -> None:
-    """Sum what all lanes have collected, bucket by bucket."""
-    for index in range(len(gradients.plan)):
-        _sum_bucket(links, gradients, step, index)
 
 
 def _sum_bucket(links: Reduction, gradients: FlatGradients, step: int, index: int) -> None:

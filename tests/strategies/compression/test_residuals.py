@@ -11,13 +11,15 @@ import torch
 from quorate.core.errors import LinkError, ResidualsLost
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.lanes.buckets import TensorShape, plan_buckets
-from quorate.strategies.compression import residuals as module
+from quorate.strategies import state_copy as module
 from quorate.strategies.compression.compressor import Compressor
 from quorate.strategies.compression.methods import TopK
 from quorate.strategies.compression.residuals import LaneMemory, Residuals
+from quorate.training.activity import Activity
 from reduce.rings import memory_links, ring_of
 from wire.pairs import within
 
+QUIET = Activity(lambda *_: None)
 PLAN = plan_buckets([TensorShape(f"p{i}", "torch.float32", 4, size) for i, size in enumerate((6, 4))], 25)
 BOTH = 0b11
 LANES = 4
@@ -149,7 +151,7 @@ class Hosts:
 
         def work(position: int) -> Any:
             try:
-                self.of[list(members)[position]].settle(generation, position, rings[position])
+                self.of[list(members)[position]].settle(generation, position, rings[position], QUIET)
             except ResidualsLost as error:
                 return error
             return None
@@ -228,7 +230,7 @@ def test_what_was_restored_outlives_a_generation_that_ends_before_it_is_settled(
     ring = ring_of(generation, 0, *links, within(100))
     ring.close()
     with pytest.raises(LinkError):
-        fresh.settle(generation, 0, ring)
+        fresh.settle(generation, 0, ring, QUIET)
     assert workers.settle({0: range(4)}) == [None]
     assert fresh.state().tensors.keys() == saved.keys()
 

@@ -19,10 +19,13 @@ from quorate.checkpoint.tree import Encoded
 from quorate.core.errors import OutOfMemory, ResidualsLost
 from quorate.core.generation import Generation
 from quorate.core.machine import machine_memory, read_limits
+from quorate.core.worker_status import OTHERS
 from quorate.lanes.buckets import Bucket
 from quorate.reduce.memory import buckets_in, layout_of
 from quorate.reduce.reduction import Reduction
 from quorate.strategies.compression.compressor import Compressor, EncodedLane
+from quorate.strategies.state_copy import Passing
+from quorate.training.activity import Activity
 from quorate.training.lane import LaneResult
 
 Flat = tuple[torch.Tensor, ...]
@@ -43,9 +46,8 @@ class LaneMemory:
         self._plan = plan
         self._layout = layout_of(plan)
         self._descriptor = os.memfd_create("quorate-lanes", os.MFD_CLOEXEC) if descriptor is None else descriptor
-        self.slot_size = self._layout.size
         page = mmap.PAGESIZE
-        self._stride = page + -(-_SLOTS * self.slot_size // page) * page
+        self._stride = page + -(-_SLOTS * self._layout.size // page) * page
         os.ftruncate(self._descriptor, lanes * self._stride)  # by everybody, to the same size
         self._content = mmap.mmap(self._descriptor, lanes * self._stride)
         # Of each lane and slot the step that it is of.
@@ -59,39 +61,23 @@ class LaneMemory:
 
     def at(self, lane: int, step: int) -> Flat:
         """What the lane has kept after a step."""
-        return self._kept_at(lane, self._found(lane, step))
+        slot = self._slot_of(lane, step)
+        if slot is None:
+            raise ValueError(f"lane {lane} has kept nothing here of step {step}")
+        return self._kept_at(lane, slot)
 
-    def content(self, lane: int, step: int) -> memoryview:
-        """The same, as bytes."""
-        return self._bytes(lane, self._found(lane, step))
-
-    def packed(self, kept: Flat) -> memoryview:
-        """The bytes that a slot would have with this in it."""
-        content = bytearray(self.slot_size)
-        for place, values in zip(buckets_in(content, self._plan, self._layout, 0), kept, strict=True):
-            place.copy_(values)
-        return memoryview(content)
-
-    def begin(self, lane: int, kept: int) -> Flat:
+    def begin(self, lane: int, kept: int = _NOTHING) -> Flat:
         """Where to write what the lane keeps after another step; what it has kept after step `kept` stays."""
-        self._begin(lane, kept)
-        return self._kept_at(lane, self._begun[lane])
-
-    def begin_copy(self, lane: int) -> memoryview:
-        """Where to write what the lane has kept elsewhere, as bytes."""
-        self._begin(lane, _NOTHING)
-        return self._bytes(lane, self._begun[lane])
-
-    def seal(self, lane: int, step: int) -> None:
-        """What was begun is whole, and is what the lane keeps after this step."""
-        self._steps[lane, self._begun.pop(lane)] = step
-
-    def _begin(self, lane: int, kept: int) -> None:
         self._reserve(lane)
         slot = 1 if kept and self._steps[lane, 0] == kept else 0
         # Until it is sealed there is nothing in it that anybody may use.
         self._steps[lane, slot] = _NOTHING
         self._begun[lane] = slot
+        return self._kept_at(lane, slot)
+
+    def seal(self, lane: int, step: int) -> None:
+        """What was begun is whole, and is what the lane keeps after this step."""
+        self._steps[lane, self._begun.pop(lane)] = step
 
     def _reserve(self, lane: int) -> None:
         """Have all of a lane's memory: too little is an error now, not a signal at the first write."""
@@ -107,24 +93,12 @@ class LaneMemory:
             raise _too_little(lane, self._stride, free) from error
         self._reserved.add(lane)
 
-    def _found(self, lane: int, step: int) -> int:
-        slot = self._slot_of(lane, step)
-        if slot is None:
-            raise ValueError(f"lane {lane} has kept nothing here of step {step}")
-        return slot
-
     def _slot_of(self, lane: int, step: int) -> int | None:
         return next((slot for slot in range(_SLOTS) if step and self._steps[lane, slot] == step), None)
 
-    def _start(self, lane: int, slot: int) -> int:
-        return lane * self._stride + mmap.PAGESIZE + slot * self.slot_size
-
-    def _bytes(self, lane: int, slot: int) -> memoryview:
-        start = self._start(lane, slot)
-        return memoryview(self._content)[start : start + self.slot_size]
-
     def _kept_at(self, lane: int, slot: int) -> Flat:
-        return buckets_in(self._content, self._plan, self._layout, self._start(lane, slot))
+        start = lane * self._stride + mmap.PAGESIZE + slot * self._layout.size
+        return buckets_in(self._content, self._plan, self._layout, start)
 
 
 def _too_little(lane: int, size: int, free: int) -> OutOfMemory:
@@ -138,9 +112,6 @@ log = logging.getLogger(__name__)
 
 KEPT_INDEX = 4
 """Tells what is gathered here from what else is at a step."""
-
-PIECE = 8 * 2**20
-"""Bytes of a lane that are passed on at a time: all the memory that it costs whoever does not receive it."""
 
 LANES = "lanes"
 """Under which name they are in a state."""
@@ -217,7 +188,7 @@ class Residuals:
 
     # --- a generation
 
-    def settle(self, generation: Generation, position: int, links: Reduction) -> None:
+    def settle(self, generation: Generation, position: int, links: Reduction, activity: Activity) -> None:
         """Have each worker hold what its lanes have held back: from its host's memory, a checkpoint, or another worker.
 
         All members call it, at the same state. Where nobody has it, ResidualsLost is raised by all of them.
@@ -231,7 +202,8 @@ class Residuals:
         lanes = range(self._lanes)
         here = [lane for lane in lanes if lane in restored or self._memory.holds(lane, self.applied)]
         step = generation.cursor.step
-        told = links.gather(step, KEPT_INDEX, json.dumps(here).encode())
+        with activity.waiting(OTHERS):
+            told = links.gather(step, KEPT_INDEX, json.dumps(here).encode())
         holders = [frozenset(json.loads(payload)) for payload in told]
         lost = [lane for lane in lanes if not any(lane in held for held in holders)]
         if lost:
@@ -246,35 +218,21 @@ class Residuals:
             for lane in hosted
             if lane not in holders[host]
         ]
-        for number, (lane, giver, host) in enumerate(moves):
-            if position == host:
-                content = self._memory.begin_copy(lane)
-            elif position != giver:
-                content = None
-            elif self._memory.holds(lane, self.applied):
-                content = self._memory.content(lane, self.applied)
-            else:
-                content = self._memory.packed(restored[lane])
-            self._pass_on(step, links, giver, host, content, number)
-            if position == host:
-                self._memory.seal(lane, self.applied)
+        passing = Passing(generation, position, links, activity)
+        for lane, giver, host in moves:
+            given = None
+            if position == giver:
+                kept = self._memory.at(lane, self.applied) if lane not in restored else restored[lane]
+                given = Encoded({"dict": {}}, dict(zip(self.names(lane), kept, strict=True)))
+            encoded, _ = passing.copy(giver, [host], given)
+            if encoded is not None:
+                self._adopt(lane, [encoded.tensors[name] for name in self.names(lane)])
                 log.info("has taken over what lane %d holds back, from a worker elsewhere", lane)
         # Not before: if a member is lost meanwhile, the next generation settles with other hosts.
         self._restored = {}
 
-    def _pass_on(
-        self, step: int, links: Reduction, giver: int, host: int, content: memoryview | None, number: int
-    ) -> None:
-        """From the one to the other; whoever is neither has no content, and passes it on piece by piece."""
-        size = self._memory.slot_size
-        pieces, scratch = range(0, size, PIECE), memoryview(bytearray(min(PIECE, size) if content is None else 0))
-        for piece, start in enumerate(pieces):
-            stop = min(start + PIECE, size)
-            part = scratch[: stop - start] if content is None else content[start:stop]
-            links.broadcast(step, number * len(pieces) + piece, giver, part, [host])
-
-    def _adopt(self, lane: int, kept: Flat) -> None:
-        for bucket, values in zip(self._memory.begin(lane, 0), kept, strict=True):
+    def _adopt(self, lane: int, kept: Sequence[torch.Tensor]) -> None:
+        for bucket, values in zip(self._memory.begin(lane), kept, strict=True):
             bucket.copy_(values)
         self._memory.seal(lane, self.applied)
 
@@ -313,6 +271,18 @@ class Residuals:
             names = self.names(lane)
             if all(name in tensors for name in names):
                 self._restored[lane] = tuple(tensors[name] for name in names)
+
+    def joined_to(self, state: Encoded) -> tuple[Encoded, frozenset[str]]:
+        """A state with this in it, and the names of its tensors there."""
+        own = self.state()
+        skeleton = {"dict": state.skeleton["dict"] | {LANES: own.skeleton}}
+        return Encoded(skeleton, state.tensors | own.tensors), frozenset(own.tensors)
+
+    def taken_from(self, state: Encoded) -> Encoded:
+        """Take up what is in a state; the rest of it."""
+        fields = dict(state.skeleton["dict"])
+        self.load(fields.pop(LANES, None), state.tensors)
+        return Encoded({"dict": fields}, state.tensors)
 
     def stand_at(self, applied: int) -> None:
         """Take up of another member's state where it stands; what lanes have held back is found when they settle."""

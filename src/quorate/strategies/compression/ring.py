@@ -6,22 +6,21 @@ lane alone and lanes are added in the order of the ring, so the bits do not depe
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from quorate.checkpoint.tree import Encoded
 from quorate.core.errors import FrameError
-from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.core.worker_status import EXCHANGE
 from quorate.observe.seldom_events import GradientsCompressed
 from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory
-from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
 from quorate.strategies.compression.compressor import Compressor, EncodedLane
 from quorate.strategies.compression.methods import check_compressible, method_of, residuals_of
 from quorate.strategies.compression.option import lane_compression
-from quorate.strategies.compression.residuals import LANES, Residuals, encode_lane
+from quorate.strategies.compression.residuals import Residuals, encode_lane
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
 from quorate.training.activity import Activity
@@ -30,7 +29,7 @@ from quorate.training.gradients import gradient_plan
 from quorate.training.lane import LaneResult
 from quorate.training.progress import Progress
 from quorate.training.replica import Replica
-from quorate.training.state_layout import HeldState, Parts, Replicated, shared_out
+from quorate.training.state_layout import HeldState, Parts, Replicated, StateLayout, shared_out
 from quorate.training.strategy import Agreement, StepRequest, Strategy
 from quorate.training.update import Update
 
@@ -49,10 +48,9 @@ class WithResiduals(Replicated):
     residuals: Residuals
 
     def state(self, progress: Progress) -> HeldState:
-        held, of_lanes = super().state(progress), self.residuals.state()
-        skeleton = {"dict": held.encoded.skeleton["dict"] | {LANES: of_lanes.skeleton}}
-        encoded = Encoded(skeleton, held.encoded.tensors | of_lanes.tensors)
-        return replace(held, encoded=encoded, of_lanes=frozenset(of_lanes.tensors))
+        held = super().state(progress)
+        encoded, of_lanes = self.residuals.joined_to(held.encoded)
+        return replace(held, encoded=encoded, of_lanes=of_lanes)
 
     def parts(self, held: HeldState, writers: int) -> Parts:
         if not self.residuals.applied:
@@ -60,9 +58,7 @@ class WithResiduals(Replicated):
         return shared_out(held.common.tensors, self.residuals.names_by_host(writers))
 
     def load(self, encoded: Encoded) -> Progress:
-        fields = dict(encoded.skeleton["dict"])
-        self.residuals.load(fields.pop(LANES, None), encoded.tensors)
-        return super().load(Encoded({"dict": fields}, encoded.tensors))
+        return super().load(self.residuals.taken_from(encoded))
 
 
 class CompressedRingFactory:
@@ -75,7 +71,9 @@ class CompressedRingFactory:
         self.replica = replica
         self._plan = gradient_plan(replica.trainable, spec.bucket_mb)
         self.residuals = residuals_of(spec, self._plan, held.lane_memory)
-        self.layout = Replicated(replica) if self.residuals is None else WithResiduals(replica, self.residuals)
+        self.layout: StateLayout = (
+            Replicated(replica) if self.residuals is None else WithResiduals(replica, self.residuals)
+        )
         check_compressible(replica.trainable)
         self.compressor = Compressor(method_of(compress), self._plan, spec.lanes)
 
@@ -84,43 +82,40 @@ class CompressedRingFactory:
         links, _ = connect(endpoint, ())
         memory = GradientMemory.of_process(self._plan, endpoint.hosting[endpoint.position], self.replica.device.zeros)
         gradients = FlatGradients(self.replica.trainable, self._plan, memory)
-        return CompressedRingConnection(self, endpoint, links, gradients)
+        held = links, gradients, self.layout, self.compressor, self.residuals
+        return CompressedRingConnection(self.spec, self.replica, endpoint, *held)
 
 
+@dataclass
 class CompressedRingConnection(RingConnection):
     """One worker's connection to the others of its generation."""
 
-    def __init__(
-        self, factory: CompressedRingFactory, endpoint: Endpoint, links: Reduction, gradients: FlatGradients
-    ) -> None:
-        super().__init__(factory.spec, factory.replica, endpoint, links, gradients)
-        self._layout = factory.layout
-        self._flat = gradients
-        self._factory = factory
+    gradients: FlatGradients
+    compressor: Compressor
+    residuals: Residuals | None
 
     def strategy(self, update: Update, activity: Activity) -> Strategy:
-        if self._factory.residuals is not None:
-            with activity.waiting(OTHERS):
-                self._factory.residuals.settle(self._endpoint.generation, self._endpoint.position, self.links)
+        if self.residuals is not None:
+            self.residuals.settle(self.endpoint.generation, self.endpoint.position, self.links, activity)
         return super().strategy(update, activity)
 
     def _strategy(self, parts: StepParts) -> "CompressedRingStrategy":
-        return CompressedRingStrategy(parts._replace(lag=None), self._flat, self._factory, self._told)
+        return CompressedRingStrategy(parts._replace(lag=None), self)
 
-    def _told(self, step: int, payloads: Sequence[bytes]) -> GradientsCompressed:
+    def traffic(self, step: int, payloads: Sequence[bytes]) -> GradientsCompressed:
         """The bytes of a step: all but the next worker's own goes through here, all but our own comes."""
-        sizes, lanes = [len(payload) for payload in payloads], self._spec.lanes
-        position, generation = self._endpoint.position, self._endpoint.generation
+        sizes, lanes = [len(payload) for payload in payloads], self.spec.lanes
+        position, generation = self.endpoint.position, self.endpoint.generation
         following = sizes[(position + 1) % len(sizes)]
         return GradientsCompressed(
             step=step,
             generation=str(generation.id),
-            worker=generation.members[position].worker,
+            worker=self.own.worker,
             lane_bytes=round(sum(sizes) / lanes),
-            lane_bytes_dense=self._factory.compressor.dense_bytes,
+            lane_bytes_dense=self.compressor.dense_bytes,
             sent_bytes=sum(sizes) - following if len(sizes) > 1 else 0,
             received_bytes=sum(sizes) - sizes[position],
-            sent_bytes_dense=sum(self.links.bytes_passed(b.numel(), b.itemsize) for b in self._flat.total.buckets),
+            sent_bytes_dense=sum(self.links.bytes_passed(b.numel(), b.itemsize) for b in self.gradients.total.buckets),
         )
 
     def _bytes_per_step(self) -> int | None:
@@ -131,45 +126,37 @@ class CompressedRingConnection(RingConnection):
 class CompressedRingStrategy(RingStrategy):
     """Gathers every lane's encoded gradient, and sums them in the order that the job fixes."""
 
-    def __init__(
-        self,
-        parts: StepParts,
-        gradients: FlatGradients,
-        factory: CompressedRingFactory,
-        told: Callable[[int, Sequence[bytes]], GradientsCompressed],
-    ) -> None:
+    def __init__(self, parts: StepParts, connection: CompressedRingConnection) -> None:
         super().__init__(parts)
-        self._lanes = gradients
-        self._compressor = factory.compressor
-        self._residuals = factory.residuals
-        # Asked once in a generation: steps differ by a few bytes.
-        self._traffic: Callable[[int, Sequence[bytes]], GradientsCompressed] | None = told
-        self._told: tuple[GradientsCompressed, ...] = ()
-        self._results: Sequence[LaneResult] = ()
+        self._connection = connection
+        # Told once in a generation: steps differ by a few bytes.
+        self._payloads: Sequence[bytes] = ()
+        self._has_told = False
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
-        self._results = results
-        outcome, told = super().advance(step, results, request), self._told
-        if self._residuals is not None and not outcome.is_void:
+        outcome, connection = super().advance(step, results, request), self._connection
+        if connection.residuals is not None and not outcome.is_void:
             # What lanes hold back after this step counts now; after a void one they have what they had.
-            self._residuals.commit(step)
-        self._told = ()
-        return outcome._replace(told=told) if told else outcome
+            connection.residuals.commit(step)
+        payloads, self._payloads = self._payloads, ()
+        if self._has_told:
+            return outcome
+        self._has_told = True
+        return outcome._replace(told=(connection.traffic(step, payloads),))
 
-    def _sum(self, step: int) -> None:
+    def _sum(self, step: int, results: Sequence[LaneResult]) -> None:
         self._activity.enter(EXCHANGE)
+        connection = self._connection
+        gradients, compressor = connection.gradients, connection.compressor
         own = {
             result.lane: encode_lane(
-                (self._compressor,), self._residuals, step, result, self._lanes.lanes[result.lane].buckets
+                (compressor,), connection.residuals, step, result, gradients.lanes[result.lane].buckets
             )[0]
-            for result in self._results
+            for result in results
         }
-        self._results = ()
-        payloads = self._links.gather(step, GRADIENTS_INDEX, pack_lanes(own))
-        lanes = {lane: self._compressor.decode(step, lane, content) for lane, content in unpack_lanes(payloads)}
-        self._compressor.add_up(lanes, self._lanes.total.buckets)
-        if self._traffic is not None:
-            self._told, self._traffic = (self._traffic(step, payloads),), None
+        self._payloads = self._links.gather(step, GRADIENTS_INDEX, pack_lanes(own))
+        lanes = {lane: compressor.decode(step, lane, content) for lane, content in unpack_lanes(self._payloads)}
+        compressor.add_up(lanes, gradients.total.buckets)
 
 
 def pack_lanes(lanes: dict[int, EncodedLane]) -> bytes:

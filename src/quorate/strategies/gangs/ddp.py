@@ -6,6 +6,7 @@ number gives the same again, whoever was lost and replaced.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -23,6 +24,7 @@ from quorate.strategies.gangs.sync_batch_norm import SyncedNorms
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
 from quorate.training.gradients import gradient_plan, refuse_rows
+from quorate.training.lane import LaneResult
 from quorate.training.replica import Replica
 from quorate.training.state_layout import Replicated, StateLayout
 
@@ -89,7 +91,8 @@ class DdpFactory:
                     group.close()
                 raise
         gradients = GangGradients(replica.trainable, hosted, reducer, overlaps=spec.overlap, in_turns=in_turns)
-        return DdpConnection(self, endpoint, GroupLinks(links, *groups), gradients, groups)
+        joined = GroupLinks(links, *groups)
+        return DdpConnection(spec, replica, endpoint, joined, gradients, self.layout, groups, self.norms, self.dtype)
 
 
 def _makes_equal_passes(hosting: Sequence[range]) -> bool:
@@ -110,41 +113,30 @@ def _makes_equal_passes(hosting: Sequence[range]) -> bool:
     return False
 
 
+@dataclass
 class DdpConnection(RingConnection):
-    """One worker's connection to the others of its generation."""
+    """One worker's connection to the others of its generation. Gradients are sent in the `dtype`, if there is one."""
 
-    def __init__(
-        self,
-        factory: DdpFactory,
-        endpoint: Endpoint,
-        links: Reduction,
-        gradients: GangGradients,
-        groups: Sequence[ProcessGroup],
-    ) -> None:
-        super().__init__(factory.spec, factory.replica, endpoint, links, gradients)
-        self._layout = factory.layout
-        self._dtype = factory.dtype
-        self._gang = gradients
-        self._norms = factory.norms
-        self._groups = groups
+    gradients: GangGradients
+    groups: Sequence[ProcessGroup]
+    norms: SyncedNorms | None
+    dtype: torch.dtype | None
 
     def _strategy(self, parts: StepParts) -> "DdpStrategy":
-        return DdpStrategy(parts, self._gang, self._groups)
+        return DdpStrategy(parts, self.gradients, self.groups)
 
     def _bytes_per_step(self) -> int | None:
         """As many as a ring sends, which both backends use for what is large."""
-        workers = len(self._endpoint.generation.members)
-        size = sum(parameter.nbytes for parameter in self._gang.parameters)
-        if self._dtype is not None:
-            size = self._dtype.itemsize * sum(parameter.numel() for parameter in self._gang.parameters)
-        return 2 * size * (workers - 1) // workers
+        workers = len(self.endpoint.generation.members)
+        sent = [p.nbytes if self.dtype is None else p.numel() * self.dtype.itemsize for p in self.gradients.parameters]
+        return 2 * sum(sent) * (workers - 1) // workers
 
     def close(self) -> None:
         super().close()
-        for group in self._groups:
+        for group in self.groups:
             group.close()
-        if self._norms is not None:
-            self._norms.leave()
+        if self.norms is not None:
+            self.norms.leave()
 
 
 class DdpStrategy(RingStrategy):
@@ -160,7 +152,7 @@ class DdpStrategy(RingStrategy):
         for group in self._groups:
             group.begin_step(step)
 
-    def _sum(self, step: int) -> None:  # noqa: ARG002
+    def _sum(self, step: int, results: Sequence[LaneResult]) -> None:  # noqa: ARG002
         self._activity.enter(EXCHANGE)
         self._gang.exchange()
 

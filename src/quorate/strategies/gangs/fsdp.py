@@ -6,6 +6,7 @@ passes than the others would have them wait for ever.
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 
 import torch
@@ -17,9 +18,7 @@ from quorate.core.errors import StateLost, TaskError
 from quorate.core.worker_status import OTHERS
 from quorate.reduce.connect import connect
 from quorate.reduce.endpoint import Endpoint
-from quorate.reduce.reduction import Reduction
 from quorate.spec.job import JobSpec
-from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.gangs.gang_gradients import GangGradients
 from quorate.strategies.gangs.gang_world import SHARD, TENSOR, GangWorld
 from quorate.strategies.gangs.nccl import nccl_of, prepare_nccl
@@ -28,7 +27,6 @@ from quorate.strategies.gangs.sharded_layout import Sharded
 from quorate.strategies.gangs.sharded_model import Passes, ShardedModel, UnitOrder
 from quorate.strategies.kinds import Holdings
 from quorate.strategies.ring import RingConnection, RingStrategy, StepParts
-from quorate.strategies.state_copy import align
 from quorate.training.activity import Activity
 from quorate.training.device import Device, local
 from quorate.training.gradients import refuse_rows
@@ -57,7 +55,7 @@ class ShardedGradients(GangGradients):
 
     def begin(self, lane: int) -> None:
         super().begin(lane)
-        if lane == self._hosted.start:
+        if lane == self.hosted.start:
             self._passes.begin()
 
     def backward(
@@ -151,8 +149,8 @@ class FsdpFactory:
             raise
         hosted = world.shape.lanes_of(world.worker, self._spec.lanes)
         gradients = ShardedGradients(self._replica.trainable, hosted, world, self._passes)
-        joined = GroupLinks(links, *groups)
-        return FsdpConnection(self._spec, self._replica, endpoint, joined, gradients, groups, self.layout, self._folder)
+        held = GroupLinks(links, *groups), gradients, self.layout, world, self._passes.order, groups, self._folder
+        return FsdpConnection(self._spec, self._replica, endpoint, *held)
 
 
 def check_fused(optimizer: torch.optim.Optimizer) -> None:
@@ -166,70 +164,52 @@ def check_fused(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
+@dataclass
 class FsdpConnection(RingConnection):
     """One worker's connection to the others of its generation."""
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        replica: Replica,
-        endpoint: Endpoint,
-        links: Reduction,
-        gradients: ShardedGradients,
-        groups: Sequence[ProcessGroup],
-        layout: Sharded,
-        folder: CheckpointFolder | None,
-    ) -> None:
-        super().__init__(spec, replica, endpoint, links, gradients)
-        sharding = replica.sharding
-        assert isinstance(sharding, ShardedModel)
-        self._world, self._order = sharding.world, sharding.passes.order
-        self._sharded = gradients
-        self._groups = groups
-        self._layout = layout
-        self._folder = folder
+    gradients: ShardedGradients
+    layout: Sharded
+    world: GangWorld
+    order: UnitOrder
+    groups: Sequence[ProcessGroup]
+    folder: CheckpointFolder | None
 
     def align(self, progress: Progress, activity: Activity, hold: Callable[[Progress], None]) -> tuple[Progress, int]:
         """Whoever holds another state than the generation goes on with copies it from a replica of its part. Where
         there is none, all who have to take it up again from the checkpoint."""
-        generation, worker = self._endpoint.generation, self._endpoint.credentials.worker
-        progress, size = align(generation, worker, self.links, self._layout, progress, activity)
-        if progress.cursor != generation.cursor:
+        progress, size = super().align(progress, activity, hold)
+        if progress.cursor != self.endpoint.generation.cursor:
             progress = self._restored()
             hold(progress)
         return progress, size
 
     def _restored(self) -> Progress:
-        cursor = self._endpoint.generation.cursor
-        found = () if self._folder is None else self._folder.list()
+        cursor = self.endpoint.generation.cursor
+        found = () if self.folder is None else self.folder.list()
         info = next((info for info in found if info.cursor == cursor), None)
-        if info is None or self._folder is None:
+        if info is None or self.folder is None:
             raise StateLost(f"a part of the state is lost, and there is no checkpoint of step {cursor.step}.")
         log.info("returns to the checkpoint of step %d: a part of the state was lost", cursor.step)
-        return self._layout.load(self._folder.load(info, self._layout.boxes).encoded)
+        return self.layout.load(self.folder.load(info, self.layout.boxes).encoded)
 
     def _bytes_per_step(self) -> int | None:
         return None
 
     def strategy(self, update: Update, activity: Activity) -> Strategy:
-        replica, generation = self._replica, self._endpoint.generation
-        own = generation.members[self._endpoint.position]
-        parameters = [local(parameter) for _, parameter in replica.trainable]
-        held = parameters, replica.buffers, None, replica.optimizers.settings
-        skips = self._spec.on_nonfinite_loss == "skip"
-        agreement = StepAgreement(self.links.gather, generation.workers, own, *held, skips=skips)
+        generation = self.endpoint.generation
+        agreement = self._agreement([local(parameter) for _, parameter in self.replica.trainable], None)
         with activity.waiting(OTHERS):
-            self._order.follow(partial(self.links.gather, generation.cursor.step, UNITS_INDEX), generation.workers)
-        hosted = self._world.shape.lanes_of(self._world.worker, self._spec.lanes)
-        parts = StepParts(own, self.links, self._sharded, agreement, update, activity)
-        return FsdpStrategy(parts, hosted, self._order)
+            self.order.follow(partial(self.links.gather, generation.cursor.step, UNITS_INDEX), generation.workers)
+        parts = StepParts(self.own, self.links, self.gradients, agreement, update, activity)
+        return FsdpStrategy(parts, self.gradients.hosted, self.order)
 
     def close(self) -> None:
         super().close()
-        self._order.leave()
-        self._world.disconnect()
-        self._replica.settle()
-        for group in self._groups:
+        self.order.leave()
+        self.world.disconnect()
+        self.replica.settle()
+        for group in self.groups:
             group.close()
 
 

@@ -177,7 +177,7 @@ class GangGradients(LoneGradients):
         in_turns: bool = False,
     ) -> None:
         super().__init__(parameters)
-        self._hosted = hosted
+        self.hosted = hosted
         self._lane = hosted.start
         self._reducer = reducer
         self._overlaps = overlaps
@@ -185,7 +185,7 @@ class GangGradients(LoneGradients):
 
     def begin(self, lane: int) -> None:
         self._lane = lane
-        if lane == self._hosted.start:
+        if lane == self.hosted.start:
             super().begin(lane)
 
     def backward(
@@ -206,7 +206,7 @@ class GangGradients(LoneGradients):
 
     @property
     def _is_last_lane(self) -> bool:
-        return self._lane == self._hosted.stop - 1
+        return self._lane == self.hosted.stop - 1
 
     def clear(self, lane: int) -> None:
         """A lane without samples adds nothing."""

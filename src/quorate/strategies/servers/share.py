@@ -262,9 +262,7 @@ class OnServers:
         encoded, of_lanes = encode(tree), frozenset[str]()
         if share.residuals is not None:
             # The first writer's word counts where several say the same: all say all of it.
-            kept = share.residuals.state()
-            skeleton = {"dict": encoded.skeleton["dict"] | {LANES: kept.skeleton}}
-            encoded, of_lanes = Encoded(skeleton, encoded.tensors | kept.tensors), frozenset(kept.tensors)
+            encoded, of_lanes = share.residuals.joined_to(encoded)
         weights = frozenset(name for name, _ in replica.tensors())
         known = encoded, share.compared(), weights, replica.device
         settings = replica.optimizers.settings.values()
@@ -278,11 +276,9 @@ class OnServers:
         return tuple(own if number == share.writer else () for number in range(count))
 
     def load(self, encoded: Encoded) -> Progress:
-        share, fields = self.share, dict(encoded.skeleton["dict"])
-        kept = fields.pop(LANES, None)
-        if share.residuals is not None:
-            share.residuals.load(kept, encoded.tensors)
-        return share.load(decode({"dict": fields}, encoded.tensors))
+        if self.share.residuals is not None:
+            encoded = self.share.residuals.taken_from(encoded)
+        return self.share.load(decode(encoded.skeleton, encoded.tensors))
 
     @property
     def boxes(self) -> Boxes | None:

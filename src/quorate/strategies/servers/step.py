@@ -20,7 +20,7 @@ from functools import partial
 import torch
 
 from quorate.core.errors import LinkError
-from quorate.core.worker_status import EXCHANGE, OTHERS
+from quorate.core.worker_status import EXCHANGE
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.servers.align import Aligner
@@ -62,8 +62,7 @@ class ServersConnection(MemberConnection):
     def strategy(self, update: Update, activity: Activity) -> Strategy:
         share = self.share
         if share.residuals is not None:
-            with activity.waiting(OTHERS):
-                share.residuals.settle(self.generation, self.endpoint.position, self.links)
+            share.residuals.settle(self.generation, self.endpoint.position, self.links, activity)
         kind = ServerStep if share.is_server else WorkerStep
         return kind(self, update, activity)
 
