@@ -15,7 +15,7 @@ from torch import nn
 import gang
 from bits import bit_tasks as tasks
 from bits import sparse_tasks
-from quorate.training import compiler
+from quorate.training import cuda_device as compiler
 from quorate.training.captured_program import WARM_UPS, LaneGraphs
 from quorate.training.compile_trial import FirstBatch, first_micro_batch, why_not_compiled
 from quorate.training.device import CPU, Device, Loss, Model
