@@ -19,9 +19,9 @@ from quorate.data.stream import Stream as Stream
 from quorate.shards.dataset import Shards as Shards
 from quorate.training.attention import attention as attention
 from quorate.training.task import Task as Task
+from quorate.tune.result import SearchResult as SearchResult
+from quorate.tune.result import open_search as open_search
 from quorate.tune.search import Search as Search
-from quorate.tune.search import SearchResult as SearchResult
-from quorate.tune.search import open_search as open_search
 from quorate.tune.search import tune as tune
 
 __version__: str

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from history.run_builder import COMPLETE, CREATED, add_checkpoint, build_run, complete_run
-from history.search_builder import told_search
 from quorate.api import clean
 from quorate.cli.app import app
 from quorate.core.errors import RequestError
 from quorate.history.run_record import RunRecord, Status
 from quorate.storage.run_folder import RunFolder
 from schemas import validate
+from tune.search_builder import told_search
 
 DAY = 86400
 

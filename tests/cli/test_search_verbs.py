@@ -9,13 +9,13 @@ from rich.console import RenderableType
 from typer.testing import CliRunner, Result
 
 from history.run_builder import complete_run
-from history.search_builder import Teller, exploited_search, search_folder, told_search
 from quorate.cli.app import app
 from quorate.cli.search_view import live_view, told_in_words
-from quorate.history.search_record import SearchRecord
 from quorate.observe.screen import Screen
+from quorate.tune.result import SearchResult
 from quorate.tune.search import conclude
 from schemas import validate
+from tune.search_builder import Teller, exploited_search, search_folder, told_search
 
 
 def invoked(*arguments: object) -> Result:
@@ -107,7 +107,7 @@ def test_a_report_where_it_is_asked_for(tmp_path: Path, name: str, begins: str) 
 def test_on_a_terminal_while_it_runs(tmp_path: Path, width: int) -> None:
     teller = told_search(tmp_path)
     with teller.folder.lock():
-        lines = shown(live_view(SearchRecord.read(teller.folder), 60.0, width), width)
+        lines = shown(live_view(SearchResult.read(teller.folder), 60.0, width), width)
     assert max(map(len, map(_plain, lines))) <= width
     text = "\n".join(map(_plain, lines))
     assert text.startswith("find-0001  running  4 of 6 trials")
@@ -122,12 +122,12 @@ def test_on_a_terminal_while_it_runs(tmp_path: Path, width: int) -> None:
 
 def test_a_search_that_has_just_begun_can_be_looked_at(tmp_path: Path) -> None:
     teller = search_folder(tmp_path)
-    assert _plain(shown(live_view(SearchRecord.read(teller.folder), 0.0, 80))[0]).startswith("find-0001")
+    assert _plain(shown(live_view(SearchResult.read(teller.folder), 0.0, 80))[0]).startswith("find-0001")
 
 
 def test_without_a_terminal_each_decision_is_a_sentence(tmp_path: Path) -> None:
     teller = exploited_search(tmp_path)
-    record = SearchRecord.read(teller.folder)
+    record = SearchResult.read(teller.folder)
     said = [told_in_words(json.loads(line), record) for line in teller.folder.log_file.read_text().splitlines()]
     assert "trial 3 finished, loss 0.1000" in said
     assert "trial 2 continues from step 40 of trial 1: learning_rate 0.08000" in said

@@ -6,10 +6,10 @@ from typing import NoReturn
 import pytest
 from typer.testing import CliRunner
 
-from history.search_builder import search_folder
 from quorate.cli.app import app
 from quorate.core.errors import RequestError, RunError
-from quorate.storage.search_folder import SearchFolder
+from quorate.tune.folder import SearchFolder
+from tune.search_builder import search_folder
 
 TASK = """
 import quorate

@@ -16,8 +16,8 @@ import quorate
 from docs.blocks import PAGES, PREAMBLE, ROOT, Block, all_blocks, blocks_of, script_of
 from quorate.cli.app import app
 from quorate.spec.load import resolve_mapping
-from quorate.spec.search_load import resolve_search
 from quorate.spec.yaml_document import read_yaml
+from quorate.tune.loading import resolve_search
 
 BLOCKS = list(all_blocks())
 IN_ANOTHER_TEST = {"README.md": "test_first_hour.py clones and installs it"}

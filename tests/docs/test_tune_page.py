@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from quorate.spec.load import resolve_mapping
-from quorate.spec.search import KINDS, DimensionSpec, SearchSpec
-from quorate.spec.search_load import resolve_search
 from quorate.spec.yaml_document import read_yaml
+from quorate.tune.loading import resolve_search
+from quorate.tune.spec import KINDS, DimensionSpec, SearchSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "tune.md").read_text()
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

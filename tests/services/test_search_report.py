@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from history.search_builder import exploited_search, search_folder, told_search
-from quorate.history.report.search_page import search_html
-from quorate.history.search_record import SearchRecord
+from quorate.tune.report import search_html
+from quorate.tune.result import SearchResult
 from services.browser import Browser
+from tune.search_builder import exploited_search, search_folder, told_search
 
 pytestmark = pytest.mark.services
 
@@ -22,7 +22,7 @@ def page_file(folder: Path, kind: str) -> Path:
     else:
         teller = exploited_search(folder) if kind == "population" else told_search(folder)
     page = folder / "page.html"
-    page.write_text(search_html(SearchRecord.read(teller.folder), "find-0001", datetime.now(UTC)))
+    page.write_text(search_html(SearchResult.read(teller.folder), "find-0001", datetime.now(UTC)))
     return page
 
 

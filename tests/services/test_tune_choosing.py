@@ -11,16 +11,16 @@ from ray.tune import TuneError
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
-from history.search_builder import search_folder
 from quorate.core.errors import RequestError, RunError
-from quorate.history.search_record import SearchRecord
-from quorate.spec.search import SearchSpec
-from quorate.spec.search_load import load_recorded_search
 from quorate.tune.driver import Journal, TrialSource
+from quorate.tune.loading import load_recorded_search
 from quorate.tune.ray_search import own_error
 from quorate.tune.ray_tune import Pruned, RaySearcher, result_of
+from quorate.tune.result import SearchResult
 from quorate.tune.search import MlflowParent, run_search
+from quorate.tune.spec import SearchSpec
 from quorate.tune.trial_run import Report
+from tune.search_builder import search_folder
 
 
 def prepared(tmp_path: Path, **keys: Any) -> tuple[SearchSpec, Journal]:
@@ -73,7 +73,7 @@ def test_a_ray_that_is_not_there_is_told_in_words(
     def init(**_: Any) -> None:
         raise Exception("The current node timed out during startup.\nAnd so on")
 
-    told_to_mlflow: list[SearchRecord] = []
+    told_to_mlflow: list[SearchResult] = []
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(MlflowParent, "end", lambda _, record: told_to_mlflow.append(record))
     folder = search_folder(tmp_path, engine="ray", address=address).folder

@@ -7,12 +7,12 @@ import pytest
 
 import quorate
 from quorate.core.errors import JobFileError
-from quorate.history.search_log import SearchLog
 from quorate.spec.load import load_job, resolve_mapping
 from quorate.spec.migration import migrate
 from quorate.spec.override import Override, parse_set
 from quorate.spec.resolved import dump_job
-from quorate.spec.search_load import dump_search, load_recorded_search, read_search, resolve_search
+from quorate.tune.loading import dump_search, load_recorded_search, read_search, resolve_search
+from quorate.tune.trials import SearchLog
 
 JOB: dict[str, Any] = {"task": "task.py:Task", "batch_size": 8, "steps": 2}
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from history.search_builder import search_folder
-from quorate.spec.search_load import load_recorded_search
 from quorate.supervisor.signals import Signals
 from quorate.tune.driver import DEATHS, Driver, Journal, TrialSource
+from quorate.tune.loading import load_recorded_search
 from quorate.tune.trial_run import BUSY, IN_ORDER, NO_SPACE, STOPPING, Report
+from tune.search_builder import search_folder
 
 
 @pytest.fixture

@@ -11,13 +11,14 @@ from typing import Any, NoReturn
 import pytest
 
 from command import Running, Workplace, await_condition
-from history.search_builder import search_folder
 from quorate.core.errors import JobFileError, Problem, QuorateError, RequestError, RunError
 from quorate.core.installation import install_of
-from quorate.spec.search_load import ResolvedSearch, load_recorded_search, resolve_search
 from quorate.tune import local_search, proposal, search
+from quorate.tune.loading import ResolvedSearch, load_recorded_search, resolve_search
 from quorate.tune.proposal import open_search
-from quorate.tune.search import SearchResult, run_search
+from quorate.tune.result import SearchResult
+from quorate.tune.search import run_search
+from tune.search_builder import search_folder
 
 TASK = Path(__file__).parents[1] / "tune_task.py"
 STEPS = 40
@@ -51,7 +52,7 @@ def digests(result: SearchResult) -> dict[int, str]:
 def test_a_random_search_has_the_trials_that_its_spec_draws_and_their_bits(tmp_path: Path) -> None:
     result = searched(tmp_path, concurrent=2)
     assert (result.status, result.exit_code) == ("complete", 0)
-    spec = result.record.spec
+    spec = result.spec
     assert spec is not None
     assert {trial.number: trial.params for trial in result.trials} == {n: spec.params(n) for n in (1, 2, 3)}
     assert [len(trial.curve) for trial in result.trials] == [STEPS // 10] * 3

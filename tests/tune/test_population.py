@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.spec.search import PbtSpec, SearchSpec
 from quorate.tune.selection import decide
+from quorate.tune.spec import PbtSpec, SearchSpec
 
 SPACE = {"params.rate": {"loguniform": [0.001, 1.0]}, "params.width": {"choice": [2, 4, 8]}}
 

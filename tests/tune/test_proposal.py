@@ -8,7 +8,7 @@ import pytest
 
 from quorate.core.errors import JobFileError, RequestError, UserCodeError
 from quorate.spec.load import load_job
-from quorate.spec.search_load import ResolvedSearch, dump_search, resolve_search
+from quorate.tune.loading import ResolvedSearch, dump_search, resolve_search
 from quorate.tune.proposal import open_search, proposal_lines, propose, refuse_unreported, with_task
 
 TASK = """\

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from history.search_builder import Teller, search_folder
-from quorate.spec.search_load import load_recorded_search
 from quorate.tune.driver import Journal
+from quorate.tune.loading import load_recorded_search
 from quorate.tune.selection import Pruner
 from quorate.tune.trial_run import Report
+from tune.search_builder import Teller, search_folder
 
 
 def begun(tmp_path: Path, **scheduler: Any) -> Teller:

@@ -8,10 +8,11 @@ from typing import Any, cast
 import pytest
 
 import quorate
-from history.search_builder import add_run, exploited_search, search_folder, told_search
 from quorate.core.errors import RunError
 from quorate.tune import search
-from quorate.tune.search import SearchResult, conclude, open_search
+from quorate.tune.result import SearchResult, open_search
+from quorate.tune.search import conclude
+from tune.search_builder import add_run, exploited_search, search_folder, told_search
 
 
 def test_the_best_with_its_params_metrics_and_job(tmp_path: Path) -> None:

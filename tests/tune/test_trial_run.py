@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from history.search_builder import search_folder
-from quorate.spec.search_load import load_recorded_search
 from quorate.storage import run_folder
 from quorate.tune import trial_run
+from quorate.tune.loading import load_recorded_search
 from quorate.tune.trial_run import BUSY, NO_SPACE, Plan, TrialRun
+from tune.search_builder import search_folder
 
 
 @pytest.mark.parametrize(("number", "ending"), [(errno.ENOSPC, NO_SPACE), (errno.EACCES, "failed")])

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from history.search_builder import search_folder
-from quorate.spec.search import SearchSpec
-from quorate.spec.search_load import load_recorded_search
 from quorate.tune.driver import Journal, TrialSource
+from quorate.tune.loading import load_recorded_search
+from quorate.tune.spec import SearchSpec
+from tune.search_builder import search_folder
 
 
 def prepared(tmp_path: Path, **keys: Any) -> tuple[SearchSpec, Journal]:

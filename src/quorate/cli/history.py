@@ -17,7 +17,7 @@ from quorate.core.runs_folder import is_run, is_search
 from quorate.observe.quantities import duration, size, visible
 from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
-from quorate.storage.search_folder import SearchFolder
+from quorate.tune.folder import SearchFolder
 
 if TYPE_CHECKING:  # pydantic and rich, which a help text does without
     from quorate.cli.layout import Page

@@ -18,7 +18,7 @@ from quorate.history.documents import runs_document
 from quorate.history.run_record import Listing, RunQuery, RunRecord, Status, has_task, short_task
 from quorate.observe.quantities import age, measure, some_of
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.search_folder import SearchFolder
+from quorate.tune.folder import SearchFolder
 
 WORDS_SHOWN = 8
 
@@ -39,16 +39,16 @@ def list_runs(folder: Path, query: RunQuery, as_json: bool) -> None:
         return
     # Only here: few folders have one, and what reads them takes time to import.
     from quorate.cli.search_view import search_table
-    from quorate.history.documents import search_summary
-    from quorate.history.search_record import SearchRecord
+    from quorate.tune.findings import search_summary
+    from quorate.tune.result import SearchResult
 
-    records = [SearchRecord.read(folder, with_runs=False) for folder in reversed(found)]
+    records = [SearchResult.read(folder, with_runs=False) for folder in reversed(found)]
     fitting = [
         record
         for record in records
-        if record.name.startswith(query.name)
+        if record.search.startswith(query.name)
         and (not query.statuses or record.status in query.statuses)
-        and (not query.task or has_task(str(record.job.get("task", "")), query.task))
+        and (not query.task or has_task(str(record.keys_of_job.get("task", "")), query.task))
     ]
     if as_json:
         print_document(runs_document(listing, now, [search_summary(record) for record in fitting]))

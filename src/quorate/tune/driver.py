@@ -11,15 +11,15 @@ from typing import Any
 from quorate.checkpoint.retention import Watched, best_of, better_of, is_number
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, JobFileError, QuorateError, RequestError
-from quorate.history.search_log import ENDED, LoggedTrial, SearchLog, TrialStatus
 from quorate.observe.quantities import count, plural
-from quorate.spec.search import DimensionSpec, OptunaSpec, SearchSpec
-from quorate.spec.search_load import ResolvedSearch
 from quorate.storage.atomic import explaining, write_atomically
-from quorate.storage.search_folder import SearchFolder
 from quorate.supervisor.signals import Signals
+from quorate.tune.folder import SearchFolder
+from quorate.tune.loading import ResolvedSearch
 from quorate.tune.proposal import refuse_unreported
+from quorate.tune.spec import DimensionSpec, OptunaSpec, SearchSpec
 from quorate.tune.trial_run import AT_ONCE, BUSY, IN_ORDER, NO_SPACE, STOPPING, Report, run_name
+from quorate.tune.trials import ENDED, SearchLog, Trial, TrialStatus
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -34,7 +34,7 @@ class Journal:
         self._listener = listener
 
     @property
-    def trials(self) -> dict[int, LoggedTrial]:
+    def trials(self) -> dict[int, Trial]:
         return self.log.trials
 
     @property
@@ -55,17 +55,12 @@ class Journal:
         return {}  # Tune writes down what it is given, with all that hangs on it, and this is never read back
 
 
-def reports_of(trial: LoggedTrial) -> dict[int, dict[str, Any]]:
-    """All evaluations of a trial, by step."""
-    return {step: metrics for part in trial.parts for step, metrics in part.reports.items()}
-
-
-def _is_known(trial: LoggedTrial, kind: str, step: int | None) -> bool:
+def _is_known(trial: Trial, kind: str, step: int | None) -> bool:
     if kind == "proposed" or trial.status in ENDED:
         return True
     if kind == "exploited":
         return any(part.donor is not None and part.from_step == step for part in trial.parts)
-    return kind == "reported" and step in reports_of(trial)
+    return kind == "reported" and step in trial.reports
 
 
 class ByOptuna:
@@ -91,7 +86,7 @@ class ByOptuna:
         self._asked[trial] = asked = self._study.ask(self._space)
         return {key: _value(self._spec.dimensions[key], given) for key, given in asked.params.items()}
 
-    def learn(self, trial: LoggedTrial) -> None:
+    def learn(self, trial: Trial) -> None:
         values = objectives(self._spec, trial)
         states = self._optuna.trial.TrialState
         state = states.FAIL if values is None else states.COMPLETE
@@ -105,9 +100,9 @@ class ByOptuna:
         )
 
 
-def objectives(spec: SearchSpec, trial: LoggedTrial) -> list[float] | None:
+def objectives(spec: SearchSpec, trial: Trial) -> list[float] | None:
     """What a trial came to: its best evaluation or, of several metrics, the last of them; None if it has failed."""
-    reports = reports_of(trial)
+    reports = trial.reports
     if trial.status is TrialStatus.FAILED or not reports:
         return None
     if len(spec.metrics) == 1:
@@ -184,7 +179,7 @@ class TrialSource:
         if not self.is_over or self._journal.trials[number].status in ENDED:
             self._learn(self._journal.trials[number])
 
-    def _learn(self, trial: LoggedTrial) -> None:
+    def _learn(self, trial: Trial) -> None:
         if self._optuna is not None:
             self._optuna.learn(trial)
 
@@ -222,7 +217,7 @@ class Driver:
         self._began = time.monotonic()
         self._earlier = journal.log.active_seconds
         self._watched = Watched(search.spec.metrics[0], search.spec.modes[0])
-        self._best = better_of(best_of(reports_of(trial), self._watched) for trial in journal.trials.values())
+        self._best = better_of(best_of(trial.reports, self._watched) for trial in journal.trials.values())
         self._stopping = journal.folder.trials / STOPPING
         self._stopping.unlink(missing_ok=True)
 

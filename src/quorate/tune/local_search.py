@@ -16,12 +16,13 @@ from quorate.core.errors import JobFileError, RequestError
 from quorate.core.gpus import VISIBLE, gpus_here
 from quorate.core.machine import usable_cores
 from quorate.core.processes import describe_departure, die_with_parent, likely_cause, show_as
-from quorate.history.search_log import ENDED
 from quorate.spec.device import kind_of
-from quorate.spec.search_load import ResolvedSearch
 from quorate.tune.driver import Driver
+from quorate.tune.folder import SearchFolder
+from quorate.tune.loading import ResolvedSearch
 from quorate.tune.selection import Pruner
 from quorate.tune.trial_run import GLANCE, Plan, Report, TrialRun, run_name
+from quorate.tune.trials import ENDED
 
 
 def demand_of(search: ResolvedSearch, on_gpu: bool) -> dict[str, float]:
@@ -44,8 +45,12 @@ def refuse_too_large(name: str, amount: float, most: float, where: str, largest:
 
 
 @contextmanager
-def on_this_machine(search: ResolvedSearch) -> Iterator[Callable[[Driver, dict[str, Any]], None]]:
-    """What has the trials of a search trained here."""
+def on_this_machine(
+    search: ResolvedSearch,
+    folder: SearchFolder,  # noqa: ARG001 (which a search on Ray needs)
+) -> Iterator[Callable[[Driver, dict[str, Any]], None]]:
+    """What has the trials trained here that the driver's source gives, with the keys of a job that say where and how
+    they run."""
     places = places_here(search)
     yield lambda driver, manner: _Trials(search, driver, manner).run(places)
 

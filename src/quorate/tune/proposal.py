@@ -20,10 +20,10 @@ from quorate.spec.job import JobSpec
 from quorate.spec.keys import nearest
 from quorate.spec.override import Override
 from quorate.spec.problems import Origin, in_brackets
-from quorate.spec.search import DimensionSpec, PbtSpec, SearchSpec
-from quorate.spec.search_load import ResolvedSearch, read_search
-from quorate.spec.search_rules import broken_search_rules
 from quorate.spec.yaml_document import write_value
+from quorate.tune.loading import ResolvedSearch, read_search
+from quorate.tune.rules import broken_search_rules
+from quorate.tune.spec import DimensionSpec, PbtSpec, SearchSpec
 
 FORK = multiprocessing.get_context("fork")
 PROPOSED = "proposed"

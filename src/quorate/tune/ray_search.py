@@ -15,11 +15,11 @@ from quorate.core.machine import usable_cores
 from quorate.engines.ray.node_code import NodeCode, code_of
 from quorate.engines.ray.option import RuntimeEnvSpec
 from quorate.spec.cluster import RAY_CLIENT
-from quorate.spec.search import PbtSpec, SearchSpec
-from quorate.spec.search_load import ResolvedSearch
-from quorate.storage.search_folder import SearchFolder
 from quorate.tune.driver import Driver
+from quorate.tune.folder import SearchFolder
+from quorate.tune.loading import ResolvedSearch
 from quorate.tune.local_search import demand_of, refuse_too_large
+from quorate.tune.spec import PbtSpec, SearchSpec
 from quorate.tune.trial_run import run_name
 
 KEY_OF_ADDRESS = "address"

@@ -22,12 +22,12 @@ from quorate.engines.engine import Prepared
 from quorate.engines.ray.node_code import moved
 from quorate.engines.ray.ray_cluster import working_folder
 from quorate.observe.event import Event
-from quorate.spec.search import PbtSpec, SearchSpec
-from quorate.spec.search_load import ResolvedSearch
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
 from quorate.tune.driver import DEATHS, Driver, Journal, TrialSource
+from quorate.tune.loading import ResolvedSearch
 from quorate.tune.selection import Pruner, decide
+from quorate.tune.spec import PbtSpec, SearchSpec
 from quorate.tune.trial_run import BUSY, Plan, Report, RunBusyError, TrialRun, run_name
 
 

@@ -2,213 +2,50 @@
 
 import contextlib
 import logging
-import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from quorate.api import session
 from quorate.api.job import Job, job_text
-from quorate.api.result import EXIT_CODES, Result, open_run, pandas_here
 from quorate.api.run_part import refuse_missing_libraries
 from quorate.api.tracker import catch_up_on_ended
 from quorate.api.train import pass_on_signal
 from quorate.core.errors import RequestError, RunError
 from quorate.core.masking import register_secrets
-from quorate.core.runs_folder import runs_folder
 from quorate.core.user_code import given
 from quorate.history.run_record import Status
-from quorate.history.search_findings import job_of
-from quorate.history.search_record import SearchRecord, TrialRecord
-from quorate.observe.console import html_table
-from quorate.observe.quantities import measure, plural
 from quorate.spec.job import job_secrets
 from quorate.spec.override import Override
-from quorate.spec.search import PbtSpec, SearchSpec
-from quorate.spec.search_load import (
+from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
+from quorate.storage.run_notes import place, tracking_uri
+from quorate.supervisor.signals import listening_to_signals
+from quorate.tracking import mlflow_client
+from quorate.tune import proposal
+from quorate.tune.driver import COMPLETE, Driver, Journal, Listener, TrialSource
+from quorate.tune.folder import SearchFolder
+from quorate.tune.loading import (
     ResolvedSearch,
     dump_search,
     load_recorded_search,
     resolve_search,
 )
-from quorate.spec.yaml_document import write_value
-from quorate.storage.run_folder import LAST, RunFolder, refuse_untrusted, why_untrusted
-from quorate.storage.run_notes import place, tracking_uri
-from quorate.storage.search_folder import SearchFolder
-from quorate.supervisor.signals import Signals, listening_to_signals
-from quorate.tracking import mlflow_client
-from quorate.tune import proposal
-from quorate.tune.driver import COMPLETE, Driver, Journal, Listener, TrialSource
 from quorate.tune.local_search import on_this_machine
 from quorate.tune.proposal import needs_optuna, refuse_missing_library
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial. `params` are by dotted key of the job, and `metrics` those of its best evaluation, at `step`.
-
-    `status` is finished, stopped, failed, unfinished, running or proposed, and `reason` says why it was stopped or
-    failed.
-    """
-
-    number: int
-    params: Mapping[str, Any]
-    status: str
-    reason: str
-    metrics: Mapping[str, float]
-    step: int | None
-    curve: tuple[tuple[int, float], ...]
-    steps: int
-    seconds: float | None
-    weights_digest: str
-    _of: tuple[SearchRecord, TrialRecord] = field(repr=False, compare=False)
-    _untrusted: str = field(default="", repr=False, compare=False)
-
-    @classmethod
-    def of(cls, record: SearchRecord, trial: TrialRecord, untrusted: str = "") -> "Trial":
-        """As the search's folder tells it, which may be others' (`untrusted` says why)."""
-        return cls(
-            number=trial.number,
-            params=dict(trial.params),
-            status=trial.status.value,
-            reason=trial.why,
-            metrics={name: math.nan if value is None else value for name, value in trial.metrics.items()},
-            step=None if trial.best is None else trial.best.step,
-            curve=trial.curve,
-            steps=trial.steps,
-            seconds=trial.seconds,
-            weights_digest=trial.digest,
-            _of=(record, trial),
-            _untrusted=untrusted,
-        )
-
-    @property
-    def job(self) -> Job:
-        """The base job with its params: `quorate.train` gives its weights again."""
-        return Job.of(job_of(*self._of))
-
-    @property
-    def run(self) -> Result:
-        """Its run: ``trial.run.load_model("best")``."""
-        record, trial = self._of
-        if not trial.has_run:
-            raise RunError(f"trial {self.number} of {record.name} has no run: it has not begun, or its folder is gone.")
-        return replace(open_run(record.folder.run(trial.run).path), untrusted=self._untrusted)
-
-
-@dataclass(frozen=True, repr=False)
-class SearchResult:
-    """The result of a search: how it ended, or its state so far.
-
-    ::
-
-        result = quorate.tune(search)
-        result.best.params, result.best.metrics["accuracy"]
-        model = result.best.run.load_model("best")
-        quorate.train(result.best.job.replace(epochs=50))
-        result.to_dataframe()
-
-    `best` is None before the first evaluation. With several metrics, `front` is the Pareto front: the trials that no
-    other trial beats in all metrics. `best_job` and `report` are files in the folder of the search.
-    """
-
-    search: str
-    folder: Path
-    status: str
-    reason: str
-    best: Trial | None
-    trials: tuple[Trial, ...]
-    front: tuple[Trial, ...]
-    record: SearchRecord = field(compare=False)
-
-    @classmethod
-    def read(cls, folder: SearchFolder, untrusted: str = "") -> "SearchResult":
-        """From a search's folder, whatever state that is in; `untrusted` says why it may be others'."""
-        record = SearchRecord.read(folder)
-        trials = {trial.number: Trial.of(record, trial, untrusted) for trial in record.trials}
-        return cls(
-            search=folder.name,
-            folder=folder.path,
-            status=record.status.value,
-            reason=record.reason,
-            best=None if record.best is None else trials[record.best.number],
-            trials=tuple(trials.values()),
-            front=tuple(trials[trial.number] for trial in record.front) if len(record.objectives) > 1 else (),
-            record=record,
-        )
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the command line for this status."""
-        return EXIT_CODES.get(self.status, 0)
-
-    @property
-    def best_job(self) -> Path:
-        """The job file of the best trial, which `quorate train` trains to the same weights."""
-        return self.record.folder.best_job_file
-
-    @property
-    def report(self) -> Path:
-        """The report as an HTML page; `report.md` beside it is the same in Markdown."""
-        return self.record.folder.report_page
-
-    def to_dataframe(self) -> Any:
-        """A pandas DataFrame with a row for each trial: params, metrics of its best evaluation, steps, seconds."""
-        pandas = pandas_here()
-        rows = [
-            {
-                "trial": trial.number,
-                "status": trial.status,
-                **trial.params,
-                **trial.metrics,
-                "step": trial.step,
-                "steps": trial.steps,
-                "seconds": trial.seconds,
-                "weights_digest": trial.weights_digest or None,
-                "reason": trial.reason or None,
-            }
-            for trial in self.trials
-        ]
-        return pandas.DataFrame(rows).set_index("trial") if rows else pandas.DataFrame()
-
-    def __repr__(self) -> str:
-        told = [self.status, plural(len(self.trials), "trial")]
-        if self.best is not None:
-            metrics = ", ".join(f"{each.metric} {measure(self.best.metrics[each.metric])}" for each in self._objectives)
-            told.append(f"best is trial {self.best.number}: {metrics}")
-        return f"<SearchResult {self.search}: {', '.join(told)}>"
-
-    def _repr_html_(self) -> str:
-        rows = [("search", self.search), ("status", self.status), ("trials", f"{len(self.trials):,}")]
-        if self.best is not None:
-            rows.append(("best", f"trial {self.best.number}"))
-            rows += [(each.metric, measure(self.best.metrics[each.metric])) for each in self._objectives]
-            rows += [(key, write_value(value)) for key, value in self.best.params.items()]
-        return html_table(rows)
-
-    @property
-    def _objectives(self) -> Any:
-        return self.record.objectives
+from quorate.tune.result import SearchResult
+from quorate.tune.spec import PbtSpec, SearchSpec
 
 
 def conclude(folder: SearchFolder) -> SearchResult:
     """Write what a search ends with into its folder, and say how it stands."""
     # Only here: it draws with numpy, which takes long to import.
-    from quorate.history.report.search_page import write_search_files
+    from quorate.tune.report import write_search_files
 
     result = SearchResult.read(folder)
-    write_search_files(result.record, datetime.now(UTC))
+    write_search_files(result, datetime.now(UTC))
     return result
-
-
-def open_search(search: str | Path = LAST, runs: str | Path | None = None) -> SearchResult:
-    """Open an existing search by its name, a unique prefix of it, its path, or ``"last"``. It may still be running."""
-    looked_in = runs_folder(runs)
-    folder = SearchFolder(SearchFolder.find(looked_in, str(search)).path.absolute())
-    return SearchResult.read(folder, why_untrusted(looked_in, str(search), folder.path))
 
 
 class Search:
@@ -277,7 +114,7 @@ def run(
     """Run a search to its end in its folder, which then has its best job and its report."""
     parent = run_search(search, folder, listener, tick)
     result = conclude(folder)
-    parent.end(result.record)
+    parent.end(result)
     # A trial that ended just when a driver was killed is not trained again, and has nobody else who tells of it.
     with contextlib.suppress(KeyboardInterrupt):  # which ends the wait for trackers, and not a search that has ended
         catch_up_on_ended(RunFolder.all_in(folder.trials))
@@ -298,9 +135,6 @@ def _concluded(result: SearchResult) -> SearchResult:
 
 # --- from a search to its end: trials on Ray or on this machine
 
-Train = Callable[[Driver, dict[str, Any]], None]
-"""Has the trials trained that the driver's source gives, with the keys of a job that say where and how they run."""
-
 
 class MlflowParent:
     """The MLflow run of a search, below which its trials have theirs. `uri` is None where the job is not tracked by
@@ -318,9 +152,9 @@ class MlflowParent:
         register_secrets(job_secrets(search.job.spec))
         self._try(self._begin)
 
-    def end(self, record: SearchRecord) -> None:
+    def end(self, result: SearchResult) -> None:
         """Write down what was found; one that is resumed later is under way again then."""
-        self._try(lambda: self._end(record))
+        self._try(lambda: self._end(result))
 
     def _begin(self) -> None:
         self._client = mlflow_client.connect(str(self.uri))
@@ -336,20 +170,20 @@ class MlflowParent:
         }.items():
             self._client.set_tag(self._run_id, f"quorate.{key}", str(value))
 
-    def _end(self, record: SearchRecord) -> None:
+    def _end(self, result: SearchResult) -> None:
         if not self._run_id:
             return
-        best = record.best
+        best = result.best
         if best is not None:
-            for watched, value in zip(record.objectives, best.values, strict=True):
-                self._client.log_metric(self._run_id, f"best/{watched.metric}", value, step=len(record.trials))
+            for watched, value in zip(result.objectives, best.values, strict=True):
+                self._client.log_metric(self._run_id, f"best/{watched.metric}", value, step=len(result.trials))
             for key, value in best.params.items():
                 self._client.set_tag(self._run_id, f"best.{key}", str(value))
-            self._client.set_tag(self._run_id, "best.trial", best.run)
+            self._client.set_tag(self._run_id, "best.trial", best.run_name)
         for file in (self._folder.best_job_file, self._folder.report_page, self._folder.report_text):
             if file.is_file():
                 self._client.log_artifact(self._run_id, str(file))
-        self._client.set_terminated(self._run_id, "FINISHED" if record.status is Status.COMPLETE else "KILLED")
+        self._client.set_terminated(self._run_id, "FINISHED" if result.status is Status.COMPLETE else "KILLED")
 
     def _try(self, act: Callable[[], None]) -> None:
         if self.uri is None:
@@ -376,45 +210,29 @@ def run_search(
         manner = {"name": "trial", "runs": str(folder.trials.resolve())}
         if parent.uri is not None:
             manner["track.mlflow"] = parent.uri
+        on_engine = on_this_machine
+        if search.spec.runs_on_ray:
+            from quorate.tune.ray_search import on_ray as on_engine
         try:
             # Again within: Ray takes SIGTERM for itself when it is connected.
-            with _engine(search, folder) as train, listening_to_signals():
-                _run(search, journal, manner, signals, tick, train)
+            with on_engine(search, folder) as train, listening_to_signals():
+                journal.tell("search-began" if journal.log.began is None else "search-resumed", reason=search.source)
+                reason = "it failed"
+                try:
+                    # In populations trials wait for each other: all are told anew, from what they have recorded.
+                    replays = isinstance(search.spec.scheduler, PbtSpec)
+                    driver = Driver(search, journal, TrialSource(search.spec, journal, replays), signals, tick)
+                    if not signals.reason:
+                        train(driver, manner)
+                    reason = driver.reason or signals.reason or COMPLETE
+                finally:
+                    journal.tell("search-ended", reason=reason)
+                if driver.refusal is not None:
+                    raise driver.refusal
         except BaseException:
-            parent.end(SearchRecord.read(folder, with_runs=False))
+            parent.end(SearchResult.read(folder, with_runs=False))
             raise
         return parent
-
-
-def _engine(search: ResolvedSearch, folder: SearchFolder) -> contextlib.AbstractContextManager[Train]:
-    if not search.spec.runs_on_ray:
-        return on_this_machine(search)
-    from quorate.tune.ray_search import on_ray
-
-    return on_ray(search, folder)
-
-
-def _run(
-    search: ResolvedSearch,
-    journal: Journal,
-    manner: dict[str, Any],
-    signals: Signals,
-    tick: Callable[[], None],
-    train: Train,
-) -> None:
-    journal.tell("search-began" if journal.log.began is None else "search-resumed", reason=search.source)
-    reason = "it failed"
-    try:
-        # In populations trials wait for each other: all are told anew, from what they have recorded.
-        replays = isinstance(search.spec.scheduler, PbtSpec)
-        driver = Driver(search, journal, TrialSource(search.spec, journal, replays), signals, tick)
-        if not signals.reason:
-            train(driver, manner)
-        reason = driver.reason or signals.reason or COMPLETE
-    finally:
-        journal.tell("search-ended", reason=reason)
-    if driver.refusal is not None:
-        raise driver.refusal
 
 
 def import_engine(spec: SearchSpec) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 
 from quorate.checkpoint.retention import is_number
 from quorate.core.digests import derive_seed
-from quorate.history.search_log import ENDED
 from quorate.observe.quantities import measure
-from quorate.spec.search import AshaSpec, DimensionSpec, HyperbandSpec, PbtSpec, SearchSpec
-from quorate.tune.driver import Journal, reports_of
+from quorate.tune.driver import Journal
+from quorate.tune.spec import AshaSpec, DimensionSpec, HyperbandSpec, PbtSpec, SearchSpec
 from quorate.tune.trial_run import Report
+from quorate.tune.trials import ENDED
 
 FACTORS = (0.8, 1.2)
 
@@ -86,7 +86,7 @@ class Pruner:
 
     def __init__(self, spec: SearchSpec, journal: Journal) -> None:
         self._spec = spec
-        self._earlier = {each.number: reports_of(each) for each in journal.trials.values() if each.status in ENDED}
+        self._earlier = {each.number: each.reports for each in journal.trials.values() if each.status in ENDED}
         self._study: Any = None
         self._trials: list[Any] = []
 

@@ -113,10 +113,11 @@ class SearchFolder:
     def tell(self, kind: str, trial: int | None = None, **fields: Any) -> dict[str, Any]:
         """Append a line to the log, and return it; it is on the disk then. Only the driver does this.
 
-        A line that a crash has cut short is ended first, so that it spoils no other.
+        A line that a crash has cut short is ended first, so that it spoils no other. The time is in microseconds, as
+        runs have theirs: of two that are made within a millisecond the later one is the last.
         """
         numbered = {} if trial is None else {"trial": trial}
-        line: dict[str, Any] = finite({"time": round(time.time(), 3), "kind": kind, **numbered, **fields})
+        line: dict[str, Any] = finite({"time": round(time.time(), 6), "kind": kind, **numbered, **fields})
         with explaining(f"cannot write {self.log_file}"):
             descriptor = open_regular(self.log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             try:

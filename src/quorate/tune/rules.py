@@ -13,7 +13,7 @@ from quorate.spec.options import Said as Told
 from quorate.spec.override import Layers, Override
 from quorate.spec.problems import Origin, in_brackets
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.search import (
+from quorate.tune.spec import (
     AshaSpec,
     DimensionSpec,
     GridSpec,

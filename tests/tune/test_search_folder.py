@@ -8,7 +8,7 @@ import pytest
 from quorate.core.errors import RunError
 from quorate.core.runs_folder import is_search
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.search_folder import SearchFolder
+from quorate.tune.folder import SearchFolder
 
 
 def made(runs: Path, name: str = "find") -> SearchFolder:
@@ -41,6 +41,15 @@ def test_a_person_means_it_by_name_prefix_path_or_last(tmp_path: Path, monkeypat
         SearchFolder.find(tmp_path, "x")
     with pytest.raises(RunError, match="quorate tune"):
         SearchFolder.find(tmp_path / "empty", "last")
+
+
+def test_of_two_that_are_made_within_a_millisecond_the_later_is_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, moment in (("second", 1_780_000_000.0001), ("first", 1_780_000_000.0002)):
+        monkeypatch.setattr("time.time", lambda moment=moment: moment)
+        newest = made(tmp_path, name)
+    assert SearchFolder.find(tmp_path, "last").path == newest.path
 
 
 def test_where_a_run_may_be_meant_as_well(tmp_path: Path) -> None:

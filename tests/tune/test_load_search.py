@@ -7,7 +7,7 @@ import pytest
 from quorate.core.errors import JobFileError
 from quorate.spec.override import parse_set
 from quorate.spec.resolved import dump_job
-from quorate.spec.search_load import (
+from quorate.tune.loading import (
     ResolvedSearch,
     dump_search,
     load_recorded_search,

@@ -8,25 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from history.search_builder import Teller, add_run, decided_by_rate, exploited_search, search_folder, told_search
-from quorate.history.documents import search_document, search_summary
 from quorate.history.run_record import Status
-from quorate.history.search_findings import FEWEST, advise_on_search, best_job, explained, importance_of, write_best_job
-from quorate.history.search_log import SearchLog, TrialStatus
-from quorate.history.search_record import SearchRecord, TrialRecord
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import finite
+from quorate.tune.findings import (
+    FEWEST,
+    advise_on_search,
+    explained,
+    importance_of,
+    job_of_best,
+    search_document,
+    search_summary,
+    write_best_job,
+)
+from quorate.tune.result import SearchResult
+from quorate.tune.trials import SearchLog, Trial, TrialStatus
 from schemas import validate
+from tune.search_builder import Teller, add_run, decided_by_rate, exploited_search, search_folder, told_search
 
 
-def record_of(teller: Teller) -> SearchRecord:
-    record = SearchRecord.read(teller.folder)
-    importance = importance_of(record)
-    validate("search", finite(search_document(record, importance, advise_on_search(record, record.name))))
+def record_of(teller: Teller) -> SearchResult:
+    record = SearchResult.read(teller.folder)
+    validate("search", finite(search_document(record, record.search)))
     return record
 
 
-def trial_of(record: SearchRecord, number: int) -> TrialRecord:
+def trial_of(record: SearchResult, number: int) -> Trial:
     return next(trial for trial in record.trials if trial.number == number)
 
 
@@ -36,10 +43,10 @@ def test_each_trial_as_the_driver_told_it(tmp_path: Path) -> None:
         *("finished", "finished", "stopped", "failed", "unfinished", "proposed")
     ]
     first, stopped, failed = (trial_of(record, number) for number in (1, 3, 4))
-    assert (first.steps, first.seconds, first.digest, first.node) == (100, 10.0, "01" * 32, "10.0.0.1")
+    assert (first.steps, first.seconds, first.weights_digest, first.node) == (100, 10.0, "01" * 32, "10.0.0.1")
     assert first.curve == ((20, 0.9), (40, 0.7), (60, 0.6), (80, 0.55), (100, 0.5))
-    assert stopped.why.startswith("asha: 1.9000")
-    assert failed.why == "RuntimeError: <b>no</b> | such thing"
+    assert stopped.reason.startswith("asha: 1.9000")
+    assert failed.reason == "RuntimeError: <b>no</b> | such thing"
     assert failed.values == ()
     assert (record.steps, record.saved_steps) == (100 + 100 + 40 + 20, 60)
     assert record.planned == 6
@@ -94,7 +101,7 @@ def test_how_a_search_stands(tmp_path: Path) -> None:
 def test_a_search_that_never_began(tmp_path: Path) -> None:
     folder = search_folder(tmp_path).folder
     folder.log_file.unlink()
-    record = SearchRecord.read(folder)
+    record = SearchResult.read(folder)
     assert (record.status, record.trials) == (Status.LOST, ())
     assert "before its first trial" in record.reason
 
@@ -120,7 +127,7 @@ def test_what_the_driver_did_not_hear_is_in_the_runs(tmp_path: Path) -> None:
     assert trial_of(record, 3).steps == 60
     assert trial_of(record, 5).seconds is not None
     assert [trial.number for trial in record.trials if trial.has_run] == [1, 3, 5]
-    without = SearchRecord.read(teller.folder, with_runs=False)
+    without = SearchResult.read(teller.folder, with_runs=False)
     assert trial_of(without, 5).curve == ((20, 0.95),)
 
 
@@ -154,7 +161,7 @@ def test_a_search_whose_files_are_damaged_is_still_shown(tmp_path: Path, damage:
     assert (record.status is Status.DAMAGED) == (damage != "job")
     assert record.problems
     assert len(record.ranked) == 4
-    assert (best_job(record) is None) == (damage != "search")
+    assert (job_of_best(record) is None) == (damage != "search")
 
 
 def test_the_best_job_is_the_base_with_the_params_of_the_trial(tmp_path: Path) -> None:
@@ -187,7 +194,7 @@ def test_population_based_training_has_a_lineage_and_counts_only_what_was_kept(t
     assert best.params == {"params.learning_rate": 0.06}
     assert [step for step, _ in best.curve] == [20, 40, 60, 80, 100]
     assert best.steps == 100
-    job = best_job(record)
+    job = job_of_best(record)
     assert job is not None
     assert [part.model_dump() for part in job.spec.lineage] == [
         {"until": 40, "params": {"learning_rate": 0.1}},
@@ -229,9 +236,9 @@ def test_what_is_explained_is_a_share(pairs: list[tuple[object, float]]) -> None
 
 def test_the_time_that_is_left(tmp_path: Path) -> None:
     teller = search_folder(tmp_path, budget={"trials": 4, "minutes": 10})
-    assert SearchRecord.read(teller.folder).seconds_left(0.0) == 600
+    assert SearchResult.read(teller.folder).seconds_left(0.0) == 600
     teller.begin(1).report(1, 0.5, 0.4, 0.3, 0.2, 0.1).finish(1, 0.1)
-    record = SearchRecord.read(teller.folder)
+    record = SearchResult.read(teller.folder)
     assert record.share_done == 0.25
     assert record.seconds_left(30.0) == pytest.approx(90.0)
     assert record.seconds_left(590.0) == pytest.approx(10.0)

@@ -4,20 +4,20 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from history.search_builder import Teller, exploited_search, search_folder, told_search
 from history.test_report_page import Checked
-from quorate.history.report.search_page import search_html, search_markdown, write_search_files
-from quorate.history.search_record import SearchRecord
+from quorate.tune.report import search_html, search_markdown, write_search_files
+from quorate.tune.result import SearchResult
+from tune.search_builder import Teller, exploited_search, search_folder, told_search
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
 
 def as_markdown_of(teller: Teller) -> str:
-    return search_markdown(SearchRecord.read(teller.folder))
+    return search_markdown(SearchResult.read(teller.folder))
 
 
 def checked_page(teller: Teller) -> Checked:
-    text = search_html(SearchRecord.read(teller.folder), "find-0001", NOW)
+    text = search_html(SearchResult.read(teller.folder), "find-0001", NOW)
     page = Checked(text)
     assert not {name for name, _ in page.elements} & {"script", "img", "iframe", "object", "form", "a"}
     assert not [key for _, given in page.elements for key in given if key.startswith("on")]
@@ -82,7 +82,7 @@ def test_several_metrics_are_drawn_against_each_other(tmp_path: Path) -> None:
 def test_the_files_of_a_search(tmp_path: Path) -> None:
     teller = told_search(tmp_path)
     folder = teller.folder
-    write_search_files(SearchRecord.read(folder), NOW)
+    write_search_files(SearchResult.read(folder), NOW)
     text = folder.report_text.read_text()
     assert folder.report_page.read_text().startswith("<!doctype html>")
     assert "Trial 2: loss 0.3000" in text

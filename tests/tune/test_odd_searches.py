@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from quorate.core.errors import RequestError
 from quorate.spec.load import load_job
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.search import SearchSpec
-from quorate.spec.search_load import read_search, resolve_search
+from quorate.tune.loading import read_search, resolve_search
+from quorate.tune.spec import SearchSpec
 
 SCALARS = st.one_of(
     st.none(),

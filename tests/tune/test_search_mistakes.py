@@ -7,7 +7,7 @@ import pytest
 
 from quorate.core.errors import JobFileError, RequestError
 from quorate.spec.load import load_job
-from quorate.spec.search_load import read_search, resolve_search
+from quorate.tune.loading import read_search, resolve_search
 
 JOB = """\
 task: digits.py:Digits

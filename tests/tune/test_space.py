@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given as drawn_from
 from hypothesis import strategies as st
 
-from quorate.spec.search import DimensionSpec, as_grid, grid_size, sample
+from quorate.tune.spec import DimensionSpec, as_grid, grid_size, sample
 
 SPACE = {
     "params.rate": DimensionSpec(loguniform=[1e-5, 1e-1]),
@@ -23,7 +23,7 @@ SPACE = {
 def test_another_process_draws_the_same_trials_in_another_order() -> None:
     given = {key: dimension.model_dump() for key, dimension in SPACE.items()}
     script = (
-        "from quorate.spec.search import DimensionSpec, sample\n"
+        "from quorate.tune.spec import DimensionSpec, sample\n"
         f"space = {{key: DimensionSpec(**keys) for key, keys in {given!r}.items()}}\n"
         "print([sample(space, 7, trial) for trial in reversed(range(1, 6))])"
     )

@@ -7,8 +7,8 @@ from typing import Any
 from history.run_builder import COMPLETE, Story, build_run
 from quorate.spec.load import resolve_mapping
 from quorate.spec.resolved import dump_job
-from quorate.spec.search_load import dump_search, resolve_search
-from quorate.storage.search_folder import SearchFolder
+from quorate.tune.folder import SearchFolder
+from quorate.tune.loading import dump_search, resolve_search
 
 JOB: dict[str, Any] = {
     "name": "tiny",

@@ -21,9 +21,9 @@ from quorate.spec.migration import present_name, renamed
 from quorate.spec.override import Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, in_brackets, plain_problems
 from quorate.spec.resolved import ResolvedJob, dump_lines
-from quorate.spec.search import DimensionSpec, SearchSpec, dimension_problems
-from quorate.spec.search_rules import broken_search_rules, space_problems
 from quorate.spec.section import AUTO_BATCH, usual_mode
+from quorate.tune.rules import broken_search_rules, space_problems
+from quorate.tune.spec import DimensionSpec, SearchSpec, dimension_problems
 
 log = logging.getLogger(__name__)
 
