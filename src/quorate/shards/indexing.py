@@ -13,22 +13,89 @@ from typing import TypeVar
 import numpy
 import xxhash
 
-from quorate.core.addresses import is_url, shown
+from quorate.core.addresses import is_url, normalised, shown
 from quorate.core.errors import RequestError
 from quorate.data.bad_sample import Unreachable
 from quorate.shards.fetching import Fetcher, StoreAway
 from quorate.shards.files import shard_place
 from quorate.shards.formats.format import BLOCK, BadRecord, Format, ShardFile
 from quorate.shards.formats.kinds import ENDINGS, format_of, is_compressed_shard, kind_of
-from quorate.shards.index import ARRAYS, DIGEST, NAME, ShardIndex
+from quorate.shards.index import ARRAYS, DIGEST, NAME, ShardIndex, save_index
+from quorate.storage.objects import ObjectMissing, open_store
 
 LOCAL_THREADS = 2 * (os.cpu_count() or 1)
 REMOTE_THREADS = 16
+_FEW = 3
 # What puts the unpacked file in the place of the packed one.
 _UNPACKERS = {".gz": "gunzip", ".tgz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd --rm"}
 
 Progress = Callable[[int, int], None]
 Found = TypeVar("Found")
+
+
+def index_data(
+    place: str, output: str | None = None, *, force: bool = False, progress: Progress | None = None
+) -> tuple[ShardIndex, str]:
+    """Index the shards in a folder or under a URL; the index, and the file or URL that it was written to.
+
+    Only if forced, an index that is there is replaced, and one is made over folders that have indexes of their own.
+    """
+    place = normalised(place).rstrip("/") if is_url(place) else str(Path(place).expanduser().absolute())
+    file = f"{place}/{NAME}" if output is None else normalised(output)
+    if output is not None and not is_url(output):
+        file = str(Path(output).expanduser().absolute())
+    if not file.endswith(Path(NAME).suffix):
+        raise RequestError(f"{shown(file)} is not a name for an index: it must end with {Path(NAME).suffix}")
+    if not force:
+        _refuse_indexes_below(place)
+    if not force and _exists(file):
+        raise RequestError(
+            f"{shown(file)} already exists. `quorate data verify` compares it with the shards; --force rebuilds it."
+        )
+    index = build_index(place, _root(place, file), progress)
+    try:
+        save_index(index, file)
+    except OSError as error:
+        raise RequestError(
+            f"{file} cannot be written: {error.strerror}. --output FILE{Path(NAME).suffix} writes it elsewhere."
+        ) from None
+    return index, file
+
+
+def _refuse_indexes_below(place: str) -> None:
+    """One index over folders that have their own would mix what they keep apart."""
+    below = [name for name in sorted(shard_place(place).list()) if name.endswith(f"/{NAME}")]
+    if below:
+        named = ", ".join(below[:_FEW]) + (f" and {len(below) - _FEW:,} more" if len(below) > _FEW else "")
+        folder = below[0].removesuffix(f"/{NAME}")
+        raise RequestError(
+            f"{shown(place)} has folders with an index of their own ({named}), and one of all would mix their records, "
+            f"such as those for training with those for validation. Index each folder by itself, such as "
+            f"{shown(place)}/{folder}; --force makes one of all of them."
+        )
+
+
+def _exists(file: str) -> bool:
+    if not is_url(file):
+        return Path(file).exists()
+    parent, _, name = file.rpartition("/")
+    try:
+        open_store(parent).size(name)
+    except ObjectMissing:
+        return False
+    return True
+
+
+def _root(place: str, file: str) -> str:
+    """Where the shards lie as seen from the index; a folder below it is still found when both are moved."""
+    beside = file.rpartition("/")[0]
+    if beside == place:
+        return ""
+    if is_url(file) and not is_url(place):
+        raise RequestError(f"{shown(file)}: an index in a store cannot be of shards in a folder of this machine.")
+    if not is_url(place) and place.startswith(f"{beside}/"):
+        return place.removeprefix(f"{beside}/")
+    return place
 
 
 def build_index(place: str, root: str = "", progress: Progress | None = None) -> ShardIndex:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from data.shards.shard_files import write_shards
-from quorate.api.data import index_data
 from quorate.core.errors import RequestError
 from quorate.shards.index import NAME, load_index
+from quorate.shards.indexing import index_data
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_shards_that_were_moved_and_are_indexed_again_have_the_same_digest(index
     after = load_index(index)
     assert after.place != before.place
     assert after.digest == before.digest
-    beside = index_data(str(tmp_path / "moved")).index
+    beside = index_data(str(tmp_path / "moved"))[0]
     assert beside.digest == before.digest
 
 
@@ -43,7 +43,7 @@ def test_another_place_in_the_file_is_damage(index: Path, tmp_path: Path) -> Non
 
 
 def test_an_index_of_another_version_is_refused_with_the_command(index: Path, tmp_path: Path) -> None:
-    beside = Path(index_data(str(tmp_path / "data")).file)
+    beside = Path(index_data(str(tmp_path / "data"))[1])
     assert beside.name == NAME
     for file, output in ((beside, ""), (index, f" --output {index}")):
         content = file.read_bytes()

@@ -13,14 +13,13 @@ import pytest
 from safetensors import safe_open
 
 from data.shards.shard_files import KINDS, add_member, small_blocks, write_shards
-from quorate.api.data import index_data
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.data.bad_sample import Unreachable
 from quorate.shards import fetching, indexing
 from quorate.shards.fetching import StoreAway
 from quorate.shards.index import NAME, ShardIndex, encode, load_index, save_index
-from quorate.shards.indexing import Flaw, build_index, verify_shards
+from quorate.shards.indexing import Flaw, build_index, index_data, verify_shards
 from quorate.storage.objects import StoreError
 from quorate.stores.objects import FsspecStore
 
