@@ -9,26 +9,20 @@
     print(result.metrics["loss"], result.path)
 """
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from quorate.api import session
-from quorate.api.engines import engine_of
 from quorate.api.job import Job
 from quorate.api.result import Result
+from quorate.api.run_part import run_on_engine
 from quorate.api.train import shown
-from quorate.coordinator.news import Outcome
 from quorate.core.errors import RequestError
 from quorate.core.installation import install_of
 from quorate.core.machine import usable_cores
-from quorate.engines.engine import Prepared
 from quorate.engines.ray.option import RaySpec
-from quorate.observe.event import Event
-from quorate.supervisor.signals import Signals
-from quorate.supervisor.supervisor import Launch, Supervisor
 
 
 def trainer(job: Job, progress: bool = True) -> Any:
@@ -84,13 +78,8 @@ def _trainer_class() -> Any:
             def fit_group(config: GroupConfig) -> None:
                 ended.append(group_trainer(config, self.scaling_config, self.run_config).fit())
 
-            def run(
-                launch: Launch, show: Callable[[Event], None], accept: Callable[[Prepared], None], signals: Signals
-            ) -> Outcome:
-                with contextlib.closing(engine_of(launch, signals, fit=fit_group)) as engine:
-                    return Supervisor(engine, launch, show, accept, signals).run()
-
-            result = shown(lambda watch: session.start(self.job.resolved, watch, run), self.progress)
+            runner = partial(run_on_engine, fit=fit_group)
+            result = shown(lambda watch: session.start(self.job.resolved, watch, runner), self.progress)
             return _as_rays(result, ended[-1] if ended else None)
 
     return JobTrainer

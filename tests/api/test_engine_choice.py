@@ -21,10 +21,10 @@ from quorate.spec.resolved import ResolvedJob
 TRAINED = """
 import sys
 import quorate
-import quorate.api.session
+import quorate.api.run_part
 import quorate.cli.app
 job = quorate.Job(task="package.module:Task", batch_size=8, steps=1)
-quorate.api.session.refuse_missing_engine(job.spec)
+quorate.api.run_part.refuse_missing_engine(job.spec)
 print(sorted(name for name in sys.modules if name.partition(".")[0] == "ray"))
 """
 

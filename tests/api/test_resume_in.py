@@ -7,7 +7,8 @@ import pytest
 
 from command import Workplace, workplace  # noqa: F401 (a fixture)
 from quorate.api.prints import NoDisplay
-from quorate.api.session import resume_in, run_locally
+from quorate.api.run_part import run_locally
+from quorate.api.session import resume_in
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RunError
 from quorate.spec.load import load_recorded

@@ -19,6 +19,7 @@ PRELUDE = """
 import json, os, sys, threading, time
 from pathlib import Path
 from quorate.api import session
+from quorate.api.run_part import run_on_engine
 from quorate.api.prints import NoDisplay
 from quorate.api.warm import WarmRunner
 from quorate.core.errors import QuorateError
@@ -28,7 +29,7 @@ from quorate.spec.override import Override
 from quorate.storage.run_folder import RunFolder
 
 
-def train(runner=session.run_on_engine, **keys):
+def train(runner=run_on_engine, **keys):
     job = load_job(Path("job.yaml"), {}, [Override(key, value, "test") for key, value in keys.items()])
     return session.start(job, lambda _: NoDisplay(), runner).fields
 

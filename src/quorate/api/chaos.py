@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api import session
-from quorate.api.engines import refuse_cluster
 from quorate.api.prints import RunStart, Watch
 from quorate.api.result import Result, open_run
+from quorate.api.run_part import refuse_cluster
 from quorate.chaos.fault import PHASES, Fault, Firing, Whom, firings
 from quorate.chaos.network_namespaces import can_make_networks
 from quorate.chaos.script import EXAMPLE, check_script, lines_of, parse_mean, parse_script, random_script

@@ -12,10 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from quorate.api import session
-from quorate.api.engines import refuse_cluster
 from quorate.api.prints import RunStart, Watch
 from quorate.api.result import Result
-from quorate.api.run_part import Accept, Show
+from quorate.api.run_part import Accept, Show, refuse_cluster
 from quorate.coordinator.news import Outcome
 from quorate.core.errors import RequestError
 from quorate.core.user_code import attached

@@ -25,7 +25,8 @@ from quorate.api.recorded_run import (
     refuse_lost_checkpoints,
 )
 from quorate.api.result import refuse_without_average
-from quorate.api.session import refuse_in_worker, run_locally
+from quorate.api.run_part import run_locally
+from quorate.api.session import refuse_in_worker
 from quorate.api.tasks import TaskLocation, find_task, is_other_code, refuse_others_task
 from quorate.api.train import passing_on_signals
 from quorate.checkpoint.listing import CheckpointInfo

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from quorate.api.evaluate import scratch_folder
-from quorate.api.session import refuse_in_worker, run_locally
+from quorate.api.run_part import run_locally
+from quorate.api.session import refuse_in_worker
 from quorate.api.tasks import TaskLocation
 from quorate.core.errors import RequestError, TaskError
 from quorate.core.failure import JobFailed

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from quorate.api.prints import RunStart, Watch, WithPrints
@@ -23,7 +24,8 @@ from quorate.core.installation import install_of
 from quorate.core.log_records import Place, RecordHandler, also_logging
 from quorate.core.machine import usable_cores
 from quorate.core.masking import register_secrets
-from quorate.engines.engine import Prepared
+from quorate.engines.engine import Engine, Prepared
+from quorate.engines.local import LocalEngine
 from quorate.history.event_index import IndexSink
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage, RunFailed, RunFinished, StepCompleted
@@ -42,7 +44,7 @@ from quorate.spec.tracking import TrackSpec
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals
-from quorate.supervisor.supervisor import Launch
+from quorate.supervisor.supervisor import Launch, Supervisor
 from quorate.training.run_mode import PAUSED, RunMode
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,62 @@ Runner = Callable[[Launch, Show, Accept, Signals], Outcome]
 """Runs a job to its end: shows its events, and has the machine and the task accepted first."""
 
 
+def run_locally(launch: Launch, show: Show, accept: Accept, signals: Signals, **given: Any) -> Outcome:
+    """Run a job on this machine: a `Runner`. What is `given` is for its engine."""
+    return Supervisor(LocalEngine(launch.run, launch.preparation, **given), launch, show, accept, signals).run()
+
+
+def run_on_engine(launch: Launch, show: Show, accept: Accept, signals: Signals, **given: Any) -> Outcome:
+    """Run a job where it says: a `Runner`. What is `given` is for an engine of that kind."""
+    spec = launch.spec
+    if not spec.engine.opened_by:
+        return run_locally(launch, show, accept, signals)
+    refuse_missing_engine(spec)
+    if spec.engine.object_store is not None:
+        from quorate.stores.stored_run import keep_in_store
+
+        keep_in_store(launch.run, spec, spec.engine.object_store)
+    places = launch.first_workers + (spec.spares + spec.strategy.server_count if launch.mode.is_training else 0)
+
+    def stopped() -> Failure | None:
+        told = f"{signals.reason} while it connected to the cluster; nothing has begun."
+        return None if signals.reason is None else signals.failure(told)
+
+    open_engine = resolve_name(spec.engine.opened_by)
+    engine: Engine = open_engine(launch.run, launch.preparation, spec, places, stopped, **given)
+    with contextlib.closing(engine):
+        return Supervisor(engine, launch, show, accept, signals).run()
+
+
+def refuse_missing_engine(spec: JobSpec) -> None:
+    """Before a run has its folder: what a job is to run on must be installed."""
+    spec.engine.refuse_missing()
+    if spec.engine.object_store is not None:
+        from quorate.stores.stored_run import refuse_unusable_store
+
+        refuse_unusable_store(spec, spec.engine.object_store)
+
+
+def refuse_cluster(spec: JobSpec, what: str) -> None:
+    """For what happens on this machine alone."""
+    if spec.engine.is_cluster:
+        raise RequestError(
+            f"{what} on this machine, and the job says engine: {spec.engine.kind}. Its bits are the same here: "
+            "--set engine=local"
+        )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a run is trained here: by its task at a place, shown to whom, run by what, and up to which step."""
+
+    place: TaskLocation
+    watch: Watch
+    runner: Runner
+    until: int | None = None
+    notices: tuple[str, ...] = ()
+
+
 @dataclass
 class Part:
     """One part of a run, from its launch to what it comes to: a run that is resumed has several.
@@ -72,13 +130,9 @@ class Part:
 
     run: RunFolder
     resolved: ResolvedJob
+    setup: Setup
     accept: Accept
     checkpoint: CheckpointInfo | None
-    runner: Runner
-    place: TaskLocation
-    watch: Watch
-    until: int | None = None
-    notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._spec = self.resolved.spec
@@ -87,16 +141,16 @@ class Part:
         # First: what is switched on may be refused, and a display would be left open.
         self._signals = Signals()
         self._observers: list[Guarded] = []
-        notices: list[str] = []
+        self._notices = list(self.setup.notices)
         try:
             is_hurried = lambda: bool(self._signals.received)  # noqa: E731
-            for sink in observers(self.run, self._spec, notices.append, self._say, is_hurried):
+            for sink in observers(self.run, self._spec, self._notices.append, self._say, is_hurried):
                 self._observers.append(Guarded(sink))
         except BaseException:
             self._close_observers()  # those that came before the one that cannot be
             raise
-        self.notices = (*self.notices, *notices)
-        self._display = Guarded(WithPrints(self.watch(RunStart(self.run, self._spec, self._workers)), self.run))
+        begun = RunStart(self.run, self._spec, self._workers)
+        self._display = Guarded(WithPrints(self.setup.watch(begun), self.run))
         self.has_trained = self._has_finished = self._has_ended = False
         self._recoveries = RecoveryLog()
         self._waiting = DataWaitLog()
@@ -123,7 +177,7 @@ class Part:
         self._signals = signals
         copied: list[dict[str, Any]] = []
         started = time.perf_counter()
-        for notice in self.notices:
+        for notice in self._notices:
             self._say(notice)
         if (idle := idle_gpus(self._spec, self._workers)) is not None:
             log.warning("%s", idle)
@@ -192,20 +246,21 @@ class Part:
 
     def _launch(self, events_from: int, show: Show, signals: Signals) -> Outcome:
         """Raises a refusal that comes before the first step; the rest is an outcome."""
-        log.info("%d workers, lanes %d, task %s", self._workers, self._spec.lanes, self.place.reference)
+        place = self.setup.place
+        log.info("%d workers, lanes %d, task %s", self._workers, self._spec.lanes, place.reference)
         launch = Launch(
             self.run,
             self._spec,
             self._workers,
             _source_of_params(self.resolved),
             None if self.checkpoint is None else self.checkpoint.path,
-            RunMode(until=self.until),
-            task=self.place.reference,
-            search_path=self.place.search_path,
+            RunMode(until=self.setup.until),
+            task=place.reference,
+            search_path=place.search_path,
             events_from=events_from,
         )
         try:
-            return self.runner(launch, show, self._accept, signals)
+            return self.setup.runner(launch, show, self._accept, signals)
         except QuorateError as error:
             if isinstance(error, RequestError) and not self.has_trained:
                 raise
@@ -218,7 +273,7 @@ class Part:
         if prepared.callbacks:
             from quorate.api.callbacks import CallbackServer, load_callbacks
 
-            file = TaskReference.parse(self.place.reference).file
+            file = TaskReference.parse(self.setup.place.reference).file
             folder = Path.cwd() if file is None else file.parent
             try:
                 named = [str(TaskReference.parse(each).within(folder)) for each in prepared.callbacks]

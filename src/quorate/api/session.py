@@ -9,15 +9,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
-from quorate.api.engines import engine_of, refuse_missing_engine
 from quorate.api.job import job_text
-from quorate.api.lineage import has_trained_parts, is_on_the_way, train_lineage
 from quorate.api.prints import Watch
 from quorate.api.recorded_run import (
     newest_checkpoint,
@@ -30,26 +26,34 @@ from quorate.api.recorded_run import (
     refuse_other_meaning,
     refuse_others_run,
     restore_environment,
+    run_argument,
     set_foreign_aside,
+    short_path,
     warn_of_damaged_result,
     warn_of_stretched_schedule,
 )
 from quorate.api.result import Result
-from quorate.api.run_part import Accept, Part, Runner, Show, refuse_missing_libraries
+from quorate.api.run_part import (
+    Part,
+    Runner,
+    Setup,
+    refuse_missing_engine,
+    refuse_missing_libraries,
+    run_locally,
+    run_on_engine,
+)
 from quorate.api.tasks import TaskLocation, find_task, keep_task, refuse_other_code, with_task_at
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.coordinator.news import Outcome
-from quorate.core.errors import CheckpointError, JobError, RequestError, RunError
-from quorate.core.failure import Failure, JobFailed
+from quorate.core.errors import CheckpointError, JobError, QuorateError, RequestError, RunError
+from quorate.core.failure import Failure, JobFailed, Remains
 from quorate.core.gpus import gpus_here
 from quorate.core.machine import usable_cores
 from quorate.core.masking import mask_all, secrets_in
 from quorate.core.runs_folder import is_copy
 from quorate.core.user_code import is_attached
 from quorate.engines.engine import SOURCE, Prepared
-from quorate.engines.local import LocalEngine
-from quorate.spec.changes import with_branch
+from quorate.spec.changes import PART, parts_of, with_branch
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec, job_secrets
 from quorate.spec.override import Override, is_asked
@@ -60,22 +64,11 @@ from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import forget_asked, forget_submission
 from quorate.supervisor.signals import Signals, listening_to_signals
-from quorate.supervisor.supervisor import Launch, Supervisor
-from quorate.training.run_mode import MICRO_BATCH, RunMode
+from quorate.supervisor.supervisor import Launch
+from quorate.training.run_mode import MICRO_BATCH, PAUSED, RunMode
 from quorate.wire.certificates import refuse_without_library
 
 log = logging.getLogger(__name__)
-
-
-def run_locally(launch: Launch, show: Show, accept: Accept, signals: Signals) -> Outcome:
-    """Run a job on this machine."""
-    return Supervisor(LocalEngine(launch.run, launch.preparation), launch, show, accept, signals).run()
-
-
-def run_on_engine(launch: Launch, show: Show, accept: Accept, signals: Signals, **given: Any) -> Outcome:
-    """Run a job where it says; what is `given` is for an engine of that kind."""
-    with contextlib.closing(engine_of(launch, signals, **given)) as engine:
-        return Supervisor(engine, launch, show, accept, signals).run()
 
 
 def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_on_engine, *, until: int | None = None) -> Result:
@@ -86,12 +79,12 @@ def start(resolved: ResolvedJob, watch: Watch, runner: Runner = run_on_engine, *
     """
     refuse_in_worker()
     _refuse_until(until, 0)
-    place = TaskLocation(resolved.spec.task)
+    setup = Setup(TaskLocation(resolved.spec.task), watch, runner, until)
     if resolved.spec.batch_size == AUTO_BATCH:
         with listening_to_signals() as signals:
-            resolved, notice = with_batch_found(resolved, place, signals)
-        return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place, until, (notice,))
-    return _train_in_new_run(resolved, Path(resolved.spec.runs), watch, runner, None, place, until)
+            resolved, notice = with_batch_found(resolved, setup.place, signals)
+        setup = replace(setup, notices=(notice,))
+    return _train_in_new_run(resolved, Path(resolved.spec.runs), setup, None)
 
 
 def resume(
@@ -133,42 +126,38 @@ def resume(
         checkpoint = newest_checkpoint(run, recorded.spec, resolved.spec.checkpoint)
         _refuse_until(until, checkpoint.cursor.step)
         resolved = with_branch(recorded.spec, with_task_at(resolved, place), checkpoint.cursor.step)
-        return _train_in_new_run(resolved, folder, watch, runner, checkpoint, place, until)
+        return _train_in_new_run(resolved, folder, Setup(place, watch, runner, until), checkpoint)
     refuse_other_meaning(run, recorded, resolved)
     with run.lock():
         _refuse_request(run, recorded, resolved)
         place = find_task(run, recorded.spec.task, asked, untrusted)
-        resolved = with_task_at(resolved, place)
-        if is_on_the_way(run, recorded.spec):
+        resolved, setup = with_task_at(resolved, place), Setup(place, watch, runner, until)
+        if _is_on_the_way(run, recorded.spec):
             run.write_job(job_text(resolved), is_private=is_private(resolved.spec))
             with listening_to_signals() as signals:
-                return _Beginning(run, resolved, runner, place, watch, until).train(signals)
+                return _begin(run, resolved, setup, signals)
         checkpoint = _checkpoint_for(run, recorded, resolved)
         _refuse_until(until, checkpoint.cursor.step)
-
-        return _continue(run, resolved, resolved, checkpoint, place, watch, runner, until, forget_submission)
+        return _continue(run, resolved, resolved, setup, checkpoint, forget_submission)
 
 
 def _continue(
     run: RunFolder,
     asked: ResolvedJob,
     here: ResolvedJob,
+    setup: Setup,
     checkpoint: CheckpointInfo,
-    place: TaskLocation,
-    watch: Watch,
-    runner: Runner,
-    until: int | None,
     taken_up: Callable[[RunFolder], None],
 ) -> Result:
     """Train the job `asked` for from a checkpoint, as `here` says how it runs; a refusal leaves the run as it was."""
 
     def adopt(now: Prepared) -> None:
-        _adopt(run, asked, checkpoint, place, now)
+        _adopt(run, asked, checkpoint, setup.place, now)
         taken_up(run)
 
     # Not earlier: to read a checkpoint through may take long, and there is no job yet that a signal could stop.
     with listening_to_signals() as signals:
-        part = Part(run, here, adopt, checkpoint, runner, place, watch, until)
+        part = Part(run, here, setup, adopt, checkpoint)
         with _restored_if_refused(run, part):
             return part.train(signals)
 
@@ -200,7 +189,7 @@ def resume_in(
     with run.lock():
         checkpoint = resumable(run, recorded_job(run), asked)
         try:
-            result = _continue(run, asked, here, checkpoint, place, watch, runner, None, forget_asked)
+            result = _continue(run, asked, here, Setup(place, watch, runner), checkpoint, forget_asked)
         except JobError:
             forget_asked(run)
             raise
@@ -223,8 +212,7 @@ def start_in(
         try:
             _refuse_what_is_missing(resolved.spec)
             # The task as whoever resumes it elsewhere finds it: the copy that is here goes with the cluster.
-            beginning = _Beginning(run, resolved, runner, place, watch, until)
-            return beginning.train(signals, checkpoint)
+            return _begin(run, resolved, Setup(place, watch, runner, until), signals, checkpoint)
         except RequestError as error:
             about = {"run": run.name, "folder": str(run.path), "recoveries": []}
             run.write_result({**about, "status": "failed", "failure": Failure.of(error).masked().to_dict()})
@@ -242,16 +230,7 @@ def refuse_in_worker() -> None:
         )
 
 
-def _train_in_new_run(
-    resolved: ResolvedJob,
-    folder: Path,
-    watch: Watch,
-    runner: Runner,
-    checkpoint: CheckpointInfo | None,
-    place: TaskLocation,
-    until: int | None,
-    notices: tuple[str, ...] = (),
-) -> Result:
+def _train_in_new_run(resolved: ResolvedJob, folder: Path, setup: Setup, checkpoint: CheckpointInfo | None) -> Result:
     if resolved.spec.batch_size == AUTO_BATCH:
         raise RequestError("batch_size: auto is for a new run. Give a branch a number; its run has found one.")
     text = job_text(resolved)
@@ -267,58 +246,113 @@ def _train_in_new_run(
                 run.write_job(text, is_private=is_private(resolved.spec))
                 if run.path.parent.parent in Path.cwd().parents:  # not where a person looks first
                     told = f"{run.name} lies in {run.path.parent}: the nearest folder above that has runs"
-                    notices = (*notices, told)
-                beginning = _Beginning(run, resolved, runner, place, watch, until, notices)
-                return beginning.train(signals, checkpoint)
+                    setup = replace(setup, notices=(*setup.notices, told))
+                return _begin(run, resolved, setup, signals, checkpoint)
             except RequestError:
                 # A mistake leaves no run behind, unless it showed so late that there is something to lose.
-                if not CheckpointFolder.at(run.checkpoints).list() and not has_trained_parts(run):
+                if not CheckpointFolder.at(run.checkpoints).list() and not _has_trained_parts(run):
                     shutil.rmtree(run.path, ignore_errors=True)
                 raise
 
 
-@dataclass(frozen=True)
-class _Beginning:
-    """The first part of a run, after those of its lineage: what its job was before is trained first."""
+def _begin(
+    run: RunFolder,
+    resolved: ResolvedJob,
+    setup: Setup,
+    signals: Signals,
+    checkpoint: CheckpointInfo | None = None,
+) -> Result:
+    """Train the first part of a run, after those of its lineage; a branch, which begins from a checkpoint, has that
+    behind it."""
 
-    run: RunFolder
-    resolved: ResolvedJob
-    runner: Runner
-    place: TaskLocation
-    watch: Watch
-    until: int | None = None
-    notices: tuple[str, ...] = ()
-
-    def train(self, signals: Signals, checkpoint: CheckpointInfo | None = None) -> Result:
-        """A branch, which begins from a checkpoint, has its lineage behind it."""
-        if self.resolved.spec.lineage and checkpoint is None:
-            _refuse_until(self.until, self.resolved.spec.lineage[-1].until)
-            train_part = partial(self._train, signals, notices=())
-            begin = train_lineage(self.run, self.resolved, train_part)
-            if isinstance(begin, Result):
-                return begin
-            checkpoint = begin
-        return self._train(signals, self.run, self.resolved, checkpoint, self.until, self.notices)
-
-    def _train(
-        self,
-        signals: Signals,
-        run: RunFolder,
-        resolved: ResolvedJob,
-        checkpoint: CheckpointInfo | None,
-        until: int | None,
-        notices: tuple[str, ...],
-    ) -> Result:
+    def train(folder: RunFolder, job: ResolvedJob, checkpoint: CheckpointInfo | None, setup: Setup) -> Result:
         def record(now: Prepared) -> None:
-            if resolved.spec.lineage and checkpoint is not None and run.path != self.run.path:
+            if job.spec.lineage and checkpoint is not None and folder.path != run.path:
                 then = checkpoint.manifest.environment
-                refuse_other_code(run, then, now, "Undo the change, or train the job again from the start.")
-            run.write_environment(now.facts)
-            keep_task(run, self.resolved.spec.task, now.source, self.place)
+                refuse_other_code(folder, then, now, "Undo the change, or train the job again from the start.")
+            folder.write_environment(now.facts)
+            keep_task(folder, resolved.spec.task, now.source, setup.place)
 
-        return Part(run, resolved, record, checkpoint, self.runner, self.place, self.watch, until, notices).train(
-            signals
+        return Part(folder, job, setup, record, checkpoint).train(signals)
+
+    if resolved.spec.lineage and checkpoint is None:
+        _refuse_until(setup.until, resolved.spec.lineage[-1].until)
+        begin = _train_lineage(run, resolved, setup, train)
+        if isinstance(begin, Result):
+            return begin
+        checkpoint = begin
+    return train(run, resolved, checkpoint, setup)
+
+
+def _lineage_folder(run: RunFolder) -> Path:
+    """Where the parts of a run are."""
+    return run.path / "lineage"
+
+
+def _is_on_the_way(run: RunFolder, spec: JobSpec) -> bool:
+    """Whether a run has still to train what its job was before."""
+    return bool(spec.lineage) and _lineage_folder(run).is_dir() and not CheckpointFolder.at(run.checkpoints).list()
+
+
+def _has_trained_parts(run: RunFolder) -> bool:
+    """Whether there is anything to lose."""
+    parts = RunFolder.all_in(_lineage_folder(run))
+    return any(CheckpointFolder.at(part.checkpoints).list() for part in parts)
+
+
+def _train_lineage(
+    run: RunFolder,
+    resolved: ResolvedJob,
+    setup: Setup,
+    train: Callable[[RunFolder, ResolvedJob, CheckpointInfo | None, Setup], Result],
+) -> CheckpointInfo | Result:
+    """Train what a job was before: each part of its lineage is a run of its own inside the run, which it leads to.
+
+    The checkpoint that the run begins from or, where somebody has stopped it on the way, what the run has come to.
+    """
+    folder = _lineage_folder(run)
+    checkpoint = None
+    for number, (job, entry) in enumerate(zip(parts_of(resolved), resolved.spec.lineage, strict=True), start=1):
+        part = RunFolder(folder / f"{PART}-{number:04}")
+        if not part.job_file.exists():
+            part = RunFolder.create(folder, PART)
+            part.write_job(job_text(job), is_private=not run.job_file.stat().st_mode & 0o077)
+        if (part.whole_result() or {}).get("ending") != PAUSED:
+            is_begun = bool(CheckpointFolder.at(part.checkpoints).list())
+            own = newest_checkpoint(part, job.spec, job.spec.checkpoint) if is_begun else None
+            part.result_file.unlink(missing_ok=True)
+            try:
+                with part.lock():
+                    result = train(part, job, own or checkpoint, replace(setup, until=entry.until, notices=()))
+            except JobFailed as failed:
+                raise _failed_part(run, failed) from None
+            if result.fields.get("ending") != PAUSED:
+                return _stopped_on_the_way(run, result)
+        checkpoint = newest_checkpoint(part, job.spec, job.spec.checkpoint)
+    assert checkpoint is not None
+    return checkpoint
+
+
+def _stopped_on_the_way(run: RunFolder, result: Result) -> Result:
+    about = {"run": run.name, "folder": str(run.path)}
+    if result.status == "complete":
+        raise RunError(
+            f"a part of the lineage of run {run.name} ends after step {result.steps}, before the next begins"
         )
+    run.write_result(fields := {**result.fields, **about})
+    return Result.of(run, fields)
+
+
+def _failed_part(run: RunFolder, failed: JobFailed) -> JobFailed:
+    """The failure of a part is one of the run."""
+    status = {130: "interrupted", 143: "terminated"}.get(failed.exit_code, "failed")
+    about = {"run": run.name, "folder": str(run.path), "status": status, "recoveries": []}
+    with contextlib.suppress(QuorateError):
+        run.write_result({**about, "failure": failed.failure.to_dict()})
+    command = f"quorate resume {run_argument(run)}"
+    logs = short_path(Path(failed.remains.logs)) if failed.remains else short_path(run.logs)
+    remains = Remains(run.name, str(run.path), logs, command, f"{command}  (continues its lineage)")
+    return JobFailed(failed.failure, remains)
 
 
 def _refuse_until(until: int | None, step: int) -> None:

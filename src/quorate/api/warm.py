@@ -5,21 +5,19 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from quorate.api.run_part import Runner
-from quorate.api.session import run_on_engine
+from quorate.api.run_part import Accept, Runner, Show, run_locally, run_on_engine
 from quorate.coordinator.news import Outcome
-from quorate.engines.engine import Preparation, Prepared
-from quorate.engines.local import LocalEngine, start_fork_server
+from quorate.engines.engine import Preparation
+from quorate.engines.local import start_fork_server
 from quorate.engines.warm import ForkedProcess, KeptForkServer, Program
-from quorate.observe.event import Event
 from quorate.supervisor.signals import Signals
-from quorate.supervisor.supervisor import Launch, Supervisor
+from quorate.supervisor.supervisor import Launch
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +25,38 @@ MOST_KEPT = 2
 """Fork servers that stay: each has a task of its own, and its memory."""
 
 
-class WarmForkServers:
-    """Starts fork servers from those that stay, for runs in any thread of its owner."""
+class WarmRunner:
+    """Runs jobs here, with fork servers that stay for the next run: a `Runner` for `session.start` and `resume`, in any
+    thread of its owner.
+
+    ::
+
+        with WarmRunner() as runner:
+            for job in jobs:
+                session.start(job, watch, runner)
+
+    Torch and the task are imported by the first run of a task, and again after its source, the environment or the
+    working folder has changed; and with another seed if its module draws numbers when it is imported. What a module of
+    the task has read from files when it was imported stays as it was. A job for a cluster runs there as ever.
+    """
 
     def __init__(self) -> None:
         self._owner = os.getpid()
         self._turn = threading.Lock()
         self._kept: dict[Any, KeptForkServer] = {}
 
-    def __call__(
+    def __call__(self, launch: Launch, show: Show, accept: Accept, signals: Signals) -> Outcome:
+        if launch.spec.engine.is_cluster:
+            return run_on_engine(launch, show, accept, signals)
+        return run_locally(launch, show, accept, signals, fork_servers=self._fork_server)
+
+    def __enter__(self) -> "WarmRunner":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _fork_server(
         self,
         run: str,
         messages: socket.socket,
@@ -90,46 +111,6 @@ def _surroundings(environment: Mapping[str, str]) -> tuple[Any, ...]:
     umask = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask"))
     cores = tuple(sorted(os.sched_getaffinity(0)))
     return tuple(sorted(environment.items())), (folder.st_dev, folder.st_ino), umask, cores
-
-
-class WarmRunner:
-    """Runs jobs here, with processes that stay for the next run: a `Runner` for `session.start` and `resume`.
-
-    ::
-
-        with WarmRunner() as runner:
-            for job in jobs:
-                session.start(job, watch, runner)
-
-    Torch and the task are imported by the first run of a task, and again after its source, the environment or the
-    working folder has changed; and with another seed if its module draws numbers when it is imported. What a module of
-    the task has read from files when it was imported stays as it was. A job for a cluster runs there as ever.
-    """
-
-    def __init__(self) -> None:
-        self._fork_servers = WarmForkServers()
-
-    def __call__(
-        self,
-        launch: Launch,
-        show: Callable[[Event], None],
-        accept: Callable[[Prepared], None],
-        signals: Signals,
-    ) -> Outcome:
-        if launch.spec.engine.is_cluster:
-            return run_on_engine(launch, show, accept, signals)
-        engine = LocalEngine(launch.run, launch.preparation, fork_servers=self._fork_servers)
-        return Supervisor(engine, launch, show, accept, signals).run()
-
-    def close(self) -> None:
-        """End what has stayed."""
-        self._fork_servers.close()
-
-    def __enter__(self) -> "WarmRunner":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 _runner: ContextVar[Runner] = ContextVar("_runner", default=run_on_engine)

@@ -127,8 +127,8 @@ def verify(path: IndexedPlace, as_json: Json = False) -> None:
     if as_json:
         counts = {"damaged_shards": damaged, "damaged_records": lost, "new_shards": new}
         listed = [asdict(flaw) | {"unit": None if flaw.start is None else flaw.unit} for flaw in flaws]
-        for flaw in listed:
-            del flaw["is_new"]
+        for each in listed:
+            del each["is_new"]
         print_document(_head(index) | counts | {"flaws": listed})
         raise code
     page = Page()

@@ -24,7 +24,7 @@ from quorate.api.job import job_text
 from quorate.api.prints import Watch
 from quorate.api.recorded_run import chosen_checkpoint, recorded_job
 from quorate.api.result import Result
-from quorate.api.run_part import Runner
+from quorate.api.run_part import Runner, run_on_engine
 from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, QuorateError, RunError
@@ -99,7 +99,7 @@ class RunBusyError(JobError):
 class TrialRun:
     """One run after the other, in a thread that stays: warm processes end with the thread that has started them."""
 
-    def __init__(self, runner: Runner = session.run_on_engine) -> None:
+    def __init__(self, runner: Runner = run_on_engine) -> None:
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, "trial")
         self._signals = Signals()
