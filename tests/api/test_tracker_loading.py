@@ -38,7 +38,7 @@ class Slow(ServerTracker):
 
 
 def follow(run: RunFolder, tracker: Slow, over: threading.Event, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(process, "followers_of", lambda *_: [Follower(run, tracker, 1)])
+    monkeypatch.setattr(process, "followers_of", lambda *_: [Follower(run, tracker)])
     monkeypatch.setattr(process, "_EVERY", 0.01)
     return process._follow(run, SPEC, over)
 
@@ -88,7 +88,7 @@ def test_runs_that_ended_untold_are_told_and_what_cannot_be_is_said_with_the_com
     servers = {run.name: Server() for run in (*runs, held)}
     monkeypatch.setattr(process, "ABSENT", 0.0)
     monkeypatch.setattr(process, "_EVERY", 0.01)
-    monkeypatch.setattr(process, "followers_of", lambda run, *_: [Follower(run, ServerTracker(servers[run.name]), 1)])
+    monkeypatch.setattr(process, "followers_of", lambda run, *_: [Follower(run, ServerTracker(servers[run.name]))])
     for run in runs[:2]:
         (run.path / "tracking").mkdir()
         (follower,) = process.followers_of(run, SPEC, TrackSpec())
@@ -133,7 +133,7 @@ def test_a_run_whose_tracker_breaks_leaves_the_others_told_and_all_that_was_made
     def followers_of(run: RunFolder, *_: object) -> list[Follower]:
         if run is broken:
             raise ImportError("No module named 'mlflow'")
-        made.append(Closing(run, ServerTracker(server), 1))
+        made.append(Closing(run, ServerTracker(server)))
         return made[-1:]
 
     monkeypatch.setattr(process, "followers_of", followers_of)

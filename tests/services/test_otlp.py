@@ -81,7 +81,7 @@ def write(run: RunFolder, *events: Event) -> None:
 def follower(run: RunFolder, port: int) -> Follower:
     tracker = OtlpTracker(run, f"http://127.0.0.1:{port}", timeout=1.0)
     (run.path / FOLDER).mkdir(exist_ok=True)
-    made = Follower(run, tracker, 1, sink=tracker)
+    made = Follower(run, tracker)
     made.poll(always_begin=True)
     return made
 
@@ -154,7 +154,7 @@ def test_one_that_goes_on_for_another_knows_of_the_recovery_that_had_begun(run: 
         for part in (told[:3], told[3:]):
             write(run, *part)
             tracker = OtlpTracker(run, url)
-            follower = Follower(run, tracker, 1, sink=tracker)
+            follower = Follower(run, tracker)
             assert follower.poll(always_begin=True)
             follower.close()
             with pytest.raises(ConnectionError):

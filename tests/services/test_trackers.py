@@ -70,7 +70,8 @@ def test_points_are_there_once(kind: tuple[Callable[[], Tracker], Callable[[], C
     assert first.begin() is False, "nothing is there"
     first.log(points(1, 2, 3))
     first.log([Point("val/odd", math.nan, 3, 5.0), Point("val/huge", math.inf, 3, 5.0)])
-    first.finish("interrupted", {"train/loss": [(1, 1.0), (2, 0.5)], "val/odd": [(3, math.nan)]})
+    first.series.curves.update({"train/loss": [(1, 1.0), (2, 0.5)], "val/odd": [(3, math.nan)]})
+    first.finish("interrupted")
     ended = int(time.time())
     # Another process is never so quick: W&B names its folders by the second.
     await_condition("the next second", lambda: int(time.time()) > ended)
@@ -80,7 +81,7 @@ def test_points_are_there_once(kind: tuple[Callable[[], Tracker], Callable[[], C
     anew = [point for point in points(2, 3, 4, begin=100.0) if not point.is_sample]
     again.log(anew)  # by a file that tells them anew
     again.log(points(5))
-    again.finish("complete", {})
+    again.finish("complete")
     curves = read()
     assert [step for step, _ in curves["train/loss"]] == [1, 2, 3, 4, 5]
     assert [value for _, value in curves["train/loss"]] == pytest.approx([1 / step for step in (1, 2, 3, 4, 5)])
@@ -114,7 +115,7 @@ def test_looks_at_the_machine_are_kept_whatever_their_step(
         Point("train/loss", 1.0, 6, 5.0),
     ]
     assert tracker.log(told) == 5
-    tracker.finish("complete", {})
+    tracker.finish("complete")
     again = make()
     again.begin()
     assert again.log(told) == 0

@@ -1,7 +1,7 @@
 """A tracker has every point of a run once, wherever it fails and whenever who follows the run is killed."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from quorate.observe.events import EvaluationDone, RunFinished, StepCompleted
 from quorate.observe.jsonl import JsonlSink
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking import tracker as tracker_module
-from quorate.tracking.tracker import Follower, Held, Point
+from quorate.tracking.tracker import Follower, Held, Point, Tracker
 
 
 class Killed(BaseException):
@@ -32,12 +31,13 @@ class Server:
         return sorted((point.step, point.value) for point in self.rows.values() if point.name == name)
 
 
-class ServerTracker:
+class ServerTracker(Tracker):
     """As those of real servers: it asks what is there, and does not send that again."""
 
     name = key = "server"
 
-    def __init__(self, server: Server, *, knows: bool = True) -> None:
+    def __init__(self, server: Server, *, knows: bool = True, every: int = 1) -> None:
+        super().__init__(every)
         self.server = server
         self.held = Held()
         self._knows = knows
@@ -61,9 +61,9 @@ class ServerTracker:
             raise Killed
         return len(new)
 
-    def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+    def finish(self, status: str) -> None:
         self._meet("finish")
-        self.server.ending = f"{status}, {sorted(curves)}"
+        self.server.ending = f"{status}, {sorted(self.series.curves)}"
 
     def _meet(self, what: str) -> str:
         fate = self.server.fate()
@@ -102,7 +102,7 @@ def tell(run: RunFolder, *steps: int, begin: float = 0.0) -> None:
 
 def test_it_begins_with_the_first_step_and_ends_with_the_run(run: RunFolder) -> None:
     server = Server()
-    follower = Follower(run, ServerTracker(server), 1)
+    follower = Follower(run, ServerTracker(server))
     JsonlSink(run.events_file).append('{"kind":"log","time":1.0}')
     assert (follower.poll(), follower.has_begun) == (True, False)
     tell(run, 1, 2, 3, 4)
@@ -122,7 +122,7 @@ def test_one_that_is_away_is_asked_less_and_less_often_and_loses_nothing(
         return "away"
 
     server.fate = away
-    follower = Follower(run, ServerTracker(server), 1, clock)
+    follower = Follower(run, ServerTracker(server), clock)
     tell(run, 1, 2)
     while clock.now < 200:
         assert not follower.poll()
@@ -142,10 +142,10 @@ def test_one_that_is_away_is_asked_less_and_less_often_and_loses_nothing(
 def test_what_was_sent_before_is_sure_while_it_is_away(run: RunFolder) -> None:
     server = Server()
     tell(run, 1, 2, 3, 4, 5)
-    assert Follower(run, ServerTracker(server), 1).poll()
+    assert Follower(run, ServerTracker(server)).poll()
     tell(run, 6, 7)
     server.fate = lambda: "away"
-    later = Follower(run, ServerTracker(server), 1)
+    later = Follower(run, ServerTracker(server))
     assert not later.poll(always_begin=True)
     assert (later.has_begun, later.last_step) == (False, 5)
 
@@ -153,11 +153,11 @@ def test_what_was_sent_before_is_sure_while_it_is_away(run: RunFolder) -> None:
 def test_of_several_batches_those_that_were_taken_are_sure(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracker_module, "BATCH", 4)
+    monkeypatch.setattr(ServerTracker, "batch", 4)
     server, fates = Server(), iter(["", "", "", "away"])  # to begin, two batches, and the third is not taken
     server.fate = lambda: next(fates, "away")
     tell(run, *range(1, 20))
-    follower = Follower(run, ServerTracker(server), 1)
+    follower = Follower(run, ServerTracker(server))
     assert not follower.poll()
     there = [step for step, _ in server.curve()]
     assert there[: follower.last_step] == [*range(1, follower.last_step + 1)] and follower.last_step > 4
@@ -167,12 +167,12 @@ def test_of_several_batches_those_that_were_taken_are_sure(
 
 def test_whether_it_has_all_is_known_to_other_processes(run: RunFolder) -> None:
     def has_all(status: str) -> bool:
-        return Follower(run, ServerTracker(Server()), 1).has_all(status)
+        return Follower(run, ServerTracker(Server())).has_all(status)
 
     assert has_all("failed"), "there is nothing to tell of a run without a step"
     tell(run, 1, 2)
     assert not has_all("interrupted")
-    follower = Follower(run, ServerTracker(Server()), 1)
+    follower = Follower(run, ServerTracker(Server()))
     assert follower.poll() and not has_all("interrupted"), "nobody has told it how the run ended"
     assert follower.finish("interrupted") and has_all("interrupted")
     assert not has_all("complete")
@@ -183,9 +183,9 @@ def test_whether_it_has_all_is_known_to_other_processes(run: RunFolder) -> None:
 def test_another_process_goes_on_where_the_last_was(run: RunFolder) -> None:
     server = Server()
     tell(run, 1, 2, 3, 4, 5)
-    Follower(run, ServerTracker(server), 1).poll()
+    Follower(run, ServerTracker(server)).poll()
     tell(run, 4, 5, 6, begin=100.0)  # resumed from the checkpoint of step 3
-    again = Follower(run, ServerTracker(server, knows=False), 1)
+    again = Follower(run, ServerTracker(server, knows=False))
     assert again.poll()
     assert [step for step, _ in server.curve()] == [1, 2, 3, 4, 5, 6]
     assert again.sent == 1
@@ -193,9 +193,9 @@ def test_another_process_goes_on_where_the_last_was(run: RunFolder) -> None:
 
 def test_a_server_that_has_lost_everything_is_given_everything(run: RunFolder) -> None:
     tell(run, 1, 2, 3)
-    Follower(run, ServerTracker(Server()), 1).poll()
+    Follower(run, ServerTracker(Server())).poll()
     server = Server()
-    assert Follower(run, ServerTracker(server), 1).poll(always_begin=True)
+    assert Follower(run, ServerTracker(server)).poll(always_begin=True)
     assert [step for step, _ in server.curve()] == [1, 2, 3]
 
 
@@ -203,10 +203,10 @@ def test_a_file_that_is_another_one_is_reconciled_with_what_the_server_has(run: 
     """As in a run that was fetched from a copy: its file begins where it was resumed."""
     server = Server()
     tell(run, 1, 2, 3, 4, 5)
-    Follower(run, ServerTracker(server), 1).poll()
+    Follower(run, ServerTracker(server)).poll()
     run.events_file.unlink()
     tell(run, 4, 5, 6, begin=100.0)
-    again = Follower(run, ServerTracker(server), 1)
+    again = Follower(run, ServerTracker(server))
     assert again.poll()
     assert [step for step, _ in server.curve()] == [1, 2, 3, 4, 5, 6]
     assert again.sent == 1, "what the server had is given again, and not counted"
@@ -214,7 +214,7 @@ def test_a_file_that_is_another_one_is_reconciled_with_what_the_server_has(run: 
 
 def test_a_file_that_cannot_be_read_now_is_read_later(run: RunFolder, tmp_path: Path) -> None:
     server = Server()
-    follower = Follower(run, ServerTracker(server), 1)
+    follower = Follower(run, ServerTracker(server))
     run.events_file.mkdir()
     assert not follower.poll()
     assert "events.jsonl" in str(follower.trouble)
@@ -239,10 +239,10 @@ def test_any_replay_and_any_crash_come_to_the_undisturbed_curve(
     """The run goes back now and then, the server fails, and the process is killed after what it sent was taken."""
     fates, time, last = iter(polls), 0.0, 0
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracker_module, "BATCH", 3)
+        patch.setattr(ServerTracker, "batch", 3)
         run, server, clock = make_run(Path(folder)), Server(), Clock()
         server.fate = lambda: next(fates, "")
-        follower = Follower(run, ServerTracker(server, knows=knows), every, clock)
+        follower = Follower(run, ServerTracker(server, knows=knows, every=every), clock)
         for back, length in parts:
             begin = max(0, last - back)
             tell(run, *range(begin + 1, begin + length + 1), begin=time)
@@ -251,7 +251,7 @@ def test_any_replay_and_any_crash_come_to_the_undisturbed_curve(
             try:
                 follower.poll()
             except Killed:
-                follower = Follower(run, ServerTracker(server, knows=knows), every, clock)
+                follower = Follower(run, ServerTracker(server, knows=knows, every=every), clock)
         sink = JsonlSink(run.events_file)
         sink.handle(RunFinished(result={"ending": "complete"}))
         sink.close()
@@ -260,7 +260,7 @@ def test_any_replay_and_any_crash_come_to_the_undisturbed_curve(
             try:
                 is_whole = follower.poll(patiently=False)
             except Killed:
-                follower = Follower(run, ServerTracker(server, knows=knows), every, clock)
+                follower = Follower(run, ServerTracker(server, knows=knows, every=every), clock)
         due = [step for step in range(1, last + 1) if step % every == 0 or step == last]
         assert server.curve() == [(step, 1 / step) for step in due]
         assert server.curve("val/accuracy") == [(step, 1 / step) for step in range(4, last + 1, 4)]

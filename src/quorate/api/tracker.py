@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,17 @@ def followers_of(run: RunFolder, spec: JobSpec, track: TrackSpec) -> list[Follow
     trackers: list[Tracker] = []
     if track.mlflow:
         uri = tracking_uri(track, run.path.parent)
-        trackers.append(MlflowTracker(run, spec, uri, lambda mlflow_run: _log_model(run, spec, uri, mlflow_run)))
+        log_model = partial(_log_model, run, spec, uri)
+        trackers.append(MlflowTracker(run, spec, uri, track.every, log_model))
     if track.tensorboard:
-        trackers.append(TensorBoardTracker(run))
+        trackers.append(TensorBoardTracker(run, track.every))
     if track.wandb is not None:
-        trackers.append(WandbTracker(run, spec, track.wandb))
-    made = [Follower(run, tracker, track.every) for tracker in trackers]
+        trackers.append(WandbTracker(run, spec, track.wandb, track.every))
     if track.trace is not None and track.trace.otlp:
         from quorate.tracking.otlp import OtlpTracker
 
-        exporter = OtlpTracker(run, track.trace.otlp)
-        made.append(Follower(run, exporter, track.every, sink=exporter))
-    return made
+        trackers.append(OtlpTracker(run, track.trace.otlp))
+    return [Follower(run, tracker) for tracker in trackers]
 
 
 def _log_model(run: RunFolder, spec: JobSpec, uri: str, mlflow_run: Any) -> None:

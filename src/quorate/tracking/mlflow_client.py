@@ -24,7 +24,7 @@ from quorate.storage.atomic import write_atomically
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import FOLDER, keep_id, kept_id, place
 from quorate.tracking.provenance import recorded_facts, recorded_git, shown_parameters
-from quorate.tracking.tracker import LOSS, Held, Point
+from quorate.tracking.tracker import LOSS, Held, Point, Tracker
 
 RUN_TAG = "quorate.run"
 """The tag by which a run is found again on a server, whatever became of the run folder's own notes."""
@@ -206,7 +206,7 @@ _LONGEST_NAME = 250
 _LONGEST_VALUE = 5000
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """The curves of a run on an MLflow server, or in a database.
 
     A point that is there already is not sent again: the server is asked for the last step of each metric when it
@@ -215,9 +215,10 @@ class MlflowTracker:
     """
 
     def __init__(
-        self, run: RunFolder, spec: JobSpec, uri: str, log_model: Callable[[Any], None] = lambda _: None
+        self, run: RunFolder, spec: JobSpec, uri: str, every: int = 1, log_model: Callable[[Any], None] = lambda _: None
     ) -> None:
         """`log_model` is given the MLflow run of a run that is complete, after all else: it takes longest."""
+        super().__init__(every)
         self.name = f"MLflow at {place(uri)}"
         self.key = f"mlflow-{hashlib.sha256(uri.encode()).hexdigest()[:12]}"
         self.run_id = ""
@@ -269,7 +270,7 @@ class MlflowTracker:
             self._log_singly(new)
         return len(new)
 
-    def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+    def finish(self, status: str) -> None:
         self._client.set_tag(self.run_id, "quorate.status", status)
         # When its file ended, and not now: it may be told days later.
         file = self._run.events_file
@@ -277,7 +278,7 @@ class MlflowTracker:
         self._client.set_terminated(self.run_id, _STATUS.get(status, "KILLED"), ended)
         if status != "lost":  # nobody waits for its end, and it may be resumed at any moment
             self._keep_files()
-            for name, picture in pictures_of(curves).items():
+            for name, picture in pictures_of(self.series.curves).items():
                 self._keep(name, picture)
         if status == "complete":
             self._log_model(self._client.get_run(self.run_id))

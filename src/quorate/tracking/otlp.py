@@ -1,6 +1,6 @@
 """Traces for a collector that speaks OTLP, such as Jaeger's or Grafana's: each span once, with our ids and times."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -15,76 +15,55 @@ from quorate.observe.event import Event
 from quorate.observe.seldom_events import StepTraced
 from quorate.observe.traces import COORDINATOR, RecoveryTracer, TracedSpan, run_identity, spans_of
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.tracker import Point, Series
+from quorate.tracking.tracker import Tracker
 
 TIMEOUT = 5.0
 """Seconds that the collector has for a batch, until it counts as away."""
-BATCH = 2000
-"""Spans in one call, some hundred bytes each: a collector takes 4 MiB."""
 
 
-class OtlpTracker:
-    """A collector, as a tracker of the run and the sink that feeds it: it is brought spans, and no points."""
+class OtlpTracker(Tracker):
+    """A collector, as a tracker of the run: it is brought spans, and no points. It is told of no end."""
 
     key = "otlp"
+    batch = 2000
+    """Spans in one call, some hundred bytes each: a collector takes 4 MiB."""
 
     def __init__(self, run: RunFolder, url: str, timeout: float = TIMEOUT) -> None:
+        super().__init__()
         self.name = f"OTLP at {shown_place(url)}"
-        self.sent = 0
-        self.last_step = 0
-        self.series = Series()
         self._exporter = OTLPSpanExporter(endpoint=url, insecure=url.startswith("http://"), timeout=timeout)
         self._run = run.name
         self._identity = run_identity(run)
         self._recoveries = RecoveryTracer(self._identity)
         self._scope = InstrumentationScope("quorate")
         self._resources: dict[int, Resource] = {}
-        self._spans: list[TracedSpan] = []
-        self._newest = 0
-
-    def load(self) -> None:
-        """This module has imported them."""
+        self._last_traced = 0
 
     def begin(self) -> bool:
         """Raises where nobody answers. What was exported before is not exported again."""
         self._export([])
         return True
 
-    def log(self, points: Sequence[Point]) -> int:  # noqa: ARG002
-        """It keeps no curves."""
-        return 0
-
-    def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        """It is told of no end; what was exported is there."""
+    def log(self, points: Sequence[TracedSpan]) -> int:
+        self._export([self._readable(span) for span in points])
+        return len(points)
 
     def _export(self, spans: Sequence[ReadableSpan]) -> None:
         if self._exporter.export(spans) is not SpanExportResult.SUCCESS:
             raise ConnectionError("the collector does not take spans")
 
-    def recall(self, events: Iterable[Event]) -> None:
-        """A recovery may have begun before the place from which it goes on."""
-        for event in events:
-            self._made(event)
-        self.last_step = self._newest
-
-    def handle(self, event: Event) -> None:
-        self._spans += self._made(event)
-
-    def flush(self) -> None:
-        while self._spans:
-            batch = self._spans[:BATCH]
-            self._export([self._readable(span) for span in batch])
-            del self._spans[:BATCH]
-            self.sent += len(batch)
-        self.last_step = self._newest
-
     def close(self) -> None:
         self._exporter.shutdown()
 
-    def _made(self, event: Event) -> list[TracedSpan]:
+    @property
+    def _newest(self) -> int:
+        return self._last_traced
+
+    def _made(self, event: Event) -> Sequence[TracedSpan]:
+        # A recovery may have begun before the place from which it goes on.
         spans = self._recoveries.handle(event)
         if isinstance(event, StepTraced) and event.spans:
-            self._newest = max(self._newest, event.step or 0)
+            self._last_traced = max(self._last_traced, event.step or 0)
             spans += spans_of(self._identity, event)
         return spans
 

@@ -4,24 +4,25 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from quorate.storage.atomic import write_fully
 from quorate.storage.run_folder import RunFolder
-from quorate.tracking.tracker import Held, Point
+from quorate.tracking.tracker import Held, Point, Tracker
 
 FOLDER = "tensorboard"
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Writes curves as scalars. Each process that tracks a run adds a file, of what the files before it do not have."""
 
     name = "TensorBoard"
     key = "tensorboard"
 
-    def __init__(self, run: RunFolder) -> None:
+    def __init__(self, run: RunFolder, every: int = 1) -> None:
+        super().__init__(every)
         self._folder = run.path / FOLDER
         self._held = Held()
         self._file: int | None = None
@@ -55,7 +56,7 @@ class TensorBoardTracker:
         self._write(events)
         return len(new)
 
-    def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:  # noqa: ARG002
+    def finish(self, status: str) -> None:  # noqa: ARG002
         if self._file is not None:
             os.close(self._file)
             self._file = None

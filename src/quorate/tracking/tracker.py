@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from quorate.core.errors import RunError
 from quorate.core.masking import mask
@@ -231,64 +231,84 @@ def _same(one: float, other: float | None) -> bool:
 
 log = logging.getLogger(__name__)
 
-BATCH = 1000
-"""Points in one call: MLflow takes no more."""
 _SAVED_EVERY = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
-class Tracker(Protocol):
+class Tracker:
     """Keeps the curves of one run: MLflow, TensorBoard, W&B. Whatever raises is tried again later.
 
-    A `Follower` calls `begin` until it succeeds, then `log` with points in the order of the run's file, and `finish`
-    when no more will come. Points that it was given before may come again, and are not to be there twice.
+    A `Follower` calls `begin` until it succeeds; then it gives it the events of the run's file, of which it makes
+    points and sends them in batches; and calls `finish` when no more will come. Points that it was given before may
+    come again, and are not to be there twice.
     """
 
     name: str
     """For people: what it is, and where."""
     key: str
     """For files: no other tracker of the run has it."""
+    batch = 1000
+    """Points in one call: MLflow takes no more."""
+
+    def __init__(self, every: int = 1) -> None:
+        self.sent = 0
+        """How many points it was given that it did not have."""
+        self.last_step = 0
+        """Up to which step it has everything."""
+        self.series = Series()
+        self._curves = Curves(every)
+        self._waiting: list[Any] = []
 
     def load(self) -> None:
         """Import its libraries, which takes seconds. May be called early, on any thread, or not at all; nothing else is
         called meanwhile."""
-        ...
 
     def begin(self) -> bool:
         """Find or make its run. False if it is to be given all of the run's file, whatever it was given before."""
-        ...
+        raise NotImplementedError
 
-    def log(self, points: Sequence[Point]) -> int:
+    def log(self, points: Sequence[Any]) -> int:
         """Take points, which are safe when this returns; how many of them it did not have."""
-        ...
+        raise NotImplementedError
 
-    def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        """The run has ended: complete, failed, interrupted, terminated or lost. `curves` are those to draw, by name."""
-        ...
-
-
-class TrackerSink(Protocol):
-    """What makes of events whatever a tracker keeps, and sends that: the usual one makes points of curves."""
-
-    sent: int
-    last_step: int
-    series: Series
-
-    def handle(self, event: Event) -> None:
-        """Take an event, and keep what is to be sent of it."""
-        ...
-
-    def flush(self) -> None:
-        """All that was taken is safe when this returns. What raises is kept, and flushed again later."""
-        ...
+    def finish(self, status: str) -> None:
+        """The run has ended: complete, failed, interrupted, terminated or lost."""
 
     def close(self) -> None:
-        """No more will come."""
-        ...
+        """Let go of what it has opened."""
 
     def recall(self, events: Iterable[Event]) -> None:
         """Know what was told before: the tracker has it."""
-        ...
+        for event in events:
+            self._made(event)
+        self.last_step = self._newest
+
+    def handle(self, event: Event) -> None:
+        """Take an event, and keep what is to be sent of it."""
+        self._waiting += self._made(event)
+
+    def flush(self) -> None:
+        """All that was taken is safe when this returns. What raises is kept, and flushed again later."""
+        while self._waiting:
+            batch = self._waiting[: self.batch]
+            self.sent += self.log(batch)
+            del self._waiting[: self.batch]
+            if isinstance(last := batch[-1], Point):
+                # Of the step that the next batch begins with, this one may have a part.
+                self.last_step = max(self.last_step, min(last.step - 1, self._newest))
+        self.last_step = self._newest
+
+    @property
+    def _newest(self) -> int:
+        """The last step that was told."""
+        return self._curves.last_step
+
+    def _made(self, event: Event) -> Sequence[Any]:
+        """What an event adds to what was told before it."""
+        points = self._curves.points(event)
+        for point in points:
+            self.series.add(point)
+        return points
 
 
 class Follower:
@@ -297,23 +317,14 @@ class Follower:
     It begins when there is a step to tell of: a job that is refused before its first one leaves no trace.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        tracker: Tracker,
-        every: int,
-        clock: Callable[[], float] = time.monotonic,
-        sink: TrackerSink | None = None,
-    ) -> None:
+    def __init__(self, run: RunFolder, tracker: Tracker, clock: Callable[[], float] = time.monotonic) -> None:
         self.tracker = tracker
         self.has_begun = False
         self.trouble: Exception | None = None
         self._clock = clock
         self._run = run
-        self._every = every
         self._pause = _FIRST_PAUSE
         self._not_before = clock()
-        self._sink: TrackerSink = _CurveSink(tracker, Curves(every)) if sink is None else sink
         # How far the tracker has come, kept in a file, so that another process goes on there after a kill.
         self._offset_file = _file_of(run, tracker, "offset")
         self._tail = EventTail(run.events_file)
@@ -324,13 +335,13 @@ class Follower:
     @property
     def sent(self) -> int:
         """How many points it was given by this process that it did not have."""
-        return self._sink.sent
+        return self.tracker.sent
 
     @property
     def last_step(self) -> int:
         """Up to which step it was given everything, by this process or, as far as that was written down, before."""
         if self.has_begun:
-            return self._sink.last_step
+            return self.tracker.last_step
         try:
             told = _events_until(self._run.events_file, self._offset)
             return max((event.step or 0 for event in told if isinstance(event, StepCompleted)), default=0)
@@ -375,7 +386,7 @@ class Follower:
     def finish(self, status: str) -> bool:
         """Tell the tracker how the run has ended; whether it took that."""
         try:
-            self.tracker.finish(status, self._sink.series.curves)
+            self.tracker.finish(status)
         except Exception as error:
             self._note(error)
             return False
@@ -386,12 +397,12 @@ class Follower:
 
     def close(self) -> None:
         """Let go of what it has opened."""
-        self._sink.close()
+        self.tracker.close()
 
     def _begin(self) -> None:
         # A file that has become shorter is another file.
         if self.tracker.begin() and self._offset <= end_of_events(self._run.events_file):
-            self._sink.recall(_events_until(self._run.events_file, self._offset))
+            self.tracker.recall(_events_until(self._run.events_file, self._offset))
         else:
             write_atomically(self._offset_file, "0")
             self._offset = self._tail.offset = 0
@@ -399,20 +410,20 @@ class Follower:
         log.info("%s: begun at byte %d of the run's file", self.tracker.name, self._offset)
 
     def _bring(self) -> None:
-        """Give the sink every event of the file, in order and at least once. Where something raises, the same event is
+        """Give it every event of the file, in order and at least once. Where something raises, the same event is
         given again by the next call, and nothing after it before."""
         self._advance()
         for handled, event in enumerate(self._tail):
             if handled % _SAVED_EVERY == 0:
                 self._advance()
-            self._sink.handle(event)
+            self.tracker.handle(event)
         self._advance()
 
     def _advance(self) -> None:
         """Write down how far the tracker has come, once that is safe."""
         if self._tail.offset == self._offset:
             return
-        self._sink.flush()
+        self.tracker.flush()
         self._offset = self._tail.offset
         with contextlib.suppress(OSError):  # a full disk: after a restart more is given again
             write_atomically(self._offset_file, str(self._offset))
@@ -434,44 +445,6 @@ class Follower:
             self._not_before = self._clock() + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self.trouble = trouble
-
-
-class _CurveSink:
-    """Makes points of events, and logs them in batches."""
-
-    def __init__(self, tracker: Tracker, curves: Curves) -> None:
-        self.sent = 0
-        self.last_step = 0
-        self._tracker = tracker
-        self._curves = curves
-        self._points: list[Point] = []
-        self.series = Series()
-
-    def recall(self, events: Iterable[Event]) -> None:
-        """Know what was told before: the tracker has it."""
-        for event in events:
-            self._made(event)
-        self.last_step = self._curves.last_step
-
-    def handle(self, event: Event) -> None:
-        self._points += self._made(event)
-
-    def _made(self, event: Event) -> list[Point]:
-        points = self._curves.points(event)
-        for point in points:
-            self.series.add(point)
-        return points
-
-    def flush(self) -> None:
-        while self._points:
-            batch = self._points[:BATCH]
-            self.sent += self._tracker.log(batch)
-            del self._points[:BATCH]
-            # Of the step that the next batch begins with, this one may have a part.
-            self.last_step = max(self.last_step, min(batch[-1].step - 1, self._curves.last_step))
-        self.last_step = self._curves.last_step
-
-    def close(self) -> None: ...
 
 
 def reason(error: BaseException) -> str:

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,14 @@ from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.tracking.mlflow_client import identity
 from quorate.tracking.provenance import recorded_facts, recorded_git, shown_parameters
-from quorate.tracking.tracker import Point, StepSet
+from quorate.tracking.tracker import Point, StepSet, Tracker
 
 FOLDER = "wandb"
 _BLOCK, _HEADER = 1 << 15, 7
 _WHOLE, _FIRST, _LAST = 1, 2, 4
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Logs curves to W&B, offline or online. Its id is the same whenever a run is resumed: `wandb sync` makes one run.
 
     W&B does not tell when something is on the disk. So each process is given all of the run's file, and logs what is
@@ -29,7 +29,8 @@ class WandbTracker:
 
     key = "wandb"
 
-    def __init__(self, run: RunFolder, spec: JobSpec, mode: str) -> None:
+    def __init__(self, run: RunFolder, spec: JobSpec, mode: str, every: int = 1) -> None:
+        super().__init__(every)
         self.name = f"W&B ({mode})"
         self._run = run
         self._spec = spec
@@ -63,7 +64,7 @@ class WandbTracker:
         self._step = last
         return logged
 
-    def finish(self, status: str, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:  # noqa: ARG002
+    def finish(self, status: str) -> None:
         if self._wandb_run is not None:
             import wandb
 
