@@ -45,11 +45,10 @@ def top(
       quorate top digits-0001 --once
       quorate top last --json
     """
-    from quorate.api.live import LiveRun, running_jobs
     from quorate.api.ray_jobs import find_run
     from quorate.cli.output import print_document
     from quorate.cli.runs_view import ask_ray
-    from quorate.cli.top_view import list_view, snapshot_view
+    from quorate.cli.top_view import LiveRun, list_view, running_jobs, snapshot_view
     from quorate.observe.screen import Screen
 
     folder = None if run is None else find_run(runs, run, address)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from history.run_builder import Story, build_run
-from quorate.api.live import LiveRun
+from quorate.cli.top_view import LiveRun
 
 
 def test_after_a_resume_the_steps_before_it_are_not_the_last(tmp_path: Path) -> None:
