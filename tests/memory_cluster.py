@@ -4,8 +4,8 @@ import threading
 from typing import Any
 
 from quorate.core.addresses import Network
-from quorate.engines.ray.cluster import ClusterView, HostLost, Node, NodeLost
 from quorate.engines.ray.host import EngineMaker, HostAgent, Report, local_engine
+from quorate.engines.ray.hosts import ClusterView, HostLost, Node, NodeLost
 
 GLANCE = 0.01
 
@@ -62,14 +62,14 @@ class MemoryRoom:
 class MemoryCluster:
     """Nodes by name, each with so many places; `home` is where the launcher is."""
 
-    def __init__(self, free: dict[str, int], make_engine: EngineMaker = local_engine, home: str | None = None) -> None:
+    def __init__(self, free: dict[str, int], make_engine: EngineMaker = local_engine, home: str = "") -> None:
         self.free = dict(free)
         self.gpus_of: dict[str, str] = {}
         self.draining: dict[str, float | None] = {}
         self.links: dict[str, MemoryLink] = {}
         self.is_closed = False
         self._make_engine = make_engine
-        self._home = home
+        self._home = home or next(iter(free), "")
 
     def connect(self) -> ClusterView:
         return self.look()
@@ -85,7 +85,7 @@ class MemoryCluster:
             )
             for name, free in self.free.items()
         )
-        return ClusterView(nodes, sum(self.free.values()), self._home)
+        return ClusterView(nodes, sum(self.free.values()), Network("127.0.0.1", host=self._home))
 
     def open_host(self, node: str) -> MemoryLink:
         link = MemoryLink(HostAgent("run-0001", Network("127.0.0.1", host=node), self._make_engine))

@@ -19,9 +19,10 @@ from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
 from quorate.engines.engine import Exited, Notice, Preparation, Ready, Remark, Started, Unprepared
 from quorate.engines.output_pump import OpenLog
 from quorate.engines.ray import places
-from quorate.engines.ray.cluster import ClusterFailed, ClusterView, GroupLost, HostLost
-from quorate.engines.ray.engine import ClusterEngine, ClusterSettings
+from quorate.engines.ray.engine import ClusterEngine
 from quorate.engines.ray.host import EngineMaker
+from quorate.engines.ray.hosts import ClusterFailed, ClusterView, GroupLost, HostLost
+from quorate.engines.ray.places import ClusterSettings
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
@@ -81,7 +82,7 @@ def job_on(
     folder: Path,
     free: dict[str, int],
     kind: type[MemoryCluster] = MemoryCluster,
-    home: str | None = None,
+    home: str = "",
     make_engine: EngineMaker = NumberedEngine,
     **settings: Any,
 ) -> Iterator[Job]:
@@ -93,7 +94,6 @@ def job_on(
     try:
         yield job
     finally:
-        engine.close()
         engine.close()
         assert cluster.is_closed
 
@@ -193,33 +193,17 @@ def test_the_task_is_imported_at_once_where_workers_will_be_and_ready_is_told_on
         assert not [one for one in job.notices if isinstance(one, Ready)]
 
 
-def test_the_coordinator_is_at_home_and_moves_when_its_host_is_lost(tmp_path: Path) -> None:
+def test_the_coordinator_is_beside_the_launcher_and_outlives_hosts_and_workers(tmp_path: Path) -> None:
     with job_on(tmp_path, {"a": 1, "b": 1}, home="b") as job:
-        first = job.engine.start_coordinator(job.appointment())
-        address = first.await_answer(PATIENCE)["address"]
-        assert "start_coordinator" in job.cluster.links["b"].told
-        job.cluster.lose("b")
-        await_condition("its end to be known", lambda: not first.is_alive)
-        assert "address-of-b" in first.departure
-        port = int(address.rpartition(":")[2])
-        second = job.engine.start_coordinator({**job.appointment(), "port": port})
-        assert second.await_answer(PATIENCE)["address"] != address, "the port was that of another host"
-        assert "start_coordinator" in job.cluster.links["a"].told
-        second.close(PATIENCE)
-
-
-def test_the_coordinator_outlives_the_workers_until_it_is_closed_itself(tmp_path: Path) -> None:
-    with job_on(tmp_path, {"a": 1}) as job:
         child = job.engine.start_coordinator(job.appointment())
-        child.await_answer(PATIENCE)
+        assert child.await_answer(PATIENCE)["address"].startswith("127.0.0.1:")
         job.until(Ready)
         job.start(0)
+        job.cluster.lose(job.nodes[0])
+        job.until(Exited)
         job.engine.close()
-        assert child.is_alive
-        assert not job.cluster.is_closed
+        assert child.is_alive and job.cluster.is_closed
         child.close(PATIENCE)
-        job.engine.close()
-        assert job.cluster.is_closed
 
 
 def test_workers_of_a_host_whose_agent_has_failed_have_exited(tmp_path: Path) -> None:
@@ -341,9 +325,8 @@ def test_where_there_is_no_cluster_whoever_waits_is_told(tmp_path: Path) -> None
     (tmp_path / "logs").mkdir()
     engine = ClusterEngine(RunFolder(tmp_path), PREPARATION, Unreachable({}), ClusterSettings())
     with contextlib.closing(engine):
-        child = engine.start_coordinator({"port": 0})
         with pytest.raises(QuorateError, match="there is no cluster"):
-            child.await_answer(PATIENCE)
+            engine.start_coordinator({"port": 0})
         with pytest.raises(QuorateError, match="there is no cluster"):
             engine.capacity()
         told = await_condition("a notice", lambda: engine.poll(0.05))

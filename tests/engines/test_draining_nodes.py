@@ -6,19 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from command import PATIENCE, await_condition
 from engines.test_cluster_engine import Job, job_on
 from memory_cluster import MemoryCluster, MemoryLink, MemoryRoom
 from memory_engine import MemoryEngine
 from quorate.engines.engine import Exited, Ready, Remark, Started
-from quorate.engines.ray import engine as cluster_engine
-from quorate.engines.ray.cluster import ClusterView, node_of
+from quorate.engines.ray import places
+from quorate.engines.ray.hosts import ClusterView, node_of
 from quorate.worker.assignment import Assignment
 
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(cluster_engine, "LOOK_AT_NODES", 0.02)
+    monkeypatch.setattr(places, "LOOK_AT_NODES", 0.02)
     yield
 
 
@@ -58,29 +57,6 @@ def test_who_was_to_be_there_goes_elsewhere(tmp_path: Path) -> None:
         job.await_condition("the command", lambda: "start" in job.cluster.links[node].told)
         job.cluster.draining[node] = None
         assert f"address-of-{node}" not in job.until(Started).how
-
-
-def test_the_coordinator_moves_from_there_and_another_is_not_started_there(tmp_path: Path) -> None:
-    with job_on(tmp_path, {"a": 1, "b": 1}, home="b") as job:
-        first = job.engine.start_coordinator(job.appointment())
-        first.await_answer(PATIENCE)
-        job.cluster.draining["b"] = None
-        await_condition("its end", lambda: not first.is_alive)
-        second = job.engine.start_coordinator(job.appointment())
-        second.await_answer(PATIENCE)
-        assert "start_coordinator" in job.cluster.links["a"].told
-        assert not job.run.events_file.exists(), "nothing of this is the end of the job"
-        second.close(PATIENCE)
-
-
-def test_a_coordinator_stays_where_there_is_no_other_node(tmp_path: Path) -> None:
-    with job_on(tmp_path, {"a": 1}) as job:
-        first = job.engine.start_coordinator(job.appointment())
-        first.await_answer(PATIENCE)
-        job.cluster.draining["a"] = None
-        job.until(Remark)
-        assert first.is_alive
-        first.close(PATIENCE)
 
 
 def test_a_job_that_begins_does_not_begin_on_a_draining_node(tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def in_memory(_: Path, task: str = "") -> Iterator[Case]:
 @contextlib.contextmanager
 def on_a_host(folder: Path, task: str = "task.py:Obedient") -> Iterator[Case]:
     from memory_cluster import MemoryCluster
-    from quorate.engines.ray.engine import ClusterEngine, ClusterSettings
+    from quorate.engines.ray.engine import ClusterEngine
+    from quorate.engines.ray.places import ClusterSettings
 
     (folder / "task.py").write_text(TASK)
     (folder / "logs").mkdir()

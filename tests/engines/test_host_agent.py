@@ -6,24 +6,20 @@ from typing import Any
 
 import pytest
 
-from command import PATIENCE, await_condition
+from command import await_condition
 from memory_engine import MemoryEngine
 from quorate.core.addresses import Network
-from quorate.core.errors import JobError
 from quorate.engines.engine import Exited, Preparation, Ready, Started
 from quorate.engines.output_pump import OpenLog
 from quorate.engines.ray import host
 from quorate.engines.ray.host import (
     AgentFailed,
-    CoordinatorAnswered,
-    CoordinatorEnded,
     HostAgent,
     LogLines,
     Report,
     Scratch,
     WorkersEnded,
 )
-from quorate.engines.ray.hosts import RemoteCoordinator
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
@@ -179,41 +175,3 @@ def test_what_an_agent_that_was_killed_has_left_is_removed_by_the_next(
     first.close()
     second.close()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("how", ["killed", "let go"])
-def test_a_coordinator_on_the_host_answers_and_its_end_is_reported(how: str, tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    appointment = {"run": str(tmp_path), "lanes": 1, "workers": 1, "failure_timeout": 1.0, "token": "word"}
-    with agent_of([]) as agent:
-        listener = Listener(agent)
-        agent.tell("start_coordinator", 7, appointment)
-        there = listener.until(CoordinatorAnswered)
-        assert (there.number, there.answer) == (7, {})
-        answered = listener.until(CoordinatorAnswered, lambda report: report.answer)
-        assert (answered.number, answered.pid) == (7, there.pid)
-        assert RunFolder(tmp_path).read_address("word") == answered.answer["address"]
-        assert RunFolder(tmp_path).read_address("another word") is None
-        agent.tell("end_coordinator", 7, 0.0 if how == "killed" else PATIENCE)
-        ended = listener.until(CoordinatorEnded)
-        assert ended.number == 7
-        assert ("SIGKILL" in ended.departure) == (how == "killed")
-
-
-def test_a_coordinator_that_is_there_and_does_not_listen_yet_has_not_answered() -> None:
-    child = RemoteCoordinator(1, lambda _seconds: None, lambda _child, _patience: None)
-    assert child.pid == 0
-    child.answered(7, {}, None)
-    assert (child.pid, child.await_answer(0.0), child.is_alive) == (7, {}, True)
-    child.ended("the coordinator is gone")
-    with pytest.raises(JobError, match="the coordinator is gone before it listened"):
-        child.await_answer(0.0)
-
-
-def test_a_coordinator_that_cannot_write_to_the_run_is_told_with_the_reason(tmp_path: Path) -> None:
-    with agent_of([]) as agent:
-        listener = Listener(agent)
-        agent.tell("start_coordinator", 1, {"run": str(tmp_path / "not-mounted"), "token": "word"})
-        failure = listener.until(CoordinatorAnswered).failure
-        assert "not-mounted" in failure.message
-        listener.until(CoordinatorEnded)

@@ -9,8 +9,7 @@ import quorate
 from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.engines.engine import Preparation
-from quorate.engines.ray.launch import node_code
-from quorate.engines.ray.node_code import NodeCode, code_of, moved, with_remedy, without_installed
+from quorate.engines.ray.node_code import NodeCode, code_of, moved, node_code, with_remedy, without_installed
 from quorate.engines.ray.option import RuntimeEnvSpec
 from quorate.spec.load import resolve_mapping
 from quorate.storage.task_files import files_of

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.engines.ray.cluster import Node
+from quorate.engines.ray.hosts import Node
 from quorate.engines.ray.places import PACK, SPREAD, STRICT_SPREAD, choose_node, in_words, likely_nodes
 
 nodes_of = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(

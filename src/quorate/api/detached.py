@@ -27,8 +27,7 @@ from quorate.api.session import is_private, resumable, resume_in, start_in
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.core.runs_folder import is_copy
-from quorate.engines.ray.launch import node_code
-from quorate.engines.ray.node_code import NodeCode, below
+from quorate.engines.ray.node_code import NodeCode, below, node_code
 from quorate.engines.ray.option import RaySpec
 from quorate.spec.job import TaskReference
 from quorate.spec.load import load_recorded

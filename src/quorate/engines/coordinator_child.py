@@ -86,11 +86,7 @@ class CoordinatorChildProcess:
         self._process.kill()
         self._process.wait()
 
-    def await_end(self) -> None:
-        self._process.wait()
-
-    def let_go(self, patience: float) -> None:
-        """Have it end, by itself for so many seconds; what it has said can still be read."""
+    def close(self, patience: float) -> None:
         if patience <= 0:
             # Before it sees its standard input end: it would write down that the job is over.
             self.kill()
@@ -100,7 +96,4 @@ class CoordinatorChildProcess:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self.kill()
-
-    def close(self, patience: float) -> None:
-        self.let_go(patience)
         self._stdout.close()

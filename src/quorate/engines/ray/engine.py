@@ -1,19 +1,20 @@
 """The engine of a job on several hosts: an agent on each, workers shared out among them, and lost hosts made up for."""
 
-import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quorate.core.errors import JobError, RequestError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
+from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import (
     Capacity,
+    Engine,
     Exited,
     Interrupted,
     Notice,
@@ -24,28 +25,32 @@ from quorate.engines.engine import (
     Started,
     Unprepared,
 )
-from quorate.engines.ray.cluster import Calls, Cluster, ClusterView, GroupLost, HostLost, Node, NodeLost, node_of
-from quorate.engines.ray.host import (
-    AgentFailed,
-    CoordinatorAnswered,
-    CoordinatorEnded,
-    Report,
-    StorageChecked,
-    WorkersEnded,
+from quorate.engines.ray.host import AgentFailed, Report, StorageChecked, WorkersEnded
+from quorate.engines.ray.hosts import (
+    Calls,
+    Cluster,
+    ClusterView,
+    GroupLost,
+    Host,
+    HostLost,
+    Hosts,
+    Node,
+    NodeLost,
+    Nodes,
+    node_of,
 )
-from quorate.engines.ray.hosts import Coordinators, Host, Hosts, Nodes, RemoteCoordinator
-from quorate.engines.ray.node_code import with_remedy
-from quorate.engines.ray.places import Place, Places, likely_nodes
+from quorate.engines.ray.node_code import NodeCode, node_code, with_remedy, without_installed
+from quorate.engines.ray.option import RaySpec
+from quorate.engines.ray.places import ClusterSettings, Place, Places, likely_nodes
 from quorate.engines.ray.shared_storage import Reach, share
+from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 
 log = logging.getLogger(__name__)
 
-LOOK_AT_NODES = 1.0
-"""Seconds between two looks at which nodes are about to be taken away."""
-LOOK_FOR_ROOM = 0.05
-"""Seconds between two looks at who waits for room."""
+TICK = 0.05
+"""Seconds between two looks at who waits for room, and at which nodes are about to be taken away."""
 LOOK_AT_STOP = 0.1
 """Seconds between two looks whether the job is to end, while the cluster is connected to."""
 CLOSE_PATIENCE = 30.0
@@ -57,23 +62,34 @@ GANG_LOSS = (
 """What is said once of a gang on a cluster."""
 
 
-@dataclass(frozen=True)
-class ClusterSettings:
-    """What each worker takes, how workers are shared out, how many there are at first, and where the run is kept.
+def open_engine(
+    run: RunFolder,
+    preparation: Preparation,
+    spec: JobSpec,
+    places: int,
+    stopped: Callable[[], Failure | None],
+    code: NodeCode | None = None,
+    fit: Callable[[Any], None] | None = None,
+) -> Engine:
+    """The engine of a job with so many processes at first. `code` is what nodes are given, if not what follows from the
+    job, and `fit` runs the trainer of a gang, if it is not the usual one."""
+    # Which takes a second, and is an extra.
+    from quorate.engines.ray.ray_cluster import RayCluster
 
-    `is_gang`: the cluster itself starts hosts for all workers together, and starts all anew when one is lost.
-    """
+    engine = spec.engine
+    assert isinstance(engine, RaySpec)
+    demand = engine.resources_each(spec.device, spec.threads)
+    storage = None if engine.storage is None or run.stored else Path(engine.storage)
+    settings = ClusterSettings(demand, engine.placement, places, storage, is_gang=spec.strategy.is_gang)
+    sent = code or node_code(spec, preparation.task, run.path.parent, preparation.job_source)
+    if settings.is_gang:
+        from quorate.engines.ray.train import RayTrainCluster
 
-    demand: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
-    placement: str = "spread"
-    workers: int = 1
-    # A folder that all hosts have mounted; without it they reach the run's own.
-    storage: Path | None = None
-    is_gang: bool = False
-
-
-def _is_of_gang(host: Host) -> bool:
-    return node_of(host.node) != host.node
+        folder = str(run.path if storage is None else storage / run.name)
+        cluster: Cluster = RayTrainCluster(engine.address, settings, sent, folder, fit)
+    else:
+        cluster = RayCluster(engine.address, run.name, demand, sent)
+    return ClusterEngine(run, without_installed(preparation), cluster, settings, stopped)
 
 
 class ClusterEngine:
@@ -101,31 +117,15 @@ class ClusterEngine:
         self._notices: list[Notice] = []
         self._calls = Calls(self._fail)
         self._nodes = Nodes()
-        self._hosts = Hosts(cluster, self._calls, run, self._greet, self._hear, self._lost)
-        is_stored = run.stored is not None
-        self._coordinators = Coordinators(self._hosts, self._nodes, str(self._shared.path), stays_home=is_stored)
-        self._places = Places(
-            cluster,
-            self._calls,
-            self._nodes,
-            settings.demand,
-            settings.placement,
-            lambda: {host.node for host in self._hosts.all},
-            self._send,
-            lambda message: self._notices.append(Remark(message)),
-            lambda failure: self._notices.append(Unprepared(failure)),
-            settings.workers if settings.is_gang else 0,
-        )
+        greeting = ("check_storage", self._reach.place, self._reach.nonce)
+        self._hosts = Hosts(cluster, self._calls, run, greeting, self._hear, self._lost)
+        self._places = Places(cluster, self._calls, self._nodes, self._hosts, settings, self._notices, found=self._send)
         self._tick_due = 0.0
-        self._look_due = 0.0
-        self._is_looking = False
         # Nodes that are about to be taken away, whose workers have been asked to leave.
         self._draining: set[str] = set()
-        self._numbers = itertools.count(1)
         self._is_ready = False
         self._failure: Failure | None = None
         self._is_ending = False
-        self._has_ended = False
         self._is_closed = False
         self._over = threading.Event()
         # Not one of the other calls, which a process waits for at its end: this one may take minutes.
@@ -134,19 +134,11 @@ class ClusterEngine:
     # --- the supervisor's calls
 
     def capacity(self) -> Capacity:
-        while self._nodes.view is None and self._failure is None:
-            self._turn(LOOK_AT_STOP)
-            if (failure := self._stopped()) is not None:
-                raise JobFailed(failure)
-        if self._nodes.view is None:
-            assert self._failure is not None
-            raise self._failure.error()
-        return Capacity(self._nodes.view.cores, spans_hosts=True)
+        return Capacity(self._view().cores, spans_hosts=True)
 
-    def start_coordinator(self, appointment: Mapping[str, Any]) -> RemoteCoordinator:
-        child = RemoteCoordinator(next(self._numbers), self._turn, self._coordinators.end)
-        self._coordinators.start(child, appointment)
-        return child
+    def start_coordinator(self, appointment: Mapping[str, Any]) -> CoordinatorChildProcess:
+        """Beside the launcher: whoever drives a cluster of Ray's is on a node of it."""
+        return CoordinatorChildProcess({**appointment, "run": str(self._shared.path)}, self._view().home)
 
     def start(self, assignment: Assignment) -> None:
         # With paths that mean the same on every host.
@@ -160,7 +152,8 @@ class ClusterEngine:
         self._turn(0.0)
         while not self._notices and (left := over - time.monotonic()) > 0:
             self._turn(left)
-        told, self._notices = self._notices, []
+        told = list(self._notices)
+        self._notices.clear()
         return told
 
     def kill(self, slot: int, pid: int) -> None:
@@ -170,18 +163,19 @@ class ClusterEngine:
         self._tell_worker("terminate", slot, pid)
 
     def close(self) -> None:
-        """A coordinator that lives stays until it is closed itself: it has the last word. The next call ends all."""
         if self._is_closed:
             return
-        self._end_workers()
+        self._is_closed = self._is_ending = True
+        for host in self._hosts.all:
+            host.tell("end_workers")
+        self._places.end()
         over = time.monotonic() + CLOSE_PATIENCE
-        while not self._has_ended and time.monotonic() < over:
-            self._turn(LOOK_FOR_ROOM)
-        if not self._has_ended:
-            log.warning("hosts have not said within %.0f s that their workers are gone", CLOSE_PATIENCE)
-        if self._coordinators.has_living:
-            return
-        self._is_closed = True
+        # One whose way is not known yet has nobody: it is closed without a word.
+        while any(host.link is not None and not host.has_ended for host in self._hosts.all):
+            self._turn(TICK)
+            if time.monotonic() > over:
+                log.warning("hosts have not said within %.0f s that their workers are gone", CLOSE_PATIENCE)
+                break
         # Nobody may call the cluster after its end: Ray would begin another.
         has_connected = self._nodes.view is not None or self._failure is not None
         is_over = self._calls.close(CLOSE_PATIENCE if has_connected else 0.0)
@@ -197,22 +191,27 @@ class ClusterEngine:
         # A cluster that was started here (address: local) is ended by the kernel with the thread that has started it.
         self._over.wait()
 
+    def _view(self) -> ClusterView:
+        """Wait until the cluster is connected to."""
+        while self._nodes.view is None:
+            if self._failure is not None:
+                raise self._failure.error()
+            self._turn(LOOK_AT_STOP)
+            if (failure := self._stopped()) is not None:
+                raise JobFailed(failure)
+        return self._nodes.view
+
     # --- what is done in its turn
 
     def _turn(self, seconds: float) -> None:
-        self._calls.turn(min(seconds, LOOK_FOR_ROOM))
-        if (now := time.monotonic()) >= self._tick_due:
-            self._tick_due = now + LOOK_FOR_ROOM
-            self._tick(now)
-
-    def _tick(self, now: float) -> None:
-        self._nodes.trust_again(now)
-        if self._is_ending or self._failure is not None:
-            return
-        self._places.look(now)
-        if self._nodes.view is not None and now >= self._look_due and not self._is_looking:
-            self._is_looking, self._look_due = True, now + LOOK_AT_NODES
-            self._calls.call(self._cluster.look, self._seen, self._not_seen)
+        self._calls.turn(min(seconds, TICK))
+        if (now := time.monotonic()) >= self._tick_due and not self._is_ending and self._failure is None:
+            self._tick_due = now + TICK
+            self._places.look(now)
+            for node in self._nodes.draining:
+                if node.id not in self._draining:
+                    self._draining.add(node.id)
+                    self._leave(node)
 
     def _fail(self, failure: Failure) -> None:
         """Before there is a host, it is the end; later it may pass, and who waits goes on waiting."""
@@ -221,14 +220,13 @@ class ClusterEngine:
             return
         self._failure = failure
         self._notices.append(Unprepared(failure))
-        self._coordinators.fail(failure)
 
     def _connected(self, view: ClusterView) -> None:
         self._nodes.view = view
         settings = self._settings
         if settings.is_gang:
             self._notices.append(Remark(GANG_LOSS))
-            likely = [] if view.home is None else [view.home]  # only to check the task, beside the coordinator
+            likely = [view.home.host]  # only to check the task
         else:
             lasting = [node for node in view.nodes if not node.is_draining]
             likely = likely_nodes(lasting, settings.demand, settings.workers, settings.placement)
@@ -237,13 +235,8 @@ class ClusterEngine:
             likely = [node.id for node in view.nodes][:1]
         if not likely:
             self._fail(Failure.of(JobError("the cluster has no node that lives.")))
-            return
         for node in likely:
             self._prepare(node)
-        self._coordinators.place()
-
-    def _greet(self, host: Host) -> None:
-        host.tell("check_storage", self._reach.place, self._reach.nonce)
 
     def _prepare(self, node: str) -> Host:
         host = self._hosts.on(node)
@@ -254,13 +247,10 @@ class ClusterEngine:
 
     def _hear(self, host: Host, report: Report) -> None:
         match report:
-            case CoordinatorAnswered() | CoordinatorEnded():
-                self._coordinators.hear(report)
             case AgentFailed(reason):
                 self._lost(host, NodeLost(reason))
             case WorkersEnded():
                 host.has_ended = True
-                self._note_ends()
             case StorageChecked(reason):
                 self._check_reach(host, reason)
             case Started() | Exited() | SettingUp():
@@ -320,7 +310,6 @@ class ClusterEngine:
         is_with_group = isinstance(loss, GroupLost)
         if not self._is_ending and not is_with_group:
             self._notices.append(Remark(told))
-        self._coordinators.lose(host)
         for place in self._places.on(host.node):
             self._places.leave(place)
             if place.pid is not None:
@@ -329,22 +318,8 @@ class ClusterEngine:
                 self._notices.append(Exited(place.slot, pid, code))
         if not self._is_ready and not self._is_ending and not self._hosts.all:
             self._notices.append(Interrupted(told))
-        self._note_ends()
 
     # --- nodes that are taken away
-
-    def _seen(self, view: ClusterView) -> None:
-        self._is_looking = False
-        self._nodes.view = view
-        for node in view.nodes:
-            if node.is_draining and node.id not in self._draining:
-                self._draining.add(node.id)
-                self._leave(node)
-
-    def _not_seen(self, failure: Failure) -> None:
-        """It is looked again, and whoever needs the cluster tells what is wrong with it."""
-        self._is_looking = False
-        log.info("the nodes could not be looked at: %s", failure.message)
 
     def _leave(self, node: Node) -> None:
         """Have everybody there leave in good order, and nobody else come: what they compute is not done again."""
@@ -362,7 +337,6 @@ class ClusterEngine:
                 self._places.leave(place)  # who was to be there goes elsewhere
             else:
                 self._tell_worker("terminate", place.slot, place.pid)
-        self._coordinators.move_from(node.id)
 
     # --- workers
 
@@ -398,17 +372,6 @@ class ClusterEngine:
         group = [one for one in self._hosts.all if _is_of_gang(one)] if _is_of_gang(host) else [host]
         return any(node_of(one.node) in self._nodes.avoided for one in group)
 
-    # --- the end
 
-    def _end_workers(self) -> None:
-        if not self._is_ending:
-            self._is_ending = True
-            for host in self._hosts.all:
-                host.tell("end_workers")
-            self._places.end()
-        self._note_ends()
-
-    def _note_ends(self) -> None:
-        # One whose way is not known yet has nobody: it is closed without a word.
-        if self._is_ending and all(host.has_ended for host in self._hosts.all if host.link is not None):
-            self._has_ended = True
+def _is_of_gang(host: Host) -> bool:
+    return node_of(host.node) != host.node

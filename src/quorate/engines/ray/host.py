@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 from quorate.core.addresses import Network, is_url
 from quorate.core.errors import QuorateError
 from quorate.core.failure import Failure
-from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import Engine, Notice, Preparation, Unprepared
 from quorate.engines.local import LocalEngine
 from quorate.engines.output_pump import OpenLog
@@ -41,24 +40,6 @@ UNDERWAY = 32 * 2**20
 AT_ONCE = 4 * 2**20
 """Bytes of logs that are told at once."""
 CLOSE_PATIENCE = 20.0
-
-
-@dataclass(frozen=True)
-class CoordinatorAnswered:
-    """A coordinator that was asked for is a process, then with an empty answer; listens; or says why it cannot."""
-
-    number: int
-    pid: int
-    answer: dict[str, Any]
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True)
-class CoordinatorEnded:
-    """It is gone."""
-
-    number: int
-    departure: str
 
 
 @dataclass(frozen=True)
@@ -88,7 +69,7 @@ class AgentFailed:
     reason: str
 
 
-Report = Notice | LogLines | CoordinatorAnswered | CoordinatorEnded | WorkersEnded | StorageChecked | AgentFailed
+Report = Notice | LogLines | WorkersEnded | StorageChecked | AgentFailed
 
 EngineMaker = Callable[[RunFolder, Preparation, Network, OpenLog], Engine]
 
@@ -112,7 +93,6 @@ class HostAgent:
         self._run = RunFolder(self._scratch.path / run_name)
         self._run.logs.mkdir(parents=True)
         self._engine: Engine | None = None
-        self._coordinators: dict[int, tuple[CoordinatorChildProcess, threading.Thread]] = {}
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._reports: deque[tuple[int, Report]] = deque()
         # Bytes of logs among these.
@@ -131,8 +111,7 @@ class HostAgent:
 
         ``check_storage place nonce`` looks whether a folder here, or a store, is the launcher's and can be written;
         ``prepare preparation`` imports the task, once; ``start assignment``, ``kill slot pid`` and ``terminate slot
-        pid`` are those of the engine; ``end_workers`` ends all workers for good, while a coordinator stays;
-        ``start_coordinator number appointment`` and ``end_coordinator number patience`` are told of by that number.
+        pid`` are those of the engine; ``end_workers`` ends all workers for good.
         """
         self._commands.put(partial(getattr(self, f"_{command}"), *arguments))
 
@@ -168,7 +147,7 @@ class HostAgent:
             log.exception("the host's agent has failed")
             reason = f"its agent has failed ({error!r})"
         try:
-            self._end()
+            self._end_workers()
         finally:
             self._scratch.close()
             if reason:
@@ -215,36 +194,6 @@ class HostAgent:
                     checkpoint = str(self._run.checkpoints / Path(checkpoint).name)
             self._engine.start(replace(assignment, run=str(self._run.path), storage=storage, checkpoint=checkpoint))
 
-    def _start_coordinator(self, number: int, appointment: Mapping[str, Any]) -> None:
-        try:
-            child = CoordinatorChildProcess(appointment, self._network)
-        except OSError as error:  # its log cannot be opened where the run's storage is not reached
-            reason = f"the coordinator cannot be started on host {self._network.host}: {error}"
-            self._report(CoordinatorAnswered(number, 0, {}, Failure("JobError", reason)))
-            self._report(CoordinatorEnded(number, reason))
-            return
-        # Elsewhere, since the workers of this host are looked after meanwhile.
-        follower = threading.Thread(target=self._follow, args=(number, child), name="coordinator", daemon=True)
-        self._coordinators[number] = child, follower
-        self._report(CoordinatorAnswered(number, child.pid, {}))
-        follower.start()
-
-    def _follow(self, number: int, child: CoordinatorChildProcess) -> None:
-        """In a thread of its own, so that its end is told after its answer."""
-        try:
-            self._report(CoordinatorAnswered(number, child.pid, child.await_answer()))
-        except QuorateError as error:
-            self._report(CoordinatorAnswered(number, child.pid, {}, Failure.of(error)))
-        child.await_end()
-        child.close(patience=0)
-        self._coordinators.pop(number, None)
-        self._report(CoordinatorEnded(number, child.departure))
-
-    def _end_coordinator(self, number: int, patience: float) -> None:
-        if number in self._coordinators:
-            child, _ = self._coordinators[number]
-            threading.Thread(target=child.let_go, args=(patience,), name="coordinator-end", daemon=True).start()
-
     def _report(self, report: Report) -> None:
         with self._arrived:
             self._reports.append((next(self._numbers), report))
@@ -265,12 +214,6 @@ class HostAgent:
             self._engine.close()
             self._engine = None
         self._report(WorkersEnded())
-
-    def _end(self) -> None:
-        for child, follower in list(self._coordinators.values()):
-            child.let_go(patience=0)
-            follower.join(CLOSE_PATIENCE)
-        self._end_workers()
 
 
 def _size(report: Report) -> int:

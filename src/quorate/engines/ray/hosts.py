@@ -1,32 +1,201 @@
-"""The hosts that a job has in a cluster: an agent on each node in use, told what to do and listened to; and on which of
-them its coordinators are."""
+"""The hosts that a job has in a cluster: an agent on each node in use, told what to do and listened to.
 
+What is called of the cluster may wait for it, and is called in other threads (`Calls`).
+"""
+
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
 
-from quorate.core.errors import JobError
+from quorate.core.addresses import Network
+from quorate.core.errors import JobError, QuorateError
 from quorate.core.failure import Failure
-from quorate.engines.ray.cluster import Calls, Cluster, ClusterView, HostLink, HostLost, HostSilent, NodeLost, node_of
-from quorate.engines.ray.host import CoordinatorAnswered, CoordinatorEnded, LogLines, Report
+from quorate.engines.ray.host import LogLines, Report
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+CALLS_AT_ONCE = 4
 LISTEN = 5.0
 """Seconds for which a host's next report is waited for, before it is asked again."""
 AGAIN = 0.1
 SUSPECT = 10.0
 """Seconds for which nobody is placed on the node of a host that was lost: the cluster may not know of it yet."""
-KILL_PATIENCE = 5.0
-"""Seconds for which the end of a coordinator that was killed is waited for. A host that does not answer may still have
-it; it is fenced by its incarnation."""
-GLANCE = 0.05
+
+
+class ClusterFailed(JobError):  # noqa: N818 (a happening, not a mistake)
+    """There will be no room for workers, however long they wait."""
+
+
+class HostLost(JobError):  # noqa: N818 (a happening, not a mistake)
+    """The agent of a host is gone, and its processes with it. Its node lives, and may have another."""
+
+
+class NodeLost(HostLost):
+    """The node is gone as well."""
+
+
+class GroupLost(HostLost):
+    """The host was ended because another of its group is lost: all of them are started anew."""
+
+
+class HostSilent(JobError):  # noqa: N818 (a happening, not a mistake)
+    """A host does not answer; it may again."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster, and what is free there by the cluster's own account.
+
+    `is_draining`: it is about to be taken away, as a preemption notice tells; `deadline` is when, in seconds since
+    1970, if that is known.
+    """
+
+    id: str
+    address: str
+    free: dict[str, float] = field(default_factory=dict)
+    is_draining: bool = False
+    deadline: float | None = None
+
+
+def node_of(place: str) -> str:
+    """The node that a place is on, where a node has several hosts: each for a place of its own, ``NODE/PLACE``."""
+    return place.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """What there is: the nodes, the cores of all of them, and the node that this process runs on."""
+
+    nodes: tuple[Node, ...]
+    cores: int
+    home: Network
+
+
+class Room(Protocol):
+    """The resources of one worker, taken or waited for."""
+
+    def node(self) -> str | None:
+        """The node that has them; None while there is none."""
+        ...
+
+    @property
+    def gpus(self) -> str:
+        """The GPUs of that node that are among them, as CUDA_VISIBLE_DEVICES names them."""
+        ...
+
+    def release(self) -> None:
+        """Give them back."""
+        ...
+
+
+class HostLink(Protocol):
+    """The way to a host's agent."""
+
+    def tell(self, command: str, *arguments: Any) -> None:
+        """Have the agent carry out a command, after those before it. Does not wait."""
+        ...
+
+    def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
+        """Its reports after that number; waits that long for one. Raises HostLost or HostSilent."""
+        ...
+
+    def close(self) -> None:
+        """Let the agent go, which ends what it still has."""
+        ...
+
+
+class Cluster(Protocol):
+    """Where hosts come from. Its methods may wait for the cluster, and are called from several threads."""
+
+    def connect(self) -> ClusterView:
+        """Called once, before everything else; raises RequestError where there is no cluster."""
+        ...
+
+    def look(self) -> ClusterView:
+        """What there is now."""
+        ...
+
+    def open_host(self, node: str) -> HostLink:
+        """Have an agent on a node; what it answers tells whether it could be."""
+        ...
+
+    def ask_room(self, node: str | None, avoid: frozenset[str]) -> Room:
+        """The resources of one worker, on a node if that has them, and never on those to avoid."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+class Calls:
+    """Calls that may wait are made in other threads, and come back as something to do for the thread that turns: so
+    what that knows needs no lock. What fails, and is not said to be heard by anybody else, is told to `failed`."""
+
+    def __init__(self, failed: Callable[[Failure], None]) -> None:
+        self._failed = failed
+        self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._apart = ThreadPoolExecutor(CALLS_AT_ONCE, "cluster")
+        self._under_way: set[Future[None]] = set()
+        self._is_closed = False
+
+    def put(self, todo: Callable[[], None]) -> None:
+        """Have something done, after what was put before. From any thread."""
+        self._todo.put(todo)
+
+    def call(
+        self,
+        call: Callable[[], Result],
+        then: Callable[[Result], None] = lambda _: None,
+        failed: Callable[[Failure], None] | None = None,
+    ) -> None:
+        """Make a call, and go on with what it returns."""
+        if not self._is_closed:
+            self._under_way = {one for one in self._under_way if not one.done()}
+            self._under_way.add(self._apart.submit(self.run, call, then, failed))
+
+    def run(
+        self,
+        call: Callable[[], Result],
+        then: Callable[[Result], None],
+        failed: Callable[[Failure], None] | None = None,
+    ) -> None:
+        """The same in the thread that this is called from, which waits."""
+        try:
+            result = call()
+        except QuorateError as error:
+            failure = Failure.of(error)
+        except Exception as error:
+            log.exception("a call to the cluster has failed")
+            failure = Failure("JobError", f"the cluster does not do what it is asked for: {error}")
+        else:
+            self.put(lambda: then(result))
+            return
+        self.put(lambda: (failed or self._failed)(failure))
+
+    def turn(self, seconds: float) -> None:
+        """Do what is to be done; waits that long for something."""
+        with contextlib.suppress(Empty):
+            todo = self._todo.get(timeout=max(seconds, 0.001))
+            while True:
+                todo()
+                todo = self._todo.get_nowait()
+
+    def close(self, patience: float) -> bool:
+        """Make no more; whether those under way have ended in so many seconds."""
+        self._is_closed = True
+        self._apart.shutdown(wait=False, cancel_futures=True)
+        return not wait(self._under_way, patience).not_done
 
 
 class Nodes:
@@ -51,16 +220,18 @@ class Nodes:
         self._addresses |= {node.id: node.address for node in view.nodes}
 
     @property
+    def draining(self) -> list[Node]:
+        return [] if self._view is None else [node for node in self._view.nodes if node.is_draining]
+
+    @property
     def avoided(self) -> frozenset[str]:
-        draining = () if self.view is None else (node.id for node in self.view.nodes if node.is_draining)
-        return frozenset(self._suspected) | self.barred | frozenset(draining)
+        now = time.monotonic()
+        suspected = (node for node, since in self._suspected.items() if now - since <= SUSPECT)
+        return frozenset(suspected) | self.barred | {node.id for node in self.draining}
 
     def suspect(self, node: str) -> None:
         """It may be gone, whatever the cluster says."""
         self._suspected[node] = time.monotonic()
-
-    def trust_again(self, now: float) -> None:
-        self._suspected = {node: since for node, since in self._suspected.items() if now - since <= SUSPECT}
 
     def in_words(self, node: str) -> str:
         address = self._addresses.get(node_of(node), "")
@@ -73,14 +244,14 @@ class Host:
 
     node: str
     link: HostLink | None = None
-    waiting: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    waiting: list[tuple[Any, ...]] = field(default_factory=list)
     is_asked_to_prepare: bool = False
     is_prepared: bool = False
     has_ended: bool = False
 
     def tell(self, command: str, *arguments: Any) -> None:
         if self.link is None:
-            self.waiting.append((command, arguments))
+            self.waiting.append((command, *arguments))
         else:
             self.link.tell(command, *arguments)
 
@@ -88,8 +259,8 @@ class Host:
 class Hosts:
     """Opens hosts, listens to each in a thread of its own, and writes what they log to the run's logs.
 
-    `greet` tells a new one what every host is told first. `hear` is given the reports, and `lost` is told who is gone,
-    and how: both in the thread that turns.
+    `greeting` is what a new one is told first. `hear` is given the reports, and `lost` is told who is gone, and how:
+    both in the thread that turns.
     """
 
     def __init__(
@@ -97,14 +268,14 @@ class Hosts:
         cluster: Cluster,
         calls: Calls,
         run: RunFolder,
-        greet: Callable[[Host], None],
+        greeting: tuple[Any, ...],
         hear: Callable[[Host, Report], None],
         lost: Callable[[Host, HostLost], None],
     ) -> None:
         self._cluster = cluster
         self._calls = calls
         self._run = run
-        self._greet = greet
+        self._greeting = greeting
         self._hear = hear
         self._lost = lost
         self._hosts: dict[str, Host] = {}
@@ -116,14 +287,13 @@ class Hosts:
     def all(self) -> list[Host]:
         return list(self._hosts.values())
 
-    def find(self, node: str) -> Host | None:
-        return self._hosts.get(node)
+    def find(self, node: str | None) -> Host | None:
+        return self._hosts.get(node) if node is not None else None
 
     def on(self, node: str) -> Host:
         """The host on a node, opened if there is none."""
         if node not in self._hosts:
-            host = self._hosts[node] = Host(node)
-            self._greet(host)
+            host = self._hosts[node] = Host(node, waiting=[self._greeting])
             self._calls.call(
                 lambda: self._cluster.open_host(node),
                 lambda link: self._opened(host, link),
@@ -158,8 +328,8 @@ class Hosts:
             self._calls.call(link.close)
             return
         host.link = link
-        for command, arguments in host.waiting:
-            link.tell(command, *arguments)
+        for command in host.waiting:
+            link.tell(*command)
         listener = threading.Thread(target=self._listen, args=(host, link), name=f"host-{host.node[:8]}", daemon=True)
         self._listeners = [one for one in self._listeners if one.is_alive()] + [listener]
         listener.start()
@@ -193,155 +363,3 @@ class Hosts:
             file.append(*report.text.decode(errors="replace").removesuffix("\n").split("\n"))
         else:
             self._calls.put(lambda: self._hear(host, report) if self._hosts.get(host.node) is host else None)
-
-
-class RemoteCoordinator:
-    """Fulfils `CoordinatorChild`. `turn` does what is to be done in the engine, and waits that long for something;
-    `end` has it end on its host, within so many seconds."""
-
-    def __init__(
-        self, number: int, turn: Callable[[float], None], end: Callable[["RemoteCoordinator", float], None]
-    ) -> None:
-        self.number = number
-        self.pid = 0
-        self._turn = turn
-        self._end = end
-        self._answer: dict[str, Any] = {}
-        self._failure: Failure | None = None
-        self._departure: str | None = None
-
-    def answered(self, pid: int, answer: dict[str, Any], failure: Failure | None) -> None:
-        """It is there, and listens if there is an answer, or cannot."""
-        self.pid, self._answer, self._failure = pid, answer, failure
-
-    def ended(self, departure: str) -> None:
-        """It is gone, or counts as that."""
-        self._departure = self._departure or departure
-
-    def await_answer(self, limit: float | None = None) -> dict[str, Any]:
-        self._turn_until(lambda: bool(self._answer or self._failure or self._departure), limit)
-        # The failure says more than the end that follows it, and comes first.
-        if self._failure is not None:
-            raise self._failure.error()
-        if not self._answer and self._departure is not None:
-            raise JobError(f"{self._departure} before it listened.")
-        return self._answer
-
-    @property
-    def is_alive(self) -> bool:
-        self._turn(0.0)
-        return self._departure is None
-
-    @property
-    def departure(self) -> str:
-        return self._departure or f"the coordinator (pid {self.pid}) lives"
-
-    def kill(self) -> None:
-        self.close(0.0)
-
-    def close(self, patience: float) -> None:
-        if self._departure is None:
-            self._end(self, patience)
-            self._turn_until(lambda: self._departure is not None, patience + KILL_PATIENCE)
-            self.ended(f"the coordinator (pid {self.pid}) was to end, and its host does not answer")
-
-    def _turn_until(self, is_so: Callable[[], bool], limit: float | None) -> None:
-        over = None if limit is None else time.monotonic() + limit
-        while not is_so() and (over is None or time.monotonic() < over):
-            self._turn(GLANCE)
-
-
-class Coordinators:
-    """Places coordinators on hosts. `stays_home`: on no other than the launcher's,
-    whose folder of the run no other host has."""
-
-    def __init__(self, hosts: Hosts, nodes: Nodes, run: str, stays_home: bool = False) -> None:
-        self._hosts = hosts
-        self._nodes = nodes
-        self._stays_home = stays_home
-        # The run's folder as every host reaches it.
-        self._run = run
-        self._placed: dict[int, tuple[RemoteCoordinator, str]] = {}
-        self._unplaced: list[tuple[RemoteCoordinator, Mapping[str, Any]]] = []
-        self._first_port: int | None = None
-        self._failure: Failure | None = None
-
-    @property
-    def has_living(self) -> bool:
-        return any(child.is_alive for child, _ in self._placed.values())
-
-    def start(self, child: RemoteCoordinator, appointment: Mapping[str, Any]) -> None:
-        """Start one as soon as there is a host for it."""
-        if self._failure is not None:
-            child.answered(0, {}, self._failure)
-            child.ended(self._failure.message)
-            return
-        if self._first_port is None:
-            self._first_port = appointment.get("port", 0)
-        self._unplaced.append((child, {**appointment, "run": self._run}))
-        self.place()
-
-    def place(self) -> None:
-        """Start those who wait, once it is known which nodes there are."""
-        view = self._nodes.view
-        while self._unplaced and view is not None and view.nodes:
-            child, appointment = self._unplaced.pop(0)
-            able = (node for _, node in reversed(self._placed.values()) if self._hosts.find(node))
-            last = next((node for node in able if node not in self._nodes.avoided), None)
-            node = self._next_node() if last is None or self._stays_home else last
-            if node != last:
-                # The port was free on the host of the last one only.
-                appointment = {**appointment, "port": self._first_port}
-            self._placed[child.number] = child, node
-            self._hosts.on(node).tell("start_coordinator", child.number, appointment)
-
-    def _next_node(self) -> str:
-        """At home, which is there as long as the job is; where a host is; or anywhere."""
-        assert self._nodes.view is not None
-        home, avoid = self._nodes.view.home, self._nodes.avoided
-        living = [node.id for node in self._nodes.view.nodes if node.id not in avoid]
-        if home is not None and (home in living or self._stays_home):
-            return home
-        in_use = [host.node for host in self._hosts.all]
-        return next((node for node in (*in_use, *living) if node not in avoid), self._nodes.view.nodes[0].id)
-
-    def move_from(self, node: str) -> None:
-        """End those on a node that is about to be taken away, if there is another: whoever holds them starts the next,
-        there."""
-        host = self._hosts.find(node)
-        if host is not None and self._next_node() != node:
-            for child, where in self._placed.values():
-                if where == node and child.is_alive:
-                    host.tell("end_coordinator", child.number, 0.0)
-
-    def end(self, child: RemoteCoordinator, patience: float) -> None:
-        """Let one end by itself, for so many seconds at most."""
-        self._unplaced = [one for one in self._unplaced if one[0] is not child]
-        _, node = self._placed.get(child.number, (None, ""))
-        host = self._hosts.find(node)
-        if host is None:
-            child.ended(f"the coordinator (pid {child.pid}) is gone with its host")
-        else:
-            host.tell("end_coordinator", child.number, patience)
-
-    def hear(self, report: CoordinatorAnswered | CoordinatorEnded) -> None:
-        child, _ = self._placed[report.number]
-        if isinstance(report, CoordinatorAnswered):
-            child.answered(report.pid, report.answer, report.failure)
-        else:
-            child.ended(report.departure)
-
-    def lose(self, host: Host) -> None:
-        """Those on it are gone."""
-        where = self._nodes.in_words(host.node)
-        for child, node in self._placed.values():
-            if node == host.node:
-                child.ended(f"the coordinator (pid {child.pid}) is gone with its host {where}")
-
-    def fail(self, failure: Failure) -> None:
-        """There will be none."""
-        self._failure = failure
-        for child in [*(child for child, _ in self._unplaced), *(child for child, _ in self._placed.values())]:
-            child.answered(0, {}, failure)
-            child.ended(failure.message)
-        self._unplaced.clear()

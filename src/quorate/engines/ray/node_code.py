@@ -19,8 +19,8 @@ from quorate.core.errors import RequestError
 from quorate.core.failure import Failure
 from quorate.core.user_code import is_installed
 from quorate.engines.engine import Preparation
-from quorate.engines.ray.option import RuntimeEnvSpec
-from quorate.spec.job import TaskReference
+from quorate.engines.ray.option import RaySpec, RuntimeEnvSpec
+from quorate.spec.job import JobSpec, TaskReference
 from quorate.storage.task_files import import_root, is_own, locate
 
 STAYS = (".git", ".venv", "venv", "__pycache__", ".env", ".env.*")
@@ -55,6 +55,24 @@ class NodeCode:
             "env_vars": dict(self.variables),
         }
         return {key: value for key, value in given.items() if value}
+
+
+def node_code(spec: JobSpec, task: str, runs: Path, job_source: str) -> NodeCode:
+    """What the nodes are given of a job's code. Runs stay here, and so does the job file, which may have secrets."""
+    assert isinstance(spec.engine, RaySpec)
+    asked = spec.engine.runtime_env
+    if spec.engine.address == "local":  # the only node is this machine, where all is
+        return NodeCode(modules=tuple(asked.py_modules), pip=tuple(asked.pip), variables=asked.env_vars)
+    stays = [runs, *_said_job_file(job_source)]
+    is_folder = spec.engine.storage is not None and spec.engine.object_store is None
+    return code_of(task, asked, [*stays, *([Path(spec.engine.storage or "")] if is_folder else [])])
+
+
+def _said_job_file(source: str) -> list[Path]:
+    """The job file by where a job was said, such as ``job.yaml with --set``: a path may have that word in it, too."""
+    words = source.split(" with ")
+    paths = [Path(" with ".join(words[:count])) for count in range(1, len(words) + 1)]
+    return [path for path in paths if path.is_file()]
 
 
 def code_of(task: str, asked: RuntimeEnvSpec, stays: Sequence[Path]) -> NodeCode:

@@ -82,7 +82,7 @@ class RaySpec(EngineSection):
     runtime_env: RuntimeEnvSpec = RuntimeEnvSpec()
     """What Ray installs and sets on a node before a worker starts there."""
 
-    opened_by: ClassVar[str] = "quorate.engines.ray.launch:open_engine"
+    opened_by: ClassVar[str] = "quorate.engines.ray.engine:open_engine"
     is_cluster: ClassVar[bool] = True
 
     def refuse_missing(self) -> None:

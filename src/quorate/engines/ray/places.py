@@ -1,17 +1,22 @@
 """The places of a job's workers in a cluster: room for each is asked for, waited for, kept and given back."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from quorate.core.failure import Failure
 from quorate.core.generation import name_of
-from quorate.engines.ray.cluster import Calls, Cluster, ClusterFailed, ClusterView, Node, Room
-from quorate.engines.ray.hosts import Nodes
+from quorate.engines.engine import Notice, Remark, Unprepared
+from quorate.engines.ray.hosts import Calls, Cluster, ClusterFailed, ClusterView, Hosts, Node, Nodes, Room
 from quorate.worker.assignment import Assignment
 
+log = logging.getLogger(__name__)
+
+LOOK_AT_NODES = 1.0
+"""Seconds between two looks at the nodes, while nobody waits for room."""
 SAY_WAITING = 3.0
 """Seconds after which it is said that somebody waits for room..."""
 SAY_GANG_WAITING = 30.0
@@ -20,6 +25,21 @@ KEEP_ROOM = 10.0
 """Seconds for which the room of a worker that has ended is kept for the next in its place."""
 ASK_AGAIN = 1.0
 """Seconds after which a cluster that has failed is asked again."""
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """What each worker takes, how workers are shared out, how many there are at first, and where the run is kept.
+
+    `is_gang`: the cluster itself starts hosts for all workers together, and starts all anew when one is lost.
+    """
+
+    demand: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    placement: str = "spread"
+    workers: int = 1
+    # A folder that all hosts have mounted; without it they reach the run's own.
+    storage: Path | None = None
+    is_gang: bool = False
 
 
 @dataclass(eq=False)
@@ -37,37 +57,40 @@ class Place:
     is_told: bool = False
 
 
+@dataclass(frozen=True)
+class _Look:
+    """What one look at the cluster has found: the nodes, if it was at these; room for a place, on the node that was
+    chosen for it; and where the rooms are that were waited for."""
+
+    view: ClusterView | None
+    asked: tuple[Place, str | None, Room] | None
+    found: list[tuple[Place, Room, str | None]]
+
+
 class Places:
-    """`found` is called with a place, and who waits for it, that has a node now;
-    `say` with what users should know, and `give_up` if there will never be room; `ready` gives the nodes that have a
-    host already. `gang`: so many get room together, or none."""
+    """`found` is called with a place, and who waits for it, that has a node now. What users should know, and that there
+    will never be room, is added to `notices`. Of a gang all get room together, or none."""
 
     def __init__(
         self,
         cluster: Cluster,
         calls: Calls,
         nodes: Nodes,
-        demand: Mapping[str, float],
-        strategy: str,
-        ready: Callable[[], set[str]],
+        hosts: Hosts,
+        settings: ClusterSettings,
+        notices: list[Notice],
         found: Callable[[Place, str], None],
-        say: Callable[[str], None],
-        give_up: Callable[[Failure], None],
-        gang: int = 0,
     ) -> None:
         self._cluster = cluster
         self._calls = calls
         self._nodes = nodes
-        self._demand = demand
-        self._strategy = strategy
-        self._ready = ready
+        self._hosts = hosts
+        self._settings = settings
+        self._notices = notices
         self._found = found
-        self._say = say
-        self._give_up = give_up
-        self._gang = gang
         self._places: dict[int, Place] = {}
-        self._is_asking = False
         self._is_looking = False
+        self._nodes_due = 0.0
         self._rests_until = 0.0
         self._complaint = ""
 
@@ -88,13 +111,13 @@ class Places:
         if place.node is not None:
             self._found(place, place.node)
         else:
-            self._ask_room(place.since)
+            self._look_at_cluster(place.since)
 
     def leave(self, place: Place) -> None:
         """Give its room back."""
         room, place.room, place.node, place.target = place.room, None, None, None
         if room is not None:
-            self._calls.call(room.release, failed=self._failed)
+            self._calls.call(room.release, failed=lambda failure: log.info("room is still held: %s", failure.message))
 
     def end(self) -> None:
         """Nobody is waited for any more."""
@@ -102,62 +125,53 @@ class Places:
             place.assignment = None
 
     def look(self, now: float) -> None:
-        """Once in a while: whether those who wait have room now, and whose is not needed any more."""
-        self._ask_room(now)
-        self._look_for_room(now)
+        """Once in a while: at the nodes, whether those who wait have room now, and whose room nobody needs any more."""
+        self._look_at_cluster(now)
+        gang = self._settings.workers if self._settings.is_gang else 0
         for place in self._places.values():
             if place.assignment is not None and place.node is None and not place.is_told:
-                place.is_told = now - place.since > (SAY_GANG_WAITING if self._gang else SAY_WAITING)
+                place.is_told = now - place.since > (SAY_GANG_WAITING if gang else SAY_WAITING)
                 # One speaks for a gang, and each for itself that has no place in it.
-                if place.is_told and (place.slot == 0 or place.slot >= self._gang):
-                    self._say(self._waiting_in_words(place.slot))
+                if place.is_told and (place.slot == 0 or place.slot >= gang):
+                    self._notices.append(Remark(self._waiting_in_words(place.slot)))
             is_empty = place.room is not None and place.assignment is None and place.pid is None
             if is_empty and now - place.since > KEEP_ROOM:
                 self.leave(place)
 
-    def _ask_room(self, now: float) -> None:
-        """For one after the other: where the next goes depends on those before."""
-        waiting = (one for one in self._places.values() if one.assignment is not None and one.room is None)
-        place = next(waiting, None)
-        if place is None or self._is_asking or now < self._rests_until:
+    def _look_at_cluster(self, now: float) -> None:
+        """One look at a time, and room for one place: where the next goes depends on those before."""
+        roomless = [place for place in self._places.values() if place.assignment is not None and place.room is None]
+        held = [(place, place.room) for place in self._places.values() if place.room is not None]
+        pending = [(place, room) for place, room in held if place.node is None]
+        is_due = now >= self._nodes_due
+        if self._nodes.view is None or self._is_looking or now < self._rests_until:
             return
-        self._is_asking = True
-        others = [one for one in self._places.values() if one.room is not None]
-        placed = [node for one in others if (node := one.node or one.target) is not None]
-        pending = [one.target for one in others if one.node is None and one.target is not None]
-        avoid, ready = self._nodes.avoided, self._ready()
-
-        def ask() -> tuple[ClusterView, str | None, Room]:
-            view = self._cluster.look()
-            node = choose_node(view.nodes, self._demand, placed, pending, self._strategy, avoid, ready)
-            apart = frozenset(placed) if self._strategy == STRICT_SPREAD else frozenset()
-            return view, node, self._cluster.ask_room(node, avoid | apart)
-
-        self._calls.call(ask, partial(self._asked, place), self._not_asked)
-
-    def _asked(self, place: Place, answer: tuple[ClusterView, str | None, Room]) -> None:
-        self._is_asking = False
-        self._complaint = ""
-        self._nodes.view, place.target, place.room = answer
-        self._ask_room(time.monotonic())
-
-    def _not_asked(self, failure: Failure) -> None:
-        self._is_asking = False
-        self._failed(failure)
-
-    def _look_for_room(self, now: float) -> None:
-        waiting = [
-            (place, place.room) for place in self._places.values() if place.room is not None and place.node is None
-        ]
-        if not waiting or self._is_looking or now < self._rests_until:
+        if not (roomless or pending or is_due):
             return
         self._is_looking = True
-        self._calls.call(lambda: [(place, room, room.node()) for place, room in waiting], self._seen, self._not_seen)
+        placed = [node for place, _ in held if (node := place.node or place.target) is not None]
+        unshown = [place.target for place, _ in pending if place.target is not None]
+        avoid, ready = self._nodes.avoided, {host.node for host in self._hosts.all}
+        demand, placement = self._settings.demand, self._settings.placement
 
-    def _seen(self, rooms: list[tuple[Place, Room, str | None]]) -> None:
+        def look() -> _Look:
+            view = self._cluster.look() if roomless or is_due else None
+            asked = None
+            if roomless and view is not None:
+                node = choose_node(view.nodes, demand, placed, unshown, placement, avoid, ready)
+                apart = frozenset(placed) if placement == STRICT_SPREAD else frozenset()
+                asked = roomless[0], node, self._cluster.ask_room(node, avoid | apart)
+            return _Look(view, asked, [(place, room, room.node()) for place, room in pending])
+
+        self._calls.call(look, self._seen, self._failed)
+
+    def _seen(self, seen: _Look) -> None:
         self._is_looking = False
         self._complaint = ""
-        for place, room, node in rooms:
+        now = time.monotonic()
+        if seen.view is not None:
+            self._nodes.view, self._nodes_due = seen.view, now + LOOK_AT_NODES
+        for place, room, node in seen.found:
             if node is None or place.room is not room or place.node is not None:
                 continue
             if node in self._nodes.avoided:
@@ -166,36 +180,37 @@ class Places:
             place.node = node
             if place.assignment is not None:
                 self._found(place, node)
-
-    def _not_seen(self, failure: Failure) -> None:
-        self._is_looking = False
-        self._failed(failure)
+        if seen.asked is not None:
+            place, place.target, place.room = seen.asked
+            self._look_at_cluster(now)
 
     def _failed(self, failure: Failure) -> None:
         """It may pass, and who waits goes on waiting: said once, not each time."""
+        self._is_looking = False
         self._rests_until = time.monotonic() + ASK_AGAIN
         if failure.kind == ClusterFailed.__name__:
-            self._give_up(failure)
-            return
-        if failure.message != self._complaint:
+            self._notices.append(Unprepared(failure))
+        elif not any(place.assignment is not None and place.node is None for place in self._places.values()):
+            log.info("the nodes could not be looked at: %s", failure.message)
+        elif failure.message != self._complaint:
             self._complaint = failure.message
-            self._say(failure.message)
+            self._notices.append(Remark(failure.message))
 
     def _waiting_in_words(self, slot: int) -> str:
-        nodes = () if self._nodes.view is None else self._nodes.view.nodes
+        settings, nodes = self._settings, () if self._nodes.view is None else self._nodes.view.nodes
         # Of what is asked for: a cluster counts much else, and under names of its own.
-        here = [(node.address, {what: node.free.get(what, 0.0) for what in self._demand}) for node in nodes]
+        here = [(node.address, {what: node.free.get(what, 0.0) for what in settings.demand}) for node in nodes]
         free = "; ".join(f"{address}: {in_words(left)}" for address, left in here) or "no node"
-        if self._gang and slot >= self._gang:
+        if settings.is_gang and slot >= settings.workers:
             return (
-                f"{name_of(slot)} has no place: the gang was started with {self._gang}. Stop the job, and resume it"
-                " with more workers."
+                f"{name_of(slot)} has no place: the gang was started with {settings.workers}. Stop the job, and resume"
+                " it with more workers."
             )
-        if self._gang:
-            wanted = f"{self._gang} times {in_words(self._demand)}"
+        if settings.is_gang:
+            wanted = f"{settings.workers} times {in_words(settings.demand)}"
             return f"the gang waits for {wanted}, which it takes together: free in the cluster is {free}."
         return (
-            f"{name_of(slot)} waits for {in_words(self._demand)}: free in the cluster is {free}."
+            f"{name_of(slot)} waits for {in_words(settings.demand)}: free in the cluster is {free}."
             " The others train meanwhile."
         )
 

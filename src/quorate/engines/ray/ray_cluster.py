@@ -1,7 +1,7 @@
 """A Ray cluster as a place for hosts: nodes, placement groups of one bundle, and an actor on each node in use.
 
-The actor is a host's agent, called by Ray. Fork server and coordinator are programs of their own that it starts:
-nothing of Ray, which has threads, is ever forked.
+The actor is a host's agent, called by Ray. Its fork server is a program of its own that it starts: nothing of Ray,
+which has threads, is ever forked.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from quorate.core.addresses import Network
-from quorate.engines.ray.cluster import ClusterView, HostLost, HostSilent, Node, NodeLost, Room, node_of
 from quorate.engines.ray.connection import connect, first_line, warn_without_token
 from quorate.engines.ray.host import HostAgent, Report
+from quorate.engines.ray.hosts import ClusterView, HostLost, HostSilent, Node, NodeLost, Room, node_of
 from quorate.engines.ray.node_code import NodeCode, moved
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,8 @@ class RayCluster:
                 nodes.append(Node(id, one["NodeManagerAddress"], dict(free.get(id, {})), deadline is not None, until))
                 self._addresses[id] = one["NodeManagerAddress"]
                 cores += one["Resources"].get("CPU", 0.0)
-        return ClusterView(tuple(nodes), max(1, int(cores)), ray.get_runtime_context().get_node_id())
+        home = ray.get_runtime_context().get_node_id()
+        return ClusterView(tuple(nodes), max(1, int(cores)), Network(self.address_of(home), host=home))
 
     def open_host(self, node: str) -> "RayHostLink":
         placed = host_class().options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))

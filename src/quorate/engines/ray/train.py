@@ -25,10 +25,11 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from quorate.engines.ray.cluster import ClusterFailed, GroupLost, HostLost, node_of
 from quorate.engines.ray.connection import first_line
 from quorate.engines.ray.host import Report
+from quorate.engines.ray.hosts import ClusterFailed, GroupLost, HostLost, node_of
 from quorate.engines.ray.node_code import NodeCode
+from quorate.engines.ray.places import ClusterSettings
 from quorate.engines.ray.ray_cluster import RayCluster, RayHostLink, host_class
 from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone, StepCompleted
@@ -198,30 +199,36 @@ class _Group:
 
 
 class RayTrainCluster(RayCluster):
-    """A cluster on which the places of a gang are Ray Train's. The rest, such as a coordinator's host, is as ever.
+    """A cluster on which the places of a gang are Ray Train's. The rest is as ever.
 
-    `fit` has Ray Train start so many hosts, and returns when it has ended its run.
+    `folder` is the run's, as all hosts reach it. `fit` has Ray Train start the hosts, and returns when it has ended its
+    run.
     """
 
     def __init__(
         self,
         address: str,
-        demand: Mapping[str, float],
+        settings: ClusterSettings,
         code: NodeCode,
-        workers: int,
-        config: GroupConfig,
-        fit: Callable[[GroupConfig], None],
+        folder: str,
+        fit: Callable[[GroupConfig], None] | None = None,
     ) -> None:
-        super().__init__(address, config.run.name, demand, code)
-        self._workers = workers
+        config = GroupConfig(folder)
+        super().__init__(address, config.run.name, settings.demand, code)
+        self._settings = settings
         self._config = config
-        self._fit = fit
+        self._fit = fit or self._fit_as_usual
         self._turn = threading.RLock()
         self._group: _Group | None = None
         self._known: set[str] = set()
         self._thread: threading.Thread | None = None
         self._failure = ""
         self._is_closed = False
+
+    def _fit_as_usual(self, config: GroupConfig) -> None:
+        settings = self._settings
+        scaling = scaling_config(settings.workers, settings.demand, settings.placement)
+        group_trainer(config, scaling, run_config()).fit()
 
     def ask_room(self, node: str | None, avoid: frozenset[str]) -> "TrainRoom":  # noqa: ARG002 (Ray Train decides)
         self._keep_trainer()
@@ -293,7 +300,7 @@ class RayTrainCluster(RayCluster):
                 group, rank, node = rest.split("/")
                 places.setdefault(group, {})[int(rank)] = f"{node}/{group}-{rank}", name
         for group, ranks in places.items():
-            if group not in self._known and len(ranks) == self._workers:
+            if group not in self._known and len(ranks) == self._settings.workers:
                 try:
                     actors = {place: ray.get_actor(name) for _, (place, name) in sorted(ranks.items())}
                 except ValueError:  # one of them has just ended
