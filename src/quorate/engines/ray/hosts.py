@@ -195,7 +195,8 @@ class Calls:
         """Make no more; whether those under way have ended in so many seconds."""
         self._is_closed = True
         self._apart.shutdown(wait=False, cancel_futures=True)
-        return not wait(self._under_way, patience).not_done
+        # One that was cancelled before it began is never done, to those who wait.
+        return not wait([one for one in self._under_way if not one.cancelled()], patience).not_done
 
 
 class Nodes:
