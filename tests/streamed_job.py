@@ -16,8 +16,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from command import PATIENCE, Done, Workplace
-from quorate.chaos.fault import firings
-from quorate.chaos.script import parse_fault
+from quorate.chaos.script import firings, parse_fault
 from quorate.shards.index import NAME, save_index
 from quorate.shards.indexing import build_index
 from quorate.storage.run_folder import RunFolder

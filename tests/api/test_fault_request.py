@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from quorate.api.chaos import FaultRequest
-from quorate.chaos.fault import Act, Fault
+from quorate.chaos.script import Act, Fault
 from quorate.core.errors import RequestError
 from quorate.spec.job import JobSpec
 

@@ -12,7 +12,7 @@ from made_events import make_event
 from quorate.api import run_part, session
 from quorate.api.prints import NoDisplay, RunStart
 from quorate.api.recorded_run import warn_of_stretched_schedule
-from quorate.coordinator.news import Outcome
+from quorate.coordinator.places import Outcome
 from quorate.core import machine
 from quorate.core.errors import JobError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed

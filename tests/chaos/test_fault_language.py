@@ -5,11 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.chaos.fault import PHASES, Act, Fault, Whom
 from quorate.chaos.script import (
     FORMS,
     NOMINAL_STEP,
+    PHASES,
+    Act,
+    Fault,
     FaultError,
+    Whom,
     check_script,
     lines_of,
     parse_duration,

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from command import await_condition
-from quorate.chaos.fault import Act, Fault, firings, marker_of
-from quorate.chaos.script import parse_fault
+from quorate.chaos.script import Act, Fault, firings, marker_of, parse_fault
 from quorate.chaos.supervisor_hook import FaultInjection
 from quorate.chaos.worker_hook import FaultWatch
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from quorate.chaos.fault import Act, Whom
-from quorate.chaos.script import FaultError, check_script, parse_fault, random_script
+from quorate.chaos.script import Act, FaultError, Whom, check_script, parse_fault, random_script
 from quorate.core.generation import Role, server_id
 
 

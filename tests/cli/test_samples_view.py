@@ -8,8 +8,7 @@ import pytest
 
 from quorate.api.chaos import Trial
 from quorate.api.result import Result
-from quorate.chaos.fault import Firing
-from quorate.chaos.script import parse_fault
+from quorate.chaos.script import Firing, parse_fault
 from quorate.cli.chaos import print_trial, succeeded
 from quorate.cli.layout import Page
 from quorate.cli.samples_view import EPOCHS_SHOWN, print_ledger

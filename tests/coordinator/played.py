@@ -4,9 +4,11 @@ import signal
 from collections.abc import Iterable
 from dataclasses import replace
 
-from quorate.coordinator.actions import Action, DeclareGeneration, EndJob
 from quorate.coordinator.events import (
+    Action,
     Completed,
+    DeclareGeneration,
+    EndJob,
     ExitReported,
     HeartbeatReceived,
     MembershipEvent,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quorate.coordinator.__main__ import open_server
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.membership import start
-from quorate.coordinator.server import open_server
 from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import JobSettings
 from quorate.core.timing import Timing

@@ -24,9 +24,17 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import DeclareGeneration, EndJob, Expel, Refill, Regroup
 from quorate.coordinator.event_log import EventLog
-from quorate.coordinator.events import FailureReported, ResizeRequested, StopRequested
+from quorate.coordinator.events import (
+    DeclareGeneration,
+    EndJob,
+    Expel,
+    FailureReported,
+    Refill,
+    Regroup,
+    ResizeRequested,
+    StopRequested,
+)
 from quorate.coordinator.losses import MOST_DIVERGED
 from quorate.coordinator.membership import start
 from quorate.coordinator.states import Decision, Ended, Forming, Handover

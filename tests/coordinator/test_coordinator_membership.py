@@ -25,14 +25,20 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import DeclareGeneration, EndJob, GrantLease, RecordEvents, Refuse, RelayStop, Welcome
 from quorate.coordinator.events import (
+    DeclareGeneration,
+    EndJob,
     FailureReported,
+    GrantLease,
     LauncherGone,
     MembershipEvent,
+    RecordEvents,
+    Refuse,
     Registered,
+    RelayStop,
     StopRequested,
     Tick,
+    Welcome,
 )
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Ended, Forming, State, Training

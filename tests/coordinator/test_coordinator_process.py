@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from quorate.coordinator.__main__ import Appointment, _begin
-from quorate.coordinator.actions import DeclareGeneration
 from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
+from quorate.coordinator.events import DeclareGeneration
 from quorate.coordinator.states import JobSettings, Recalling
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure

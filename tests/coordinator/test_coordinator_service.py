@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from coordinator.served import TOKEN, serve
+from quorate.coordinator.__main__ import Admission, explain_refusal
 from quorate.coordinator.client import JobStatus, SupervisorClient, WorkerWord
-from quorate.coordinator.news import News, Vacancy
-from quorate.coordinator.server import Admission, explain_refusal
+from quorate.coordinator.places import News, Vacancy
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.observe.events import LogMessage, Resized

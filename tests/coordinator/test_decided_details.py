@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 from coordinator.played import FIRST, PEER_LOST, SETTINGS, heartbeat, killed, pid_of, registered, reported, training
-from quorate.coordinator.actions import Dismiss, Expel, Regroup
 from quorate.coordinator.autopsy import autopsy_of_exit, autopsy_of_futility
 from quorate.coordinator.events import (
+    Dismiss,
     ExitReported,
+    Expel,
     FailureReported,
     HeartbeatReceived,
     Reading,
+    Regroup,
     ResizeRequested,
     StopRequested,
     Tick,

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import grpc
@@ -33,7 +34,7 @@ def serve_encrypted(run: RunFolder) -> Iterator[str]:
     )
     with process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(told | {"identity": identity.to_json()}).encode() + b"\n")
+        process.stdin.write(json.dumps(told | {"identity": asdict(identity)}).encode() + b"\n")
         process.stdin.flush()
         yield json.loads(process.stdout.readline())["address"]
         process.stdin.close()

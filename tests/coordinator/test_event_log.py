@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.coordinator.actions import RecordEvents
 from quorate.coordinator.event_log import EventLog
+from quorate.coordinator.events import RecordEvents
 from quorate.core.failure import Failure
 from quorate.observe.event import Event
 from quorate.observe.events import CoordinatorReplaced, LogMessage, RolledBack, RunFailed, StepCompleted, WorkerLost

@@ -19,14 +19,20 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import DeclareGeneration, Dismiss, Expel, Refill, Refuse, Regroup, Welcome
 from quorate.coordinator.events import (
+    DeclareGeneration,
+    Dismiss,
     ExitReported,
+    Expel,
     HeartbeatReceived,
+    Refill,
+    Refuse,
+    Regroup,
     ResizeRequested,
     StateReported,
     StopRequested,
     Tick,
+    Welcome,
 )
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Handover, Training

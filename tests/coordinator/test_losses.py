@@ -29,8 +29,21 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import EndJob, Expel, GrantLease, Refill, Refuse, Regroup, RelayStop, Welcome
-from quorate.coordinator.events import ExitReported, FailureReported, MembershipEvent, StopRequested, Tick
+from quorate.coordinator.events import (
+    EndJob,
+    ExitReported,
+    Expel,
+    FailureReported,
+    GrantLease,
+    MembershipEvent,
+    Refill,
+    Refuse,
+    Regroup,
+    RelayStop,
+    StopRequested,
+    Tick,
+    Welcome,
+)
 from quorate.coordinator.forming import MOST_FUTILE
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Forming, State, Training

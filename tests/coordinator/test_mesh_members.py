@@ -25,17 +25,22 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import DeclareGeneration, Dismiss, Expel, Refill, Refuse, Regroup
 from quorate.coordinator.events import (
+    DeclareGeneration,
+    Dismiss,
     ExitReported,
+    Expel,
     FailureReported,
     HeartbeatReceived,
     MembershipEvent,
+    Refill,
+    Refuse,
+    Regroup,
     ResizeRequested,
     StopRequested,
 )
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.news import news_of, wakes
+from quorate.coordinator.places import news_of, wakes
 from quorate.coordinator.states import Decision, Ended, Forming, Handover, JobSettings, State, Training
 from quorate.coordinator.succession import succeed
 from quorate.core.failure import Failure

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from coordinator.played import SETTINGS, heartbeat, killed, pid_of, registered, training
-from quorate.coordinator.actions import GrantLease
-from quorate.coordinator.events import ExitReported
+from quorate.coordinator.events import ExitReported, GrantLease
 from quorate.coordinator.membership import decide
-from quorate.coordinator.news import wakes
+from quorate.coordinator.places import wakes
 from quorate.coordinator.states import Decision, Forming, Handover, Members, Recalling, Recollection
 from quorate.coordinator.succession import take_over
 

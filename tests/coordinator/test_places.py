@@ -19,10 +19,15 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import Action, Dismiss, Refill, Refuse, Regroup, RelaySave
 from quorate.coordinator.events import (
+    Action,
+    Dismiss,
     HeartbeatReceived,
+    Refill,
+    Refuse,
     Registered,
+    Regroup,
+    RelaySave,
     ResizeRequested,
     SaveRequested,
     StateReported,

@@ -25,10 +25,22 @@ from coordinator.played import (
     reported,
     workers_of,
 )
-from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, Expel, Refill, Refuse, Regroup
-from quorate.coordinator.events import FailureReported, HeartbeatReceived, ResizeRequested, StateReported, StopRequested
+from quorate.coordinator.events import (
+    Action,
+    DeclareGeneration,
+    Dismiss,
+    Expel,
+    FailureReported,
+    HeartbeatReceived,
+    Refill,
+    Refuse,
+    Regroup,
+    ResizeRequested,
+    StateReported,
+    StopRequested,
+)
 from quorate.coordinator.membership import decide, start
-from quorate.coordinator.news import news_of
+from quorate.coordinator.places import news_of
 from quorate.coordinator.states import Decision, Ended, Handover, JobSettings, Recollection, State, Training
 from quorate.coordinator.succession import succeed, take_over
 from quorate.core.errors import PeerLost

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.played import SETTINGS, declared, killed, last_of, messages_of, pid_of, registered, reported, training
-from quorate.coordinator.actions import Action, DeclareGeneration, Expel, Regroup
-from quorate.coordinator.events import HeartbeatReceived, StopRequested
+from quorate.coordinator.events import Action, DeclareGeneration, Expel, HeartbeatReceived, Regroup, StopRequested
 from quorate.coordinator.membership import decide
 from quorate.coordinator.speed import measure, share_lanes
 from quorate.coordinator.states import JobSettings, Measured, State, Training

@@ -7,13 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.played import messages_of
-from quorate.coordinator.actions import Action, Expel, Regroup
 from quorate.coordinator.events import (
+    Action,
     Completed,
     ExitReported,
+    Expel,
     HeartbeatReceived,
     MembershipEvent,
     Registered,
+    Regroup,
     StateReported,
     Tick,
 )

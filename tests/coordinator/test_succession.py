@@ -22,7 +22,8 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import (
+from quorate.coordinator.event_log import EventLog
+from quorate.coordinator.events import (
     Action,
     DeclareGeneration,
     Expel,
@@ -30,11 +31,13 @@ from quorate.coordinator.actions import (
     Recall,
     Refill,
     Refuse,
+    Registered,
     Regroup,
+    StateReported,
+    StopRequested,
+    Tick,
     Welcome,
 )
-from quorate.coordinator.event_log import EventLog
-from quorate.coordinator.events import Registered, StateReported, StopRequested, Tick
 from quorate.coordinator.membership import decide
 from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import (

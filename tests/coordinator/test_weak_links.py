@@ -21,8 +21,7 @@ from coordinator.played import (
     training,
     workers_of,
 )
-from quorate.coordinator.actions import EndJob, Regroup
-from quorate.coordinator.events import StopRequested, Tick
+from quorate.coordinator.events import EndJob, Regroup, StopRequested, Tick
 from quorate.coordinator.membership import decide
 from quorate.coordinator.states import Decision, Ended, Forming, JobSettings, State, Training, WeakLink
 from quorate.coordinator.weak_links import FORGIVEN_AFTER

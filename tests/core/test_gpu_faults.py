@@ -1,7 +1,7 @@
 import pytest
 
 from quorate.core.errors import UserCodeError
-from quorate.core.gpu_faults import cuda_error_of, xid_of
+from quorate.core.gpus import cuda_error_of, xid_of
 from quorate.core.user_code import user_code
 
 ADVICE = """

@@ -11,7 +11,7 @@ from typing import Any
 
 from bad_networks import BadNetworks
 from command import await_condition
-from quorate.coordinator.news import Outcome
+from quorate.coordinator.places import Outcome
 from quorate.core.addresses import LOOPBACK
 from quorate.core.failure import JobFailed
 from quorate.engines.local import COORDINATOR, LocalEngine

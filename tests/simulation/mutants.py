@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, field, replace
 
-from quorate.coordinator.actions import DeclareGeneration, Regroup
 from quorate.coordinator.events import (
     Completed,
+    DeclareGeneration,
     ExitReported,
     FailureReported,
     MembershipEvent,
     Registered,
+    Regroup,
     StateReported,
 )
 from quorate.coordinator.membership import decide

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from quorate.coordinator.actions import Action
 from quorate.coordinator.event_log import EventLog
-from quorate.coordinator.events import MembershipEvent, Tick
-from quorate.coordinator.news import News, news_of, wakes
+from quorate.coordinator.events import Action, MembershipEvent, Tick
+from quorate.coordinator.places import News, news_of, wakes
 from quorate.coordinator.service import Directives, directive_of, end_directive
 from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
 from quorate.observe.event import Event

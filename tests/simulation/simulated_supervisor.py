@@ -19,7 +19,7 @@ from quorate.coordinator.events import (
     SaveRequested,
     StopRequested,
 )
-from quorate.coordinator.news import News
+from quorate.coordinator.places import News
 from quorate.coordinator.states import Handover
 from quorate.core.errors import LinkError
 from quorate.core.timing import Timing

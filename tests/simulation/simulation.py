@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from quorate.coordinator.actions import Action, DeclareGeneration, Dismiss, EndJob, GrantLease, RecordEvents
 from quorate.coordinator.event_log import EventLog
-from quorate.coordinator.events import FailureReported, MembershipEvent
+from quorate.coordinator.events import (
+    Action,
+    DeclareGeneration,
+    Dismiss,
+    EndJob,
+    FailureReported,
+    GrantLease,
+    MembershipEvent,
+    RecordEvents,
+)
 from quorate.coordinator.membership import start
 from quorate.coordinator.places import places, places_of
 from quorate.coordinator.states import Decision, Ended, JobSettings, State

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from quorate.coordinator.actions import DeclareGeneration
-from quorate.coordinator.events import MembershipEvent
+from quorate.coordinator.events import DeclareGeneration, MembershipEvent
 from quorate.coordinator.membership import decide
 from quorate.coordinator.states import Decision, Ended, State, Training
 from quorate.worker.membership_view import MembershipView

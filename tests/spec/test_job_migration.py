@@ -8,8 +8,7 @@ import pytest
 import quorate
 from quorate.core.errors import JobFileError
 from quorate.spec.load import load_job, resolve_mapping
-from quorate.spec.migration import migrate
-from quorate.spec.override import Override, parse_set
+from quorate.spec.override import Override, migrate, parse_set
 from quorate.spec.resolved import dump_job
 from quorate.tune.loading import dump_search, load_recorded_search, read_search, resolve_search
 from quorate.tune.trials import SearchLog

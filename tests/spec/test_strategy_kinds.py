@@ -9,10 +9,9 @@ from quorate.core.errors import JobFileError
 from quorate.spec import rules
 from quorate.spec.changes import refused_on_resume
 from quorate.spec.job import JobSpec, RingSpec
-from quorate.spec.keys import Mark, keys_of
+from quorate.spec.keys import Count, Mark, Section, keys_of, spelled_out
 from quorate.spec.override import Layers, Override
 from quorate.spec.problems import describe_errors
-from quorate.spec.section import Count, Section, spelled_out
 
 
 class ToySpec(Section):

@@ -6,7 +6,7 @@ from typing import cast
 
 from command import await_condition
 from quorate.coordinator.client import SupervisorClient
-from quorate.coordinator.news import News, Outcome, Vacancy
+from quorate.coordinator.places import News, Outcome, Vacancy
 from quorate.core.errors import LinkError
 from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted

@@ -8,7 +8,7 @@ import pytest
 
 from memory_engine import MemoryEngine
 from quorate.coordinator.client import SupervisorClient
-from quorate.coordinator.news import News, Vacancy
+from quorate.coordinator.places import News, Vacancy
 from quorate.core.errors import JobError, LinkError, RequestError
 from quorate.core.failure import Failure, JobFailed
 from quorate.engines.engine import Prepared

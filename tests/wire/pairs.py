@@ -10,7 +10,7 @@ from quorate.core.generation import GenerationId
 from quorate.wire.certificates import Authority
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
-from quorate.wire.local import LocalListener
+from quorate.wire.reception import LocalListener
 from quorate.wire.shared_link import SharedLink, accept_all_shared, connect_shared
 from quorate.wire.tcp import Listener, TcpLink, connect
 

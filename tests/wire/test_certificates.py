@@ -9,14 +9,8 @@ from quorate.core.generation import GenerationId, server_id
 from quorate.core.installation import install_of
 from quorate.core.masking import Secrets
 from quorate.wire.certificates import Authority, refuse_without_library
-from quorate.wire.handshake import COORDINATOR, Credentials, Identity
+from quorate.wire.handshake import COORDINATOR, Credentials
 from quorate.worker.assignment import Assignment
-
-
-def test_an_identity_travels_as_json() -> None:
-    identity = Authority("digits-0001").issue(2)
-    assert Identity.from_json(identity.to_json()) == identity
-    assert Identity.from_json(None) is None
 
 
 def test_processes_have_names_and_jobs_have_authorities() -> None:

@@ -7,7 +7,7 @@ import pytest
 from quorate.core.errors import PeerLost
 from quorate.core.generation import GenerationId
 from quorate.wire.handshake import Credentials
-from quorate.wire.local import connect_local
+from quorate.wire.reception import connect_local
 from wire.pairs import listening_locally
 
 GENERATION = GenerationId(1, 1)

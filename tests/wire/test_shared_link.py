@@ -20,7 +20,7 @@ from quorate.core.errors import FrameError, PeerLost
 from quorate.core.generation import GenerationId
 from quorate.wire import shared_link
 from quorate.wire.link import HEADER_SIZE, Tag, encode_header
-from quorate.wire.local import connect_local, pass_descriptors
+from quorate.wire.reception import connect_local, pass_descriptors
 from quorate.wire.shared_link import SLOT, SLOTS, SharedLink, connect_shared
 from quorate.wire.shared_memory import Doorbell, Segment
 from wire.pairs import (

@@ -15,8 +15,7 @@ import pytest
 from bad_networks import BadNetworks
 from quorate.chaos.network_namespaces import inside_network
 from quorate.core.errors import FrameError, PeerLost
-from quorate.wire.silence import FEWEST_PROBES, LOOKS, SHORTEST_PROBE, Silence, TcpInfo
-from quorate.wire.stream import Stream, Watch
+from quorate.wire.stream import FEWEST_PROBES, LOOKS, SHORTEST_PROBE, Silence, Stream, TcpInfo, Watch
 from quorate.wire.tcp import SHORTEST_CALL, connect
 from wire.pairs import credentials, wait_until, within
 

@@ -9,9 +9,9 @@ import pytest
 
 from command import await_condition
 from coordinator.served import TOKEN, serve
-from quorate.coordinator.actions import Action
 from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
+from quorate.coordinator.events import Action
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, JobSettings, State
 from quorate.core.timing import SYSTEM, Runtime, Timing

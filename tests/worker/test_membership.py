@@ -20,7 +20,7 @@ import pytest
 from coordinator.served import TOKEN, Served, serve
 from made_events import make_event
 from quorate.coordinator.client import SupervisorClient
-from quorate.coordinator.news import News, Outcome, Vacancy
+from quorate.coordinator.places import News, Outcome, Vacancy
 from quorate.core.errors import DivergedError, FrameError, GenerationOver, LeaseExpired, LinkError
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, GenerationId

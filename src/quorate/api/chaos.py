@@ -13,9 +13,20 @@ from quorate.api import session
 from quorate.api.prints import RunStart, Watch
 from quorate.api.result import Result, open_run
 from quorate.api.run_part import refuse_cluster
-from quorate.chaos.fault import PHASES, Fault, Firing, Whom, firings
 from quorate.chaos.network_namespaces import can_make_networks
-from quorate.chaos.script import EXAMPLE, check_script, lines_of, parse_mean, parse_script, random_script
+from quorate.chaos.script import (
+    EXAMPLE,
+    PHASES,
+    Fault,
+    Firing,
+    Whom,
+    check_script,
+    firings,
+    lines_of,
+    parse_mean,
+    parse_script,
+    random_script,
+)
 from quorate.chaos.supervisor_hook import run_under
 from quorate.core.errors import QuorateError, RequestError, RunError
 from quorate.core.failure import Failure, JobFailed

@@ -15,7 +15,7 @@ from quorate.api import session
 from quorate.api.prints import RunStart, Watch
 from quorate.api.result import Result
 from quorate.api.run_part import Accept, Show, refuse_cluster
-from quorate.coordinator.news import Outcome
+from quorate.coordinator.places import Outcome
 from quorate.core.errors import RequestError
 from quorate.core.user_code import attached
 from quorate.engines.in_process import InProcessEngine
@@ -23,8 +23,8 @@ from quorate.engines.local import ALLOCATOR, ENVIRONMENT
 from quorate.observe.events import LogMessage
 from quorate.observe.sinks import Sink
 from quorate.spec.job import JobSpec, RingSpec
+from quorate.spec.keys import AUTO_BATCH
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.section import AUTO_BATCH
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch, Supervisor
 

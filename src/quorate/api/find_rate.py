@@ -24,9 +24,9 @@ from quorate.observe.event import Event
 from quorate.observe.events import StepCompleted
 from quorate.spec.device import workers_here
 from quorate.spec.job import JobSpec
+from quorate.spec.keys import AUTO_BATCH
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.rules import checked_job
-from quorate.spec.section import AUTO_BATCH
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.signals import Signals, listening_to_signals
 from quorate.supervisor.supervisor import Launch

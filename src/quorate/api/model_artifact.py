@@ -30,7 +30,7 @@ from quorate.core.masking import mask, register_secrets
 from quorate.core.user_code import describe
 from quorate.engines.engine import SOURCE
 from quorate.spec.job import JobSpec, job_secrets
-from quorate.spec.migration import first_name
+from quorate.spec.override import first_name
 from quorate.spec.resolved import dump_job
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.task_files import read_source

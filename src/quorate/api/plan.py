@@ -19,8 +19,8 @@ from quorate.lanes.chunks import host_lanes
 from quorate.observe.quantities import plural, size
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec
+from quorate.spec.keys import AUTO_BATCH
 from quorate.spec.resolved import ResolvedJob
-from quorate.spec.section import AUTO_BATCH
 from quorate.training.footprint import (
     Footprint,
     ModuleSize,

@@ -17,7 +17,7 @@ from quorate.api.tasks import TaskLocation
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.selection import search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
-from quorate.coordinator.news import Outcome
+from quorate.coordinator.places import Outcome
 from quorate.core.errors import JobError, QuorateError, RequestError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.installation import install_of

@@ -56,10 +56,10 @@ from quorate.engines.engine import SOURCE, Prepared
 from quorate.spec.changes import PART, parts_of, with_branch
 from quorate.spec.device import kind_of, workers_here
 from quorate.spec.job import JobSpec, job_secrets
+from quorate.spec.keys import AUTO_BATCH
 from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob, dump_job
 from quorate.spec.rules import checked_job
-from quorate.spec.section import AUTO_BATCH
 from quorate.storage.objects import open_store
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import forget_asked, forget_submission

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from quorate.api.run_part import Accept, Runner, Show, run_locally, run_on_engine
-from quorate.coordinator.news import Outcome
+from quorate.coordinator.places import Outcome
 from quorate.engines.engine import Preparation
 from quorate.engines.local import start_fork_server
 from quorate.engines.warm import ForkedProcess, KeptForkServer, Program

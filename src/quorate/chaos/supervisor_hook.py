@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from quorate.chaos.fault import RESIZES, Act, Fault, Firing, Whom, call_of, firings, mark, marker_of
 from quorate.chaos.network_namespaces import NetworkNamespaces
-from quorate.coordinator.news import Outcome
+from quorate.chaos.script import RESIZES, Act, Fault, Firing, Whom, call_of, firings, mark, marker_of
+from quorate.coordinator.places import Outcome
 from quorate.core.addresses import LOOPBACK, Network
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.generation import FIRST_SERVER, Role

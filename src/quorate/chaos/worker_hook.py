@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quorate.chaos.fault import BETWEEN_STEPS, PHASES, Act, Fault, Firing, Whom, call_of, mark, marker_of
+from quorate.chaos.script import BETWEEN_STEPS, PHASES, Act, Fault, Firing, Whom, call_of, mark, marker_of
 from quorate.coordinator.places import places_of
 from quorate.core.errors import OutOfMemory
 from quorate.core.processes import children_of

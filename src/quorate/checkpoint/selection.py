@@ -12,7 +12,7 @@ from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import CheckpointError, QuorateError, RunError
 from quorate.spec.changes import Change, refused_on_resume
 from quorate.spec.job import JobSpec
-from quorate.spec.migration import migrate, without_removed
+from quorate.spec.override import migrate, without_removed
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from quorate.coordinator.events import Reading
-from quorate.coordinator.news import News, Outcome, Vacancy
+from quorate.coordinator.places import News, Outcome, Vacancy
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
 from quorate.observe.event import Event

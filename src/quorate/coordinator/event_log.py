@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, RecordEvents, RelayStop
+from quorate.coordinator.events import Action, DeclareGeneration, EndJob, RecordEvents, RelayStop
 from quorate.coordinator.states import Recollection
 from quorate.core.errors import ReplicasDiffer, is_kind_of
 from quorate.core.failure import Failure

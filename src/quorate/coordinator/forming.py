@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from quorate.coordinator.actions import Action, DeclareGeneration, EndJob, Expel, Regroup
 from quorate.coordinator.autopsy import autopsy_of_links, warning
+from quorate.coordinator.events import Action, DeclareGeneration, EndJob, Expel, Regroup
 from quorate.coordinator.places import (
     call_to_save,
     dismiss,

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import Action, Expel, Refill
 from quorate.coordinator.autopsy import (
     autopsy_of_divergence,
     autopsy_of_divergences,
@@ -11,7 +10,7 @@ from quorate.coordinator.autopsy import (
     loss_of,
     warning,
 )
-from quorate.coordinator.events import ExitReported, FailureReported
+from quorate.coordinator.events import Action, ExitReported, Expel, FailureReported, Refill
 from quorate.coordinator.forming import end, form_if_ready, holds_nothing, regroup, stopped
 from quorate.coordinator.places import expel, fills_places, places
 from quorate.coordinator.stall import find_poison, with_victim

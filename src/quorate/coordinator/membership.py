@@ -9,15 +9,6 @@ avoided (weak_links.py). What user code raises ends the job.
 from dataclasses import replace
 from typing import assert_never
 
-from quorate.coordinator.actions import (
-    EndJob,
-    Expel,
-    RecordEvents,
-    Refuse,
-    Regroup,
-    RelaySave,
-    RelayStop,
-)
 from quorate.coordinator.autopsy import (
     WORKER_LOST,
     autopsy_of_launcher,
@@ -28,12 +19,19 @@ from quorate.coordinator.autopsy import (
 )
 from quorate.coordinator.events import (
     Completed,
+    EndJob,
     ExitReported,
+    Expel,
     FailureReported,
     HeartbeatReceived,
     LauncherGone,
     MembershipEvent,
+    RecordEvents,
+    Refuse,
     Registered,
+    Regroup,
+    RelaySave,
+    RelayStop,
     ResizeRequested,
     SaveRequested,
     StateReported,

@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from quorate.coordinator.actions import (
+from quorate.coordinator.autopsy import name_enrolled, warning
+from quorate.coordinator.events import (
     Action,
+    Completed,
     EndJob,
     Expel,
     GrantLease,
+    HeartbeatReceived,
     Recall,
     RecordEvents,
     Refuse,
+    Registered,
     Regroup,
+    StateReported,
     Welcome,
 )
-from quorate.coordinator.autopsy import name_enrolled, warning
-from quorate.coordinator.events import Completed, HeartbeatReceived, Registered, StateReported
 from quorate.coordinator.forming import end, form_if_ready, regroup
 from quorate.coordinator.losses import condemn, give_up_state, proof_against
 from quorate.coordinator.places import call_together, expel, mark_leaving, places

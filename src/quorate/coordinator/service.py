@@ -14,36 +14,34 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from quorate.coordinator.actions import (
+from quorate.coordinator.event_log import EventLog
+from quorate.coordinator.events import (
     Action,
+    Completed,
     DeclareGeneration,
     Dismiss,
     EndJob,
-    GrantLease,
-    Recall,
-    Refuse,
-    Regroup,
-    RelaySave,
-    RelayStop,
-    Welcome,
-)
-from quorate.coordinator.event_log import EventLog
-from quorate.coordinator.events import (
-    Completed,
     ExitReported,
     FailureReported,
+    GrantLease,
     HeartbeatReceived,
     MembershipEvent,
     Reading,
+    Recall,
+    Refuse,
     Registered,
+    Regroup,
+    RelaySave,
+    RelayStop,
     ResizeRequested,
     SaveRequested,
     StateReported,
     StopRequested,
     Tick,
+    Welcome,
 )
 from quorate.coordinator.membership import decide
-from quorate.coordinator.news import news_of, wakes
+from quorate.coordinator.places import news_of, wakes
 from quorate.coordinator.states import Decision, Ended, JobSettings, Recalling, State, Training
 from quorate.core.errors import RunError
 from quorate.core.failure import Failure

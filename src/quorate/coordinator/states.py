@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quorate.coordinator.actions import Action
-from quorate.coordinator.events import Completed, Reading, Registered
+from quorate.coordinator.events import Action, Completed, Reading, Registered
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId, MeshShape, Role, common_cursor
 from quorate.core.timing import Timing

@@ -7,8 +7,7 @@ coordinator before may have told only some of its workers of the last.
 
 from dataclasses import replace
 
-from quorate.coordinator.actions import Action, Regroup
-from quorate.coordinator.events import Registered
+from quorate.coordinator.events import Action, Registered, Regroup
 from quorate.coordinator.places import call_together, places, places_of
 from quorate.coordinator.states import (
     Active,

@@ -34,8 +34,18 @@ class QuorateError(Exception):
 
     @property
     def message(self) -> str:
-        """The text of the error."""
         return str(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # They cross processes with their fields, whatever they are made from.
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(kind: type[QuorateError], args: tuple[object, ...], fields: dict[str, object]) -> QuorateError:
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(fields)
+    return error
 
 
 class RequestError(QuorateError):
@@ -70,9 +80,6 @@ class JobFileError(RequestError):
         count = f"{len(self.problems)} mistakes" if len(self.problems) != 1 else "a mistake"
         lines = "".join(f"\n  {problem}" for problem in self.problems)
         super().__init__(f"{source} has {count}:{lines}")
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.source, self.problems)
 
 
 class TaskError(RequestError):
@@ -111,9 +118,6 @@ class UserCodeError(JobError):
         self.exit_code = exit_code
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.message, self.traceback, self.exit_code)
-
 
 class LossError(JobError):
     """A loss that is not finite, not a scalar, or not a loss; of one that is not finite, the samples it was of."""
@@ -121,9 +125,6 @@ class LossError(JobError):
     def __init__(self, message: str, samples: Sequence[int] = ()) -> None:
         self.samples = tuple(samples)
         super().__init__(message)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.message, self.samples)
 
 
 class MetricError(JobError):
@@ -144,9 +145,6 @@ class ReplicasDiffer(DivergedError):  # noqa: N818 (a happening, not a mistake)
     def __init__(self, message: str, culprits: Sequence[int] = ()) -> None:
         self.culprits = tuple(culprits)
         super().__init__(message)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.message, self.culprits)
 
 
 class SettingsDiffer(ReplicasDiffer):
@@ -217,9 +215,6 @@ class PeerLost(LinkError):  # noqa: N818 (a happening, not a mistake)
         """Who is at the other end of the link that failed; None where this side has closed it itself."""
         named = re.match(r"(?:worker|server) \d+\b", self.peer)
         return member_of(named[0].replace(" ", "-")) if named and self.detail != self.CLOSED_HERE else None
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.peer, self.detail)
 
 
 class FrameError(LinkError):

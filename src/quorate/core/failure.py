@@ -152,9 +152,6 @@ class JobFailed(JobError):  # noqa: N818
         """The name of the run; empty if there is none."""
         return self.remains.run if self.remains else ""
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.failure, self.remains)
-
 
 def name_samples(samples: Sequence[int], count: int | None = None) -> str:
     """The first few and how many there are: "samples 17, 530, 12 … (64 in all)"; `count` where not all are known."""

@@ -11,10 +11,9 @@ from pydantic import AfterValidator, Field
 
 from quorate.core.errors import Problem
 from quorate.core.regular_file import read_regular
-from quorate.spec.keys import PREFIX, Allowed
+from quorate.spec.keys import PREFIX, Allowed, FilePath
 from quorate.spec.kinds import Sealing
 from quorate.spec.options import Option, Said
-from quorate.spec.section import FilePath
 
 _LONGEST_KEY = 256
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from quorate.core.generation import Generation, Member
 from quorate.wire.handshake import Credentials
 from quorate.wire.link import Deadline
-from quorate.wire.local import LocalListener, share_a_host
+from quorate.wire.reception import LocalListener, share_a_host
 from quorate.wire.tcp import Listener
 
 

@@ -24,7 +24,7 @@ from quorate.reduce.endpoint import Endpoint
 from quorate.reduce.memory import GradientMemory, buckets_in, layout_of
 from quorate.reduce.reduction import PROBES, add_up_in_stretches, probe_neighbours
 from quorate.wire.link import Deadline
-from quorate.wire.local import connect_local, pass_descriptors, receive_descriptors
+from quorate.wire.reception import connect_local, pass_descriptors, receive_descriptors
 from quorate.wire.shared_memory import LONGEST_MESSAGE, Doorbell, Segment
 
 log = logging.getLogger(__name__)

@@ -16,22 +16,24 @@ from pydantic import (
 )
 
 from quorate.core.masking import secrets_in, url_secrets
-from quorate.spec.keys import Allowed, Mark, keys_of
-from quorate.spec.kinds import EngineSection, LocalSpec, Sealing, StrategySection
-from quorate.spec.options import open_to_options
-from quorate.spec.section import (
+from quorate.spec.keys import (
     AUTO,
     AUTO_BATCH,
     FOLDER,
     VERSION,
+    Allowed,
     Count,
     CountOrZero,
+    Mark,
     OptionalCount,
     OptionalPositive,
     Positive,
     Section,
+    keys_of,
     spelled_out,
 )
+from quorate.spec.kinds import EngineSection, LocalSpec, Sealing, StrategySection
+from quorate.spec.options import open_to_options
 from quorate.spec.tracking import NotifySpec, TrackSpec
 
 OWN_PLACE = "checkpoints"

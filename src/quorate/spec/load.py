@@ -14,20 +14,23 @@ from quorate.core.errors import JobFileError, Problem, RequestError
 from quorate.core.regular_file import read_regular
 from quorate.core.runs_folder import USUAL_RUNS, runs_of_job
 from quorate.spec.job import JobSpec, TaskReference
-from quorate.spec.keys import keys_of, nearest_file
-from quorate.spec.migration import (
+from quorate.spec.keys import AUTO, FOLDER, keys_of, nearest_file
+from quorate.spec.override import (
+    ENVIRONMENT,
+    Layers,
+    Override,
     advice_on_names,
+    environment_overrides,
     migrate,
     mixed_names,
+    plain_copy,
     present_name,
     renamed,
     without_removed,
 )
-from quorate.spec.override import ENVIRONMENT, Layers, Override, environment_overrides, plain_copy
 from quorate.spec.problems import describe_errors, misspelt, plain_problems
 from quorate.spec.resolved import ResolvedJob, job_gone
 from quorate.spec.rules import broken_rules
-from quorate.spec.section import AUTO, FOLDER
 from quorate.spec.yaml_document import Document, read_yaml
 
 log = logging.getLogger(__name__)

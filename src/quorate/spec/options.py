@@ -15,8 +15,7 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import Field, create_model
 
 from quorate.core.errors import Problem
-from quorate.spec.keys import Allowed, one_of
-from quorate.spec.section import Section
+from quorate.spec.keys import Allowed, Section, one_of
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "quorate.strategies.gangs": ("strategy", "job"),

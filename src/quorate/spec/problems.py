@@ -11,9 +11,8 @@ from pydantic_core import ErrorDetails
 
 from quorate.core.errors import Problem
 from quorate.spec.keys import CALLED_ELSEWHERE, PREFIX, Key, beside_names, keys_of, nearest, one_of, suggestions
-from quorate.spec.migration import NAMES
 from quorate.spec.options import removed_keys
-from quorate.spec.override import ENVIRONMENT, variable_name
+from quorate.spec.override import ENVIRONMENT, NAMES, variable_name
 
 Origin = Callable[[str], str]
 

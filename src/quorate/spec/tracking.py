@@ -6,13 +6,14 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from quorate.spec.keys import Allowed
-from quorate.spec.section import Count, Positive, Section
+from quorate.spec.keys import Allowed, Count, Positive, Section
 
 LOOPBACK = "127.0.0.1"
 
 
-def _checked_listener(value: int | str | None) -> int | str | None:
+def _checked_listener(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("Write a port: 0 takes any free one.")
     if isinstance(value, str):
         address_of(value)
     return value
@@ -27,12 +28,6 @@ def _checked_url(text: str | None) -> str | None:
 def _checked_mlflow(value: bool | str) -> bool | str:
     if isinstance(value, str) and "://" not in value and value != "databricks":
         raise ValueError("Write http://HOST:PORT, or the address of a database such as sqlite:///FILE.")
-    return value
-
-
-def _not_a_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("Write a port: 0 takes any free one.")
     return value
 
 
@@ -82,8 +77,7 @@ class TrackSpec(Section):
     """Track in Weights & Biases."""
     prometheus: Annotated[
         Annotated[int, Field(ge=0, le=65535)] | str | None,
-        BeforeValidator(_not_a_bool),
-        AfterValidator(_checked_listener),
+        BeforeValidator(_checked_listener),
         Allowed("a port (0: any free one), HOST:PORT, or null"),
     ] = None
     """Serve metrics for Prometheus."""

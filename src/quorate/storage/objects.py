@@ -19,9 +19,6 @@ class StoreError(JobError):
         self.lasts = lasts
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.message, self.lasts)
-
 
 class ObjectMissing(StoreError):  # noqa: N818 (a happening, not a mistake)
     """The store answers, and does not have it."""

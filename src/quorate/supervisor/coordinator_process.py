@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from quorate.coordinator.client import EventStream, SupervisorClient
-from quorate.coordinator.news import News, Outcome
+from quorate.coordinator.places import News, Outcome
 from quorate.core.addresses import split_address
 from quorate.core.errors import JobError, LinkError, QuorateError, RequestError
 from quorate.core.timing import MOST_STARTS, SYSTEM, Latch, Runtime, Timing, WatchedTime

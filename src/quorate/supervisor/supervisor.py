@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from queue import Empty
 from typing import Any, Protocol
@@ -16,8 +16,7 @@ from quorate.checkpoint.selection import Foreign, search_own, why_foreign
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.event_log import EventLog
-from quorate.coordinator.news import Outcome
-from quorate.coordinator.places import places_of
+from quorate.coordinator.places import Outcome, places_of
 from quorate.core.errors import LinkError, QuorateError, RequestError
 from quorate.core.failure import CHECKPOINT_LOST, FOLDER_LOST, Failure, JobFailed
 from quorate.core.masking import forget_secrets, known_secrets, register_secrets
@@ -448,7 +447,7 @@ class Supervisor:
             "port": spec.port,
             "log_level": spec.log_level,
             "secrets": known_secrets(),
-            "identity": None if identity is None else identity.to_json(),
+            "identity": None if identity is None else asdict(identity),
         }
 
     def _assignment(

@@ -10,7 +10,7 @@ from typing import Any
 
 from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.events import Reading
-from quorate.coordinator.news import News, Vacancy
+from quorate.coordinator.places import News, Vacancy
 from quorate.core.errors import JobError, LinkError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.generation import name_of, names_of
@@ -54,25 +54,19 @@ IMPORTING = ""
 """The phase of a process that has not said anything yet."""
 
 _WORDS = {
-    IMPORTING: "the import of torch and the task",
-    "start": "its start",
-    "build": "its start",
-    "restore": "the loading of its checkpoint",
-    "fingerprint": "the fingerprint of its data",
-    "metrics()": "a trial of metrics()",
-    "compile": "the compilation of its model, which takes a minute the first time",
-    "register": "its registration with the coordinator",
+    IMPORTING: ("the import of torch and the task", "importing torch and the task"),
+    "start": ("its start", "starting"),
+    "build": ("its start", "starting"),
+    "restore": ("the loading of its checkpoint", "loading the checkpoint"),
+    "fingerprint": ("the fingerprint of its data", "reading the data once for its fingerprint"),
+    "metrics()": ("a trial of metrics()", "trying metrics()"),
+    "compile": (
+        "the compilation of its model, which takes a minute the first time",
+        "compiling the model, which takes a minute the first time",
+    ),
+    "register": ("its registration with the coordinator", "registering with the coordinator"),
 }
-_DOING = {
-    IMPORTING: "importing torch and the task",
-    "start": "starting",
-    "build": "starting",
-    "restore": "loading the checkpoint",
-    "fingerprint": "reading the data once for its fingerprint",
-    "metrics()": "trying metrics()",
-    "compile": "compiling the model, which takes a minute the first time",
-    "register": "registering with the coordinator",
-}
+"""By phase of a setup: how a sentence names it, and what a job is busy with meanwhile."""
 
 
 class EngineLost(JobError):  # noqa: N818 (a happening, not a mistake)
@@ -98,8 +92,8 @@ class Setup:
         """What is wrong with a setup that takes longer than the user allows."""
         who = _name([self.worker]) + (f" (pid {self.pid})" if self.pid else "")
         return (
-            f"{who} is still in {in_words(self.phase)}, {now - self.began:.0f} s after its start. That is longer than"
-            f" setup_timeout ({limit})"
+            f"{who} is still in {_in_words(self.phase)[0]}, {now - self.began:.0f} s after its start. That is longer"
+            f" than setup_timeout ({limit})"
         )
 
 
@@ -122,7 +116,9 @@ class SetupWatch:
         for phase in dict.fromkeys(setup.phase for setup in due):
             alike = [setup for setup in self._setups.values() if setup.phase == phase]
             seconds = now - min(setup.entered for setup in alike)
-            notices.append(f"{_name([setup.worker for setup in alike])}: still in {in_words(phase)}, {seconds:.0f} s")
+            notices.append(
+                f"{_name([setup.worker for setup in alike])}: still in {_in_words(phase)[0]}, {seconds:.0f} s"
+            )
             for setup in alike:
                 self._setups[setup.worker, setup.pid] = setup.noticed(now)
         return notices
@@ -138,22 +134,13 @@ class SetupWatch:
         return known if known.phase == phase else replace(known, phase=phase, entered=now, notice_at=now + FIRST_NOTICE)
 
 
-def in_words(phase: str) -> str:
-    """A phase of a setup as a sentence names it; what the task defines has its own name."""
-    return _WORDS.get(phase, phase)
-
-
-def doing_in_words(phase: str) -> str:
-    """A phase of a setup as what a job is busy with."""
-    return _DOING.get(phase, f"running {phase}")
+def _in_words(phase: str) -> tuple[str, str]:
+    """What the task defines has its own name."""
+    return _WORDS.get(phase, (phase, f"running {phase}"))
 
 
 def _name(workers: list[int]) -> str:
-    if workers == [FORK_SERVER]:
-        return "the fork server"
-    if len(workers) == 1:
-        return name_of(workers[0])
-    return names_of(workers)
+    return "the fork server" if workers == [FORK_SERVER] else names_of(workers)
 
 
 class WorkerProcesses:
@@ -269,9 +256,9 @@ class WorkerProcesses:
     def doing(self) -> str:
         """What those are busy with who are being set up: the first of them speaks for all."""
         if self._prepared is None:
-            return doing_in_words(IMPORTING)
+            return _in_words(IMPORTING)[1]
         if self._phases:
-            return doing_in_words(self._phases[min(self._phases)])
+            return _in_words(self._phases[min(self._phases)])[1]
         return "starting the workers" if self._starting else "connecting the workers"
 
     def processes(self) -> set[Process]:

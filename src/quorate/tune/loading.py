@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from quorate.core.errors import JobFileError, Problem
+from quorate.spec.keys import AUTO_BATCH, usual_mode
 from quorate.spec.load import (
     load_job,
     load_recorded,
@@ -17,11 +18,9 @@ from quorate.spec.load import (
     resolve_layers,
     with_runs_placed,
 )
-from quorate.spec.migration import present_name, renamed
-from quorate.spec.override import Layers, Override, environment_overrides, plain_copy
+from quorate.spec.override import Layers, Override, environment_overrides, plain_copy, present_name, renamed
 from quorate.spec.problems import describe_errors, in_brackets, plain_problems
 from quorate.spec.resolved import ResolvedJob, dump_lines
-from quorate.spec.section import AUTO_BATCH, usual_mode
 from quorate.tune.rules import broken_search_rules, space_problems
 from quorate.tune.spec import DimensionSpec, SearchSpec, dimension_problems
 

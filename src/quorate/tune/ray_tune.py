@@ -16,7 +16,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from quorate.api.warm import WarmRunner
-from quorate.coordinator.news import Outcome
+from quorate.coordinator.places import Outcome
 from quorate.core.errors import JobError
 from quorate.engines.engine import Prepared
 from quorate.engines.ray.node_code import moved

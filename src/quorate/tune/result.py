@@ -20,7 +20,7 @@ from quorate.history.event_index import glance
 from quorate.history.run_record import Attempts, RunRecord, Status
 from quorate.observe.console import html_table
 from quorate.observe.quantities import measure, plural
-from quorate.spec.migration import renamed
+from quorate.spec.override import renamed
 from quorate.spec.resolved import glance_at_recorded
 from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import LAST, why_untrusted

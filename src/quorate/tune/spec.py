@@ -13,11 +13,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from quorate.core.digests import derive_seed
 from quorate.core.errors import Problem
-from quorate.spec.cluster import PerWorkerSpec, checked_address, checked_folder
 from quorate.spec.job import MetricName, version_check
-from quorate.spec.keys import Allowed
+from quorate.spec.keys import Allowed, Count, OptionalCount, OptionalPositive, Section, spelled_out
+from quorate.spec.kinds import PerWorkerSpec, checked_address, checked_folder
 from quorate.spec.problems import in_brackets
-from quorate.spec.section import Count, OptionalCount, OptionalPositive, Section, spelled_out
 
 Range = Annotated[list[float] | None, Field(min_length=2, max_length=2), Allowed("two numbers, [lowest, highest]")]
 WholeRange = Annotated[

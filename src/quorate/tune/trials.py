@@ -15,7 +15,7 @@ from quorate.core.errors import RunError
 from quorate.core.regular_file import opened_regular
 from quorate.spec.changes import chained
 from quorate.spec.load import load_recorded
-from quorate.spec.migration import renamed
+from quorate.spec.override import renamed
 from quorate.spec.resolved import ResolvedJob
 from quorate.tune.folder import SearchFolder
 from quorate.tune.loading import trial_job

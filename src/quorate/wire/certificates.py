@@ -30,7 +30,7 @@ class Authority:
 
         authority = Authority("digits-0001")
         Assignment(..., identity=authority.issue(2))
-        appointment["identity"] = authority.issue(COORDINATOR).to_json()
+        appointment["identity"] = asdict(authority.issue(COORDINATOR))
     """
 
     def __init__(self, run: str) -> None:

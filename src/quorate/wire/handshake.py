@@ -11,8 +11,8 @@ import hashlib
 import hmac
 import secrets
 import struct
-from collections.abc import Callable, Collection, Generator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from quorate.core.errors import FrameError
@@ -49,14 +49,6 @@ class Identity:
     certificate: str
     key: str = field(repr=False)
     authority: str = field(repr=False)
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, str] | None) -> "Identity | None":
-        """The identity that was told; None where there was none."""
-        return None if fields is None else cls(**fields)
 
     @property
     def secrets(self) -> list[str]:

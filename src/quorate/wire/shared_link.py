@@ -28,7 +28,7 @@ from quorate.wire.link import (
     encode_header,
     flat_bytes,
 )
-from quorate.wire.local import LocalListener, connect_local, pass_descriptors, receive_descriptors
+from quorate.wire.reception import LocalListener, connect_local, pass_descriptors, receive_descriptors
 from quorate.wire.shared_memory import Doorbell, Segment
 from quorate.wire.stream import Closable
 

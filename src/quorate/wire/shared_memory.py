@@ -17,7 +17,7 @@ from quorate.core.errors import FrameError, OutOfMemory
 from quorate.core.generation import GenerationId
 from quorate.core.machine import machine_memory, read_limits
 from quorate.wire.link import Deadline
-from quorate.wire.local import pass_descriptors, receive_descriptors
+from quorate.wire.reception import pass_descriptors, receive_descriptors
 from quorate.wire.stream import Closable, wait_for
 
 LONGEST_MESSAGE = 32 * 1024

@@ -85,7 +85,7 @@ class Assignment:
         told = {
             "mode": RunMode(**fields["mode"]),
             "network": Network(**fields["network"]),
-            "identity": Identity.from_json(fields["identity"]),
+            "identity": None if fields["identity"] is None else Identity(**fields["identity"]),
         }
         return cls(**fields | told)
 

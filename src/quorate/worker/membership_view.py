@@ -21,9 +21,6 @@ class JobEnded(JobError):  # noqa: N818 (a happening, not a mistake)
         self.failure = failure
         super().__init__("the job has ended: " + (failure.message if failure else "it is complete"))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.failure,)
-
 
 class Dismissed(JobError):  # noqa: N818 (a happening, not a mistake)
     """This worker was asked to leave, and may: the others have all that it had."""

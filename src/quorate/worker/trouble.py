@@ -71,7 +71,7 @@ class Trouble:
 
     def _gpu_lost(self, error: Exception) -> GpuLost | None:
         """Whoever's code the error was raised in, it is nobody's there but of the GPU."""
-        from quorate.core.gpu_faults import cuda_error_of, describe_fault
+        from quorate.core.gpus import cuda_error_of, describe_fault
 
         told = cuda_error_of(error, None if self.device is None else self.device.synchronize)
         if told is None:

@@ -11,11 +11,9 @@ from quorate.core.addresses import has_secret, is_url
 from quorate.core.errors import Problem, RequestError
 from quorate.core.installation import install_of
 from quorate.core.masking import is_secret
-from quorate.spec.cluster import PerWorkerSpec, checked_address, checked_folder
-from quorate.spec.keys import Allowed
-from quorate.spec.kinds import EngineSection
+from quorate.spec.keys import AUTO_BATCH, Allowed, FilePath, Section
+from quorate.spec.kinds import EngineSection, PerWorkerSpec, checked_address, checked_folder
 from quorate.spec.options import Option, Said
-from quorate.spec.section import AUTO_BATCH, FilePath, Section
 
 _URL = re.compile(r"\w+://\S+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -19,9 +19,6 @@ class ShardError(JobError):
         self.file, self.place, self.why = file, place, why
         super().__init__(f"{file}, {place}: {why}")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.file, self.place, self.why)
-
 
 class BadRecord(ShardError):  # noqa: N818 (a happening, not a mistake)
     """A record whose bytes are those that were indexed, and that cannot be decoded all the same."""

@@ -6,10 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from quorate.core.errors import Problem
-from quorate.spec.keys import Allowed
+from quorate.spec.keys import Allowed, Fraction
 from quorate.spec.kinds import StrategySection, Treatment
 from quorate.spec.options import Option, Removed, Said
-from quorate.spec.section import Fraction
 
 
 class CompressSpec(Treatment):

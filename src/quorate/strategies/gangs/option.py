@@ -7,10 +7,9 @@ from pydantic import AfterValidator, Field
 
 from quorate.core.errors import Problem
 from quorate.core.generation import MeshShape
-from quorate.spec.keys import Allowed, Mark, one_of
+from quorate.spec.keys import AUTO_BATCH, Allowed, Count, Mark, OptionalPositive, Section, one_of
 from quorate.spec.kinds import ANY, Refusal, StrategySection, Treatment
 from quorate.spec.options import Option, Removed, Said
-from quorate.spec.section import AUTO_BATCH, Count, OptionalPositive, Section
 
 ALGORITHMS = ("Ring", "Tree", "CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")

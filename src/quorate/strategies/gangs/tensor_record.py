@@ -45,10 +45,6 @@ class CannotDefer(UnsupportedModelError):  # noqa: N818 (a finding, not a mistak
             "later, for one tensor after the other, so nothing may depend on values that torch has drawn. Compute such "
             "values with NumPy or Python, and give trained weights in initial_weights()."
         )
-        self._why = why
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._why,)
 
 
 @dataclass(frozen=True, slots=True)

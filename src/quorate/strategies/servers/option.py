@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from quorate.core.errors import Problem
-from quorate.spec.keys import Allowed, Mark
+from quorate.spec.keys import Allowed, Count, CountOrZero, Mark
 from quorate.spec.kinds import ANY, Bytes, Refusal, StrategySection
 from quorate.spec.options import Option, Said, open_to_options
-from quorate.spec.section import Count, CountOrZero
 
 
 @open_to_options("strategy.parameter-server")
