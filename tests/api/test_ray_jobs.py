@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from quorate.api import control, ray_jobs
+from quorate.api import control
 from quorate.api.detached import submit
 from quorate.api.result import open_run
 from quorate.cli.app import app
+from quorate.cli.options import find_run
 from quorate.core.errors import JobError, RequestError, RunError
+from quorate.engines.ray import jobs as ray_jobs
 from quorate.history.run_record import RunRecord, Status
 from quorate.spec.load import resolve_mapping
 from quorate.storage.run_folder import RunFolder
@@ -84,29 +86,29 @@ def test_a_run_that_is_not_here_is_found_by_the_list_of_the_cluster_that_is_name
 ) -> None:
     jobs.known.append(Job(None))
     here = tmp_path / "runs"
-    assert ray_jobs.find_run(here, "digits-0001", "head:6379").path == run.path
-    assert ray_jobs.find_run(here, "digits", "head:6379").path == run.path
+    assert find_run(here, "digits-0001", "head:6379").path == run.path
+    assert find_run(here, "digits", "head:6379").path == run.path
     with pytest.raises(RunError, match="there is no run"):
-        ray_jobs.find_run(here, "digits-0001")
+        find_run(here, "digits-0001")
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert ray_jobs.find_run(here, "digits-0001").path == run.path
+    assert find_run(here, "digits-0001").path == run.path
 
 
 def test_a_run_of_the_folder_of_runs_comes_first(tmp_path: Path, run: RunFolder) -> None:
     own = RunFolder.create(tmp_path / "runs", "digits")
     assert own.name == run.name
-    assert ray_jobs.find_run(tmp_path / "runs", "digits-0001", "head:6379").path == own.path
+    assert find_run(tmp_path / "runs", "digits-0001", "head:6379").path == own.path
 
 
 def test_what_is_missing_is_told(tmp_path: Path, jobs: Jobs) -> None:
     with pytest.raises(RunError, match=r"no run 'digits'.* No detached run"):
-        ray_jobs.find_run(tmp_path, "digits", "head:6379")
+        find_run(tmp_path, "digits", "head:6379")
     jobs.known.append(Job({ray_jobs.RUN: "digits-0001", ray_jobs.FOLDER: "/mnt/away/digits-0001"}))
     with pytest.raises(RunError, match="Mount /mnt/away here"):
-        ray_jobs.find_run(tmp_path, "digits", "head:6379")
+        find_run(tmp_path, "digits", "head:6379")
     jobs.known.append(Job({ray_jobs.RUN: "digits-0002", ray_jobs.FOLDER: "/mnt/away/digits-0002"}))
     with pytest.raises(RunError, match="may be any of digits-0001, digits-0002"):
-        ray_jobs.find_run(tmp_path, "digits", "head:6379")
+        find_run(tmp_path, "digits", "head:6379")
 
 
 def test_a_run_waits_until_its_launcher_takes_it_up(run: RunFolder) -> None:

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from history.run_builder import COMPLETE, Story, build_run, complete_run
-from quorate.api import ray_jobs
 from quorate.api.result import EXIT_CODES, open_run
 from quorate.cli.app import app
+from quorate.engines.ray import jobs as ray_jobs
 from quorate.history.run_record import RunRecord, Status
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import Submission

@@ -10,8 +10,7 @@ from quorate.core.errors import JobFileError
 from quorate.core.installation import install_of
 from quorate.doctor import checkup
 from quorate.doctor.checkup import checks_of_engine, examine
-from quorate.doctor.cluster import ClusterReading, NodeReading, WayReading, judge
-from quorate.doctor.node_probe import PIECE, NodeProbe
+from quorate.doctor.cluster import PIECE, ClusterReading, NodeProbe, NodeReading, WayReading, judge
 from quorate.doctor.report import Finding, Level
 
 HERE = {"python": "3.12.1", "ray": "2.60.0", "torch": "2.13.0", "quorate": "0.1.0"}

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from quorate.doctor.nccl import Network, check_nccl, is_meant, settings_of
-from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Level
+from quorate.doctor.software import TorchFacts
 from quorate.strategies.gangs.option import NcclSpec
 
 NOWHERE = Network({"lo": True}, {})

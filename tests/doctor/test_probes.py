@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quorate.doctor.probes import _try_torch, probe_torch
+from quorate.doctor.software import _try_torch, probe_torch
 from quorate.training.device import Device
 
 

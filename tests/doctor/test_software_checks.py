@@ -4,10 +4,10 @@ import pytest
 
 from quorate.core.installation import install_of
 from quorate.doctor import software
-from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
 from quorate.doctor.software import (
     Requirement,
+    TorchFacts,
     check_devices,
     check_packages,
     check_python,

@@ -11,6 +11,7 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 import ray
 
@@ -134,13 +135,14 @@ def test_a_lifeline_is_looked_at_however_many_files_are_open() -> None:
 
 
 def test_doctor_tells_of_certificates_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quorate.doctor.ray_cluster import read_cluster
+    from quorate.doctor.cluster import read_cluster
 
     monkeypatch.setenv("RAY_USE_TLS", "1")
     for name in ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(RequestError, match=r"RAY_USE_TLS is set here, and RAY_TLS_CA_CERT.* cannot be read"):
-        read_cluster("127.0.0.1:6379", None)
+    told = r"RAY_USE_TLS is set here, and RAY_TLS_CA_CERT.* cannot be read"
+    with socket.create_server(("127.0.0.1", 0)) as cluster, pytest.raises(RequestError, match=told):
+        read_cluster(f"127.0.0.1:{cluster.getsockname()[1]}", None)
 
 
 def test_a_token_is_tried_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,5 +153,6 @@ def test_a_token_is_tried_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ray_connection, "REACH", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as cluster, socket.create_server(("127.0.0.1", 0)) as proxy:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
-        assert ray_connection._lets_in(f"127.0.0.1:{cluster.getsockname()[1]}", "secret") is None
+        refusal = ray_connection._refusal_at(f"127.0.0.1:{cluster.getsockname()[1]}", "secret")
+        assert refusal.code() is not grpc.StatusCode.UNAUTHENTICATED
         assert select.select([cluster, proxy], [], [], 0)[0] == [cluster]

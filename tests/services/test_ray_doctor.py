@@ -10,9 +10,7 @@ import pytest
 import ray._private.utils as ray_utils
 from ray.cluster_utils import Cluster
 
-from quorate.doctor.cluster import judge
-from quorate.doctor.node_probe import NodeProbe
-from quorate.doctor.ray_cluster import read_cluster
+from quorate.doctor.cluster import NodeProbe, judge, read_cluster
 from quorate.doctor.report import Level
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]
@@ -45,6 +43,6 @@ def test_two_nodes_of_one_machine_are_well(cluster: Cluster, tmp_path: Path) -> 
     assert [dict(node.resources)["CPU"] for node in reading.nodes].count(1.0) == 1
     assert len(reading.nodes) == 2 and len(reading.ways) == 2
     assert all(way.bytes_per_second > 0 for way in reading.ways)
-    found = judge(reading, NodeProbe().facts()["versions"])
+    found = judge(reading, NodeProbe().versions())
     assert [finding for finding in found if finding.level is Level.PROBLEM] == []
     assert list(tmp_path.iterdir()) == []

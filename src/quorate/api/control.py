@@ -7,7 +7,6 @@ import signal
 import time
 from pathlib import Path
 
-from quorate.api.ray_jobs import ask_about_submitted, stop_job
 from quorate.checkpoint.listing import CheckpointInfo, look_at
 from quorate.coordinator.client import JobStatus, SupervisorClient
 from quorate.core.errors import JobError, LinkError, RequestError, RunError
@@ -17,7 +16,14 @@ from quorate.observe.events import CheckpointFailed, CheckpointSaved, Generation
 from quorate.observe.jsonl import EventTail, end_of_events
 from quorate.storage.fencing import Holder
 from quorate.storage.run_folder import RunFolder
-from quorate.storage.run_notes import asked_of, failed_submission, forget_submission, submission_of, waits_to_begin
+from quorate.storage.run_notes import (
+    asked_of,
+    failed_submission,
+    forget_submission,
+    submission_of,
+    those_that_wait,
+    waits_to_begin,
+)
 
 PATIENCE = 10.0
 SAVE_PATIENCE = 300.0
@@ -95,7 +101,10 @@ def stop(run: RunFolder, *, now: bool = False, patience: float = STOP_PATIENCE) 
 
     With `now` nothing more is saved. Raises RunError if it is not running, and JobError if it does not end in time.
     """
-    ask_about_submitted([run])
+    if waiting := those_that_wait([run]):
+        from quorate.engines.ray.jobs import ask_about_submitted
+
+        ask_about_submitted(waiting)
     if waits_to_begin(run):
         return _stop_before_begin(run)
     why = failed_submission(run)
@@ -149,6 +158,8 @@ def _told_by_ray(run: RunFolder) -> bool:
     """Whether the launcher is a job of Ray's, which is told to end it: it may be on any machine."""
     submission = submission_of(run)
     if submission is not None:
+        from quorate.engines.ray.jobs import stop_job
+
         stop_job(submission)
     return submission is not None
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from quorate.api.job import job_text
 from quorate.api.prints import Watch
-from quorate.api.ray_jobs import jobs_at, refuse_ended, submit_launcher
 from quorate.api.recorded_run import recorded_and_asked, refuse_early_stopped, refuse_others_run
 from quorate.api.result import Result
 from quorate.api.run_part import refuse_missing_engine, run_on_engine
@@ -27,6 +26,7 @@ from quorate.api.session import is_private, resumable, resume_in, start_in
 from quorate.api.tasks import TaskLocation, find_task, with_task_at
 from quorate.core.errors import JobError, QuorateError, RequestError, RunError
 from quorate.core.runs_folder import is_copy
+from quorate.engines.ray.jobs import jobs_at, refuse_ended, submit_launcher
 from quorate.engines.ray.node_code import NodeCode, below, node_code
 from quorate.engines.ray.option import RaySpec
 from quorate.spec.job import TaskReference

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from quorate.api.job import Code
-from quorate.api.ray_jobs import ask_about_submitted
 from quorate.api.recorded_run import (
     chosen_checkpoint,
     recorded_environment,
@@ -31,7 +30,7 @@ from quorate.observe.summary import summary_rows
 from quorate.spec.job import JobSpec, TaskReference
 from quorate.spec.load import load_recorded
 from quorate.storage.run_folder import RunFolder, why_untrusted
-from quorate.storage.run_notes import failed_submission, waits_to_begin
+from quorate.storage.run_notes import failed_submission, those_that_wait, waits_to_begin
 
 EXIT_CODES = {"failed": 1, "lost": 1, "interrupted": 130, "terminated": 143}
 SHORT_DIGEST = 12
@@ -185,7 +184,10 @@ def open_run(run: str | Path = LAST, runs: str | Path | None = None) -> Result:
         # It may have ended between the two looks.
         result = {"status": "running"} if folder.holder() is not None else folder.whole_result()
     if folder.holder() is None:
-        ask_about_submitted([folder])
+        if waiting := those_that_wait([folder]):
+            from quorate.engines.ray.jobs import ask_about_submitted
+
+            ask_about_submitted(waiting)
         if waits_to_begin(folder):
             result = {**(result or {}), "status": "submitted"}
         elif why := failed_submission(folder):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose, run_names
+from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose, find_run, run_names
 from quorate.cli.output import NONE, print_answer, print_document, print_growing_document
 from quorate.core.errors import RequestError, RunError
 from quorate.core.generation import cell_of, names_of
@@ -142,7 +142,6 @@ def show(
       quorate show last -o curves.png
       quorate show digits-0001 --json
     """
-    from quorate.api.ray_jobs import find_run
     from quorate.cli.run_view import draw_curves, follow_run, show_run
 
     if (search := SearchFolder.meant(runs, run)) is not None:
@@ -202,14 +201,17 @@ def logs(
       quorate logs digits-0001 --level warning
       quorate logs last --grep "out of memory" --json
     """
-    from quorate.api.ray_jobs import await_begin, find_run, refuse_ended
     from quorate.history.logs import Filter
+    from quorate.storage.run_notes import failed_submission, waits_to_begin
 
     wanted = Filter(worker, choose(level, Severity, "--level") if level else "", grep)
     folder = find_run(runs, run, address)
-    refuse_ended(folder)
-    if follow:
-        await_begin(folder)
+    if waits_to_begin(folder) or failed_submission(folder):
+        from quorate.engines.ray.jobs import await_begin, refuse_ended
+
+        refuse_ended(folder)
+        if follow:
+            await_begin(folder)
     _show_logs(folder, wanted, follow, as_json)
 
 

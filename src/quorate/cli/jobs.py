@@ -28,6 +28,7 @@ from quorate.cli.options import (
     TrustJob,
     Workers,
     choose,
+    find_run,
     overrides,
 )
 from quorate.cli.output import print_answer, print_document
@@ -307,7 +308,6 @@ def resize(
       quorate resize last --servers 3
     """
     from quorate.api import control
-    from quorate.api.ray_jobs import find_run
 
     asked = {"worker": workers, "server": servers}
     if workers is None and servers is None:
@@ -338,7 +338,6 @@ def checkpoint(
       quorate checkpoint digits-0001 --timeout 600
     """
     from quorate.api import control
-    from quorate.api.ray_jobs import find_run
 
     saved = control.save(find_run(runs, run, address), timeout)
     name = saved.path.absolute().parents[1].name
@@ -374,7 +373,6 @@ def stop(
       quorate stop digits-0001 --now
     """
     from quorate.api import control
-    from quorate.api.ray_jobs import find_run
     from quorate.api.result import open_run
 
     folder = control.stop(find_run(runs, run, address), now=now, patience=min(timeout, 30.0) if now else timeout)

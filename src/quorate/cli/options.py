@@ -4,6 +4,7 @@ Nothing of the job file is imported at the top: `--help` and the shell's complet
 """
 
 import contextlib
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -11,8 +12,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from quorate.core.errors import RequestError
+from quorate.core.errors import RequestError, RunError
 from quorate.core.runs_folder import RUNS_ENV, USUAL_RUNS, runs_folder
+from quorate.storage.run_folder import LAST, RunFolder
 
 LONGEST_HELP = 1000
 MEANT = {"fit": "train", "run": "train", "start": "train", "launch": "train"}
@@ -217,3 +219,18 @@ def overrides(settings: list[str] | None, **flags: str | int | None) -> list[Any
                     value = int(value)
             layer.append(Override(key, value, f"--{key}"))
     return layer
+
+
+def find_run(runs: Path, reference: str, address: str | None = None) -> RunFolder:
+    """The run that a person means: in the folder of runs; or else, where a cluster is named by `address` or by
+    RAY_ADDRESS, a detached one by that cluster's list of jobs."""
+    try:
+        return RunFolder.find(runs, reference)
+    except RunError as error:
+        variables = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+        is_named = address is not None or any(os.environ.get(name) for name in variables)
+        if not is_named or reference == LAST or os.sep in reference:
+            raise
+        from quorate.engines.ray.jobs import find_detached
+
+        return find_detached(reference, address, error)

@@ -9,7 +9,6 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from quorate.api.ray_jobs import ask_about_submitted
 from quorate.cli.errors import print_labelled
 from quorate.cli.layout import GAP, STATUS_STYLES, Page, headed_table
 from quorate.cli.output import NONE, print_document
@@ -18,6 +17,7 @@ from quorate.history.documents import runs_document
 from quorate.history.run_record import Listing, RunQuery, RunRecord, Status, has_task, short_task
 from quorate.observe.quantities import age, measure, some_of
 from quorate.storage.run_folder import RunFolder
+from quorate.storage.run_notes import those_that_wait
 from quorate.tune.folder import SearchFolder
 
 WORDS_SHOWN = 8
@@ -25,8 +25,11 @@ WORDS_SHOWN = 8
 
 def ask_ray(runs: Iterable[RunFolder]) -> None:
     """Ask Ray about runs that wait for it, before they are shown, and say why where that cannot be asked."""
-    for problem in ask_about_submitted(runs):
-        print_labelled("note", problem)
+    if waiting := those_that_wait(runs):
+        from quorate.engines.ray.jobs import ask_about_submitted
+
+        for problem in ask_about_submitted(waiting):
+            print_labelled("note", problem)
 
 
 def list_runs(folder: Path, query: RunQuery, as_json: bool) -> None:

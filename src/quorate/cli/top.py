@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from quorate.cli.options import RUNS, Address, Json, Runs, run_names
+from quorate.cli.options import RUNS, Address, Json, Runs, find_run, run_names
 from quorate.storage.run_folder import RunFolder
 
 _EVERY = 0.5
@@ -45,7 +45,6 @@ def top(
       quorate top digits-0001 --once
       quorate top last --json
     """
-    from quorate.api.ray_jobs import find_run
     from quorate.cli.output import print_document
     from quorate.cli.runs_view import ask_ray
     from quorate.cli.top_view import LiveRun, list_view, running_jobs, snapshot_view

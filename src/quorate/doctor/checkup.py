@@ -26,7 +26,6 @@ from quorate.core.installation import install_of
 from quorate.core.machine import free_memory, read_limits, usable_cores
 from quorate.core.user_code import describe
 from quorate.doctor import software
-from quorate.doctor.probes import probe_torch
 from quorate.doctor.report import Finding, Level
 from quorate.observe.quantities import size
 from quorate.spec.job import JobSpec
@@ -106,7 +105,7 @@ def checks_of_engine(kind: str, address: str | None, storage: str | None) -> Seq
 
 
 def _torch(environment: Mapping[str, str], run: RunFolder | None) -> Sequence[Finding]:
-    facts = probe_torch(TORCH_PATIENCE)
+    facts = software.probe_torch(TORCH_PATIENCE)
     found = list(software.check_torch_here(facts))
     if find_spec("quorate.strategies.gangs") is not None:  # an option, and the only one that uses NCCL
         from quorate.doctor.nccl import Network, check_nccl, settings_of
@@ -120,11 +119,9 @@ def _cluster(engine: Mapping[str, Any]) -> Sequence[Finding]:
     if find_spec("ray") is None:
         text = "the library ray is not installed here, so a cluster cannot be asked"
         return [Finding("cluster", Level.PROBLEM, text, install_of("ray"))]
-    from quorate.doctor.cluster import judge
-    from quorate.doctor.node_probe import NodeProbe
-    from quorate.doctor.ray_cluster import read_cluster
+    from quorate.doctor.cluster import NodeProbe, judge, read_cluster
 
-    return judge(read_cluster(engine["address"], engine["storage"]), NodeProbe().facts()["versions"])
+    return judge(read_cluster(engine["address"], engine["storage"]), NodeProbe().versions())
 
 
 def _memory() -> Finding:

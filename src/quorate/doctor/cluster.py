@@ -1,8 +1,26 @@
-"""What the readings of a cluster's nodes come to: versions, resources, clocks, ways between nodes, shared storage."""
+"""What `quorate doctor --engine ray` says of a cluster: versions, resources and clocks of its nodes, the way between
+every two, and shared storage.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+A probe on each node reads them. It is sent there as it stands, since the node may have no Quorate: so it uses nothing
+but Python's own. Ray is imported only when a cluster is read.
+"""
 
+import contextlib
+import importlib.metadata
+import platform
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from quorate.core.addresses import is_url
+from quorate.core.errors import LinkError, RequestError
 from quorate.doctor.report import Finding, Level
 from quorate.observe.quantities import plural, some_of
 
@@ -11,6 +29,11 @@ CLOCK_S = 1.0
 SLOW = 12.5e6
 """Bytes a second: 100 Mbit/s. With less, a step of most models waits for the network."""
 SHOWN = 4
+PATIENCE = 60.0
+ROUNDS = 5
+SENT = 32 * 2**20
+PIECE = 2**20
+CONNECT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -129,3 +152,169 @@ def _storage(nodes: Sequence[NodeReading], folder: str) -> Finding:
         remedy = "Name a folder that is mounted on all of them, and writable: engine.storage"
         return Finding("storage of nodes", Level.PROBLEM, text, remedy)
     return Finding("storage of nodes", Level.OK, f"{folder} is read and written by {plural(len(nodes), 'node')}")
+
+
+# --- on a node
+
+
+class NodeProbe:
+    """Looks at its own node, listens for the others, and sends to them."""
+
+    def __init__(self) -> None:
+        # A port that is open to all of the network swallows nothing from whoever does not know this.
+        self._token = secrets.token_bytes(16)
+
+    def versions(self) -> dict[str, str]:
+        found = {"python": platform.python_version()}
+        for name in ("ray", "torch", "quorate"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+        return found
+
+    def clock(self) -> float:
+        return time.time()
+
+    def listen(self, host: str) -> tuple[str, int, bytes]:
+        """Swallow what others send, from now on; where, and with which word it begins."""
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        threading.Thread(target=self._swallow, args=(listener,), daemon=True).start()
+        return host, listener.getsockname()[1], self._token
+
+    def send(self, host: str, port: int, token: bytes, size: int) -> tuple[float, str]:
+        """Send so many bytes to another node; how many a second arrived, or why none did."""
+        try:
+            with socket.create_connection((host, port), timeout=CONNECT_S) as connection:
+                connection.settimeout(CONNECT_S * 2)
+                connection.sendall(token)
+                piece, began = bytes(PIECE), time.perf_counter()
+                for _ in range(size // PIECE):
+                    connection.sendall(piece)
+                connection.shutdown(socket.SHUT_WR)
+                if connection.recv(1) != b"!":  # not before all of it is there
+                    return 0.0, "another process listens there"
+                return size / max(time.perf_counter() - began, 1e-9), ""
+        except OSError as error:
+            return 0.0, error.strerror or str(error)
+
+    def read_and_answer(self, folder: str, question: str, answer: str) -> tuple[str, str]:
+        """What stands in a file of a folder, and what was wrong: the answer is written beside it."""
+        try:
+            read = (Path(folder) / question).read_text()
+            (Path(folder) / answer).write_text(read[::-1])
+            return read, ""
+        except OSError as error:
+            return "", error.strerror or str(error)
+
+    def _swallow(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(CONNECT_S * 2)
+                if connection.recv(len(self._token), socket.MSG_WAITALL) == self._token:
+                    while connection.recv(PIECE):
+                        pass
+                    connection.sendall(b"!")
+
+
+# --- on the machine that asks
+
+
+def read_cluster(address: str, storage: str | None) -> ClusterReading:
+    """Look at each node, at the way between every two, and for the storage on each."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from quorate.engines.ray.connection import connect, warn_without_token
+    from quorate.engines.ray.node_code import NodeCode
+
+    connect(address, "doctor", NodeCode(), "--address")
+    try:
+        warn_without_token()
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        # By value: a node without Quorate can tell that it has none.
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        try:
+            make = ray.remote(NodeProbe)
+            places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+            probes = [make.options(num_cpus=0, scheduling_strategy=place).remote() for place in places]
+        finally:
+            ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        readings = [_read(node, probe, storage) for node, probe in zip(nodes, probes, strict=True)]
+        heard = [
+            (reading, probe, str(node["NodeManagerAddress"]))
+            for reading, probe, node in zip(readings, probes, nodes, strict=True)
+            if not reading.trouble
+        ]
+        return ClusterReading(readings, _read_ways(heard), storage)
+    finally:
+        ray.shutdown()
+
+
+def _ask(method: Any, *arguments: Any) -> Any:
+    """What a probe answers. Raises LinkError where it does not."""
+    import ray
+
+    try:
+        return ray.get(method.remote(*arguments), timeout=PATIENCE)
+    except ray.exceptions.GetTimeoutError:
+        raise LinkError(f"no answer within {PATIENCE:g} s") from None
+    except (ray.exceptions.RayError, OSError) as error:
+        raise LinkError((str(error).strip().splitlines() or [type(error).__name__])[-1]) from None
+
+
+def _read(node: Mapping[str, Any], probe: Any, storage: str | None) -> NodeReading:
+    name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:8]})"
+    reading = NodeReading(name, resources={key: float(value) for key, value in node["Resources"].items()})
+    try:
+        reading = replace(reading, versions=_ask(probe.versions))
+        round_trip, offset = min(_offsets(probe))
+    except LinkError as error:
+        return replace(reading, trouble=str(error))
+    trouble = "" if storage is None else _storage_trouble(storage, probe)
+    return replace(reading, clock_offset_s=offset, round_trip_s=round_trip, storage_trouble=trouble)
+
+
+def _offsets(probe: Any) -> Iterator[tuple[float, float]]:
+    """Round trips, and how far its clock was ahead if both ways took as long: the shortest tells best."""
+    for _ in range(ROUNDS):
+        began = time.time()
+        there = _ask(probe.clock)
+        ended = time.time()
+        yield ended - began, there - (began + ended) / 2
+
+
+def _storage_trouble(storage: str, probe: Any) -> str:
+    """A question is written here and read there, and the answer the other way round."""
+    if is_url(storage):
+        raise RequestError("--storage: name a folder. A job whose engine.storage is a store checks that by itself.")
+    nonce = secrets.token_hex(8)
+    question = Path(storage) / f".quorate-doctor-{nonce}"
+    answer = question.with_name(f"{question.name}-answer")
+    try:
+        question.write_text(nonce)
+        read, trouble = _ask(probe.read_and_answer, storage, question.name, answer.name)
+        if not trouble and (read != nonce or not answer.exists() or answer.read_text() != nonce[::-1]):
+            return "another folder of that name"
+        return str(trouble)
+    except LinkError as error:
+        return str(error)
+    except OSError as error:
+        raise RequestError(f"{storage} cannot be written to here: {error.strerror or error}") from error
+    finally:
+        question.unlink(missing_ok=True)
+        answer.unlink(missing_ok=True)
+
+
+def _read_ways(heard: Sequence[tuple[NodeReading, Any, str]]) -> list[WayReading]:
+    """One after the other: two at a time would share what the network has."""
+    ways = []
+    listening: dict[str, Any] = {}
+    for (sender, probe, _), (receiver, other, address) in permutations(heard, 2):
+        try:
+            if receiver.name not in listening:
+                listening[receiver.name] = _ask(other.listen, address)
+            speed, trouble = _ask(probe.send, *listening[receiver.name], SENT)
+        except LinkError as error:
+            speed, trouble = 0.0, str(error)
+        ways.append(WayReading(sender.name, receiver.name, speed, trouble))
+    return ways

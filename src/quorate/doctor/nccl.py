@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quorate.core.errors import QuorateError
-from quorate.doctor.probes import TorchFacts
 from quorate.doctor.report import Finding, Level
+from quorate.doctor.software import TorchFacts
 from quorate.observe.quantities import plural, some_of
 from quorate.spec.load import load_recorded, resolve_mapping
 from quorate.strategies.gangs.nccl import KEYS, nccl_of

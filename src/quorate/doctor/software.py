@@ -1,17 +1,28 @@
-"""Python, packages and torch."""
+"""Python, packages and torch.
 
+Torch is tried in a process of its own, ``python -m quorate.doctor.software``: one that hangs takes nobody with it.
+"""
+
+import json
 import operator
+import os
 import platform
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
+from itertools import combinations
+from typing import Any
 
 from quorate.core.gpus import driver_here, gpus_here
 from quorate.core.installation import install_of
-from quorate.doctor.probes import TorchFacts
+from quorate.core.processes import describe_departure
+from quorate.core.user_code import describe
 from quorate.doctor.report import Finding, Level
-from quorate.observe.quantities import plural
+from quorate.engines.local import ENVIRONMENT
+from quorate.observe.quantities import plural, size
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BOUND = re.compile(r"(==|>=|<)\s*([^\s,;)]+)")
@@ -79,12 +90,6 @@ def check_installation() -> Sequence[Finding]:
     ]
 
 
-def check_torch_here(facts: TorchFacts) -> Sequence[Finding]:
-    """Torch as it is installed, and what it could compute on."""
-    tested = next(each for each in _needed(extra="") if each.package == "torch")
-    return [check_torch(facts, tested), check_devices(facts, len(gpus_here()), driver_here())]
-
-
 def check_extras() -> Finding:
     """Packages that only some need."""
     extras = distribution(PACKAGE).metadata.get_all("Provides-Extra") or ()
@@ -145,6 +150,89 @@ def _lacking(needed: Sequence[Requirement]) -> dict[Requirement, str]:
     return lacking
 
 
+# --- torch
+
+
+@dataclass(frozen=True)
+class TorchFacts:
+    """What torch says of itself; with an `error`, nothing else of it is known."""
+
+    error: str = ""
+    version: str = ""
+    capability: str = ""
+    repeats_bits: bool = False
+    # Each GPU that torch can use, in words, and the CUDA that torch was built for, if it was.
+    cuda: tuple[str, ...] = ()
+    built_for: str = ""
+    # The version of the NCCL that comes with torch, if one does, and the pairs of GPUs that have no direct way.
+    nccl: str = ""
+    apart: tuple[tuple[int, int], ...] = ()
+
+
+def probe_torch(patience: float) -> TorchFacts:
+    """Import torch with the environment that workers have, and compute the same twice."""
+    command = [sys.executable, "-P", "-m", "quorate.doctor.software"]
+    environment = {**os.environ, **ENVIRONMENT}
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return TorchFacts(error=f"its import has not ended within {patience:g} s")
+    # The last line: torch or a plug-in of it may have said something before.
+    try:
+        fields: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        apart = tuple((one, other) for one, other in fields["apart"])
+        return TorchFacts(**{**fields, "cuda": tuple(fields["cuda"]), "apart": apart})
+    except (IndexError, ValueError, KeyError, TypeError):
+        return TorchFacts(error=f"the process that imported it {describe_departure(done.returncode)}")
+
+
+def _try_torch() -> TorchFacts:
+    try:
+        import torch
+
+        from quorate.training.device import CPU, canary
+
+        CPU.pin(1, deterministic=True)
+        has_nccl = torch.cuda.is_available() and torch.distributed.is_nccl_available()
+        pairs = combinations(range(torch.cuda.device_count()), 2)
+        return TorchFacts(
+            version=torch.__version__,
+            capability=torch.backends.cpu.get_cpu_capability(),
+            repeats_bits=canary(CPU) == canary(CPU),
+            cuda=_cuda_devices(),
+            built_for=torch.version.cuda or "",
+            nccl=".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "",  # type: ignore[no-untyped-call]
+            apart=tuple(pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)),
+        )
+    except Exception as error:
+        return TorchFacts(error=describe(error))
+
+
+def _cuda_devices() -> tuple[str, ...]:
+    import torch
+
+    from quorate.training.cuda_device import oldest_capability
+
+    try:
+        found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        oldest = oldest_capability()
+        return tuple(
+            f"{each.name} ({size(each.total_memory)}, capability {each.major}.{each.minor}"
+            + (", too old for torch)" if (each.major, each.minor) < oldest else ")")
+            for each in found
+        )
+    except Exception as error:  # of a driver that does not fit: the CPU can be used all the same
+        return (f"a device that cannot be asked ({describe(error)})",)
+
+
+def check_torch_here(facts: TorchFacts) -> Sequence[Finding]:
+    """Torch as it is installed, and what it could compute on."""
+    tested = next(each for each in _needed(extra="") if each.package == "torch")
+    return [check_torch(facts, tested), check_devices(facts, len(gpus_here()), driver_here())]
+
+
 def check_torch(facts: TorchFacts, tested: Requirement) -> Finding:
     """Whether it can be imported, is the version that was tested, and computes the same bits twice."""
     install = f"pip install '{tested}'"
@@ -179,3 +267,7 @@ def check_devices(facts: TorchFacts, gpus: int = 0, driver: str = "") -> Finding
     return Finding(
         "devices", Level.WARNING, text, "See whether `nvidia-smi` works, and whether the driver is new enough."
     )
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_try_torch())))

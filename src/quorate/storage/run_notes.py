@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def waits_to_begin(run: RunFolder) -> bool:
     """Whether it was submitted, to begin or to be resumed, and no launcher has taken it up."""
     submission = _not_begun(run)
     return submission is not None and not submission.failure
+
+
+def those_that_wait(runs: Iterable[RunFolder]) -> list[RunFolder]:
+    """The runs that wait to begin; one whose submission cannot be read is none of them."""
+    waiting = []
+    for run in runs:
+        with contextlib.suppress(DamagedFileError):
+            if waits_to_begin(run):
+                waiting.append(run)
+    return waiting
 
 
 def failed_submission(run: RunFolder) -> str:

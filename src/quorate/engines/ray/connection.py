@@ -47,9 +47,7 @@ def connect(address: str, run_name: str, code: NodeCode, key: str = KEY_OF_JOBS)
     """Connect this process, once; raises RequestError with what to do about it. `key` is where the address was
     written."""
     logging.getLogger("ray").setLevel(logging.ERROR)
-    _refuse_client(address, key)
-    refuse_unreachable(address, key)
-    refuse_wrong_token(address, key)
+    _refuse_unreachable(address, key)
     # Inside of a job of Ray's, what this one says comes first.
     os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
     with tempfile.TemporaryDirectory(prefix="quorate-code-") as scratch:
@@ -72,7 +70,10 @@ def init(address: str, name: str, key: str = KEY_OF_JOBS, **options: Any) -> Non
     ray_worker.print_to_stdstream = _log_lines
 
 
-def _refuse_client(address: str, key: str) -> None:
+def _refuse_unreachable(address: str, key: str) -> None:
+    """Raise where nobody takes a connection at an address as job files have it, the two sides do not agree on TLS, or
+    the cluster asks for a token that this process does not show. An address that is not known without Ray is left to
+    it."""
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     if named.startswith(RAY_CLIENT):
         raise RequestError(
@@ -80,12 +81,10 @@ def _refuse_client(address: str, key: str) -> None:
             "workers cannot be placed from there. Name the cluster by its host:port (6379 unless another was chosen), "
             "on a machine that reaches all of its nodes; or submit the job to it with --detach."
         )
-
-
-def refuse_unreachable(address: str, key: str = KEY_OF_JOBS) -> None:
-    """Raise where nobody takes a connection at an address as job files have it, or the two sides do not agree on TLS.
-    An address that is not known without Ray is left to it."""
-    place = _place_of(address)
+    try:
+        place = None if address == "local" else ray_services.canonicalize_bootstrap_address(address)
+    except Exception:  # there is none: what Ray says then, it says at once
+        return
     if place is None:
         return
     try:
@@ -100,30 +99,21 @@ def refuse_unreachable(address: str, key: str = KEY_OF_JOBS) -> None:
             f"{KEY} name certificates of the cluster's own authority."
         )
         raise _not_connected(address, f"it answers, but not to this process: {refusal.details()}", hint, key)
-
-
-def refuse_wrong_token(address: str, key: str = KEY_OF_JOBS) -> None:
-    """Raise where a cluster asks for a token that this process does not show."""
-    place = _place_of(address)
-    if place is not None and (trouble := _token_trouble(address, place)):
+    if (
+        refusal is not None
+        and refusal.code() is grpc.StatusCode.UNAUTHENTICATED
+        and (why := _token_trouble(address, place))
+    ):
         raise RequestError(
-            f"{key}: the Ray cluster {_where(address)} asks for a token: {trouble}. `ray get-auth-token` prints it "
+            f"{key}: the Ray cluster {_where(address)} asks for a token: {why}. `ray get-auth-token` prints it "
             "on the cluster's head; here, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to it."
         )
-
-
-def _place_of(address: str) -> str | None:
-    """The host and port that Ray would connect to, as far as that is known without it."""
-    try:
-        return None if address == "local" else ray_services.canonicalize_bootstrap_address(address)
-    except Exception:  # there is none: what Ray says then, it says at once
-        return None
 
 
 def warn_without_token() -> None:
     """Warn where the cluster that this process is connected to lets everybody in."""
     place = str(ray.get_runtime_context().gcs_address)
-    if _lets_in(place, None):
+    if _refusal_at(place, None) is None:
         log.warning(
             "the Ray cluster at %s asks for no token: whoever reaches its ports can run code on its machines. Make a "
             "token with `ray get-auth-token --generate`, and start Ray with RAY_AUTH_MODE=token and the same "
@@ -133,9 +123,7 @@ def warn_without_token() -> None:
 
 
 def _token_trouble(address: str, place: str) -> str:
-    """Why a cluster would refuse this process for its token, if it would."""
-    if _lets_in(place, None) is not False:
-        return ""
+    """What is wrong with the token that this process would show to a cluster that asks for one, if anything is."""
     loader = AuthenticationTokenLoader.instance()
     loader.reset_cache()
     if not loader.has_token(ignore_auth_mode=True):
@@ -146,17 +134,9 @@ def _token_trouble(address: str, place: str) -> str:
     is_found = address == "auto" and not os.environ.get("RAY_ADDRESS") and os.environ.get(AUTH_MODE) is None
     if not is_found and not is_token_auth_enabled():
         return f"{token}, and not used, since RAY_AUTH_MODE is {os.environ.get(AUTH_MODE, 'not set')}"
-    if _lets_in(place, loader.get_raw_token(ignore_auth_mode=True)) is False:
-        return f"{token}, and has to be the cluster's own"
-    return ""
-
-
-def _lets_in(place: str, token: str | None) -> bool | None:
-    """Whether a cluster answers one who shows this token, or none; None where it answers nobody."""
-    refusal = _refusal_at(place, token)
-    if refusal is None:
-        return True
-    return False if refusal.code() is grpc.StatusCode.UNAUTHENTICATED else None
+    refusal = _refusal_at(place, loader.get_raw_token(ignore_auth_mode=True))
+    is_wrong = refusal is not None and refusal.code() is grpc.StatusCode.UNAUTHENTICATED
+    return f"{token}, and has to be the cluster's own" if is_wrong else ""
 
 
 def _refusal_at(place: str, token: str | None) -> Any:
@@ -252,7 +232,7 @@ def _where(address: str) -> str:
 def _not_connected(address: str, reason: str, hint: str = "", key: str = KEY_OF_JOBS) -> RequestError:
     if address == "local":
         return RequestError(f"{key}: Ray cannot be started on this machine ({reason}).{hint}")
-    here = "train on this machine with `engine: local`" if key == KEY_OF_JOBS else f"start one here with `{key}: local`"
+    here = "train on this machine with `engine: local`" if key == KEY_OF_JOBS else "have one started here by `local`"
     return RequestError(
         f"{key}: there is no Ray cluster {_where(address)} ({reason}). Start one with `ray start --head`, "
         f"say where it is with `{key}`, or {here}.{hint}"

@@ -1,4 +1,4 @@
-"""Detached runs as Ray's job list has them: how verbs find one from anywhere, wait for it and stop it."""
+"""Detached runs as Ray's job list has them: how they are submitted, found from anywhere, asked about and stopped."""
 
 import contextlib
 import logging
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from quorate.core.addresses import split_address
-from quorate.core.errors import DamagedFileError, JobError, RequestError, RunError
+from quorate.core.errors import JobError, RequestError, RunError
 from quorate.core.installation import install_of
 from quorate.core.masking import mask
 from quorate.core.runs_folder import is_run
-from quorate.storage.run_folder import LAST, RunFolder
+from quorate.storage.run_folder import RunFolder
 from quorate.storage.run_notes import Submission, failed_submission, submission_of, waits_to_begin
 
 RUN, FOLDER = "quorate_run", "quorate_folder"
@@ -28,17 +28,15 @@ ASK_EVERY = 2.0
 OVER = ("STOPPED", "SUCCEEDED", "FAILED")
 
 
-def find_run(runs: Path, reference: str, address: str | None = None) -> RunFolder:
-    """The run that a person means: in the folder of runs; or else, where a cluster is named by `address` or by
-    RAY_ADDRESS, a detached one by that cluster's list of jobs."""
-    try:
-        return RunFolder.find(runs, reference)
-    except RunError as error:
-        is_named = address is not None or any(os.environ.get(name) for name in VARIABLES)
-        if not is_named or reference == LAST or os.sep in reference:
-            raise
-        not_here = error
-    known = {job.metadata[RUN]: Path(job.metadata[FOLDER]) for job in _runs_in(jobs_at(address))}
+def find_detached(reference: str, address: str | None, not_here: RunError) -> RunFolder:
+    """The detached run that a person means, by the list of jobs of the cluster at an address, or at RAY_ADDRESS."""
+    client = jobs_at(address)
+    with _explaining(None):
+        jobs = client.list_jobs()
+    # The oldest first: of two with one name the newest is meant.
+    runs = [job for job in jobs if job.metadata and RUN in job.metadata and FOLDER in job.metadata]
+    runs.sort(key=lambda job: job.start_time or 0)
+    known = {job.metadata[RUN]: Path(job.metadata[FOLDER]) for job in runs}
     names = [reference] if reference in known else [name for name in known if name.startswith(reference)]
     if not names:
         raise RunError(f"{not_here.message}. No detached run of the Ray cluster has that name either.")
@@ -53,19 +51,14 @@ def find_run(runs: Path, reference: str, address: str | None = None) -> RunFolde
     return RunFolder(folder)
 
 
-def await_begin(run: RunFolder, patience: float | None = None) -> None:
-    """Wait until the launcher of a detached run has taken it up; at once for every other run.
-
-    Raises JobError, with Ray's reason, where it ended before, and where it does not begin in so many seconds.
-    """
-    over = None if patience is None else time.monotonic() + patience
+def await_begin(run: RunFolder) -> None:
+    """Wait until the launcher of a detached run has taken it up. Raises JobError, with Ray's reason, where it ended
+    before."""
     asked = time.monotonic()
     while waits_to_begin(run):
         if time.monotonic() - asked >= ASK_EVERY:
             refuse_ended(run)
             asked = time.monotonic()
-        if over is not None and time.monotonic() > over:
-            raise JobError(f"run {run.name} was submitted, and Ray has not begun it in {patience:g} s.")
         time.sleep(LOOK_EVERY)
 
 
@@ -80,12 +73,12 @@ def ask_about_submitted(runs: Iterable[RunFolder]) -> tuple[str, ...]:
     that could not be asked, once for each cluster: runs are shown without Ray as well."""
     problems: dict[str, str] = {}
     for run in runs:
-        with contextlib.suppress(DamagedFileError):
-            if waits_to_begin(run) and (submission := submission_of(run)) and submission.address not in problems:
-                try:
-                    _ask_about(run)
-                except RequestError as error:
-                    problems[submission.address] = error.message
+        submission = submission_of(run)
+        if submission is not None and submission.address not in problems:
+            try:
+                _ask_about(run)
+            except RequestError as error:
+                problems[submission.address] = error.message
     return tuple(problems.values())
 
 
@@ -162,14 +155,6 @@ def jobs_at(address: str | None) -> Any:
         if given is not None and "://" not in given:
             socket.create_connection(split_address(given), timeout=REACH).close()
         return JobSubmissionClient(given)
-
-
-def _runs_in(client: Any) -> Iterator[Any]:
-    """Jobs that are runs, the oldest first: of two with one name the newest is meant."""
-    with _explaining(None):
-        jobs = client.list_jobs()
-    found = [job for job in jobs if job.metadata and RUN in job.metadata and FOLDER in job.metadata]
-    return iter(sorted(found, key=lambda job: job.start_time or 0))
 
 
 @contextlib.contextmanager
