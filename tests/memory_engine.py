@@ -6,7 +6,6 @@ from typing import Any
 
 from quorate.core.addresses import LOOPBACK
 from quorate.core.failure import Failure
-from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import (
     Capacity,
     CoordinatorChild,
@@ -19,6 +18,7 @@ from quorate.engines.engine import (
     Started,
     Unprepared,
 )
+from quorate.engines.warm import CoordinatorChildProcess
 from quorate.worker.assignment import Assignment
 
 FIRST_PID = 4710

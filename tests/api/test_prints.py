@@ -13,7 +13,7 @@ from quorate.api.prints import MOST_LINES, WithPrints
 from quorate.core.log_records import STDERR, STDOUT
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, HostedLanes, RunFinished
-from quorate.observe.live import Printed, Round
+from quorate.observe.sinks import Printed, Round
 from quorate.storage.log_file import LogFile
 from quorate.storage.run_folder import RunFolder
 

@@ -35,10 +35,10 @@ from quorate.coordinator.events import (
     ResizeRequested,
     StopRequested,
 )
+from quorate.coordinator.forming import succeed
 from quorate.coordinator.losses import MOST_DIVERGED
 from quorate.coordinator.membership import start
 from quorate.coordinator.states import Decision, Ended, Forming, Handover
-from quorate.coordinator.succession import succeed
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import DIVERGED, Position

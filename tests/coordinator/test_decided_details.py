@@ -19,6 +19,7 @@ from quorate.coordinator.events import (
     StopRequested,
     Tick,
 )
+from quorate.coordinator.forming import succeed
 from quorate.coordinator.losses import condemn
 from quorate.coordinator.membership import decide
 from quorate.coordinator.places import must_hand_over, taking_part
@@ -49,7 +50,6 @@ from quorate.coordinator.states import (
     Victim,
     WeakLink,
 )
-from quorate.coordinator.succession import succeed
 from quorate.coordinator.weak_links import are_neighbours, blame_link, line_up
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId

@@ -34,9 +34,9 @@ from quorate.coordinator.events import (
     Tick,
     Welcome,
 )
+from quorate.coordinator.forming import succeed
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.states import Decision, Ended, Handover, Training
-from quorate.coordinator.succession import succeed
 from quorate.core.generation import Cursor, GenerationId
 from quorate.core.worker_status import Position, WorkerStatus
 from quorate.observe.events import WorkerLost

@@ -39,10 +39,10 @@ from quorate.coordinator.events import (
     ResizeRequested,
     StopRequested,
 )
+from quorate.coordinator.forming import succeed
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.places import news_of, wakes
 from quorate.coordinator.states import Decision, Ended, Forming, Handover, JobSettings, State, Training
-from quorate.coordinator.succession import succeed
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, GenerationId, MeshShape
 from quorate.core.worker_status import LEFT, Pace, Position, WorkerStatus

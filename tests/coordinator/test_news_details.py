@@ -6,10 +6,10 @@ import pytest
 
 from coordinator.played import SETTINGS, heartbeat, killed, pid_of, registered, training
 from quorate.coordinator.events import ExitReported, GrantLease
+from quorate.coordinator.forming import take_over
 from quorate.coordinator.membership import decide
 from quorate.coordinator.places import wakes
 from quorate.coordinator.states import Decision, Forming, Handover, Members, Recalling, Recollection
-from quorate.coordinator.succession import take_over
 
 NEXT = replace(SETTINGS, incarnation=4)
 NOTHING = Recollection(None, None, has_begun=False)

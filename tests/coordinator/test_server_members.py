@@ -39,10 +39,10 @@ from quorate.coordinator.events import (
     StateReported,
     StopRequested,
 )
+from quorate.coordinator.forming import succeed, take_over
 from quorate.coordinator.membership import decide, start
 from quorate.coordinator.places import news_of
 from quorate.coordinator.states import Decision, Ended, Handover, JobSettings, Recollection, State, Training
-from quorate.coordinator.succession import succeed, take_over
 from quorate.core.errors import PeerLost
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId, Role, server_id

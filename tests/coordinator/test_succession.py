@@ -38,6 +38,7 @@ from quorate.coordinator.events import (
     Tick,
     Welcome,
 )
+from quorate.coordinator.forming import succeed, take_over
 from quorate.coordinator.membership import decide
 from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import (
@@ -51,7 +52,6 @@ from quorate.coordinator.states import (
     State,
     Training,
 )
-from quorate.coordinator.succession import succeed, take_over
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.worker_status import LEFT, Position

@@ -15,7 +15,7 @@ from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed
 from quorate.observe.jsonl import JsonlSink
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import encode_failure
+from quorate.wire.proto.channel import encode_failure
 from simulation.clock import Clock, Process
 
 Decide = Callable[[State, MembershipEvent, float], Decision]

@@ -31,7 +31,7 @@ from quorate.training.progress import Progress
 from quorate.training.save import LOOK, SaveContext
 from quorate.training.strategy import Agreement, Save, StepRequest
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import encode_cursor
+from quorate.wire.proto.channel import encode_cursor
 from quorate.worker.heartbeats import Backlog
 from quorate.worker.membership_view import Dismissed, JobEnded
 from quorate.worker.session import WorkerSession

@@ -18,10 +18,10 @@ from quorate.coordinator.events import (
     MembershipEvent,
     RecordEvents,
 )
+from quorate.coordinator.forming import take_over
 from quorate.coordinator.membership import start
 from quorate.coordinator.places import places, places_of
 from quorate.coordinator.states import Decision, Ended, JobSettings, State
-from quorate.coordinator.succession import take_over
 from quorate.core.digests import derive_seed
 from quorate.core.errors import LanesDisputed
 from quorate.core.generation import name_of

@@ -10,8 +10,8 @@ from quorate.spec.changes import refused_on_resume
 from quorate.spec.device import idle_gpus, kind_of, workers_here
 from quorate.spec.job import JobSpec, mark_of
 from quorate.spec.keys import Mark, keys_of
-from quorate.spec.kinds import LocalSpec
 from quorate.spec.load import resolve_mapping
+from quorate.spec.options import LocalSpec
 from quorate.spec.override import parse_set
 from quorate.spec.resolved import dump_job
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quorate.coordinator.client import SupervisorClient
 from quorate.observe.events import GenerationFormed, HostedLanes, Resized, StepCompleted
-from quorate.spec.kinds import GrowSpec
+from quorate.spec.options import GrowSpec
 from quorate.supervisor.growth import WARMING, Growth, decide, numbers_of_use
 from quorate.wire.proto import coordinator_pb2 as pb
 

@@ -1,6 +1,6 @@
 from quorate.core.generation import Cursor, Generation, GenerationId, Member, Role
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import decode_generation, encode_generation
+from quorate.wire.proto.channel import decode_generation, encode_generation
 
 WORKER = Member(3, "10.0.0.1:7", range(2, 5), "boot/3", Cursor(9))
 SERVER = Member(4, "10.0.0.2:7", range(0), role=Role.SERVER)

@@ -14,7 +14,7 @@ from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.timing import Timing
 from quorate.core.worker_status import WorkerStatus
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import (
+from quorate.wire.proto.channel import (
     decode_failure,
     decode_id,
     decode_position,

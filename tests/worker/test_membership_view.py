@@ -9,7 +9,7 @@ from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import decode_position, encode_failure, encode_generation, encode_id, encode_position
+from quorate.wire.proto.channel import decode_position, encode_failure, encode_generation, encode_id, encode_position
 from quorate.worker.membership_view import Dismissed, JobEnded, MembershipView
 
 HERE, THERE = "127.0.0.1:5000", "127.0.0.1:5001"

@@ -5,7 +5,7 @@ import pytest
 from quorate.core.generation import Cursor, Generation, GenerationId, Member
 from quorate.core.timing import Timing
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import encode_generation, encode_id
+from quorate.wire.proto.channel import encode_generation, encode_id
 from quorate.worker.heartbeats import Lease
 from quorate.worker.membership_view import JobEnded, MembershipView
 

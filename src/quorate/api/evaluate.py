@@ -38,12 +38,11 @@ from quorate.core.installation import install_of
 from quorate.core.machine import usable_cores
 from quorate.core.runs_folder import runs_folder
 from quorate.engines.engine import SOURCE, Prepared
-from quorate.observe.live import Round
-from quorate.observe.sinks import Guarded
+from quorate.observe.sinks import Guarded, Round
 from quorate.spec.changes import changes
 from quorate.spec.device import workers_here
 from quorate.spec.keys import Mark
-from quorate.spec.kinds import LocalSpec
+from quorate.spec.options import LocalSpec
 from quorate.spec.override import Override, is_asked
 from quorate.spec.resolved import ResolvedJob
 from quorate.storage.atomic import move_into_place, temporary_of, write_atomically

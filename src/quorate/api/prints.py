@@ -11,8 +11,7 @@ from quorate.core.log_records import STDERR, STDOUT, WARNINGS
 from quorate.history.logs import LogRecord, RunLogs
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, RunFinished
-from quorate.observe.live import Printed, Round
-from quorate.observe.sinks import Sink
+from quorate.observe.sinks import Printed, Round, Sink
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 

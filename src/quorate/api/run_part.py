@@ -30,10 +30,9 @@ from quorate.history.event_index import IndexSink
 from quorate.observe.event import Event
 from quorate.observe.events import LogMessage, RunFailed, RunFinished, StepCompleted
 from quorate.observe.jsonl import end_of_events
-from quorate.observe.live import Round
 from quorate.observe.notices import EARLY_STOP
 from quorate.observe.recoveries import RecoveryLog
-from quorate.observe.sinks import Guarded, Sink
+from quorate.observe.sinks import Guarded, Round, Sink
 from quorate.observe.waiting import DataWaitLog
 from quorate.spec.device import idle_gpus, workers_here
 from quorate.spec.job import JobSpec, TaskReference, job_secrets

@@ -23,10 +23,9 @@ from quorate.core.failure import JobFailed
 from quorate.core.runs_folder import runs_folder
 from quorate.core.user_code import given, user_traceback
 from quorate.observe.console import Console, Display, NotebookConsole, QuietConsole, notebook_display
-from quorate.observe.live import Prints
 from quorate.observe.progress import Progress
 from quorate.observe.screen import Screen
-from quorate.observe.sinks import Sink
+from quorate.observe.sinks import Prints, Sink
 from quorate.observe.summary import print_summary
 from quorate.supervisor.signals import Signals, collecting_signals
 

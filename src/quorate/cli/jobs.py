@@ -113,7 +113,7 @@ def train(
 def _display(is_quiet: bool, prints: str | None, *, is_live: bool = True) -> Any:
     """How a job is shown: what is said about its prints goes over --quiet. Without a bar unless it `is_live`."""
     from quorate.api.train import show_lines, show_on_stderr, show_quietly
-    from quorate.observe.live import Prints
+    from quorate.observe.sinks import Prints
 
     show = show_quietly if is_quiet else show_on_stderr if is_live else show_lines
     return show if prints is None else partial(show, prints=choose(prints, Prints, "--print"))

@@ -27,10 +27,10 @@ import grpc.aio
 from quorate.checkpoint.listing import newest_generation
 from quorate.coordinator.event_log import EventLog
 from quorate.coordinator.events import LauncherGone
+from quorate.coordinator.forming import take_over
 from quorate.coordinator.membership import start
 from quorate.coordinator.service import CoordinatorService
 from quorate.coordinator.states import Ended, Handover, JobSettings, State
-from quorate.coordinator.succession import take_over
 from quorate.core.addresses import enter_network, join_address
 from quorate.core.errors import CheckpointError, QuorateError, RequestError
 from quorate.core.generation import MeshShape, file_name_of

@@ -15,8 +15,7 @@ from quorate.observe.event import Event
 from quorate.observe.jsonl import events_in
 from quorate.wire.handshake import Identity
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.channel import open_channel, stub_on, token_metadata, unanswered
-from quorate.wire.proto.codec import decode_failure, encode_failure
+from quorate.wire.proto.channel import decode_failure, encode_failure, open_channel, stub_on, token_metadata, unanswered
 
 
 @dataclass(frozen=True)

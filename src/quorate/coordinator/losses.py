@@ -11,11 +11,10 @@ from quorate.coordinator.autopsy import (
     warning,
 )
 from quorate.coordinator.events import Action, ExitReported, Expel, FailureReported, Refill
-from quorate.coordinator.forming import end, form_if_ready, holds_nothing, regroup, stopped
+from quorate.coordinator.forming import end, form_if_ready, holds_nothing, regroup, stopped, without_missing
 from quorate.coordinator.places import expel, fills_places, places
 from quorate.coordinator.stall import find_poison, with_victim
 from quorate.coordinator.states import Active, Decision, Enrolled, Forming, Members, Recalling, Training
-from quorate.coordinator.succession import without_missing
 from quorate.core.errors import LanesDiffer, LanesDisputed, LinkError, ReplicasDiffer, WorkerUnfit, is_kind_of
 from quorate.core.failure import Failure
 from quorate.core.generation import Cursor, Role, name_of

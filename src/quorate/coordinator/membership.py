@@ -38,7 +38,7 @@ from quorate.coordinator.events import (
     StopRequested,
     Tick,
 )
-from quorate.coordinator.forming import end, form_if_ready
+from quorate.coordinator.forming import end, form_if_ready, without_missing
 from quorate.coordinator.losses import fill_place, lose, on_exit_reported, on_failure_reported
 from quorate.coordinator.places import call_together, expel, places_of, resized
 from quorate.coordinator.reports import on_completed, on_heartbeat, on_registered, on_state_reported
@@ -55,7 +55,6 @@ from quorate.coordinator.states import (
     Training,
     Unended,
 )
-from quorate.coordinator.succession import without_missing
 from quorate.coordinator.weak_links import who_may_return
 from quorate.core.errors import FrameError
 from quorate.core.failure import Failure

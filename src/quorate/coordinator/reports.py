@@ -19,13 +19,12 @@ from quorate.coordinator.events import (
     StateReported,
     Welcome,
 )
-from quorate.coordinator.forming import end, form_if_ready, regroup
+from quorate.coordinator.forming import end, form_if_ready, is_expected, regroup, take_back, without_missing
 from quorate.coordinator.losses import condemn, give_up_state, proof_against
 from quorate.coordinator.places import call_together, expel, mark_leaving, places
 from quorate.coordinator.speed import find_better_sharing, judge
 from quorate.coordinator.stall import with_status
 from quorate.coordinator.states import Active, Decision, Ended, Enrolled, Members, Recalling, Suspicion, Training
-from quorate.coordinator.succession import is_expected, take_back, without_missing
 from quorate.core.digests import first_difference, outvoted
 from quorate.core.errors import DivergedError, FrameError, ReplicasDiffer, RequestError, StateLost
 from quorate.core.failure import Failure

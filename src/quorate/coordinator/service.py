@@ -50,7 +50,7 @@ from quorate.core.worker_status import WorkerStatus
 from quorate.observe.events import LogMessage
 from quorate.observe.jsonl import EventTail
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import (
+from quorate.wire.proto.channel import (
     decode_cursor,
     decode_failure,
     decode_id,

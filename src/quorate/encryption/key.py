@@ -22,8 +22,8 @@ from quorate.checkpoint.manifest import MANIFEST, Manifest, Part
 from quorate.checkpoint.part_file import read_part, write_part
 from quorate.core.errors import CheckpointError, RequestError, UntrustedError
 from quorate.encryption.cipher import ALGORITHM, KEY_SIZE, Cipher
-from quorate.spec.kinds import Sealing
 from quorate.spec.load import load_recorded
+from quorate.spec.options import Sealing
 from quorate.spec.override import Override
 from quorate.spec.resolved import dump_job
 from quorate.storage.atomic import discard, sync_folder, write_atomically

@@ -12,8 +12,7 @@ from pydantic import AfterValidator, Field
 from quorate.core.errors import Problem
 from quorate.core.regular_file import read_regular
 from quorate.spec.keys import PREFIX, Allowed, FilePath
-from quorate.spec.kinds import Sealing
-from quorate.spec.options import Option, Said
+from quorate.spec.options import Option, Said, Sealing
 
 _LONGEST_KEY = 256
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from quorate.core.addresses import LOOPBACK
 from quorate.core.machine import usable_cores
-from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import Capacity, Exited, Notice, Preparation, Ready, SettingUp, Started, Unprepared
 from quorate.engines.fork_server import ImportedTask, unprepared
+from quorate.engines.warm import CoordinatorChildProcess
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import announce_start, read_status, status_file

@@ -20,7 +20,6 @@ from quorate.core.machine import usable_cores
 from quorate.core.processes import StoppedProcesses, children_of, describe_departure, members_of
 from quorate.core.task_source import TaskSource
 from quorate.core.worker_status import ENDED_FOR_A_STOP
-from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import (
     Capacity,
     Exited,
@@ -36,7 +35,7 @@ from quorate.engines.engine import (
 )
 from quorate.engines.fork_server import EXITED, FAILED, PREPARE, READY, START, STARTED, Messages
 from quorate.engines.output_pump import OpenLog, OutputPump, Pipes, close_all
-from quorate.engines.warm import ForkedProcess, KeptForkServer, Program
+from quorate.engines.warm import CoordinatorChildProcess, ForkedProcess, KeptForkServer, Program
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment
 from quorate.worker.status import announce_start, read_status, status_file

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from quorate.observe import events
 from quorate.observe.event import Event
-from quorate.observe.live import Printed, Prints, Round, printed_lines
 from quorate.observe.notices import Notice, notice_of
 from quorate.observe.progress import GAP, Progress
 from quorate.observe.screen import Screen
+from quorate.observe.sinks import Printed, Prints, Round, printed_lines
 from quorate.observe.summary import summary_rows
 
 REDRAW_EVERY = 0.1

@@ -20,9 +20,9 @@ from quorate.observe.events import (
     StepCompleted,
     WorkerLost,
 )
-from quorate.observe.live import Round
 from quorate.observe.quantities import count, duration, measure, plural
 from quorate.observe.screen import lines_of
+from quorate.observe.sinks import Round
 from quorate.spec.job import EarlyStopSpec
 
 GAP = "   "

@@ -10,8 +10,8 @@ from quorate.core.errors import JobFileError
 from quorate.core.masking import shown_value
 from quorate.spec.job import CHANGEABLE, OWN_PLACE, JobSpec, LineageSpec, mark_of
 from quorate.spec.keys import Absent, Mark
-from quorate.spec.kinds import goes_on
 from quorate.spec.load import resolve_layers
+from quorate.spec.options import goes_on
 from quorate.spec.override import Layers, Override
 from quorate.spec.resolved import ResolvedJob
 

@@ -32,8 +32,7 @@ from quorate.spec.keys import (
     keys_of,
     spelled_out,
 )
-from quorate.spec.kinds import EngineSection, LocalSpec, Sealing, StrategySection
-from quorate.spec.options import open_to_options
+from quorate.spec.options import EngineSection, LocalSpec, Sealing, StrategySection, open_to_options
 from quorate.spec.tracking import NotifySpec, TrackSpec
 
 OWN_PLACE = "checkpoints"

@@ -11,8 +11,7 @@ from quorate.core.addresses import has_secret, shown_place
 from quorate.core.errors import JobFileError, Problem
 from quorate.spec.job import OWN_PLACE, JobSpec, LossScaleSpec
 from quorate.spec.keys import AUTO, AUTO_BATCH, Section, usual_mode
-from quorate.spec.kinds import ANY
-from quorate.spec.options import Rules, Said, option_rules
+from quorate.spec.options import ANY, Rules, Said, option_rules
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 

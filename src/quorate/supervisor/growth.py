@@ -10,7 +10,7 @@ from statistics import median
 from quorate.observe.event import Event
 from quorate.observe.events import GenerationFormed, Resized, StepCompleted
 from quorate.observe.quantities import plural
-from quorate.spec.kinds import GrowSpec
+from quorate.spec.options import GrowSpec
 
 WARMING = 3
 """So many steps of a generation are not measured: links are made in them, and caches filled."""

@@ -32,10 +32,10 @@ from quorate.observe.events import (
     StepCompleted,
 )
 from quorate.observe.jsonl import EventTail, JsonlSink
-from quorate.observe.live import Round
+from quorate.observe.sinks import Round
 from quorate.spec.device import kind_of
 from quorate.spec.job import JobSpec
-from quorate.spec.kinds import GrowSpec
+from quorate.spec.options import GrowSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.supervisor.coordinator_process import CoordinatorProcess, EventFollower, OutcomeWatch
 from quorate.supervisor.growth import Growth, numbers_of_use

@@ -14,7 +14,7 @@ from quorate.core.errors import QuorateError, RequestError
 from quorate.core.machine import usable_cores
 from quorate.engines.ray.node_code import NodeCode, code_of
 from quorate.engines.ray.option import RuntimeEnvSpec
-from quorate.spec.kinds import RAY_CLIENT
+from quorate.spec.options import RAY_CLIENT
 from quorate.tune.driver import Driver
 from quorate.tune.folder import SearchFolder
 from quorate.tune.loading import ResolvedSearch

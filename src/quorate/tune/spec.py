@@ -15,7 +15,7 @@ from quorate.core.digests import derive_seed
 from quorate.core.errors import Problem
 from quorate.spec.job import MetricName, version_check
 from quorate.spec.keys import Allowed, Count, OptionalCount, OptionalPositive, Section, spelled_out
-from quorate.spec.kinds import PerWorkerSpec, checked_address, checked_folder
+from quorate.spec.options import PerWorkerSpec, checked_address, checked_folder
 from quorate.spec.problems import in_brackets
 
 Range = Annotated[list[float] | None, Field(min_length=2, max_length=2), Allowed("two numbers, [lowest, highest]")]

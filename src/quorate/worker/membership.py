@@ -19,7 +19,7 @@ from quorate.observe.event import Event
 from quorate.observe.events import EvaluationDone
 from quorate.wire.link import Deadline
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import (
+from quorate.wire.proto.channel import (
     decode_cursor,
     decode_failure,
     encode_cursor,

@@ -9,7 +9,7 @@ from quorate.core.generation import Cursor, Generation, GenerationId
 from quorate.core.timing import SYSTEM, Runtime
 from quorate.core.worker_status import Position
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import decode_failure, decode_generation, decode_id
+from quorate.wire.proto.channel import decode_failure, decode_generation, decode_id
 
 log = logging.getLogger(__name__)
 

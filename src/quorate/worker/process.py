@@ -45,7 +45,7 @@ from quorate.training.replica import Replica, check_repeatable
 from quorate.training.source import task_source
 from quorate.training.task import HostedLoop, Task, configure
 from quorate.wire.proto import coordinator_pb2 as pb
-from quorate.wire.proto.codec import encode_cursor
+from quorate.wire.proto.channel import encode_cursor
 from quorate.worker.assembly import (
     SessionParts,
     build_samples,

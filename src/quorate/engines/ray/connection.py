@@ -30,7 +30,7 @@ from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from quorate.core.addresses import split_address
 from quorate.core.errors import RequestError
 from quorate.engines.ray.node_code import NodeCode
-from quorate.spec.kinds import RAY_CLIENT
+from quorate.spec.options import RAY_CLIENT
 
 log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.packing")

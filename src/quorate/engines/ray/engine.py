@@ -11,7 +11,6 @@ from typing import Any
 from quorate.core.errors import JobError, RequestError
 from quorate.core.failure import Failure, JobFailed
 from quorate.core.worker_status import ENDED_WITH_ITS_GROUP, LOST_WITH_ITS_HOST
-from quorate.engines.coordinator_child import CoordinatorChildProcess
 from quorate.engines.engine import (
     Capacity,
     Engine,
@@ -43,6 +42,7 @@ from quorate.engines.ray.node_code import NodeCode, node_code, with_remedy, with
 from quorate.engines.ray.option import RaySpec
 from quorate.engines.ray.places import ClusterSettings, Place, Places, likely_nodes
 from quorate.engines.ray.shared_storage import Reach, share
+from quorate.engines.warm import CoordinatorChildProcess
 from quorate.spec.job import JobSpec
 from quorate.storage.run_folder import RunFolder
 from quorate.worker.assignment import Assignment

@@ -12,8 +12,7 @@ from quorate.core.errors import Problem, RequestError
 from quorate.core.installation import install_of
 from quorate.core.masking import is_secret
 from quorate.spec.keys import AUTO_BATCH, Allowed, FilePath, Section
-from quorate.spec.kinds import EngineSection, PerWorkerSpec, checked_address, checked_folder
-from quorate.spec.options import Option, Said
+from quorate.spec.options import EngineSection, Option, PerWorkerSpec, Said, checked_address, checked_folder
 
 _URL = re.compile(r"\w+://\S+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

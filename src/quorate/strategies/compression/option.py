@@ -7,8 +7,7 @@ from pydantic import Field
 
 from quorate.core.errors import Problem
 from quorate.spec.keys import Allowed, Fraction
-from quorate.spec.kinds import StrategySection, Treatment
-from quorate.spec.options import Option, Removed, Said
+from quorate.spec.options import Option, Removed, Said, StrategySection, Treatment
 
 
 class CompressSpec(Treatment):

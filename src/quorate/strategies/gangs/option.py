@@ -8,8 +8,7 @@ from pydantic import AfterValidator, Field
 from quorate.core.errors import Problem
 from quorate.core.generation import MeshShape
 from quorate.spec.keys import AUTO_BATCH, Allowed, Count, Mark, OptionalPositive, Section, one_of
-from quorate.spec.kinds import ANY, Refusal, StrategySection, Treatment
-from quorate.spec.options import Option, Removed, Said
+from quorate.spec.options import ANY, Option, Refusal, Removed, Said, StrategySection, Treatment
 
 ALGORITHMS = ("Ring", "Tree", "CollnetDirect", "CollnetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")

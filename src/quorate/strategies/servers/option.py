@@ -5,8 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from quorate.core.errors import Problem
 from quorate.spec.keys import Allowed, Count, CountOrZero, Mark
-from quorate.spec.kinds import ANY, Bytes, Refusal, StrategySection
-from quorate.spec.options import Option, Said, open_to_options
+from quorate.spec.options import ANY, Bytes, Option, Refusal, Said, StrategySection, open_to_options
 
 
 @open_to_options("strategy.parameter-server")
