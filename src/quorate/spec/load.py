@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from quorate.core.errors import JobFileError, Problem, RequestError
 from quorate.core.regular_file import read_regular
 from quorate.core.runs_folder import USUAL_RUNS, runs_of_job
 from quorate.spec.job import JobSpec, TaskReference
-from quorate.spec.keys import AUTO, FOLDER, keys_of, nearest_file
+from quorate.spec.keys import AUTO, keys_of, nearest_file
+from quorate.spec.options import SectionType
 from quorate.spec.override import (
     ENVIRONMENT,
     Layers,
@@ -28,7 +27,7 @@ from quorate.spec.override import (
     renamed,
     without_removed,
 )
-from quorate.spec.problems import describe_errors, misspelt, plain_problems
+from quorate.spec.problems import Origin, misspelt, validated
 from quorate.spec.resolved import ResolvedJob, job_gone
 from quorate.spec.rules import broken_rules
 from quorate.spec.yaml_document import Document, read_yaml
@@ -37,6 +36,8 @@ log = logging.getLogger(__name__)
 
 SHOWN = 10
 RECORDED = "recorded"
+_NEEDED = {"task": "any.py:Any", "batch_size": AUTO}
+"""Of a job, so that the other keys can be judged where these are wrong."""
 Taken = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -101,10 +102,12 @@ def resolve_layers(
     elif advice := advice_on_names(layers.values, source, layers.origin):
         log.warning("%s", advice)
     layers = _migrated(layers).under(from_environment).under(overrides)
-    spec, mistakes = _checked(layers, job_folder or Path.cwd())
+    folder = job_folder or Path.cwd()
+    spec, mistakes, doubtful = checked(JobSpec, layers.values, layers.origin, _NEEDED, folder)
+    broken = broken_rules(spec, doubtful, layers.said)
     missing = [] if job_folder is None else _missing_task(layers, job_folder)
-    found = [*problems, *unreadable, *mistakes, *missing]
-    if spec is None or found:
+    found = [*problems, *unreadable, *mistakes, *broken, *missing]
+    if found:
         # Whoever mistyped a flag must not look for it in the file.
         said = {_layer_of(problem, [*from_environment, *overrides]) or source for problem in found}
         raise JobFileError(said.pop() if len(said) == 1 else "the job", found)
@@ -135,27 +138,25 @@ def _layer_of(problem: Problem, overrides: Sequence[Override]) -> str | None:
     return None
 
 
-def _checked(layers: Layers, folder: Path) -> tuple[JobSpec | None, list[Problem]]:
-    odd = list(plain_problems(layers.values, "", layers.origin))
-    problems = []
-    try:
-        spec = JobSpec.model_validate(layers.values, context={FOLDER: folder})
-    except ValidationError as error:
-        problems = describe_errors(error, JobSpec, origin=layers.origin)
-        told = {problem.path for problem in problems}
-        odd = [problem for problem in odd if problem.path not in told]
-    # A rule is judged although other keys are wrong, if its own are right: one reading tells everything.
+def checked(
+    model: type[SectionType],
+    values: Mapping[str, Any],
+    origin: Origin,
+    needed: Mapping[str, Any],
+    folder: Path | None = None,
+) -> tuple[SectionType, list[Problem], set[str]]:
+    """A file as if nothing had been said of the keys that are in doubt, what is wrong with these, and their names.
+
+    So a rule is judged although other keys are wrong, if its own are right: one reading tells everything. `needed`
+    stands for keys without a default.
+    """
+    spec, problems = validated(model, values, origin, folder=folder)
+    if spec is not None:
+        return spec, problems, set()
     paths = [problem.path for problem in problems]
-    doubtful = {path.partition(".")[0] for path in (*paths, *misspelt(paths, keys_of(JobSpec)))}
-    problems += broken_rules(_without(layers.values, doubtful) if problems else spec, doubtful, layers.said)
-    return None if problems else spec, [*problems, *odd]
-
-
-def _without(values: Mapping[str, Any], doubtful: set[str]) -> JobSpec:
-    """The job as if nothing had been said of the keys that are in doubt."""
-    needed = {"task": "any.py:Any", "batch_size": AUTO}
-    sound = {key: value for key, value in values.items() if key in JobSpec.model_fields and key not in doubtful}
-    return JobSpec.model_validate(needed | sound)
+    doubtful = {path.partition(".")[0] for path in (*paths, *misspelt(paths, keys_of(model)))}
+    sound = {key: value for key, value in values.items() if key in model.model_fields and key not in doubtful}
+    return model.model_validate({**needed, **sound}), problems, doubtful
 
 
 def _missing_task(layers: Layers, folder: Path) -> Iterator[Problem]:

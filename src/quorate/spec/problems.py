@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from itertools import groupby
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -10,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from quorate.core.errors import Problem
-from quorate.spec.keys import CALLED_ELSEWHERE, PREFIX, Key, beside_names, keys_of, nearest, one_of, suggestions
-from quorate.spec.options import removed_keys
+from quorate.spec.keys import CALLED_ELSEWHERE, FOLDER, PREFIX, Key, beside_names, keys_of, nearest, one_of, suggestions
+from quorate.spec.options import SectionType, removed_keys
 from quorate.spec.override import ENVIRONMENT, NAMES, variable_name
 
 Origin = Callable[[str], str]
@@ -29,6 +30,19 @@ ELSEWHERE = {
 
 # Values that a job file can hold, with lists and mappings of them.
 _SCALARS = (NoneType, bool, int, float, str)
+
+
+def validated(
+    model: type[SectionType], values: Any, origin: Origin, prefix: str = "", folder: Path | None = None
+) -> tuple[SectionType | None, list[Problem]]:
+    """A section, None where its keys or values are wrong, and every mistake in it. Paths are relative to `folder`."""
+    odd = list(plain_problems(values, prefix, origin))
+    try:
+        return model.model_validate(values, context=folder and {FOLDER: folder}), odd
+    except ValidationError as error:
+        problems = describe_errors(error, model, prefix, origin)
+    told = {problem.path for problem in problems}
+    return None, [*problems, *(problem for problem in odd if problem.path not in told)]
 
 
 def describe_errors(
