@@ -17,7 +17,7 @@ from docs.blocks import PAGES, PREAMBLE, ROOT, Block, all_blocks, blocks_of, scr
 from quorate.cli.app import app
 from quorate.spec.load import resolve_mapping
 from quorate.spec.yaml_document import read_yaml
-from quorate.tune.loading import resolve_search
+from quorate.tune.loading import read_mapping
 
 BLOCKS = list(all_blocks())
 IN_ANOTHER_TEST = {"README.md": "test_first_hour.py clones and installs it"}
@@ -70,7 +70,7 @@ def test_yaml_is_that_of_a_job_or_a_search(block: Block) -> None:
     if block.mark == "parse":
         return
     if "space" in keys:
-        resolve_search(keys, block.page, {}, resolve_mapping(JOB, "job", {}, ()))
+        read_mapping(keys, block.page, {}, resolve_mapping(JOB, "job", {}, ())).accepted()
     else:
         resolve_mapping(({} if "steps" in keys else JOB) | JOB | keys, block.page, {}, ())
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from quorate.spec.load import resolve_mapping
 from quorate.spec.yaml_document import read_yaml
-from quorate.tune.loading import resolve_search
+from quorate.tune.loading import read_mapping
 from quorate.tune.spec import KINDS, DimensionSpec, SearchSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "tune.md").read_text()
@@ -38,7 +38,7 @@ def test_every_form_of_a_dimension_is_told() -> None:
 
 def test_the_example_is_a_search() -> None:
     job = resolve_mapping({"task": "digits:Digits", "batch_size": 64, "epochs": 3}, "job", {}, ())
-    search = resolve_search(read_yaml(BLOCKS[0]).value, "the page", {}, job)
+    search = read_mapping(read_yaml(BLOCKS[0]).value, "the page", {}, job).accepted()
     assert search.spec.trials == 20
 
 

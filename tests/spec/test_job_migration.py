@@ -10,7 +10,7 @@ from quorate.core.errors import JobFileError
 from quorate.spec.load import load_job, resolve_mapping
 from quorate.spec.override import Override, migrate, parse_set
 from quorate.spec.resolved import dump_job
-from quorate.tune.loading import dump_search, load_recorded_search, read_search, resolve_search
+from quorate.tune.loading import dump_search, load_recorded_search, read_mapping, read_search
 from quorate.tune.trials import SearchLog
 
 JOB: dict[str, Any] = {"task": "task.py:Task", "batch_size": 8, "steps": 2}
@@ -108,9 +108,9 @@ def test_a_search_may_use_the_old_name(tmp_path: Path, caplog: pytest.LogCapture
     assert search.trial_job({"on_nonfinite_loss": "skip"}, 1).spec.on_nonfinite_loss == "skip"
 
     space = {"on_poison": {"choice": ["fail", "skip"]}}
-    given = resolve_search(
+    given = read_mapping(
         {"job": {**JOB, "task": "tasks:Task"}, "space": space, "budget": {"trials": 2}}, "Search(...)", {}
-    )
+    ).accepted()
     assert list(given.spec.space or {}) == ["on_nonfinite_loss"]
 
 
@@ -120,7 +120,7 @@ def test_a_recorded_search_with_the_old_name_is_read_without_a_word(
     (tmp_path / "task.py").touch()
     space = {"on_nonfinite_loss": {"choice": ["fail", "skip"]}}
     job = resolve_mapping(JOB, "job.yaml", {}, [])
-    search = resolve_search({"space": space, "budget": {"trials": 2}}, "Search(...)", {}, job)
+    search = read_mapping({"space": space, "budget": {"trials": 2}}, "Search(...)", {}, job).accepted()
     (tmp_path / "job.yaml").write_text(
         dump_job(search.job).replace("version: 2", "version: 1").replace("on_nonfinite_loss", "on_poison")
     )

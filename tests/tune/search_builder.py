@@ -8,7 +8,7 @@ from history.run_builder import COMPLETE, Story, build_run
 from quorate.spec.load import resolve_mapping
 from quorate.spec.resolved import dump_job
 from quorate.tune.folder import SearchFolder
-from quorate.tune.loading import dump_search, resolve_search
+from quorate.tune.loading import dump_search, read_mapping
 
 JOB: dict[str, Any] = {
     "name": "tiny",
@@ -60,7 +60,7 @@ def search_folder(runs: Path, **keys: Any) -> Teller:
     """A search that has just begun, by the tiny job and space."""
     mapping = {"name": "find", "metric": "loss", "space": SPACE, "budget": {"trials": 6}} | keys
     job = resolve_mapping(JOB, "job.yaml", {}, [])
-    resolved = resolve_search(mapping, "search.yaml", {}, job)
+    resolved = read_mapping(mapping, "search.yaml", {}, job).accepted()
     teller = Teller(SearchFolder.create(runs, "find", dump_search(resolved), dump_job(resolved.job)))
     return teller.tell("search-began", reason="new")
 

@@ -11,8 +11,8 @@ from quorate.tune.loading import (
     ResolvedSearch,
     dump_search,
     load_recorded_search,
+    read_mapping,
     read_search,
-    resolve_search,
     trial_job,
 )
 
@@ -72,6 +72,19 @@ def test_settings_go_over_the_search_and_over_its_job(folder: Path) -> None:
     assert search.job.origins["seed"] == "--set job.seed"
 
 
+def test_settings_go_into_what_stands_there(folder: Path) -> None:
+    settings = ("space.batch_size.step=16", "space.params.width.choice=[8]", "space.params.step={choice: [1]}")
+    search = load(folder, *settings)
+    assert search.spec.space is not None
+    told = {key: each.model_dump(exclude_none=True) for key, each in search.spec.space.items()}
+    assert told == {
+        "params.rate": {"loguniform": [1e-4, 1]},
+        "params.width": {"choice": [8]},
+        "batch_size": {"randint": [32, 128], "step": 16},
+        "params.step": {"choice": [1]},
+    }
+
+
 def test_sections_may_be_nested_in_the_space(folder: Path) -> None:
     text = SEARCH.replace("  params.rate: {loguniform: [1e-4, 1]}\n  params.width: {choice: [16, 32]}\n", "")
     nested = "space:\n  params:\n    rate: {loguniform: [1e-4, 1]}\n    width: {choice: [16, 32]}\n"
@@ -129,5 +142,5 @@ def test_a_job_may_stand_in_the_search(folder: Path) -> None:
 def test_a_search_from_a_call(folder: Path) -> None:
     job = load(folder).job
     mapping = {"space": {"params.rate": {"uniform": (0.1, 1)}}, "budget": {"trials": 2}, "metric": "accuracy"}
-    search = resolve_search({**mapping, "job": "digits.yaml"}, "Search(...)", {}, job)
+    search = read_mapping({**mapping, "job": "digits.yaml"}, "Search(...)", {}, job).accepted()
     assert search.spec.space is not None and search.spec.space["params.rate"].uniform == [0.1, 1]

@@ -14,7 +14,7 @@ from command import Running, Workplace, await_condition
 from quorate.core.errors import JobFileError, Problem, QuorateError, RequestError, RunError
 from quorate.core.installation import install_of
 from quorate.tune import local_search, proposal, search
-from quorate.tune.loading import ResolvedSearch, load_recorded_search, resolve_search
+from quorate.tune.loading import ResolvedSearch, load_recorded_search, read_mapping
 from quorate.tune.proposal import open_search
 from quorate.tune.result import SearchResult
 from quorate.tune.search import run_search
@@ -36,7 +36,7 @@ def keys_of(folder: Path, job: dict[str, Any] | None = None, **keys: Any) -> dic
 
 
 def resolved(folder: Path, **keys: Any) -> ResolvedSearch:
-    return resolve_search(keys_of(folder, **keys), "search", {})
+    return read_mapping(keys_of(folder, **keys), "search", {}).accepted()
 
 
 def searched(folder: Path, **keys: Any) -> SearchResult:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quorate.core.errors import RequestError
 from quorate.spec.load import load_job
 from quorate.spec.resolved import ResolvedJob
-from quorate.tune.loading import read_search, resolve_search
+from quorate.tune.loading import read_mapping, read_search
 from quorate.tune.spec import SearchSpec
 
 SCALARS = st.one_of(
@@ -62,7 +62,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> ResolvedJob:
 @given(SEARCHES)
 def test_a_search_is_read_or_refused(job: ResolvedJob, keys: dict[str, Any]) -> None:
     try:
-        search = resolve_search(keys, "Search(...)", {}, job)
+        search = read_mapping(keys, "Search(...)", {}, job).accepted()
     except RequestError as error:
         assert str(error)
         return

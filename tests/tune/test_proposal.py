@@ -8,7 +8,7 @@ import pytest
 
 from quorate.core.errors import JobFileError, RequestError, UserCodeError
 from quorate.spec.load import load_job
-from quorate.tune.loading import ResolvedSearch, dump_search, resolve_search
+from quorate.tune.loading import ResolvedSearch, dump_search, read_mapping
 from quorate.tune.proposal import open_search, proposal_lines, propose, refuse_unreported, with_task
 
 TASK = """\
@@ -156,10 +156,10 @@ def test_a_task_that_cannot_be_imported_comes_after_other_mistakes(folder: Path)
 def test_a_search_from_a_call_is_checked_too(folder: Path) -> None:
     job = load_job(folder / "digits.yaml", {}, [])
     keys = {"budget": {"trials": 2}, "metric": "loss"}
-    search = resolve_search({"space": {"params.width": {"choice": ["wide"]}}, **keys}, "Search(...)", {}, job)
+    search = read_mapping({"space": {"params.width": {"choice": ["wide"]}}, **keys}, "Search(...)", {}, job)
     with pytest.raises(JobFileError, match=r'space.params.width: the text "wide" is not a whole number'):
         with_task(search)
-    proposed = with_task(resolve_search(keys, "Search(...)", {}, job)).spec.space
+    proposed = with_task(read_mapping(keys, "Search(...)", {}, job)).spec.space
     assert "params.learning_rate" in (proposed or {})
 
 

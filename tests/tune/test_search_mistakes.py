@@ -7,7 +7,7 @@ import pytest
 
 from quorate.core.errors import JobFileError, RequestError
 from quorate.spec.load import load_job
-from quorate.tune.loading import read_search, resolve_search
+from quorate.tune.loading import read_mapping, read_search
 
 JOB = """\
 task: digits.py:Digits
@@ -379,7 +379,7 @@ def test_values_that_no_file_can_hold_are_refused_in_a_call(folder: Path) -> Non
     job = load_job(folder / "digits.yaml", {}, [])
     space = {"params.rate": {"choice": [object]}, "params.width": {"uniform": (0, float("nan"))}}
     with pytest.raises(JobFileError) as caught:
-        resolve_search({"job": "digits.yaml", "space": space, "budget": {"trials": 2}}, "Search(...)", {}, job)
+        read_mapping({"job": "digits.yaml", "space": space, "budget": {"trials": 2}}, "Search(...)", {}, job).accepted()
     assert [problem.path for problem in caught.value.problems] == [
         "space.params.rate.choice[0]",
         "space.params.width.uniform",

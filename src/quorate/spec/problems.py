@@ -42,7 +42,8 @@ def validated(
     except ValidationError as error:
         problems = describe_errors(error, model, prefix, origin)
     told = {problem.path for problem in problems}
-    return None, [*problems, *(problem for problem in odd if problem.path not in told)]
+    # What is wrong inside of a value that is refused anyway is told once.
+    return None, [*problems, *(one for one in odd if not {one.path, one.path.partition("[")[0]} & told)]
 
 
 def describe_errors(

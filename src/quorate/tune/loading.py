@@ -1,16 +1,15 @@
 """From a search file or a call to a checked search with its job: read, layer, check, and tell every mistake at once."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from quorate.core.errors import JobFileError, Problem
 from quorate.spec.keys import AUTO_BATCH, usual_mode
 from quorate.spec.load import (
+    checked,
     load_job,
     load_recorded,
     name_from,
@@ -19,7 +18,7 @@ from quorate.spec.load import (
     with_runs_placed,
 )
 from quorate.spec.override import Layers, Override, environment_overrides, plain_copy, present_name, renamed
-from quorate.spec.problems import describe_errors, in_brackets, plain_problems
+from quorate.spec.problems import in_brackets, validated
 from quorate.spec.resolved import ResolvedJob, dump_lines
 from quorate.tune.rules import broken_search_rules, space_problems
 from quorate.tune.spec import DimensionSpec, SearchSpec, dimension_problems
@@ -68,29 +67,45 @@ def _over(base: ResolvedJob, overrides: Sequence[Override]) -> ResolvedJob:
     return resolve_layers(Layers(base.spec.model_dump(), base.origins), base.source, {}, overrides)
 
 
-def resolve_search(
+def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[Override] = ()) -> "SearchReading":
+    """The search of a file. A job file will do as well: then all but the job is left open, and its space is proposed.
+
+    Overrides are of keys of the search; those of `job.` go over the job, as variables of the environment do.
+    """
+    document = read_job_file(path)
+    values, origins = dict(document.value), {key: f"{path.name} line {p.line}" for key, p in document.places.items()}
+    if "task" in values and "job" not in values and "space" not in values:
+        origins = {"job": str(path), "budget.trials": "default", "name": "default"}
+        values = {"job": path.name, "budget": {"trials": USUAL_TRIALS}}
+    named = {} if values.get("job") == path.name or path.stem == "search" else {"name": name_from(path, "search")}
+    layers = with_runs_placed(Layers({**named, **values}, origins), path).under(_runs_of(environment))
+    inside: dict[str, list[Override]] = {"job": [], "space": [], "": []}
+    for override in overrides:
+        section, _, key = override.key.partition(".")
+        if key and section in ("job", "space"):
+            inside[section].append(replace(override, key=key))
+        else:
+            inside[""].append(override)
+    layers = _with_flat_space(layers.under(inside[""]), inside["space"])
+    return SearchReading(layers, str(path), path.parent, environment, document.problems, over_job=inside["job"])
+
+
+def read_mapping(
     mapping: Mapping[str, Any], source: str, environment: Mapping[str, str], job: ResolvedJob | None = None
-) -> ResolvedSearch:
+) -> "SearchReading":
     """The search that a mapping describes, as if it stood in a file of the working folder; `job` if it is at hand."""
-    layers = Layers(plain_copy(mapping), {str(key): source for key in mapping})
-    layers = _with_present_names(layers.under(_runs_of(environment)))
-    return SearchReading(layers, source, Path.cwd(), environment, job=job).accepted()
+    layers = Layers(plain_copy(mapping), {str(key): source for key in mapping}).under(_runs_of(environment))
+    return SearchReading(_with_flat_space(layers), source, Path.cwd(), environment, job=job)
 
 
 def load_recorded_search(folder: Path) -> ResolvedSearch:
     """The search in its own folder, as `dump_search` and `dump_job` wrote it."""
-    document = read_job_file(folder / SEARCH_FILE, recorded=True)
+    file = folder / SEARCH_FILE
+    document = read_job_file(file, recorded=True)
     origins = {key: place.comment for key, place in document.places.items()}
+    layers = _with_flat_space(Layers(document.value, origins), is_recorded=True)
     job = load_recorded(folder / JOB_FILE, {}, [])
-    reading = SearchReading(
-        _with_present_names(Layers(document.value, origins), is_recorded=True),
-        str(folder / SEARCH_FILE),
-        folder,
-        {},
-        document.problems,
-        job,
-    )
-    return replace(reading.accepted(), origins=origins)
+    return replace(SearchReading(layers, str(file), folder, {}, document.problems, job).accepted(), origins=origins)
 
 
 def dump_search(resolved: ResolvedSearch) -> str:
@@ -104,82 +119,55 @@ def dump_search(resolved: ResolvedSearch) -> str:
     return "\n".join([_HEADER, *dump_lines(values, origins), ""])
 
 
-def read_search(path: Path, environment: Mapping[str, str], overrides: Sequence[Override] = ()) -> "SearchReading":
-    """The search of a file; what is found wrong is kept in it, for whoever has more to check. A job file will do as
-    well: then all but the job is left open, and its space is proposed.
-
-    Overrides are of keys of the search; those of `job.` go over the job, as variables of the environment do.
-    """
-    document = read_job_file(path)
-    values, origins = dict(document.value), {key: f"{path.name} line {p.line}" for key, p in document.places.items()}
-    if "task" in values and "job" not in values and "space" not in values:
-        origins = {"job": str(path), "budget.trials": "default", "name": "default"}
-        values = {"job": path.name, "budget": {"trials": USUAL_TRIALS}}
-    named = {} if values.get("job") == path.name or path.stem == "search" else {"name": name_from(path, "search")}
-    layers = with_runs_placed(Layers({**named, **values}, origins), path)
-    over_search = [override for override in overrides if not override.key.startswith("job.")]
-    over_job = [
-        replace(override, key=override.key.removeprefix("job."))
-        for override in overrides
-        if override not in over_search
-    ]
-    layers = replace(layers, values=_nested_space(layers.values)).under([*_runs_of(environment), *over_search])
-    layers = _with_present_names(layers)
-    return SearchReading(layers, str(path), path.parent, environment, document.problems, over_job=over_job)
-
-
-def _with_present_names(layers: Layers, *, is_recorded: bool = False) -> Layers:
-    """With the names that the keys in the space have in this version of the job file."""
-    space = layers.values.get("space")
-    if not isinstance(space, dict) or space == (present := renamed(space)):
-        return layers
-    for key in () if is_recorded else space.keys() - present.keys():
-        log.warning("%s: the key is now called space.%s", layers.origin(f"space.{key}"), present_name(key))
-    inside = {key.removeprefix("space."): origin for key, origin in layers.origins.items() if key[:6] == "space."}
-    others = {key: origin for key, origin in layers.origins.items() if key[:6] != "space."}
-    origins = others | {f"space.{key}": origin for key, origin in renamed(inside).items()}
-    return Layers({**layers.values, "space": present}, origins)
-
-
 def _runs_of(environment: Mapping[str, str]) -> list[Override]:
     """The one variable that is of the search as well: `--resume` and `show` look for it there."""
     return [override for override in environment_overrides(environment)[0] if override.key == "runs"]
 
 
-def _nested_space(values: Mapping[str, Any]) -> dict[str, Any]:
-    """With dotted keys of the space as sections, so that one may be set over another."""
-    space = values.get("space")
-    if not isinstance(space, dict):
-        return dict(values)
-    layers = Layers({}, {})
-    return {**values, "space": layers.under([Override(key, value, "") for key, value in space.items()]).values}
+def _with_flat_space(layers: Layers, overrides: Sequence[Override] = (), *, is_recorded: bool = False) -> Layers:
+    """With the space by dotted keys of the job, by the names that these have in this version. Overrides are of the
+    space: of one of its keys, or of what stands there, such as `params.width.choice`."""
+    space = layers.values.get("space")
+    if space is not None and not isinstance(space, Mapping):
+        return layers
+    flat, origins = _flat(space or {}), dict(layers.origins)
+    for override in overrides:
+        key, _, inner = override.key.rpartition(".")
+        before, value = flat.get(key, {}), plain_copy(override.value)
+        if inner in DimensionSpec.model_fields and isinstance(before, Mapping) and not isinstance(value, Mapping):
+            flat[key] = {**before, inner: value}
+            origins[f"space.{key}.{inner}"] = override.origin
+            continue
+        for key, given in _flat({override.key: value}).items():
+            flat[key] = given
+            origins = {other: said for other, said in origins.items() if not other.startswith(f"space.{key}.")}
+            origins[f"space.{key}"] = override.origin
+    present = renamed(flat)
+    for old in flat.keys() - present.keys():
+        if not is_recorded:
+            log.warning("%s: the key is now called space.%s", layers.origin(f"space.{old}"), present_name(old))
+        inside = {key.removeprefix("space."): said for key, said in origins.items() if key.startswith("space.")}
+        origins |= {f"space.{present_name(key)}": said for key, said in inside.items()}
+    return Layers({**layers.values, "space": present}, origins) if present or space is not None else layers
 
 
-def _flat_space(space: Any, prefix: str = "") -> Any:
-    """By dotted key again: a mapping with a mapping in it is a section of the job, unless it says which values."""
-    if not isinstance(space, Mapping):
-        return space
+def _flat(space: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """By dotted key: a mapping with a mapping in it is a section of the job, unless it says which values there are."""
     flat = {}
     for key, value in space.items():
         is_section = isinstance(value, Mapping) and not value.keys() & DimensionSpec.model_fields.keys()
         if is_section and (key == "params" or any(isinstance(inner, Mapping) for inner in value.values())):
-            flat.update(_flat_space(value, f"{prefix}{key}."))
+            flat.update(_flat(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
     return flat
 
 
-def _in_order(layers: Layers) -> Any:
-    """The space by dotted key, as it was written: a grid goes through its last key first."""
-    space, written = _flat_space(layers.values.get("space")), list(layers.origins)
-    if not isinstance(space, dict):
-        return space
-    places = {key: written.index(f"space.{key}") for key in space if f"space.{key}" in written}
-    return dict(sorted(space.items(), key=lambda item: places.get(item[0], len(written))))
-
-
 class SearchReading:
-    """A search while it is read: the parts that are right, and what is wrong with the others."""
+    """A search while it is read: the parts that are right, and what is wrong with the others.
+
+    `problems` has more to come from whoever can check more, such as the params of the task.
+    """
 
     def __init__(
         self,
@@ -193,17 +181,23 @@ class SearchReading:
     ) -> None:
         self.source = source
         self.problems = list(problems)
-        self._layers = replace(layers, values={**layers.values, "space": _in_order(layers)})
+        self._layers = replace(layers, values=dict(layers.values))
         self._job_problems: list[Problem] = []
         self.job = job or self._read_job(folder, environment, over_job)
         if self.job is not None:
             self._fill_in(self.job)
-        self.spec, doubtful = self._check()
+        values, origin = self._layers.values, self._layers.origin
+        given = values.get("space")
+        space = self._right_dimensions(given)
+        self.spec, problems, doubtful = checked(SearchSpec, {**values, "space": space}, origin, {})
+        if isinstance(given, Mapping) and len(space or ()) < len(given):
+            doubtful.add("space")
+        self.problems += problems
         if self.job is not None:
             self.job = self._common_job(self.job, doubtful)
         self.problems += broken_search_rules(self.spec, self.job, doubtful, self._layers.said)
         if self.job is not None:
-            self.problems += space_problems(self.spec, self.job, doubtful, self._layers.origin)
+            self.problems += space_problems(self.spec, self.job, doubtful, origin)
         self.problems += self._job_problems
 
     def accepted(self) -> ResolvedSearch:
@@ -261,61 +255,28 @@ class SearchReading:
                 values["mode"] = modes if isinstance(values["metric"], list) else modes[0]
                 origins["mode"] = told[0][1] if told[0] is not None else "default"
 
-    def _check(self) -> tuple[SearchSpec, set[str]]:
-        """The search, with defaults for what is wrong, and the names of that."""
-        values, origin = dict(self._layers.values), self._layers.origin
-        space = values.pop("space", None)
-        doubtful: set[str] = set()
-        has_wrong_keys = False
-        problems = list(plain_problems(values, "", origin))
-        if isinstance(space, Mapping):
-            right = self._dimensions(space)
-            values["space"] = right or None
-            has_wrong_keys = len(right) < len(space)
-            if not space:
-                hint = "Name keys of the job, or leave space out: one is proposed."
-                problems.append(Problem("space", f"it is empty{self._layers.said('space')}", hint))
-        elif space is not None:
-            values["space"] = space
-        try:
-            spec = SearchSpec.model_validate(values)
-        except ValidationError as error:
-            told = describe_errors(error, SearchSpec, origin=origin)
-            # Not by what is told: what is missing beside a misspelt key is not told as well.
-            doubtful |= {str(details["loc"][0]) for details in error.errors()}
-            spec = SearchSpec.model_validate({key: values[key] for key in values if key not in doubtful})
-            problems = [*told, *(one for one in problems if one.path not in {problem.path for problem in told})]
-        self.problems += problems
-        return spec, doubtful | {"space"} if has_wrong_keys else doubtful
-
-    def _dimensions(self, space: Mapping[str, Any]) -> dict[str, DimensionSpec]:
-        """Those that are right by themselves."""
+    def _right_dimensions(self, space: Any) -> Any:
+        """The keys of the space that are right by themselves, None where none is. What is no mapping stays as it is."""
+        if not isinstance(space, Mapping):
+            return space
+        if not space:
+            hint = "Name keys of the job, or leave space out: one is proposed."
+            self.problems.append(Problem("space", f"it is empty{self._layers.said('space')}", hint))
         right = {}
         for key, given in space.items():
-            found = list(self._wrong_dimension(f"space.{key}", given))
-            if found:
-                self.problems += found
+            path, said = f"space.{key}", self._layers.origin(f"space.{key}")
+            if isinstance(given, Mapping):
+                dimension, problems = validated(DimensionSpec, given, self._layers.origin, path)
+                if dimension is not None and not problems:
+                    problems = list(dimension_problems(path, dimension, said))
             else:
-                right[key] = DimensionSpec.model_validate(given)
-        return right
-
-    def _wrong_dimension(self, path: str, given: Any) -> Iterator[Problem]:
-        said = self._layers.origin(path)
-
-        def origin(_: str) -> str:
-            return said
-
-        if not isinstance(given, Mapping):
-            hint = "Write {choice: [1, 2]}, or {uniform: [0, 1]}; a fixed value belongs into the job."
-            yield Problem(path, f"it does not say which values there are{in_brackets(said)}", hint)
-            return
-        try:
-            dimension = DimensionSpec.model_validate(given)
-        except ValidationError as error:
-            yield from describe_errors(error, DimensionSpec, prefix=path, origin=origin)
-            return
-        odd = list(plain_problems(given, path, origin))
-        yield from odd or dimension_problems(path, dimension, said)
+                text = f"it does not say which values there are{in_brackets(said)}"
+                hint = "Write {choice: [1, 2]}, or {uniform: [0, 1]}; a fixed value belongs into the job."
+                problems = [Problem(path, text, hint)]
+            self.problems += problems
+            if not problems:
+                right[key] = given
+        return right or None
 
     def _common_job(self, job: ResolvedJob, doubtful: set[str]) -> ResolvedJob:
         """The job with what the search says for all trials."""

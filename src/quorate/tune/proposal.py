@@ -21,7 +21,7 @@ from quorate.spec.keys import nearest
 from quorate.spec.override import Override
 from quorate.spec.problems import Origin, in_brackets
 from quorate.spec.yaml_document import write_value
-from quorate.tune.loading import ResolvedSearch, read_search
+from quorate.tune.loading import ResolvedSearch, SearchReading, read_search
 from quorate.tune.rules import broken_search_rules
 from quorate.tune.spec import DimensionSpec, PbtSpec, SearchSpec
 
@@ -48,12 +48,16 @@ def open_search(
     overrides: Sequence[Override] = (),
     meanwhile: Callable[[SearchSpec], None] | None = None,
 ) -> ResolvedSearch:
-    """The search of a file (or of a job file alone), checked against its task; a space is proposed where it has none.
+    """The search of a file (or of a job file alone), checked against its task as by `with_task`."""
+    return with_task(read_search(path, environment, overrides), meanwhile)
+
+
+def with_task(reading: SearchReading, meanwhile: Callable[[SearchSpec], None] | None = None) -> ResolvedSearch:
+    """A search that was checked against its task; a space is proposed where it has none.
 
     All mistakes are told at once, those in the params of the task among them. With `meanwhile` another process imports
     the task, and this one calls that at the same time.
     """
-    reading = read_search(path, environment, overrides)
     if not reading.problems:
         refuse_missing_library(reading.spec)
     asked = Asked()
@@ -66,15 +70,6 @@ def open_search(
             reading.accepted()  # other mistakes are told first
             raise
     return _with_proposal(reading.accepted(), asked.space)
-
-
-def with_task(search: ResolvedSearch) -> ResolvedSearch:
-    """The same for a search that was made by a call."""
-    refuse_missing_library(search.spec)
-    asked = _asked_task(search.spec, search.job.spec, lambda key: search.origins.get(key, ""))
-    if asked.problems:
-        raise JobFileError(search.source, asked.problems)
-    return _with_proposal(search, asked.space)
 
 
 def refuse_missing_library(spec: SearchSpec) -> None:

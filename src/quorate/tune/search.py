@@ -30,7 +30,7 @@ from quorate.tune.loading import (
     ResolvedSearch,
     dump_search,
     load_recorded_search,
-    resolve_search,
+    read_mapping,
 )
 from quorate.tune.local_search import on_this_machine
 from quorate.tune.proposal import needs_optuna, refuse_missing_library
@@ -68,7 +68,7 @@ class Search:
     def __init__(self, job: Any, **keys: Any) -> None:
         resolved = job.resolved if isinstance(job, Job) else None
         mapping = keys if resolved else {"job": job, **keys}
-        self.resolved: ResolvedSearch = proposal.with_task(resolve_search(mapping, "Search(...)", os.environ, resolved))
+        self.resolved: ResolvedSearch = proposal.with_task(read_mapping(mapping, "Search(...)", os.environ, resolved))
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> "Search":
