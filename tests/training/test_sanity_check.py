@@ -13,9 +13,9 @@ from torch import nn
 import gang
 from bits.bit_tasks import Points, Regression
 from quorate.core.errors import QuorateError, TaskError, UserCodeError
-from quorate.training import sanity_check as checked
+from quorate.training import evaluation as checked
+from quorate.training.evaluation import sanity_check_evaluation
 from quorate.training.replica import Replica
-from quorate.training.sanity_check import sanity_check_evaluation
 from quorate.training.task import Task
 from quorate.worker.assembly import build_samples, evaluation_plan
 
@@ -133,6 +133,6 @@ def test_a_metric_that_is_watched_needs_a_validation_set() -> None:
 def test_what_keeps_it_from_an_answer_is_only_logged(
     answer: Answer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(checked, "LIMIT", 0.2)
+    monkeypatch.setattr(checked, "SANITY_LIMIT", 0.2)
     sanity_check(answer)
     assert "metrics() could not be tried before the first step" in caplog.text

@@ -299,7 +299,7 @@ class Worker:
             self._page.write_setup("metrics()")
             plan = evaluation_plan(spec, samples)
             if plan.samples or spec.evaluate.metric or spec.early_stop or replica.optimizers.reacts:
-                from quorate.training.sanity_check import sanity_check_evaluation
+                from quorate.training.evaluation import sanity_check_evaluation
 
                 sanity_check_evaluation(task, replica, samples, plan)
         folder = CheckpointFolder.of_job(self._run.checkpoints, spec.checkpoint)
