@@ -8,7 +8,7 @@ import signal
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -189,10 +189,16 @@ def first_aid(error: BaseException) -> str:
     """What to do about an exception of a user's code; nothing for one that speaks for itself."""
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
         return _no_file(error.filename)
-    for pattern, say in _REMEDIES:
-        found = re.search(pattern, f"{type(error).__name__}: {error}", re.IGNORECASE)
+    return remedy_in(_REMEDIES, f"{type(error).__name__}: {error}")
+
+
+def remedy_in(table: Iterable[tuple[str, str | Callable[..., str]]], text: str, *context: Any) -> str:
+    """The remedy of the first pattern of a table that is found in a text; one that is a function is given what was
+    found, and the context. Nothing where none is found."""
+    for pattern, remedy in table:
+        found = re.search(pattern, text, re.IGNORECASE)
         if found is not None:
-            return say(found) if callable(say) else say
+            return remedy(found, *context) if callable(remedy) else remedy
     return ""
 
 
@@ -257,9 +263,7 @@ def quit_in(error: BaseException, where: str) -> DebuggerQuit | None:
     return None
 
 
-_Say = str | Callable[[re.Match[str]], str]
-
-_REMEDIES: tuple[tuple[str, _Say], ...] = (
+_REMEDIES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^BdbQuit", REMEDY),
     (
         r"not compiled with CUDA|no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device|"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from quorate.core.machine import is_shortage
-from quorate.core.user_code import users_lines
+from quorate.core.user_code import remedy_in, users_lines
 from quorate.spec.job import JobSpec
 
 OUT_OF_MEMORY = (
@@ -45,19 +45,12 @@ class Share(NamedTuple):
     batch_samples: int
     spec: JobSpec
 
-    def hint(self, error: BaseException) -> str:
-        return hint_for(error, self)
-
 
 def hint_for(error: BaseException, share: Share | None = None) -> str:
     """A hint that is surely right for this exception, or nothing."""
     if isinstance(error, RuntimeError) and "loss.backward(" in "".join(users_lines(error)):
         return "Leave loss.backward() out: Quorate calls it, of what loss() returns or run.step() is given."
-    for pattern, say in _HINTS:
-        found = re.search(pattern, str(error), re.IGNORECASE)
-        if found is not None:
-            return say(found, share) if callable(say) else say
-    return ""
+    return remedy_in(_HINTS, str(error), share)
 
 
 def _too_large(_: re.Match[str], share: Share | None) -> str:
@@ -97,12 +90,10 @@ def _layer_that_does_not_fit(found: re.Match[str], _: Share | None) -> str:
 
 
 def _cannot_repeat(found: re.Match[str], _: Share | None) -> str:
-    instead = next((told for pattern, told in _INSTEAD if re.search(pattern, found[1], re.IGNORECASE)), "")
+    instead = remedy_in(_INSTEAD, found[1])
     allowed = "`deterministic: false` in the job file allows it; the bits may then differ from run to run."
     return f"To get the same bits each time: {instead}. {allowed}" if instead else allowed
 
-
-Say = Callable[[re.Match[str], Share | None], str]
 
 _INSTEAD = (
     (r"adaptive_avg_pool2d", "AvgPool2d with a kernel size, or x.mean((2, 3), keepdim=True) for one value a channel"),
@@ -126,7 +117,7 @@ _INSTEAD = (
 )
 """By torch's names of kernels that add in whichever order their threads come, as `torch.use_deterministic_algorithms`
 lists them: what computes the same, or the like, and repeats."""
-_HINTS: tuple[tuple[str, str | Say], ...] = (
+_HINTS: tuple[tuple[str, str | Callable[[re.Match[str], Share | None], str]], ...] = (
     (OUT_OF_MEMORY, _too_large),
     (r"Expected more than 1 value per channel when training", _lonely_sample),
     (r"(.*) does not have a deterministic implementation", _cannot_repeat),

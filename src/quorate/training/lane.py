@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -310,9 +311,9 @@ class LaneRunner:
         return losses
 
     def _hint_of(self, batch: MicroBatch) -> Hint:
-        from quorate.training.hints import Share  # rarely
+        from quorate.training.hints import Share, hint_for  # rarely
 
-        return Share(batch.samples, batch.batch_samples, self.replica.spec).hint
+        return partial(hint_for, share=Share(batch.samples, batch.batch_samples, self.replica.spec))
 
     def _metrics(self, step: int, lane: int, batches: Sequence[tuple[int, Any]]) -> dict[str, tuple[float, float]]:
         """What metrics() gives of the lane's samples, by the weights with which the step began. The gradient and the

@@ -28,7 +28,7 @@ from quorate.training.kept_values import (
     own_attributes,
 )
 from quorate.training.replica import Replica, changed_outside
-from quorate.training.task import LOG, Task
+from quorate.training.task import LOG, Task, overrides
 
 SAMPLED = 16 * 2**10
 """Bytes of one parameter, each time of another, that are compared around a lane."""
@@ -61,7 +61,7 @@ class StateWatch:
         self.assigned = Assigned(task, modules)
         self._structure = _Structure(modules)
         self._modes = [(module, module.training) for _, module in self._kept.modules]
-        self._reads_here = _overrides(task, "collate") or _overrides(task, "order")
+        self._reads_here = overrides(task, "collate") or overrides(task, "order")
         self._where = "loss(), collate() or order()" if self._reads_here else "loss()"
         # Around each lane all versions are compared, and the bits of one parameter, in turn: writes through `.data` do
         # not raise a version. Where the bits lie is looked up once, since a state is always loaded in place.
@@ -322,10 +322,6 @@ def _advice(change: Change) -> str:
             "`average` keeps an exponential average of the weights."
         )
     return "Make it a buffer of the model; numbers to look at are for self.log()."
-
-
-def _overrides(task: Task, method: str) -> bool:
-    return getattr(getattr(task, method), "__func__", None) is not getattr(Task, method)
 
 
 def users_hooks(model: torch.nn.Module) -> Iterator[Any]:

@@ -303,6 +303,11 @@ def parameters_of(task_type: type[Task]) -> dict[str, Any]:
     }
 
 
+def overrides(task: Task, method: str) -> bool:
+    """Whether a task has this method of its own, or a function in its place."""
+    return getattr(getattr(task, method), "__func__", None) is not getattr(Task, method)
+
+
 @contextlib.contextmanager
 def knowing_length(task: Task, spec: JobSpec) -> Iterator[None]:
     """In this block the task may ask for `self.total_steps` and `self.steps_per_epoch`."""
@@ -314,7 +319,7 @@ def knowing_length(task: Task, spec: JobSpec) -> Iterator[None]:
 
 
 def _steps_per_epoch(task: Task, spec: JobSpec) -> int:
-    if getattr(task.order, "__func__", None) is not Task.order:
+    if overrides(task, "order"):
         raise TaskError(
             "Where order() chooses the samples, schedule() cannot know how many steps an epoch has: give the job "
             "`steps` instead of `epochs`."

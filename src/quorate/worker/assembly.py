@@ -51,7 +51,7 @@ from quorate.training.source import load_dataset
 from quorate.training.state_layout import StateLayout
 from quorate.training.state_watch import StateWatch
 from quorate.training.strategy import StepRequest, Strategy
-from quorate.training.task import HostedLoop, Task, sets_of
+from quorate.training.task import HostedLoop, Task, overrides, sets_of
 from quorate.training.update import Update
 
 TRAINING = RunMode()
@@ -191,7 +191,7 @@ def build_samples(task: Task, spec: JobSpec, data: str = "") -> Samples:
         )
     if (validation := named.get(data or "validation")) is not None:
         datasets[Source.VALIDATION] = check_dataset(validation, data or "validation")
-    has_own_collate = getattr(task.collate, "__func__", None) is not Task.collate
+    has_own_collate = overrides(task, "collate")
     return Samples(
         datasets,
         task.collate if has_own_collate else collate,
@@ -234,7 +234,7 @@ def evaluation_plan(spec: JobSpec, samples: Samples, done: frozenset[int] = froz
 
 def sampler_of(spec: JobSpec, task: Task, training: Dataset) -> Sampler:
     """The order of the training set: in blocks where it has any, unless the task has an order of its own."""
-    has_own_order = getattr(task.order, "__func__", None) is not Task.order
+    has_own_order = overrides(task, "order")
     if is_stream(training):
         if has_own_order:
             raise TaskError("order() chooses samples by their number, and a quorate.Stream has none: leave one out.")
