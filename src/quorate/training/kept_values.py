@@ -65,8 +65,7 @@ class KeptValues:
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._versions: list[int] = []
         self._cells = _Turns(PIECE)
-        self._lazy: list[tuple[str, torch.Tensor]] = []
-        self._generators: list[tuple[Change, Callable[[], Any], Any]] = []
+        self._looks: list[_Look] = []
         self._containers: list[_Container] = []
         self._turns = _Turns(COMPARED_ELEMENTS)
         self._sized: list[Any] = []
@@ -84,7 +83,7 @@ class KeptValues:
 
     @property
     def exist(self) -> bool:
-        return bool(self._tensors or self._lazy or self._generators or self._containers or self._cells.items)
+        return bool(self._tensors or self._looks or self._containers or self._cells.items)
 
     def put_back_scratch(self) -> list[str]:
         """Take out again what a lane has only added: entries of a cache, and values of a graph that is used up."""
@@ -97,15 +96,12 @@ class KeptValues:
         if [tensor._version for _, tensor in self._tensors] != self._versions:
             written = zip(self._tensors, self._versions, strict=True)
             return next(Change(name, "a tensor") for (name, t), version in written if t._version != version)
-        for name, tensor in self._lazy:
-            if not is_lazy(tensor):
-                return Change(name, "a lazy parameter")
         if list(map(len, self._sized)) != self._lengths:
             longer = zip(self._containers, self._lengths, strict=True)
             return next(container.change for container, length in longer if len(container.value) != length)
-        for change, state_now, state in self._generators:
-            if state_now() != state:
-                return change
+        for look in self._looks:
+            if not look.is_unchanged():
+                return look.change
         return self._turns.change(whole) or self._cells.change(whole)
 
     def _looked_at(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
@@ -118,10 +114,10 @@ class KeptValues:
             yield from ((f"{path}.{name}", inner) for name, inner in (*inside, *own_attributes(value)))
         elif isinstance(value, numpy.ndarray):
             self._add_array(path, value)
-        elif (state := generator_state(value)) is not None:
-            self._generators.append((Change(path, "a random generator"), partial(generator_state, value), state))
-        elif (position := _position(value)) is not None:
-            self._generators.append((Change(path, "an iterator"), partial(_position, value), position))
+        elif generator_state(value) is not None:
+            self._looks.append(_Look(Change(path, "a random generator"), partial(generator_state, value)))
+        elif _position(value) is not None:
+            self._looks.append(_Look(Change(path, "an iterator"), partial(_position, value)))
         elif isinstance(value, tuple):
             yield from ((f"{path}[{index}]", element) for index, element in enumerate(value[:MOST_ELEMENTS]))
         elif isinstance(value, dict | list | deque | set | bytearray):
@@ -142,7 +138,7 @@ class KeptValues:
 
     def _add_tensor(self, path: str, tensor: torch.Tensor) -> None:
         if is_lazy(tensor):
-            self._lazy.append((path, tensor))
+            self._looks.append(_Look(Change(path, "a lazy parameter"), partial(is_lazy, tensor)))
             return
         if tensor.is_inference() or tensor.layout is not torch.strided or tensor.device.type == "meta":
             return
@@ -165,7 +161,7 @@ class _Turns:
     """Goes round all items, each time over as many as `budget` allows: however many there are, a step costs no more."""
 
     def __init__(self, budget: int) -> None:
-        self.items: list[_Cell | _Container] = []
+        self.items: list[_Look | _Container] = []
         self._budget = budget
         self._next = 0
 
@@ -182,27 +178,29 @@ class _Turns:
         return None
 
 
-class _Cell:
-    """Some bytes of a tensor or an array, and what they were."""
+class _Look:
+    """Something that is known by what a function tells of it, such as the state of a random generator."""
 
-    def __init__(self, change: Change, content: memoryview, tensor: torch.Tensor | None) -> None:
-        self.change, self._content, self._tensor = change, content, tensor
-        self.cost = max(len(content), PIECE // 32)
-        self._saved = self._look()
+    def __init__(self, change: Change, look: Callable[[], Any], cost: int = 0) -> None:
+        self.change, self._look, self.cost = change, look, cost
+        self._saved = look()
 
-    def is_unchanged(self, whole: bool) -> bool:  # noqa: ARG002
-        return self._look() == self._saved
-
-    def _look(self) -> tuple[int, int]:
-        # `.data = ...` gives a tensor other memory, without raising its version.
-        address = 0 if self._tensor is None else self._tensor.data_ptr()
-        return address, xxhash.xxh3_64_intdigest(self._content)
+    def is_unchanged(self, whole: bool = True) -> bool:  # noqa: ARG002
+        return bool(self._look() == self._saved)
 
 
-def _cells(change: Change, content: memoryview, tensor: torch.Tensor | None) -> Iterator[_Cell]:
+def _cells(change: Change, content: memoryview, tensor: torch.Tensor | None) -> Iterator[_Look]:
+    """The bytes of a tensor or an array in pieces."""
     pieces = -(-len(content) // PIECE)
     stride = max(1, -(-pieces * PIECE // MOST_BYTES))
-    return (_Cell(change, content[piece * PIECE : (piece + 1) * PIECE], tensor) for piece in range(0, pieces, stride))
+    for piece in range(0, pieces, stride):
+        part = content[piece * PIECE : (piece + 1) * PIECE]
+        yield _Look(change, partial(_bits, part, tensor), max(len(part), PIECE // 32))
+
+
+def _bits(content: memoryview, tensor: torch.Tensor | None) -> tuple[int, int]:
+    # `.data = ...` gives a tensor other memory, without raising its version.
+    return 0 if tensor is None else tensor.data_ptr(), xxhash.xxh3_64_intdigest(content)
 
 
 class _Container:

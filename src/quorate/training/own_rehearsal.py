@@ -230,7 +230,7 @@ class Rehearsal:
             raise self._refused("has another run.state, or other attributes or modes of modules")
         self._compare_settings("it sets")
         if changed := self._changed_tensor():
-            raise self._refused(f"makes another {changed} of it")
+            raise self._refused(f"makes another '{changed}' of it")
 
     def close(self) -> None:
         with self._tried(), self._in_place():
@@ -245,14 +245,8 @@ class Rehearsal:
 
     def _changed_tensor(self) -> str | None:
         """Which parameter, buffer or tensor of an optimizer is not that of the first one."""
-        for (name, one), (_, other) in zip(self._state.tensors(), self._replica.tensors(), strict=True):
-            if not same_bits(one, other):
-                return f"'{name}'"
-        pairs = zip(self._state.optimizers.sources(), self._replica.optimizers.sources(), strict=False)
-        for mine, its in ((mine(), its()) for mine, its in pairs):
-            if mine is not None and its is not None and not same_bits(mine, its):
-                return "tensor of the optimizer"
-        return None
+        ones, others = self._state.state_tensors(), self._replica.state_tensors()
+        return next((name for name, one in ones.items() if name in others and not same_bits(one, others[name])), None)
 
     @contextmanager
     def _tried(self) -> Iterator[None]:
@@ -306,11 +300,8 @@ def warning_of(name: str, lost: Sequence[str], measure: Any) -> str:
 
 def variables(one: FrameType | None, other: FrameType | None) -> Iterator[tuple[str, Any, Any]]:
     """Those that two runs of the same code have, with both values."""
-    while one is not None and other is not None:
-        if not one.f_globals.get("__name__", "").startswith("quorate."):
-            values = other.f_locals
-            yield from ((name, value, values[name]) for name, value in one.f_locals.items() if name in values)
-        one, other = one.f_back, other.f_back
+    for values, others in zip(_locals(one), _locals(other), strict=False):
+        yield from ((name, value, others[name]) for name, value in values.items() if name in others)
 
 
 def _lives_on(one: Any, other: Any, own: Set[int]) -> bool:
@@ -383,14 +374,17 @@ def same_numbers(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -
 
 def marked_locals(frame: FrameType | None) -> dict[str, Any]:
     """The variables of `main`, and of functions that it has called, with marks by which a change is seen."""
-    found: dict[str, Any] = {}
+    return {name: (id(value), _mark(value)) for values in _locals(frame) for name, value in values.items()}
+
+
+def _locals(frame: FrameType | None) -> Iterator[dict[str, Any]]:
+    """The variables of the user's code, from where it waits outwards."""
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith("quorate."):
-            found |= {name: (id(value), _marks(value)) for name, value in frame.f_locals.items()}
+            yield frame.f_locals
         frame = frame.f_back
-    return found
 
 
-def _marks(value: Any) -> Any:
+def _mark(value: Any) -> Any:
     """By which a value that is the same object is seen to have changed."""
     return value._version if isinstance(value, torch.Tensor) else len(value) if isinstance(value, Sized) else None
