@@ -93,11 +93,11 @@ def is_ctrl_c(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
 
 
-def building_code(where: str, hint: Hint = lambda _: "") -> user_code:
+def building_code(where: str) -> user_code:
     """The same for what runs before the first step: what is raised there is a mistake in the request."""
     if _announce is not None:
         _announce(where)
-    return user_code(where, hint, exit_code=RequestError.exit_code)
+    return user_code(where, exit_code=RequestError.exit_code)
 
 
 def describe(error: BaseException) -> str:

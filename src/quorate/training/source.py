@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -34,8 +35,7 @@ METHODS = {
 def load_task_type(reference: str, seed: int) -> type[Task]:
     """The class behind ``file.py:Class`` or ``package.module:Class``; what its module draws comes from the seed."""
     seed_generators(import_seed(seed))
-    place, _, name = reference.rpartition(":")
-    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    module, place, name = _imported_for(reference)
     found = getattr(module, name, None)
     if isinstance(found, FunctionType):
         if inspect.iscoroutinefunction(found):
@@ -52,13 +52,18 @@ def load_task_type(reference: str, seed: int) -> type[Task]:
 
 def load_dataset(reference: str) -> Any:
     """What the function behind ``file.py:function`` or ``package.module:function`` gives."""
-    place, _, name = reference.rpartition(":")
-    module = _import_file(Path(place).absolute()) if place.endswith(".py") else _import_module(place)
+    module, place, name = _imported_for(reference)
     function = getattr(module, name, None)
     if not callable(function):
         raise TaskError(f"{place} has no function {name} that could give a dataset.")
     with building_code(f"{name}()"):
         return function()
+
+
+def _imported_for(reference: str) -> tuple[ModuleType, str, str]:
+    """The module of a reference, its place and the name that is meant there."""
+    place, _, name = reference.rpartition(":")
+    return _import_file(Path(place).absolute()) if place.endswith(".py") else _import_module(place), place, name
 
 
 def import_seed(seed: int) -> int:
@@ -130,29 +135,25 @@ def _takes(method: FunctionType, arguments: Sequence[str]) -> bool:
     return True
 
 
-_sources: dict[type[Task], TaskSource] = {}
-_files: dict[type[Task], dict[str, Path]] = {}
-
-
 def task_source(task_type: type[Task]) -> TaskSource:
-    """The task's file and what it imports of its project: the code that the bits depend on.
+    """The task's file and what it imports of its project: the code that the bits depend on."""
+    return _read_source(task_type)[0]
 
-    Read once: a forked worker runs the code that was imported, whatever stands in the files by then.
-    """
-    if task_type not in _sources:
-        files = _files[task_type] = _find_files(task_type)
-        _sources[task_type] = TaskSource(next(iter(files)), {name: path.read_bytes() for name, path in files.items()})
-    return _sources[task_type]
+
+@cache
+def _read_source(task_type: Any) -> tuple[TaskSource, dict[str, Path]]:
+    """Once: a forked worker runs the code that was imported, whatever stands in the files by then."""
+    files = _find_files(task_type)
+    return TaskSource(next(iter(files)), {name: path.read_bytes() for name, path in files.items()}), files
 
 
 def changed_file(task_type: type[Task]) -> Path | None:
     """A file of the task's source that is not what it was when that was read, or is found elsewhere, as after a link
     was set anew; None where all are."""
-    read = task_source(task_type).files
+    source, known = _read_source(task_type)
     importlib.invalidate_caches()
-    known = _files[task_type]
     for name, path in (known | files_of(*_place_of(task_type), sys.path)).items():
-        if path != known.get(name) or _content(path) != read[name]:
+        if path != known.get(name) or _content(path) != source.files[name]:
             return path
     return None
 
