@@ -32,7 +32,7 @@ from quorate.training.buffers import Buffers
 from quorate.training.device import CPU, Device, digests
 from quorate.training.divergence import COMPARE_INDEX, ReplicaDigests, Voucher, compare_replicas, divergence
 from quorate.training.lane import LaneResult
-from quorate.training.losses import LossSum, called, not_finite
+from quorate.training.losses import LossSum, called, not_finite, summed
 from quorate.training.settings import Settings
 from quorate.training.strategy import NOTHING_ASKED, Agreement, Save, Shortage, Skipped, StepRequest
 
@@ -418,17 +418,10 @@ def _check_counts(step: int, losses: Mapping[str, LossSum]) -> None:
 
 def total_losses(lanes: Sequence[LaneResult]) -> dict[str, LossSum]:
     """The losses of these lanes together, by optimizer."""
-    totals: dict[str, LossSum] = {}
-    for lane in lanes:
-        for name, loss in lane.losses.items():
-            totals.setdefault(name, LossSum()).add(loss)
-    return totals
+    return summed(pair for lane in lanes for pair in lane.losses.items())
 
 
 def mean_log(lanes: Sequence[LaneResult]) -> dict[str, float]:
     """The mean over samples of what the task has logged in these lanes, and of its metrics."""
-    sums: dict[str, LossSum] = {}
-    for lane in lanes:
-        for name, sum_and_count in lane.log.items():
-            sums.setdefault(name, LossSum()).add(LossSum(*sum_and_count))
-    return {name: logged.mean for name, logged in sums.items()}
+    parts = ((name, LossSum(*sum_and_count)) for lane in lanes for name, sum_and_count in lane.log.items())
+    return {name: logged.mean for name, logged in summed(parts).items()}

@@ -27,7 +27,7 @@ from quorate.data.sampler import EvaluationPlan
 from quorate.data.samples import Batch, Samples, batch_of
 from quorate.storage.atomic import write_atomically
 from quorate.training.hints import hint_for
-from quorate.training.losses import LossSum
+from quorate.training.losses import LossSum, summed
 from quorate.training.measurement import (
     AccumulatedMetric,
     Measured,
@@ -95,10 +95,8 @@ class Evaluator:
                 f"to evaluate on. Sample {why[0][0]}: {why[0][1]}. Repair the files, or decode() if it raises."
             )
         by_batch = {int(batch): sums for told, *_ in everyone for batch, sums in told.items()}
-        totals: dict[str, LossSum] = {}
-        for batch in sorted(by_batch):
-            for name, (total, count) in by_batch[batch].items():
-                totals.setdefault(name, LossSum()).add(LossSum(total, count))
+        parts = ((name, LossSum(*each)) for batch in sorted(by_batch) for name, each in by_batch[batch].items())
+        totals = summed(parts)
         metrics = {name: total.mean for name, total in totals.items()}
         if any(accumulated for *_, accumulated in everyone):
             metrics |= self._compute_accumulated(step, strategy)

@@ -1,7 +1,7 @@
 """Losses: what loss() may give, the same as numbers, and how those are brought from the device to the host."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,6 +35,14 @@ class LossSum:
     @property
     def mean(self) -> float:
         return self.total / self.count if self.count else 0.0
+
+
+def summed(parts: Iterable[tuple[str, LossSum]]) -> dict[str, LossSum]:
+    """The sums of all parts of a name, added in their order."""
+    totals: dict[str, LossSum] = {}
+    for name, part in parts:
+        totals.setdefault(name, LossSum()).add(part)
+    return totals
 
 
 class GivenLoss(NamedTuple):
@@ -72,25 +80,21 @@ class Unread:
 
     def sums(self, numbers: Iterator[float]) -> dict[str, LossSum]:
         """The losses by optimizer, of the numbers that were read."""
-        sums: dict[str, LossSum] = {}
+        parts = []
         for name, samples, _, items, per_item in self.losses:
             value = next(numbers)
             count = next(numbers) if isinstance(items, torch.Tensor) else items
-            part = LossSum(value if per_item else value * samples, count, per_item)
-            if name in sums:
-                sums[name].add(part)
-            else:
-                sums[name] = part
-        return sums
+            parts.append((name, LossSum(value if per_item else value * samples, count, per_item)))
+        return summed(parts)
 
     def logged_sums(self, numbers: Iterator[float]) -> dict[str, tuple[float, float]]:
         """What the task has logged, as sums over samples with their count."""
-        totals: dict[str, LossSum] = {}
+        parts = []
         for samples, logged in self.logged:
             for name, values in logged.items():
                 read = [next(numbers) if isinstance(value, torch.Tensor) else value for value in values]
-                totals.setdefault(name, LossSum()).add(LossSum(sum(read) / len(read) * samples, samples))
-        return {name: (logged.total, logged.count) for name, logged in totals.items()}
+                parts.append((name, LossSum(sum(read) / len(read) * samples, samples)))
+        return {name: (each.total, each.count) for name, each in summed(parts).items()}
 
 
 def checked_losses(loss: Any, samples: int, names: Mapping[str, Any]) -> list[GivenLoss]:

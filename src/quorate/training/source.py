@@ -10,7 +10,6 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -140,11 +139,16 @@ def task_source(task_type: type[Task]) -> TaskSource:
     return _read_source(task_type)[0]
 
 
-@cache
-def _read_source(task_type: Any) -> tuple[TaskSource, dict[str, Path]]:
+_sources: dict[type[Task], tuple[TaskSource, dict[str, Path]]] = {}
+
+
+def _read_source(task_type: type[Task]) -> tuple[TaskSource, dict[str, Path]]:
     """Once: a forked worker runs the code that was imported, whatever stands in the files by then."""
-    files = _find_files(task_type)
-    return TaskSource(next(iter(files)), {name: path.read_bytes() for name, path in files.items()}), files
+    if task_type not in _sources:
+        files = _find_files(task_type)
+        source = TaskSource(next(iter(files)), {name: path.read_bytes() for name, path in files.items()})
+        _sources[task_type] = source, files
+    return _sources[task_type]
 
 
 def changed_file(task_type: type[Task]) -> Path | None:
