@@ -41,6 +41,10 @@ class Slot:
     offset: int
     numel: int
 
+    @property
+    def place(self) -> slice:
+        return slice(self.offset, self.offset + self.numel)
+
 
 @dataclass(frozen=True)
 class Bucket:

@@ -5,36 +5,17 @@ Trouble with reading is an OSError of a file and a `StoreError` of a store: it s
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import ELOOP, ENOENT, ENOTDIR
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Protocol
 
 from quorate.core.addresses import is_url
 from quorate.core.errors import RequestError
 from quorate.core.regular_file import open_regular
 from quorate.shards.formats.format import ShardFile
 from quorate.storage.objects import ObjectStore, open_store
-
-
-class ShardPlace(Protocol):
-    """Where shards lie. May be used by several threads."""
-
-    def list(self) -> Mapping[str, int | None]:
-        """All files, hidden ones left out, by name relative to the place; with their sizes, None for a link that leads
-        nowhere."""
-        ...
-
-    def open(self, name: str, size: int | None = None) -> AbstractContextManager[ShardFile]:
-        """Open a file. `size` is what a store was told of it, so that it need not be asked again."""
-        ...
-
-
-def shard_place(place: str) -> ShardPlace:
-    """The folder or URL of shards."""
-    return StorePlace(place) if is_url(place) else FolderPlace(Path(place))
 
 
 class FolderPlace:
@@ -115,7 +96,7 @@ class StorePlace:
         self._store = open_store(url)
         self._own = threading.local()
 
-    def list(self) -> dict[str, int]:
+    def list(self) -> dict[str, int | None]:
         keys = self._store.list().items()
         return {key: each.bytes for key, each in keys if not any(part.startswith(".") for part in key.split("/"))}
 
@@ -140,3 +121,14 @@ class StorePlace:
             self._own.store = open_store(self._store.url)
         own: ObjectStore = self._own.store
         return own
+
+
+ShardPlace = FolderPlace | StorePlace
+"""Where shards lie. `list` gives all files, hidden ones left out, by name relative to the place; with their sizes, None
+for a link that leads nowhere. `open` opens one, whose size need not be asked again where it is given. May be used by
+several threads."""
+
+
+def shard_place(place: str) -> ShardPlace:
+    """The folder or URL of shards."""
+    return StorePlace(place) if is_url(place) else FolderPlace(Path(place))

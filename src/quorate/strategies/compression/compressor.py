@@ -121,7 +121,7 @@ class EncodedLane:
                 continue
             values = torch.split(part.content.values, _sizes(part.blocks))
             for block, sent in zip(part.blocks, values, strict=True):
-                flat[block.slot.offset : block.slot.offset + block.slot.numel].sub_(sent)
+                flat[block.slot.place].sub_(sent)
 
     def add_to(self, values: Mapping[int, torch.Tensor]) -> None:
         """Add what was sent to flat tensors, by block."""
@@ -219,7 +219,7 @@ class Compressor:
             of_blocks = torch.split(part.content.values, _sizes(part.blocks))
             values |= {(lane, block.index): sent for block, sent in zip(part.blocks, of_blocks, strict=True)}
         for block in blocks:
-            out = total[block.slot.offset : block.slot.offset + block.slot.numel]
+            out = total[block.slot.place]
             nothing = torch.zeros(1, dtype=total.dtype).expand(block.slot.numel)
             add_up_block([values.get((lane, block.index), nothing) for lane in range(self._lanes)], block.pieces, out)
 
@@ -263,7 +263,7 @@ def _stretches(blocks: Sequence[Block]) -> list[tuple[int, int]]:
     """Where the blocks of a bucket lie, neighbours together."""
     stretches: list[tuple[int, int]] = []
     for block in blocks:
-        start, stop = block.slot.offset, block.slot.offset + block.slot.numel
+        start, stop = block.slot.place.start, block.slot.place.stop
         if stretches and stretches[-1][1] == start:
             stretches[-1] = (stretches[-1][0], stop)
         else:

@@ -181,10 +181,8 @@ class Residuals:
         """What has no gradient in a step is not touched by it, as an optimizer does not."""
         for number, bucket in enumerate(self._plan):
             for slot in bucket.slots:
-                if present >> slot.index & 1:
-                    continue
-                place = slice(slot.offset, slot.offset + slot.numel)
-                after[number][place] = 0 if before is None else before[number][place]
+                if not present >> slot.index & 1:
+                    after[number][slot.place] = 0 if before is None else before[number][slot.place]
 
     # --- a generation
 

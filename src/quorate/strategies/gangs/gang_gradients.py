@@ -28,15 +28,16 @@ class BucketSums:
     """
 
     def __init__(self, group: ProcessGroup, dtype: torch.dtype | None = None) -> None:
+        self.dtype = dtype
+        self.all_begun = False
         self._group = group
-        self._dtype = dtype
         self._rounded: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def begin(self, bucket: torch.Tensor) -> None:
         """A bucket is full. The backward pass, which calls this, is not to wait for its sum."""
         sent = bucket
-        if self._dtype is not None:
-            sent = bucket.to(self._dtype)
+        if self.dtype is not None:
+            sent = bucket.to(self.dtype)
             self._rounded.append((bucket, sent))
         self._group.begin_sum(sent)
 
@@ -48,19 +49,11 @@ class BucketSums:
         self._rounded.clear()
 
 
-class _Hooked:
-    """What the reducer's hook knows. Not the reducer itself, which would keep itself alive."""
-
-    def __init__(self, sums: BucketSums) -> None:
-        self.sums = sums
-        self.all_begun = False
-
-
-def _begin_sum(hooked: _Hooked, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _begin_sum(sums: BucketSums, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The sum is formed in the bucket's place: so that is given at once, and `DdpReducer.wait` says when it is true."""
     buffer = bucket.buffer()
-    hooked.sums.begin(buffer)
-    hooked.all_begun = bucket.is_last()
+    sums.begin(buffer)
+    sums.all_begun = bucket.is_last()
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
         devices=None if buffer.device.type == "cpu" else [buffer.device]
     )
@@ -86,7 +79,7 @@ class DdpReducer:
         size = max(1, round(bucket_mb * MEBIBYTE))
         self._parameters = parameters
         self._order = [slot.index for bucket in plan for slot in bucket.slots]
-        self._hooked = _Hooked(BucketSums(group))
+        self._sums, dtype = sums, sums.dtype
         self._is_armed = False
         self._reducer: Any = Reducer(
             params=list(parameters),
@@ -97,8 +90,10 @@ class DdpReducer:
             first_bucket_bytes_cap=size,  # type: ignore[call-arg]
             gradient_as_bucket_view=True,
         )
-        _register_comm_hook(self._reducer, self._hooked, _begin_sum)
+        # Not this object, which would keep itself alive.
+        _register_comm_hook(self._reducer, sums, _begin_sum)
         # A pass that nobody sees, in the order of the plan: by its order the reducer cuts the buckets that it keeps.
+        sums.dtype = None
         self.complete()
         self.wait()
         try:
@@ -107,11 +102,11 @@ class DdpReducer:
             raise group.translated(error) from None
         for parameter in parameters:
             parameter.grad = None
-        self._hooked.sums = sums
+        sums.dtype = dtype
 
     def arm(self) -> None:
         """The backward pass that comes next is the last of this step."""
-        self._hooked.all_begun = False
+        self._sums.all_begun = False
         self._is_armed = True
         self._reducer.prepare_for_backward([])
 
@@ -120,7 +115,7 @@ class DdpReducer:
         nobody waits for it. Without a last pass, that is everything."""
         if not self._is_armed:
             self.arm()
-        if not self._hooked.all_begun:
+        if not self._sums.all_begun:
             with torch.enable_grad():
                 rest = _TakeRest.apply(torch.zeros((), requires_grad=True), self._take_rest)  # type: ignore[no-untyped-call]
                 rest.backward()
@@ -128,7 +123,7 @@ class DdpReducer:
 
     def wait(self) -> None:
         """Return when the sums are in the gradients' places."""
-        self._hooked.sums.finish()
+        self._sums.finish()
 
     def close(self) -> None:
         """Take the hooks from the parameters. The process group is somebody else's."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from quorate.core.errors import FrameError
-from quorate.core.generation import Generation, Member
+from quorate.core.generation import Member
 from quorate.lanes.buckets import Bucket
 from quorate.observe.seldom_events import GradientsCompressed
 from quorate.reduce.memory import dtype_of
@@ -40,8 +40,8 @@ class EncodedExchange(Exchange):
     """An `Exchange` over the links of `spokes`.
 
     `holders` has for each block the positions of the servers that hold it, the primary first; `blocks` are those that
-    are exchanged here. What `push` sends is in `lanes`: for each lane its gradient as `compressors` encode it. What
-    `publish` sends is `answer`. Values that are pulled must be those that the worker has: they are moved by what the
+    are exchanged here. What `push` sends is in `lanes`: for each lane its gradient as it was encoded. What `publish`
+    sends is `answer`. Values that are pulled must be those that the worker has: they are moved by what the
     servers tell. Without `tells_deltas` these are the values as they are.
     """
 
@@ -61,6 +61,7 @@ class EncodedExchange(Exchange):
         self.lanes: Mapping[int, Sequence[EncodedLane]] = {}
         self.answer = b""
         self.bytes_sent = self.bytes_received = 0
+        self._before = (0, 0)
         self.tells_deltas = tells_deltas
         self._method = method
         groups: dict[tuple[int, ...], set[int]] = {}
@@ -85,15 +86,34 @@ class EncodedExchange(Exchange):
             self._within(self._totals, block).copy_(value)
         return self._totals
 
-    @property
-    def compressors(self) -> list[Compressor]:
-        """What a worker encodes its lanes with: each block is encoded by one of them."""
-        return [compressor for _, compressor in self._groups]
+    def encode(
+        self, step: int, results: Sequence[LaneResult], gradients: FlatGradients, residuals: Residuals | None
+    ) -> None:
+        """A worker: encode its lanes' gradients, with what they have held back. What is held back after the step is
+        written down when this returns, before anything is sent of it."""
+        self._before = (self.bytes_sent, self.bytes_received)
+        compressors = [compressor for _, compressor in self._groups]
+        self.lanes = {
+            each.lane: encode_lane(compressors, residuals, step, each, gradients.lanes[each.lane].buckets)
+            for each in results
+        }
 
-    @property
-    def pushed_dense(self) -> int:
-        """The bytes that one lane would send as it is."""
-        return sum(compressor.dense_bytes * len(places) for places, compressor in self._groups)
+    def traffic(self, step: int, own: Member) -> GradientsCompressed:
+        """What this worker has sent and received in the step that was encoded last."""
+        sent, received = self._before
+        sizes = [len(part.payload) for lane in self.lanes.values() for part in lane]
+        pushed = sum(compressor.dense_bytes * len(places) for places, compressor in self._groups)
+        return GradientsCompressed(
+            step=step,
+            generation=str(self.spokes.generation.id),
+            worker=own.worker,
+            lane_bytes=round(sum(sizes) / len(own.lanes)),
+            lane_bytes_dense=self._dense_bytes,
+            sent_bytes=self.bytes_sent - sent,
+            received_bytes=self.bytes_received - received,
+            sent_bytes_dense=pushed * len(own.lanes),
+            received_bytes_dense=self._dense_bytes,
+        )
 
     def push(self, step: int) -> None:
         with self.spokes.exchange():
@@ -195,48 +215,10 @@ class EncodedExchange(Exchange):
 
     @property
     def _dense_bytes(self) -> int:
-        return sum(compressor.dense_bytes for compressor in self.compressors)
+        return sum(compressor.dense_bytes for _, compressor in self._groups)
 
     def _tag(self, step: int, channel: int, number: int) -> Tag:
         return Tag(self.spokes.generation.id, step, channel, number)
-
-
-class LaneEncoder:
-    """A worker's side: its lanes' gradients, with what they have held back, as the exchange sends them."""
-
-    def __init__(self, exchange: EncodedExchange, gradients: FlatGradients, residuals: Residuals | None) -> None:
-        self._exchange = exchange
-        self._gradients = gradients
-        self._residuals = residuals
-        self._before = (0, 0)
-
-    def encode(self, step: int, results: Sequence[LaneResult]) -> None:
-        """What is held back after the step is written down when this returns, before anything is sent of it."""
-        exchange = self._exchange
-        self._before = (exchange.bytes_sent, exchange.bytes_received)
-        exchange.lanes = {
-            each.lane: encode_lane(
-                exchange.compressors, self._residuals, step, each, self._gradients.lanes[each.lane].buckets
-            )
-            for each in results
-        }
-
-    def traffic(self, step: int, generation: Generation, own: Member) -> GradientsCompressed:
-        """What this worker has sent and received in the step that was encoded last."""
-        exchange, (sent, received) = self._exchange, self._before
-        sizes = [len(part.payload) for lane in exchange.lanes.values() for part in lane]
-        dense = sum(compressor.dense_bytes for compressor in exchange.compressors)
-        return GradientsCompressed(
-            step=step,
-            generation=str(generation.id),
-            worker=own.worker,
-            lane_bytes=round(sum(sizes) / len(own.lanes)),
-            lane_bytes_dense=dense,
-            sent_bytes=exchange.bytes_sent - sent,
-            received_bytes=exchange.bytes_received - received,
-            sent_bytes_dense=exchange.pushed_dense * len(own.lanes),
-            received_bytes_dense=dense,
-        )
 
 
 class Answers:

@@ -167,7 +167,7 @@ class Exchange:
     def _within(self, buckets: Sequence[torch.Tensor], block: int) -> torch.Tensor:
         """A block in tensors that are laid out like the plan."""
         of = self._blocks[block]
-        return buckets[of.bucket][_place(of.slot)]
+        return buckets[of.bucket][of.slot.place]
 
 
 class Star(Exchange):
@@ -200,7 +200,7 @@ class Star(Exchange):
                 for lane, buckets in self._lanes.items():
                     for parcel in self._pushed[server]:
                         bucket, run = buckets[parcel.bucket], parcel.run
-                        parts = [bucket[_place(slot)] for slot in parcel.slots] if run is None else [bucket[run]]
+                        parts = [bucket[slot.place] for slot in parcel.slots] if run is None else [bucket[run]]
                         tag = self._tag(step, PUSH_CHANNEL, lane, parcel)
                         self.spokes.send(server, tag, self._packing.packed(parts))
 
@@ -345,10 +345,6 @@ class StagedExchange(Exchange):
         self._device.wait()
         for block, value in values.items():
             _copy(self.room(block), value)
-
-
-def _place(slot: Slot) -> slice:
-    return slice(slot.offset, slot.offset + slot.numel)
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -62,7 +62,7 @@ class ServersFactory:
             # The gradients of a single lane are where autograd has put them.
             as_they_lie=not replica.device.is_host or (spec.lanes == 1 and compress is None),
         )
-        self.layout = OnServers(self.share)
+        self.layout = OnServers(replica, self.share)
 
     def connect(self, endpoint: Endpoint) -> ServersConnection | UnitConnection:
         placement = self._place(endpoint)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from quorate.checkpoint.manifest import Boxes
 from quorate.checkpoint.tree import Encoded, decode, encode
 from quorate.core.generation import Generation, Role
 from quorate.strategies.compression.residuals import LANES, Residuals
@@ -23,7 +22,7 @@ from quorate.strategies.servers.dealing import UnitRecord
 from quorate.training.optimizer_state import kept_of, load_settings, take_state, unfuse_all_if_torn
 from quorate.training.progress import Progress
 from quorate.training.replica import AVERAGED, Replica
-from quorate.training.state_layout import Gather, HeldState, Parts
+from quorate.training.state_layout import HeldState, Parts, Replicated
 from quorate.training.strategy import Agreement
 
 EXACT, UPDATED = "exact", "updated"
@@ -195,25 +194,12 @@ class Share:
 
     def compared(self) -> dict[str, torch.Tensor]:
         """What this member has of the state, by names for people, for others to compare with what they have."""
-        replica, held = self.replica, self.held if self.is_server else range(len(self.replica.trainable))
-        left_out = {name for block, (name, _) in enumerate(replica.trainable) if block not in held}
-        numbers = {place: parameter for parameter, place in replica.optimizers.places().items()}
-        kept = {id(self.parameter(block)) for block in held}
-        named = {
-            name: tensor
-            for name, tensor in replica.tensors()
-            if name not in left_out and name.removesuffix(AVERAGED) not in left_out
-        }
-        for optimizer, state in replica.optimizers.state()["optimizers"].items():
-            for number, values in state["state"].items():
-                if id(numbers[optimizer, number]) in kept:
-                    named |= {
-                        f"optimizer {optimizer} {number} {key}": value
-                        for key, value in values.items()
-                        if isinstance(value, torch.Tensor)
-                    }
-        exact = {block: value for block, value in self.exact.items() if block in held}
-        return named | {f"{replica.trainable[block][0]} (exact)": value for block, value in exact.items()}
+        trainable, held = self.replica.trainable, self.held if self.is_server else range(len(self.replica.trainable))
+        left_out = {name for block, (name, _) in enumerate(trainable) if block not in held}
+        # Of what is not held, optimizers keep nothing.
+        named = self.replica.state_tensors().items()
+        exact = {f"{trainable[block][0]} (exact)": value for block, value in self.exact.items()}
+        return {name: tensor for name, tensor in named if name.removesuffix(AVERAGED) not in left_out} | exact
 
     def _take_exact(self, blocks: Iterable[int], saved: Mapping[str, torch.Tensor]) -> None:
         """Where none were saved, those that workers have."""
@@ -246,14 +232,14 @@ class Share:
 
 
 @dataclass(frozen=True)
-class OnServers:
+class OnServers(Replicated):
     """Servers write one part each; the first of them writes the base, too. Workers write what their lanes have held
     back, if a job has that, in parts behind those of the servers."""
 
     share: Share
 
     def state(self, progress: Progress) -> HeldState:
-        share, replica = self.share, self.share.replica
+        share, replica = self.share, self.replica
         tree: dict[str, Any] = share.blocks(share.primary)
         if share.number == 0:
             tree = joined(share.base(progress), tree)
@@ -280,17 +266,9 @@ class OnServers:
             encoded = self.share.residuals.taken_from(encoded)
         return self.share.load(decode(encoded.skeleton, encoded.tensors))
 
-    @property
-    def boxes(self) -> Boxes | None:
-        return None
-
     def donors(self, generation: Generation) -> Mapping[int, int]:  # noqa: ARG002
         """Blocks have holders of their own: the strategy moves them."""
         return {}
-
-    def weights_digest(self, gather: Gather) -> str:  # noqa: ARG002
-        """What servers hold, workers have pulled."""
-        return self.share.replica.weights_digest()
 
 
 def writing_order(generation: Generation) -> list[int]:

@@ -24,7 +24,7 @@ from quorate.core.worker_status import EXCHANGE
 from quorate.spec.job import JobSpec
 from quorate.strategies.agreement import StepAgreement
 from quorate.strategies.servers.align import Aligner
-from quorate.strategies.servers.compress import Answers, EncodedExchange, LaneEncoder
+from quorate.strategies.servers.compress import Answers, EncodedExchange
 from quorate.strategies.servers.exchange import Exchange
 from quorate.strategies.servers.member import MemberConnection, MemberStrategy
 from quorate.strategies.servers.rows import RowExchange, RowGradients, Rows
@@ -104,17 +104,16 @@ class WorkerStep(_Step):
         super().__init__(connection, update, activity)
         gradients, exchange = connection.gradients, connection.exchange
         self._by_rows = gradients if isinstance(gradients, RowGradients) else None
-        self._encoder = None
-        if isinstance(exchange, EncodedExchange) and isinstance(gradients, FlatGradients):
-            self._encoder = LaneEncoder(exchange, gradients, self.share.residuals)
-        self._tells = self._encoder is not None
+        self._encoded = exchange if isinstance(exchange, EncodedExchange) else None
+        # Once in a generation: steps differ by a few bytes.
+        self._tells = self._encoded is not None
         sparse = self._by_rows.by_rows if self._by_rows is not None else frozenset()
         dense = {b: p for b, (_, p) in enumerate(self._replica.trainable) if b not in sparse}
         self._pulled = {block: self._exchange.room(block) for block in dense}
         lie = self.share.as_they_lie
         self._values = [shaped(self._pulled[block], p, as_they_lie=lie) for block, p in dense.items()]
         self._targets: list[torch.Tensor] = list(dense.values())
-        for block, p in dense.items() if self._encoder is not None else ():
+        for block, p in dense.items() if self._encoded is not None else ():
             # What comes may be how far they have moved.
             self._pulled[block].copy_(p.detach().reshape(-1))
         for optimizer in self._replica.optimizers.by_name.values():
@@ -122,8 +121,10 @@ class WorkerStep(_Step):
 
     def advance(self, step: int, results: Sequence[LaneResult], request: StepRequest) -> Agreement:
         self._activity.enter(EXCHANGE)
-        if self._encoder is not None:
-            self._encoder.encode(step, results)
+        if self._encoded is not None:
+            gradients = self._connection.gradients
+            assert isinstance(gradients, FlatGradients), "a worker has those of its lanes"
+            self._encoded.encode(step, results, gradients, self.share.residuals)
         self._exchange.push(step)
         if self._rows is not None and self._by_rows is not None:
             self._rows.push(step, self._by_rows.rows)
@@ -141,13 +142,10 @@ class WorkerStep(_Step):
         self._activity.leave()
         self.share.commit(step, agreed)
         self.share.norms = norms
-        if self._encoder is None or not self._tells or agreed.is_void:
+        if self._encoded is None or not self._tells or agreed.is_void:
             return agreed._replace(norms=norms)
-        # Once in a generation: steps differ by a few bytes.
         self._tells = False
-        connection = self._connection
-        told = (self._encoder.traffic(step, connection.generation, connection.own),)
-        return agreed._replace(norms=norms, told=told)
+        return agreed._replace(norms=norms, told=(self._encoded.traffic(step, self._connection.own),))
 
     def _take_up(self, rows: Mapping[int, Rows]) -> None:
         """What a worker does instead of an optimizer's step."""
@@ -179,7 +177,12 @@ class ServerStep(_Step):
         self.share.drop_surplus()
         self.share.pending = None
         own = {} if agreed.is_void else self._add_up(step, agreed)
-        self.share.pending = Pending(step, partial(self._complete_later, step, agreed))
+
+        def complete(norms: Mapping[str, float], progress: Progress) -> Progress:
+            self._complete(step, agreed, norms)
+            return advanced(progress, agreed)
+
+        self.share.pending = Pending(step, complete)
         norms = self._gather_norms(step, agreed, own)
         self._activity.leave()
         self._complete(step, agreed, norms)
@@ -219,10 +222,6 @@ class ServerStep(_Step):
         self.share.commit(step, agreed)
         self._activity.leave()
         self.share.pending, self.share.norms = None, norms
-
-    def _complete_later(self, step: int, agreed: Agreement, norms: Mapping[str, float], progress: Progress) -> Progress:
-        self._complete(step, agreed, norms)
-        return advanced(progress, agreed)
 
     def _publish(self, step: int, agreed: Agreement) -> None:
         lie = self.share.as_they_lie
