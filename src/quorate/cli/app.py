@@ -59,7 +59,6 @@ def doctor(
         typer.Argument(
             metavar="RUN",
             help="Check the coordinator of this run only: a name, a unique prefix of it, a path, or last.",
-            show_default=False,
             autocompletion=run_names,
         ),
     ] = None,
@@ -73,9 +72,7 @@ def doctor(
             metavar="ADDRESS", help="The address of the cluster, as engine.address of a job.", show_default="auto"
         ),
     ] = None,
-    storage: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="A folder that all nodes should share.", show_default=False)
-    ] = None,
+    storage: Annotated[str | None, typer.Option(metavar="FOLDER", help="A folder that all nodes should share.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what is installed, usable and reachable here.

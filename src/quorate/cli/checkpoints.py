@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, TrustJob, choose, group_of_verbs
+from quorate.cli.options import RUNS, Averaged, Json, Run, Runs, Task, TrustJob, Which, choose, group_of_verbs, to_file
 from quorate.cli.output import NONE, print_answer, print_document
 from quorate.core.errors import RequestError
 from quorate.observe.quantities import age, measure, size
@@ -23,22 +23,15 @@ if TYPE_CHECKING:  # torch, pydantic and rich, which a help text does without
     from quorate.cli.layout import Page
     from quorate.history.checkpoint_list import CheckpointList, CheckpointRecord
 
-Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
 OptionalWhich = Annotated[
-    str | None,
-    typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step. By default all.", show_default=False),
+    str | None, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step. By default all.")
 ]
 KeyFile = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help="The file that holds the present key, if it is not where the job says.", show_default=False
-    ),
+    typer.Option(metavar="FILE", help="The file that holds the present key, if it is not where the job says."),
 ]
 KeyEnv = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="The environment variable that holds the present key, likewise.", show_default=False
-    ),
+    str | None, typer.Option(metavar="NAME", help="The environment variable that holds the present key, likewise.")
 ]
 
 app = group_of_verbs("checkpoints")
@@ -114,17 +107,11 @@ class _Export(TyperCommand):
 @app.command(cls=_Export)
 def export(
     run: Run,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="The file to write, or a folder to write it in.", show_default=False
-        ),
-    ] = None,
+    output: Annotated[Path | None, to_file("The file to write, or a folder to write it in.")] = None,
     out: Annotated[Path | None, typer.Argument(hidden=True)] = None,
     checkpoint: Which = "last",
     kind: Annotated[
-        str | None,
-        typer.Option("--format", help="safetensors or torch. By default by the ending of FILE.", show_default=False),
+        str | None, typer.Option("--format", help="safetensors or torch. By default by the ending of FILE.")
     ] = None,
     averaged: Averaged = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
@@ -168,12 +155,9 @@ def export(
 @app.command()
 def rekey(
     run: Run,
-    new_key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file that holds the new key.", show_default=False)
-    ] = None,
+    new_key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="The file that holds the new key.")] = None,
     new_key_env: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The environment variable that holds the new key.", show_default=False),
+        str | None, typer.Option(metavar="NAME", help="The environment variable that holds the new key.")
     ] = None,
     decrypt: Annotated[bool, typer.Option("--decrypt", help="Use no key: store the checkpoints unencrypted.")] = False,
     key_file: KeyFile = None,

@@ -15,15 +15,11 @@ _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 
 def clean(
     older_than: Annotated[
-        str | None,
-        typer.Option(metavar="AGE", help="Only runs that ended so long ago: 12h, 30d, 8w or 1y.", show_default=False),
+        str | None, typer.Option(metavar="AGE", help="Only runs that ended so long ago: 12h, 30d, 8w or 1y.")
     ] = None,
-    keep: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Keep the newest N runs.", show_default=False)
-    ] = None,
+    keep: Annotated[int | None, typer.Option(min=0, metavar="N", help="Keep the newest N runs.")] = None,
     checkpoints: Annotated[
-        bool,
-        typer.Option("--checkpoints", help="Keep the runs, and of their checkpoints only the best and the last."),
+        bool, typer.Option("--checkpoints", help="Keep the runs, and of their checkpoints only the best and the last.")
     ] = False,
     name: Annotated[str, typer.Option(metavar="PREFIX", help="Only runs whose name begins with this.")] = "",
     status: Annotated[

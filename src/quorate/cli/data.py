@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorate.cli.options import Json, group_of_verbs
+from quorate.cli.options import Json, group_of_verbs, to_file
 from quorate.cli.output import print_document
 from quorate.core.addresses import is_url
 from quorate.observe.quantities import duration, plural, size
@@ -45,16 +45,7 @@ def data() -> None:
 @app.command()
 def index(
     path: Place,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the index to this file instead of next to the shards.",
-            show_default=False,
-        ),
-    ] = None,
+    output: Annotated[str | None, to_file("Write the index to this file instead of next to the shards.")] = None,
     force: Annotated[
         bool,
         typer.Option(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose, find_run, run_names
+from quorate.cli.options import RUNS, Address, Json, Run, Runs, TrustJob, choose, find_run, run_names, to_file
 from quorate.cli.output import NONE, print_answer, print_document, print_growing_document
 from quorate.core.errors import RequestError, RunError
 from quorate.core.generation import cell_of, names_of
@@ -112,16 +112,7 @@ def show(
             "--follow", "-f", help="First show the progress of a running job until it has ended, as train does."
         ),
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Draw the learning curves into this file, .svg or .png.",
-            show_default=False,
-        ),
-    ] = None,
+    output: Annotated[Path | None, to_file("Draw the learning curves into this file, .svg or .png.")] = None,
     runs: Runs = RUNS,
     address: Address = None,
     as_json: Json = False,
@@ -263,10 +254,7 @@ def _plain(text: str) -> str:
 
 def report(
     run: Run,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The file to write. By default RUN.html in this folder."),
-    ] = None,
+    output: Annotated[Path | None, to_file("The file to write. By default RUN.html in this folder.")] = None,
     runs: Runs = RUNS,
     as_json: Json = False,
 ) -> None:
@@ -334,19 +322,11 @@ def diff(
 
 def trace(
     run: Run,
-    step: Annotated[
-        int | None, typer.Option("--step", min=1, metavar="K", help="Only this step.", show_default=False)
-    ] = None,
+    step: Annotated[int | None, typer.Option("--step", min=1, metavar="K", help="Only this step.")] = None,
     last: Annotated[bool, typer.Option("--last", help="Only the newest step that was traced.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the traces to this file in Chrome's format, for ui.perfetto.dev or chrome://tracing.",
-            show_default=False,
-        ),
+        to_file("Write the traces to this file in Chrome's format, for ui.perfetto.dev or chrome://tracing."),
     ] = None,
     runs: Runs = RUNS,
     as_json: Json = False,

@@ -26,10 +26,12 @@ from quorate.cli.options import (
     Steps,
     Task,
     TrustJob,
+    Which,
     Workers,
     choose,
     find_run,
     overrides,
+    to_file,
 )
 from quorate.cli.output import print_answer, print_document
 from quorate.core.errors import OutputError, RequestError
@@ -201,7 +203,7 @@ def resume(
 
 def evaluate(
     run: Run,
-    checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="last, best, or a step.")] = "last",
+    checkpoint: Which = "last",
     averaged: Averaged = None,
     test: Annotated[bool, typer.Option("--test", help="Evaluate on the test set, the third of datasets().")] = False,
     workers: Workers = None,
@@ -248,10 +250,8 @@ def predict(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="train, validation, test, or a function: file.py:function.")
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write: .jsonl or .parquet.")
-    ],
-    checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="last, best, or a step.")] = "last",
+    output: Annotated[Path, to_file("The file to write: .jsonl or .parquet.")],
+    checkpoint: Which = "last",
     averaged: Averaged = None,
     workers: Workers = None,
     task: Task = None,
@@ -285,12 +285,10 @@ def predict(
 def resize(
     run: Run,
     workers: Annotated[
-        int | None,
-        typer.Option("--workers", metavar="N", min=1, help="The new number of workers."),
+        int | None, typer.Option("--workers", metavar="N", min=1, help="The new number of workers.")
     ] = None,
     servers: Annotated[
-        int | None,
-        typer.Option("--servers", metavar="N", min=1, help="The new number of parameter servers."),
+        int | None, typer.Option("--servers", metavar="N", min=1, help="The new number of parameter servers.")
     ] = None,
     runs: Runs = RUNS,
     address: Address = None,

@@ -167,8 +167,7 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as checkpoint.every=50. Repeatable."),
 ]
 Task = Annotated[
-    str | None,
-    typer.Option("--task", metavar="FILE:Class", help="Where the task is now, if it has moved.", show_default=False),
+    str | None, typer.Option("--task", metavar="FILE:Class", help="Where the task is now, if it has moved.")
 ]
 TrustJob = Annotated[
     bool,
@@ -176,18 +175,22 @@ TrustJob = Annotated[
         "--trust-job", help="Use what the job of a run names that is given by its path, also if others can write there."
     ),
 ]
+Which = Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")]
 Averaged = Annotated[
     bool | None,
     typer.Option(
-        "--averaged/--trained",
-        help="Use the averaged or the trained weights. By default those that the job evaluates.",
-        show_default=False,
+        "--averaged/--trained", help="Use the averaged or the trained weights. By default those that the job evaluates."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else, on standard output.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress: only warnings, errors and how the job ended.")
 ]
+
+
+def to_file(help: str) -> Any:
+    """The option of a verb that writes a file."""
+    return typer.Option("--output", "-o", metavar="FILE", help=help)
 
 
 def formerly(old: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quorate.cli.options import JobFile, Json, Lanes, Seed, Set, Workers, overrides
+from quorate.cli.options import JobFile, Json, Lanes, Seed, Set, Workers, overrides, to_file
 from quorate.cli.output import print_document
 from quorate.observe.quantities import blocks_for, plural, size, sparkline
 
@@ -25,8 +25,7 @@ MOST_MODULES = 8
 def plan(
     job_file: JobFile,
     memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory of a GPU, such as 80GB. By default that of this machine."),
+        str | None, typer.Option(metavar="SIZE", help="Memory of a GPU, such as 80GB. By default that of this machine.")
     ] = None,
     workers: Workers = None,
     lanes: Lanes = None,
@@ -190,12 +189,7 @@ def find_lr(
             help="The param that is the learning rate. By default lr, learning_rate, or one with a similar name.",
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Draw the curve into a file, .svg or .png.", show_default=False
-        ),
-    ] = None,
+    output: Annotated[Path | None, to_file("Draw the curve into a file, .svg or .png.")] = None,
     workers: Workers = None,
     lanes: Lanes = None,
     seed: Seed = None,

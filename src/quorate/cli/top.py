@@ -22,7 +22,6 @@ def top(
         typer.Argument(
             metavar="RUN",
             help="A run's name, a unique prefix of it, a path, or last. By default all running jobs.",
-            show_default=False,
             autocompletion=run_names,
         ),
     ] = None,

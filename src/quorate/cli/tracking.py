@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorate.cli.options import RUNS, Json, Run, Runs, Task, TrustJob, group_of_verbs
+from quorate.cli.options import RUNS, Json, Run, Runs, Task, TrustJob, Which, group_of_verbs
 from quorate.cli.output import NONE, print_answer, print_document
 from quorate.core.errors import RequestError
 from quorate.storage.run_folder import RunFolder, refuse_untrusted, why_untrusted
@@ -26,7 +26,6 @@ Mlflow = Annotated[
         metavar="URI",
         envvar="MLFLOW_TRACKING_URI",
         help="An MLflow server or database; by default mlflow.db in the folder of runs.",
-        show_default=False,
     ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A model's name in the registry.")]
@@ -77,12 +76,9 @@ def list_all(mlflow: Mlflow = None, runs: Runs = RUNS, as_json: Json = False) ->
 def register(
     run: Run,
     name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="The name to register under. By default the name of the job.", show_default=False
-        ),
+        str | None, typer.Option(metavar="NAME", help="The name to register under. By default the name of the job.")
     ] = None,
-    checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="WHICH", help="last, best, or a step.")] = "last",
+    checkpoint: Which = "last",
     task: Task = None,
     trust_job: TrustJob = False,
     mlflow: Mlflow = None,
@@ -147,11 +143,7 @@ def pull(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME@ALIAS or NAME/VERSION.")],
     folder: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="FOLDER",
-            help="Where to write the files. By default NAME-VERSION in this folder.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="FOLDER", help="Where to write the files. By default NAME-VERSION in this folder."),
     ] = None,
     mlflow: Mlflow = None,
     runs: Runs = RUNS,

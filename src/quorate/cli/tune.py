@@ -15,11 +15,7 @@ from quorate.core.runs_folder import runs_folder
 
 def tune(
     search_file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="SEARCH.yaml",
-            help="The search file. For a job file, a space is proposed.",
-        ),
+        Path | None, typer.Argument(metavar="SEARCH.yaml", help="The search file. For a job file, a space is proposed.")
     ] = None,
     settings: Set = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Use the proposed space without asking.")] = False,
@@ -32,8 +28,7 @@ def tune(
         ),
     ] = None,
     runs: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="The folder of searches.", show_default="runs"),
+        str | None, typer.Option(metavar="FOLDER", help="The folder of searches.", show_default="runs")
     ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
