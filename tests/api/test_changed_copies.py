@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from quorate.api import session
 from quorate.api.detached import submit_resume
-from quorate.api.evaluate import evaluate, evaluate_run
+from quorate.api.evaluate import Asked, evaluate, evaluate_run
 from quorate.api.fetch import NAMING, fetch_run
 from quorate.api.prints import NoDisplay
 from quorate.api.recorded_run import recorded_environment, recorded_job
@@ -617,7 +617,7 @@ def test_the_folder_of_runs_in_use_is_trusted_and_so_is_a_task_that_the_person_n
     assert not open_run("backup/tiny-0001", "backup").untrusted
     for overrides, runs in ([Override("task", "task.py:Tiny", "--task")], "runs"), ([], "backup"):
         with pytest.raises(QuorateError) as raised:  # this task builds no model
-            evaluate_run(Path(runs), "backup/tiny-0001", "last", {}, overrides)
+            evaluate_run(Asked(Path(runs), "backup/tiny-0001", "last", {}, overrides))
         assert "anybody" not in str(raised.value)
 
 

@@ -14,7 +14,7 @@ import pytest
 from command import Workplace
 from history.run_builder import Story, add_checkpoint, build_run, complete_run
 from quorate.api import evaluate
-from quorate.api.evaluate import evaluate_run, hold_checkpoint, run_in_scratch, scratch_folder
+from quorate.api.evaluate import Asked, evaluate_run, hold_checkpoint, run_in_scratch, scratch_folder
 from quorate.api.replay import replay
 from quorate.api.tasks import find_task
 from quorate.checkpoint.listing import CheckpointInfo
@@ -79,7 +79,7 @@ def test_one_that_is_removed_before_it_is_held_is_chosen_anew(
     monkeypatch.setattr(evaluate, "hold_checkpoint", remove_then_hold)
     monkeypatch.setattr(evaluate, "run_in_scratch", note)
     with run.lock():
-        assert evaluate_run(tmp_path / "runs", "last", "last", {}, []).step == 8
+        assert evaluate_run(Asked(tmp_path / "runs", "last", "last", {}, [])).step == 8
         assert [path.name for path in read if path] == [newest(run).path.name]
         with pytest.raises(CheckpointError, match="was removed by the running job"):
             hold_checkpoint(run, removed, tmp_path / "scratch")

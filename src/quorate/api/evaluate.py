@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -91,27 +90,28 @@ def evaluate(
     `test`: evaluate on the third dataset that datasets() gives, the test set.
     """
     layer = overrides_from("quorate.evaluate", overrides, task)
-    found = partial(evaluate_run, runs_folder(runs), str(run), checkpoint, os.environ, layer)
+    asked = Asked(runs_folder(runs), str(run), checkpoint, os.environ, layer, trust_job)
     with passing_on_signals():
-        return found(averaged=averaged, trust_job=trust_job, data="test" if test else "")
+        return evaluate_run(asked, averaged, "test" if test else "")
 
 
-def evaluate_run(
-    runs: Path,
-    reference: str,
-    which: str | int,
-    environment: Mapping[str, str],
-    overrides: Sequence[Override],
-    *,
-    averaged: bool | None = None,
-    data: str = "",
-    trust_job: bool = False,
-    watch: Watch = lambda _: NoDisplay(),
-) -> Evaluation:
-    """Evaluate the checkpoint that `which` means of the run that `reference` means, on the set that `data` names."""
+@dataclass(frozen=True)
+class Asked:
+    """Which run and checkpoint a person means, what to put over its job, and who watches."""
+
+    runs: Path
+    reference: str
+    which: str | int
+    environment: Mapping[str, str]
+    overrides: Sequence[Override]
+    trust_job: bool = False
+    watch: Watch = lambda _: NoDisplay()
+
+
+def evaluate_run(asked: Asked, averaged: bool | None = None, data: str = "") -> Evaluation:
+    """Evaluate a checkpoint of a run on the set that `data` names."""
     mode = RunMode(evaluates_only=True, averaged=averaged, data=data)
-    look = partial(look_at_checkpoint, runs, reference, which, environment, overrides, mode, trust_job=trust_job)
-    run, info, resolved, result = look(watch=watch)
+    run, info, resolved, result = look_at_checkpoint(asked, mode)
     if bad := result.get("bad_samples", {}).get("validation"):
         log.warning("bad samples of the validation set that were left out (on_bad_sample: skip): %s", f"{bad:,}")
     return Evaluation(
@@ -125,27 +125,20 @@ def evaluate_run(
 
 
 def look_at_checkpoint(
-    runs: Path,
-    reference: str,
-    which: str | int,
-    environment: Mapping[str, str],
-    overrides: Sequence[Override],
+    asked: Asked,
     mode: RunMode,
-    *,
     accept: Callable[[RunFolder, CheckpointInfo, Prepared], None] = lambda _run, _info, _now: None,
-    trust_job: bool = False,
-    watch: Watch = lambda _: NoDisplay(),
 ) -> tuple[RunFolder, CheckpointInfo, ResolvedJob, dict[str, Any]]:
     """Have workers do what `mode` says with a checkpoint, beside its run, and return what comes of it. `accept` is told
     what is looked at before they are started."""
     refuse_in_worker()
-    run = RunFolder(RunFolder.find(runs, reference).path.absolute())
-    if not trust_job and not is_asked("task", environment, overrides):
-        refuse_others_task(why_untrusted(runs, reference, run.path), run)
-    recorded, resolved = recorded_and_asked(run, environment, overrides)
+    run = RunFolder(RunFolder.find(asked.runs, asked.reference).path.absolute())
+    names_task = is_asked("task", asked.environment, asked.overrides)
+    if not asked.trust_job and not names_task:
+        refuse_others_task(why_untrusted(asked.runs, asked.reference, run.path), run)
+    recorded, resolved = recorded_and_asked(run, asked.environment, asked.overrides)
     _refuse_other_meaning(run, recorded, resolved)
-    asked = resolved.spec.task if is_asked("task", environment, overrides) else None
-    place = find_task(run, recorded.spec.task, asked)
+    place = find_task(run, recorded.spec.task, resolved.spec.task if names_task else None)
 
     def look(now: Prepared) -> None:
         if is_other_code(run, recorded_environment(run, info), now):
@@ -153,7 +146,7 @@ def look_at_checkpoint(
         accept(run, info, now)
 
     def choose(scratch: Path) -> tuple[CheckpointInfo, Path]:
-        _, info = chosen_checkpoint(run, recorded.spec, which, resolved.spec.checkpoint)
+        _, info = chosen_checkpoint(run, recorded.spec, asked.which, resolved.spec.checkpoint)
         return info, hold_checkpoint(run, info, scratch)
 
     if mode.averaged:
@@ -164,7 +157,7 @@ def look_at_checkpoint(
             info, path = choose(scratch)
         except CheckpointError:  # what a running job removes in between is chosen anew, once
             info, path = choose(scratch)
-        _, result = run_in_scratch(scratch, resolved, mode, path, look, place, watch=watch)
+        _, result = run_in_scratch(scratch, resolved, mode, path, look, place, watch=asked.watch)
     return run, info, resolved, result
 
 
@@ -271,19 +264,7 @@ class Predicted:
     earlier: int
 
 
-def predict_run(
-    runs: Path,
-    reference: str,
-    data: str,
-    output: Path,
-    which: str | int,
-    environment: Mapping[str, str],
-    overrides: Sequence[Override],
-    *,
-    averaged: bool | None = None,
-    trust_job: bool = False,
-    watch: Watch = lambda _: NoDisplay(),
-) -> Predicted:
+def predict_run(asked: Asked, data: str, output: Path, averaged: bool | None = None) -> Predicted:
     """Write what the task's predict() gives of a dataset, in the order of its samples. What was killed goes on where it
     was, if it was of the same checkpoint, data and code."""
     _refuse_output(output)
@@ -301,7 +282,7 @@ def predict_run(
             "data": data,
             "code": now.facts.get(SOURCE),
         }
-        of |= {"job": sorted((one.key, str(one.value)) for one in overrides if one.key != "workers")}
+        of |= {"job": sorted((one.key, str(one.value)) for one in asked.overrides if one.key != "workers")}
         told, known = content_digest(json.dumps(of).encode()), parts / "of"
         if not known.exists() or known.read_text() != told:
             shutil.rmtree(parts, ignore_errors=True)
@@ -310,8 +291,7 @@ def predict_run(
         earlier = sum(file.read_text().count("\n") for file in parts.glob("*.rows"))
 
     mode = RunMode(evaluates_only=True, averaged=averaged, data=data, predict_to=str(parts))
-    look = partial(look_at_checkpoint, runs, reference, which, environment, overrides, mode, trust_job=trust_job)
-    run, info, _, _ = look(accept=take_up, watch=watch)
+    run, info, _, _ = look_at_checkpoint(asked, mode, take_up)
     temporary = temporary_of(output.absolute())
     rows = (_write_parquet if output.suffix == PARQUET else _write_lines)(parts, temporary)
     move_into_place(temporary, output.absolute())

@@ -195,10 +195,8 @@ def resume(
             raise RequestError("--detach resumes a run as it is: it does not go with --branch or --trust-source.")
         _tell_submitted(*submit_resume(runs, run, os.environ, layer, trust_job=trust_job), as_json)
         return
-    watch = _display(quiet, prints)
-    resume_run = partial(session.resume, runs, run, os.environ, layer, watch=watch, branch=branch)
-    result = resume_run(trust_source=trust_source, trust_job=trust_job)
-    report(result, as_json)
+    resume_run = partial(session.resume, runs, run, os.environ, layer, watch=_display(quiet, prints))
+    report(resume_run(branch=branch, trust_source=trust_source, trust_job=trust_job), as_json)
 
 
 def evaluate(
@@ -225,14 +223,13 @@ def evaluate(
       quorate eval digits-0001 --checkpoint best --workers 2
       quorate eval last --test
     """
-    from quorate.api.evaluate import evaluate_run
+    from quorate.api.evaluate import Asked, evaluate_run
     from quorate.observe.screen import Screen
     from quorate.observe.summary import print_summary
 
     layer = overrides(settings, workers=workers, task=task)
-    watch = _display(True, prints)
-    evaluated = partial(evaluate_run, runs, run, checkpoint, os.environ, layer)
-    done = evaluated(averaged=averaged, data="test" if test else "", trust_job=trust_job, watch=watch)
+    asked = Asked(runs, run, checkpoint, os.environ, layer, trust_job, _display(True, prints))
+    done = evaluate_run(asked, averaged, "test" if test else "")
     if as_json:
         print_document(asdict(done) | {"checkpoint": str(done.checkpoint)})
         return
@@ -272,11 +269,11 @@ def predict(
       quorate predict last validation -o predictions.jsonl
       quorate predict digits-0001 new.py:pictures -o out.parquet --workers 2
     """
-    from quorate.api.evaluate import predict_run
+    from quorate.api.evaluate import Asked, predict_run
 
     layer = overrides(settings, workers=workers, task=task)
-    predicted = partial(predict_run, runs, run, data, output, checkpoint, os.environ, layer)
-    done = predicted(averaged=averaged, trust_job=trust_job, watch=_display(True, prints))
+    asked = Asked(runs, run, checkpoint, os.environ, layer, trust_job, _display(True, prints))
+    done = predict_run(asked, data, output, averaged)
     fields = asdict(done) | {"file": str(done.file)}
     before = f" ({done.earlier:,} of them from before)" if done.earlier else ""
     print_answer(as_json, fields, f"{done.rows:,} rows{before} of {done.run} at step {done.step:,} are in {done.file}.")
