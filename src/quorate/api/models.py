@@ -66,14 +66,6 @@ class ModelVersion:
         }
 
 
-@dataclass(frozen=True)
-class Logged:
-    """A model that is an artifact of its MLflow run."""
-
-    model_id: str
-    lineage: Lineage
-
-
 def registry_uri(runs: Path, asked: str | None, run: RunFolder | None = None) -> str:
     """Where the registry is: as asked for, or where the job of a run is tracked, or in the folder of runs."""
     if asked is not None:
@@ -108,11 +100,7 @@ class ModelRegistry:
         with self._asking():
             names = [model.name for model in self._pages(self._client.search_registered_models)]
             aliases = {name: self._client.get_registered_model(name).aliases for name in names}
-            found = [
-                _version_of(each, aliases[name])
-                for name in names
-                for each in self._pages(self._client.search_model_versions, filter_string=f"name = '{_quoted(name)}'")
-            ]
+            found = [_version_of(each, aliases[name]) for name in names for each in self._versions_of(name)]
         return tuple(sorted(found, key=lambda each: (each.name, -each.version)))
 
     def find(self, reference: str) -> ModelVersion:
@@ -138,11 +126,11 @@ class ModelRegistry:
 
     def log_model(
         self, run: RunFolder, ended_with: str, which: str = LAST, task: str | None = None, mlflow_run: Any = None
-    ) -> Logged:
+    ) -> Any:
         """Log the model of a checkpoint of a run that has ended with these weights, unless it is there already.
 
-        Its MLflow run is the given one, or that of the run folder. Called by the tracker at the end of a run, and
-        before it is registered.
+        Returns MLflow's `LoggedModel`, below the given MLflow run or that of the run folder. Called by the tracker at
+        the end of a run, and before it is registered.
         """
         spec = recorded_job(run).spec
         info = _checkpoint(run, spec, which, ended_with)
@@ -150,8 +138,10 @@ class ModelRegistry:
             if mlflow_run is None:
                 started = int(run.created.timestamp() * 1000)
                 mlflow_run = find_or_make_run(self._client, self.uri, run, spec, started)
-            for known in self._logged(mlflow_run):
-                told = known.lineage.checkpoint, known.lineage.weights_digest
+            info_there = mlflow_run.info
+            for known in self._models_of(info_there.experiment_id, info_there.run_id):
+                lineage = Lineage.of_tags(known.tags) if known.status.value == "READY" else None
+                told = lineage and (lineage.checkpoint, lineage.weights_digest)
                 if told == (info.path.name, info.manifest.weights_digest):
                     return known
         with tempfile.TemporaryDirectory(prefix="quorate-model-") as scratch:
@@ -163,18 +153,17 @@ class ModelRegistry:
                 )
             with self._asking():
                 model = self._client.create_logged_model(
-                    mlflow_run.info.experiment_id, MODEL, mlflow_run.info.run_id, tags=lineage.as_tags()
+                    info_there.experiment_id, MODEL, info_there.run_id, tags=lineage.as_tags()
                 )
                 try:
                     self._client.log_model_artifacts(model.model_id, str(folder))
-                    self._client.finalize_logged_model(model.model_id, "READY")
+                    return self._client.finalize_logged_model(model.model_id, "READY")
                 except BaseException:
                     with contextlib.suppress(Exception):  # half a model: another is made when this is tried again
                         self._client.delete_logged_model(model.model_id)
                     raise
-        return Logged(model.model_id, lineage)
 
-    def register(self, name: str, logged: Logged) -> tuple[ModelVersion, bool]:
+    def register(self, name: str, model: Any) -> tuple[ModelVersion, bool]:
         """Make a logged model a version of a name; the version, and whether it is new: each is registered once."""
         with self._asking():
             from mlflow.exceptions import MlflowException
@@ -184,9 +173,7 @@ class ModelRegistry:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            filters = f"name = '{_quoted(name)}'"
-            model = self._client.get_logged_model(logged.model_id)
-            for each in self._pages(self._client.search_model_versions, filter_string=filters):
+            for each in self._versions_of(name):
                 if each.source == model.artifact_location:
                     return _version_of(each, self._client.get_registered_model(name).aliases), False
             made = self._client.create_model_version(
@@ -194,8 +181,8 @@ class ModelRegistry:
                 # Not models:/ID, which MLflow looks for where its global settings say, and not where we are.
                 model.artifact_location,
                 run_id=model.source_run_id,
-                tags=logged.lineage.as_tags(),
-                model_id=logged.model_id,
+                tags=model.tags,
+                model_id=model.model_id,
             )
         return _version_of(made, {}), True
 
@@ -253,8 +240,7 @@ class ModelRegistry:
         """Where an MLflow run and its models have their files, as far as that is on this machine."""
         with self._asking():
             known = self._client.get_run(run_id)
-            own = {"experiment_ids": [known.info.experiment_id], "filter_string": f"source_run_id = '{run_id}'"}
-            models = [each.artifact_location for each in self._pages(self._client.search_logged_models, **own)]
+            models = [each.artifact_location for each in self._models_of(known.info.experiment_id, run_id)]
         places = [urlsplit(uri) for uri in (known.info.artifact_uri, *models)]
         folders = [Path(unquote(each.path)).parent for each in places if each.scheme in ("", "file")]
         return [folder for folder in folders if folder.is_dir()]
@@ -264,14 +250,13 @@ class ModelRegistry:
         with self._asking():
             self._client.delete_run(run_id)
 
-    def _logged(self, mlflow_run: Any) -> Iterator[Logged]:
-        """The models of a run that are whole, with where they come from."""
-        info = mlflow_run.info
-        own = {"experiment_ids": [info.experiment_id], "filter_string": f"source_run_id = '{info.run_id}'"}
-        for model in self._pages(self._client.search_logged_models, **own):
-            lineage = Lineage.of_tags(model.tags)
-            if model.status.value == "READY" and lineage is not None:
-                yield Logged(model.model_id, lineage)
+    def _versions_of(self, name: str) -> Iterator[Any]:
+        quoted = name.replace("'", "\\'")
+        return self._pages(self._client.search_model_versions, filter_string=f"name = '{quoted}'")
+
+    def _models_of(self, experiment: str, run_id: str) -> Iterator[Any]:
+        own = {"experiment_ids": [experiment], "filter_string": f"source_run_id = '{run_id}'"}
+        return self._pages(self._client.search_logged_models, **own)
 
     @staticmethod
     def _pages(search: Any, **asked: Any) -> Iterator[Any]:
@@ -367,7 +352,3 @@ def _is_there(file: Path, digest: str) -> bool:
     if sha256_of(file) != digest:
         raise RequestError(f"{file} already exists with other content. Choose another folder, or move it away")
     return True
-
-
-def _quoted(name: str) -> str:
-    return name.replace("'", "\\'")
