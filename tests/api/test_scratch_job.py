@@ -14,8 +14,7 @@ import pytest
 from command import Workplace
 from history.run_builder import Story, add_checkpoint, build_run, complete_run
 from quorate.api import evaluate
-from quorate.api.evaluate import Asked, evaluate_run, hold_checkpoint, run_in_scratch, scratch_folder
-from quorate.api.replay import replay
+from quorate.api.evaluate import Asked, evaluate_run, hold_checkpoint, replay, run_in_scratch, scratch_folder
 from quorate.api.tasks import find_task
 from quorate.checkpoint.listing import CheckpointInfo
 from quorate.checkpoint.store import CheckpointFolder

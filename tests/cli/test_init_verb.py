@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from command import Workplace
-from quorate.cli.scaffold import SKELETON, name_of, skeleton, write_scaffold
+from quorate.cli.app import SKELETON, name_of, skeleton, write_scaffold
 from quorate.core.errors import RequestError
 from quorate.spec.job import JobSpec
 from quorate.spec.keys import keys_of
@@ -187,7 +187,7 @@ def test_a_second_file_that_cannot_be_written_takes_the_first_with_it(
             raise OSError(28, "No space left on device", os.fspath(path))
         return path.write_bytes(b"".join(chunks))
 
-    monkeypatch.setattr("quorate.cli.scaffold.write_new_file", full)
+    monkeypatch.setattr("quorate.storage.atomic.write_new_file", full)
     with pytest.raises(RequestError, match="No space left on device"):
         write_scaffold(tmp_path, "new", force=False)
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from quorate.api.replay import Replay, replay
+from quorate.api.evaluate import Replay, replay
 from quorate.cli.layout import headed_table
 from quorate.cli.output import NONE, print_document
 from quorate.history.difference import Pair, RunPair, RunSide

@@ -101,9 +101,7 @@ def _plainer(message: str) -> str:
     """What the parser of the command line says, in our words."""
     wrong = re.match(r"Invalid value for '(--[a-z-]+)': Input should be a valid integer", message)
     if wrong is not None:
-        behind = [value for before, value in itertools.pairwise(sys.argv) if before == wrong[1]]
-        joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{wrong[1]}=")]
-        return f'{wrong[1]}: the text "{[*behind, *joined, ""][0]}" is not a whole number.'
+        return f'{wrong[1]}: the text "{_typed_for(wrong[1])}" is not a whole number.'
     if (extra := re.match(r"Got unexpected extra argument\(?s?\)? \(([A-Za-z_][\w.]*=[^\s)]+)", message)) is not None:
         key = extra[1] if _is_key(extra[1].partition("=")[0]) else f"params.{extra[1]}"
         return f"unexpected {extra[1]}. A setting needs its flag: --set {shlex.quote(key)}"
@@ -125,9 +123,7 @@ def _meant(flag: str, context: Any) -> str:
     """What to type for what is no flag, but may be a key of the job or a parameter of the task."""
     if context is None or all(each.name != "settings" for each in context.command.params):
         return ""
-    behind = [value for before, value in itertools.pairwise(sys.argv) if before == flag and not value.startswith("--")]
-    joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{flag}=")]
-    name, value = flag.removeprefix("--").replace("-", "_"), [*behind, *joined, "VALUE"][0]
+    name, value = flag.removeprefix("--").replace("-", "_"), _typed_for(flag) or "VALUE"
     if value.endswith((".yaml", ".yml")):
         return f". The job file needs none: {context.command_path} {value}"
     if name in FLAGS_ELSEWHERE:
@@ -135,6 +131,13 @@ def _meant(flag: str, context: Any) -> str:
     if _is_key(name):
         return f". To set this key of the job: --set {shlex.quote(f'{name}={value}')}"
     return f". To set a parameter of the task: --set {shlex.quote(f'params.{name}={value}')}"
+
+
+def _typed_for(flag: str) -> str:
+    """The value that was typed for a flag, if one was."""
+    behind = [value for before, value in itertools.pairwise(sys.argv) if before == flag and not value.startswith("--")]
+    joined = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{flag}=")]
+    return [*behind, *joined, ""][0]
 
 
 def _is_key(name: str) -> bool:
