@@ -3,7 +3,6 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from coordinator.served import TOKEN, serve
 from quorate.coordinator.__main__ import Admission, explain_refusal
-from quorate.coordinator.client import JobStatus, SupervisorClient, WorkerWord
+from quorate.coordinator.client import SupervisorClient
 from quorate.coordinator.places import News, Vacancy
 from quorate.core.errors import LinkError, RequestError
 from quorate.core.failure import Failure
@@ -185,7 +184,7 @@ def test_whoever_asks_is_told_what_each_worker_was_last_heard_to_be_doing(tmp_pa
         client, channel = SupervisorClient(served.address, TOKEN, timeout=60.0), open_channel(served.address)
         stub: Stub = stub_on(channel)
         metadata = token_metadata(TOKEN)
-        assert client.status() == JobStatus((), 2)
+        assert client.status() == pb.StatusReply(wanted=2)
         registration = pb.RegisterRequest(slot=1, pid=4711, host="box", ring_address="127.0.0.1:1")
         stub.Register(registration, metadata=metadata, timeout=60)
         heartbeat = pb.HeartbeatRequest(
@@ -194,9 +193,12 @@ def test_whoever_asks_is_told_what_each_worker_was_last_heard_to_be_doing(tmp_pa
         stub.Heartbeat(heartbeat, metadata=metadata, timeout=60)
         (word,) = client.status().workers
         assert 0 <= word.silent_s < 60
-        assert replace(word, silent_s=0.0) == WorkerWord(1, 4711, "box", 7, "exchange", "the other workers", 0.0, False)
+        word.silent_s = 0.0
+        assert word == pb.WorkerState(
+            worker=1, pid=4711, host="box", step=7, phase="exchange", waits_for="the other workers"
+        )
         client.report_failure(Failure("JobError", "it is over"))
-        assert client.status() == JobStatus((), 0)
+        assert client.status() == pb.StatusReply()
         channel.close()
         client.close()
 

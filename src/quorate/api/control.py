@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from quorate.checkpoint.listing import CheckpointInfo, look_at
-from quorate.coordinator.client import JobStatus, SupervisorClient
+from quorate.coordinator.client import SupervisorClient
 from quorate.core.errors import JobError, LinkError, RequestError, RunError
 from quorate.core.failure import Failure
 from quorate.core.processes import has_open
@@ -24,6 +24,7 @@ from quorate.storage.run_notes import (
     those_that_wait,
     waits_to_begin,
 )
+from quorate.wire.proto import coordinator_pb2 as pb
 
 PATIENCE = 10.0
 SAVE_PATIENCE = 300.0
@@ -194,7 +195,7 @@ def _does_not_end(run: RunFolder, launcher: Holder, now: bool, patience: float) 
     return JobError(f"run {run.name} was asked to end, and has not in {patience:g} s. {more}")
 
 
-def status(run: RunFolder, patience: float = PATIENCE) -> JobStatus | None:
+def status(run: RunFolder, patience: float = PATIENCE) -> pb.StatusReply | None:
     """Who is at work on a running job, and at what; None where nobody answers."""
     try:
         with _coordinator_of(run, patience) as client:

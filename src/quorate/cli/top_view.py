@@ -4,7 +4,7 @@ coordinator hears of the workers."""
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from rich.text import Text
 from quorate.api.control import status
 from quorate.cli.layout import STATUS_STYLES, headed_table
 from quorate.cli.output import NONE
-from quorate.coordinator.client import JobStatus, WorkerWord
 from quorate.core.errors import RunError
 from quorate.core.generation import cell_of
 from quorate.history.event_index import IndexedReader
@@ -35,6 +34,7 @@ from quorate.observe.quantities import age, ago, blocks_for, count, duration, me
 from quorate.observe.recoveries import Recovered, Recovery
 from quorate.observe.screen import lines_of
 from quorate.storage.run_folder import RunFolder
+from quorate.wire.proto import coordinator_pb2 as pb
 
 SILENT = 1.0
 """Seconds after which it is told how long a worker was not heard."""
@@ -55,13 +55,14 @@ class WorkerNow:
 
     worker: int
     lanes: tuple[int, ...]
-    word: WorkerWord | None = None
+    word: pb.WorkerState | None = None
 
     def document(self) -> dict[str, Any]:
         """What `quorate top --json` says of it."""
-        known = {} if self.word is None else asdict(self.word) | {"silent_s": round(self.word.silent_s, 3)}
-        names = ("pid", "host", "step", "phase", "waits_for", "silent_s", "is_leaving")
-        return {"worker": self.worker, "lanes": list(self.lanes)} | {name: known.get(name) for name in names}
+        told = {name: getattr(self.word, name, None) for name in ("pid", "host", "step", "phase", "waits_for")}
+        told["silent_s"] = None if self.word is None else round(self.word.silent_s, 3)
+        told["is_leaving"] = None if self.word is None else self.word.leaving
+        return {"worker": self.worker, "lanes": list(self.lanes)} | told
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class LiveRun:
         return tuple(self._notices)
 
 
-def _workers_now(members: Sequence[HostedLanes], answer: JobStatus | None) -> tuple[WorkerNow, ...]:
+def _workers_now(members: Sequence[HostedLanes], answer: pb.StatusReply | None) -> tuple[WorkerNow, ...]:
     """Those of the generation, and those who are not in it yet."""
     words = {} if answer is None else {word.worker: word for word in answer.workers}
     hosting = {member.worker: member.lanes for member in members}
@@ -293,7 +294,7 @@ def _cells(each: WorkerNow) -> dict[str, str]:
     return {
         "worker": cell_of(each.worker),
         "lanes": lanes,
-        "phase": f"{word.phase or NONE}{' (leaving)' if word.is_leaving else ''}",
+        "phase": f"{word.phase or NONE}{' (leaving)' if word.leaving else ''}",
         "step": f"{word.step:,}",
         "waits for": word.waits_for or NONE,
         "heard": f"{word.silent_s:.1f} s ago" if word.silent_s >= SILENT else "now",

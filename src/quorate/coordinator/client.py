@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -16,29 +15,6 @@ from quorate.observe.jsonl import events_in
 from quorate.wire.handshake import Identity
 from quorate.wire.proto import coordinator_pb2 as pb
 from quorate.wire.proto.channel import decode_failure, encode_failure, open_channel, stub_on, token_metadata, unanswered
-
-
-@dataclass(frozen=True)
-class WorkerWord:
-    """The last word of a worker: where it is, in which phase, who or what it waits for, and how long ago that was."""
-
-    worker: int
-    pid: int
-    host: str
-    step: int
-    phase: str
-    waits_for: str
-    silent_s: float
-    is_leaving: bool
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """The workers that a coordinator knows, and how many the job is to have; none of a job that has ended."""
-
-    workers: tuple[WorkerWord, ...]
-    wanted: int
-    wanted_servers: int = 0
 
 
 class SupervisorClient:
@@ -124,23 +100,10 @@ class SupervisorClient:
             raise RequestError(refusal.message)
         return int(reply.step)
 
-    def status(self) -> "JobStatus":
-        """Who is there, and what each was last heard to be doing."""
-        reply = self._call(self._stub.Status, pb.StatusRequest(), self._timeout)
-        workers = tuple(
-            WorkerWord(
-                worker=one.worker,
-                pid=one.pid,
-                host=one.host,
-                step=one.step,
-                phase=one.phase,
-                waits_for=one.waits_for,
-                silent_s=one.silent_s,
-                is_leaving=one.leaving,
-            )
-            for one in reply.workers
-        )
-        return JobStatus(workers, reply.wanted, reply.wanted_servers)
+    def status(self) -> pb.StatusReply:
+        """Who is there, and what each was last heard to be doing; nobody where the job has ended."""
+        reply: pb.StatusReply = self._call(self._stub.Status, pb.StatusRequest(), self._timeout)
+        return reply
 
     def news(self, timeout: float, processes: Collection[tuple[int, int]] = (), workers: int = 0) -> News:
         """What there is to know; nothing if nothing happens within `timeout` seconds.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from quorate.core.machine import usable_cores
 from quorate.core.masking import shown_value
@@ -34,7 +34,6 @@ from quorate.spec.resolved import ResolvedJob
 from quorate.storage.run_folder import RunFolder
 from quorate.storage.task_files import read_source
 
-Read = TypeVar("Read")
 MEMBERS_SHOWN = 16
 """Workers of a generation that are named; `--json` has all."""
 

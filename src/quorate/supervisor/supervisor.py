@@ -116,6 +116,14 @@ class SupervisorHook(Protocol):
 class Supervisor:
     """Runs one job on an engine, which it closes at the end."""
 
+    # From `run` on.
+    _coordinator: CoordinatorProcess
+    _workers: WorkerProcesses
+    _client: SupervisorClient
+    _watch: OutcomeWatch
+    # From the moment on at which the coordinator listens.
+    _follower: EventFollower | None = None
+
     def __init__(
         self,
         engine: Engine,
@@ -160,22 +168,23 @@ class Supervisor:
             # It does so itself, unless it was killed.
             stack.callback(self._remove_address)
             own = self._identity_of(SUPERVISOR)
-            coordinator = CoordinatorProcess(self._engine, self._appointment(), self._token, self._timing, own)
-            stack.callback(coordinator.close)
-            workers = WorkerProcesses(
+            self._coordinator = CoordinatorProcess(self._engine, self._appointment(), self._token, self._timing, own)
+            stack.callback(self._coordinator.close)
+            self._workers = WorkerProcesses(
                 self._engine,
-                assign=functools.partial(self._assignment, coordinator),
+                assign=self._assignment,
                 notify=lambda message: self._handle(LogMessage(level="info", message=message)),
                 setup_timeout=self._launch.spec.setup_timeout,
                 has_formed=lambda: self._has_formed,
             )
             # Asked first, while torch is being imported: a port in use is told at once.
-            client = coordinator.open(give_up=lambda: self._is_to_end(workers))
+            client = self._coordinator.open(give_up=self._is_to_end)
             if client is None:
                 return self._ended_early(None)
-            follower = EventFollower(client, self._launch.events_from)
-            stack.callback(self._conclude, coordinator, follower)
-            return self._attend(coordinator, workers, client, follower)
+            self._client = client
+            self._follower = EventFollower(client, self._launch.events_from)
+            stack.callback(self._conclude, self._follower)
+            return self._attend()
 
     def _warn_of_crowd(self) -> None:
         workers, threads, cores = self._launch.workers, self._launch.spec.threads, self._engine.capacity().cores
@@ -191,51 +200,44 @@ class Supervisor:
                 cores,
             )
 
-    def _conclude(self, coordinator: CoordinatorProcess, follower: EventFollower) -> None:
+    def _conclude(self, follower: EventFollower) -> None:
         """End all workers, and pass on the last events."""
         self._engine.close()
-        is_complete = follower.close(read_rest=coordinator.is_alive)
-        self._handle_events(follower)
+        is_complete = follower.close(read_rest=self._coordinator.is_alive)
+        self._handle_events()
         if is_complete:
             return
         # What no coordinator tells any more: what the last one wrote before it died, and why the job ended.
-        for event in self._untold(follower):
+        for event in self._untold():
             self._handle(event)
 
-    def _untold(self, follower: EventFollower) -> Iterator[Event]:
+    def _untold(self) -> Iterator[Event]:
         """What the last coordinator wrote, and did not live to tell."""
         tail = EventTail(self._launch.run.events_file)
-        tail.offset = follower.offset
+        tail.offset = self._launch.events_from if self._follower is None else self._follower.offset
         try:
             yield from tail
         except QuorateError as error:
             log.warning("the last events could not be read: %s", error)
 
-    def _attend(
-        self,
-        coordinator: CoordinatorProcess,
-        workers: WorkerProcesses,
-        client: SupervisorClient,
-        follower: EventFollower,
-    ) -> Outcome:
+    def _attend(self) -> Outcome:
         """Supervise, and see to it that the run's events tell what ended it, also when no worker can."""
         try:
-            prepared = workers.await_ready(give_up=lambda: self._is_to_end(workers, follower))
+            prepared = self._workers.await_ready(give_up=self._is_to_end)
             if prepared is None:
-                return self._ended_early(client)
+                return self._ended_early(self._client)
             self._accept(prepared)
             patience = self._timing.failure_timeout / 4
-            with contextlib.closing(OutcomeWatch(client, patience, workers.processes)) as watch:
-                return self._supervise(coordinator, workers, client, watch, follower)
+            with contextlib.closing(OutcomeWatch(self._client, patience, self._workers.processes)) as self._watch:
+                return self._supervise()
         except QuorateError as error:
-            self._record_failure(Failure.of(error), coordinator, client)
+            self._record_failure(Failure.of(error))
             raise
 
-    def _is_to_end(self, workers: WorkerProcesses, follower: EventFollower | None = None) -> bool:
+    def _is_to_end(self) -> bool:
         """Whether somebody wants the end of a job that has not begun: by a signal, or by its coordinator."""
-        if follower is not None:
-            self._handle_events(follower)
-        self._handle(Round(doing=workers.doing))
+        self._handle_events()
+        self._handle(Round(doing=self._workers.doing))
         return self._signals.reason is not None or self._stop_told is not None or self._failure_told is not None
 
     def _ended_early(self, client: SupervisorClient | None) -> Outcome:
@@ -247,57 +249,50 @@ class Supervisor:
                 client.stop(reason)
         return Outcome(None, {"ending": reason})
 
-    def _record_failure(self, failure: Failure, coordinator: CoordinatorProcess, client: SupervisorClient) -> None:
+    def _record_failure(self, failure: Failure) -> None:
         with contextlib.suppress(LinkError):
-            if coordinator.is_alive and coordinator.listens:
-                client.report_failure(failure)
+            if self._coordinator.is_alive and self._coordinator.listens:
+                self._client.report_failure(failure)
                 return
-        if not coordinator.listens:
-            coordinator.kill()  # it would begin to write there, too
+        if not self._coordinator.listens:
+            self._coordinator.kill()  # it would begin to write there, too
         if self._is_run_elsewhere():
             return
         # The run's events are the coordinator's to write, unless it cannot any more.
         with contextlib.closing(EventLog(JsonlSink(self._launch.run.events_file))) as event_log:
             event_log.publish(RunFailed.of(failure))
 
-    def _supervise(
-        self,
-        coordinator: CoordinatorProcess,
-        workers: WorkerProcesses,
-        client: SupervisorClient,
-        watch: OutcomeWatch,
-        follower: EventFollower,
-    ) -> Outcome:
+    def _supervise(self) -> Outcome:
+        coordinator, workers, watch = self._coordinator, self._workers, self._watch
         for slot in places_of(self._launch.first_workers + self._spares, self._servers):
             workers.start(slot, self._launch.checkpoint)
         asked = False
         while watch.outcome is None:
             # First of all: whoever reports to a coordinator that is gone waits for nothing.
-            if self._keep(coordinator, workers, watch, follower):
+            if self._keep():
                 asked = False  # the next one has not heard of it
             try:
                 workers.look(TICK if coordinator.listens else 0.0)
             except EngineLost as error:
-                raise JobFailed(self._lost(error.message, follower)) from None
+                raise JobFailed(self._lost(error.message)) from None
             if coordinator.listens:
-                workers.report(client)
+                workers.report(self._client)
             with contextlib.suppress(Empty):
                 while True:
                     workers.handle(watch.news.get_nowait())
             workers.refill(functools.cache(self._newest))  # to find it takes reading it through
             if self._hook is not None:
                 wanted = watch.workers or self._launch.first_workers
-                self._hook.on_round(
-                    Controls(workers.running, wanted, coordinator.kill, client.resize), time.monotonic()
-                )
-            if self._handle_events(follower):
+                controls = Controls(workers.running, wanted, coordinator.kill, self._client.resize)
+                self._hook.on_round(controls, time.monotonic())
+            if self._handle_events():
                 coordinator.note_step()
                 workers.note_step()
-                self._grow(client)
+                self._grow()
             self._handle(Round(doing="" if self._has_formed else workers.doing))
             self._end_if_ordered()
             self._end_without_folder()
-            asked = asked or (coordinator.listens and self._ask_to_stop(client))
+            asked = asked or (coordinator.listens and self._ask_to_stop())
             # Told of the stop after every generation before it: without one nothing is trained that were to be saved.
             if self._stop_told and not self._has_formed:
                 return Outcome(None, {"ending": self._stop_told})
@@ -307,14 +302,9 @@ class Supervisor:
         workers.let_leave(patience, lambda: self._signals.at_once)
         return watch.outcome
 
-    def _keep(
-        self,
-        coordinator: CoordinatorProcess,
-        workers: WorkerProcesses,
-        watch: OutcomeWatch,
-        follower: EventFollower,
-    ) -> bool:
+    def _keep(self) -> bool:
         """See to it that there is a coordinator that answers; whether it is another one now."""
+        coordinator, watch = self._coordinator, self._watch
         coordinator.look(watch.answered)
         if coordinator.is_alive or watch.outcome is not None:
             return False
@@ -324,18 +314,18 @@ class Supervisor:
                 "it over, and this one has ended. Nothing is lost; look there."
             )
             raise JobFailed(Failure("RunTakenOver", message, step=self._step or None))
-        roster = workers.roster() | {"events_from": self._launch.events_from, "has_begun": self._has_formed}
+        roster = self._workers.roster() | {"events_from": self._launch.events_from, "has_begun": self._has_formed}
         if not coordinator.replace({"workers": watch.workers or self._launch.first_workers, "roster": roster}):
-            raise JobFailed(self._lost(coordinator.departure, follower))
+            raise JobFailed(self._lost(coordinator.departure))
         return True
 
-    def _ask_to_stop(self, client: SupervisorClient) -> bool:
+    def _ask_to_stop(self) -> bool:
         """Pass on that the job is to stop, if it is; otherwise asked again in the next round, of the next coordinator
         perhaps."""
         stop = self._stop_told or self._signals.reason
         if stop:
             with contextlib.suppress(LinkError):
-                client.stop(stop)
+                self._client.stop(stop)
                 return True
         return False
 
@@ -347,7 +337,7 @@ class Supervisor:
         """To start another coordinator then would take the run back, and so on without end."""
         return self._launch.run.incarnations.is_taken_by_other(self._launch_id)
 
-    def _grow(self, client: SupervisorClient) -> None:
+    def _grow(self) -> None:
         """Ask for another number of workers, where that is worth it; tell once that it stays as it is."""
         growth = self._growth
         verdict = None if growth is None else growth.verdict()
@@ -358,7 +348,7 @@ class Supervisor:
             self._handle(LogMessage(level="info", message=verdict.reason))
             return
         try:
-            client.resize(verdict.workers, reason=verdict.reason)
+            self._client.resize(verdict.workers, reason=verdict.reason)
         except LinkError as error:  # asked again after the next step, of the next coordinator perhaps
             log.info("%s; this could not be asked for: %s", verdict.reason, error)
         except RequestError as error:  # the job is stopping, say
@@ -392,10 +382,10 @@ class Supervisor:
             message = f"the folder {folder} was renamed or removed while the run was in it, so the job ends."
             raise JobFailed(Failure(FOLDER_LOST, message, step=self._step or None))
 
-    def _lost(self, what: str, follower: EventFollower) -> Failure:
+    def _lost(self, what: str) -> Failure:
         """Why a job ends that has lost, again and again, a process which is no worker."""
-        self._handle_events(follower)
-        for event in self._untold(follower):  # coordinators that die fast tell nobody of what they have written
+        self._handle_events()
+        for event in self._untold():  # coordinators that die fast tell nobody of what they have written
             self._step = event.step or self._step if isinstance(event, StepCompleted) else self._step
         where = f" at step {self._step}" if self._step else " before the first step"
         message = f"{what}{where}, as those before it; the job is stopped. Its log is in {self._launch.run.logs}."
@@ -406,10 +396,10 @@ class Supervisor:
         foreign = functools.partial(why_foreign, spec=self._launch.spec)
         return find_newest(folder, self._launch.checkpoint, self._saved, foreign)
 
-    def _handle_events(self, follower: EventFollower) -> bool:
+    def _handle_events(self) -> bool:
         """Pass on what is new; whether a step is among it."""
         has_stepped = False
-        for event in follower.new():
+        for event in () if self._follower is None else self._follower.new():
             self._has_formed = self._has_formed or isinstance(event, GenerationFormed)
             self._saved = event.step if isinstance(event, CheckpointSaved) else self._saved
             self._stop_told = event.reason if isinstance(event, RunStopped) else self._stop_told
@@ -450,9 +440,7 @@ class Supervisor:
             "identity": None if identity is None else asdict(identity),
         }
 
-    def _assignment(
-        self, coordinator: CoordinatorProcess, slot: int, checkpoint: Path | None, is_replacement: bool
-    ) -> Assignment:
+    def _assignment(self, slot: int, checkpoint: Path | None, is_replacement: bool) -> Assignment:
         launch = self._launch
         assignment = Assignment(
             run=str(launch.run.path),
@@ -461,7 +449,7 @@ class Supervisor:
             task=launch.task or launch.spec.task,
             job=launch.spec.model_dump(mode="json"),
             job_source=launch.job_source,
-            coordinator=coordinator.address,
+            coordinator=self._coordinator.address,
             token=self._token,
             checkpoint=None if checkpoint is None else str(checkpoint),
             is_replacement=is_replacement,
