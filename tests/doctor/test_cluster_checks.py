@@ -12,6 +12,7 @@ from quorate.doctor import checkup
 from quorate.doctor.checkup import checks_of_engine, examine
 from quorate.doctor.cluster import PIECE, ClusterReading, NodeProbe, NodeReading, WayReading, judge
 from quorate.doctor.report import Finding, Level
+from quorate.engines.ray.shared_storage import Reach
 
 HERE = {"python": "3.12.1", "ray": "2.60.0", "torch": "2.13.0", "quorate": "0.1.0"}
 ONE, TWO = (
@@ -97,10 +98,11 @@ def test_probes_send_to_each_other_and_to_nobody_else() -> None:
 
 
 def test_storage_is_shared_where_a_question_is_read_and_an_answer_comes_back(tmp_path: Path) -> None:
-    (tmp_path / "question").write_text("abc")
-    assert NodeProbe().read_and_answer(str(tmp_path), "question", "answer") == ("abc", "")
-    assert (tmp_path / "answer").read_text() == "cba"
-    assert NodeProbe().read_and_answer(str(tmp_path / "elsewhere"), "question", "answer")[1]
+    reach = Reach(str(tmp_path))
+    said = NodeProbe().why_out_of_reach(reach.place, reach.nonce, "two")
+    assert (said, reach.trouble_of("two", said)) == ("", "")
+    assert reach.trouble_of("three", "") == "what it writes there is not seen here"
+    assert "no such folder" in NodeProbe().why_out_of_reach(str(tmp_path / "elsewhere"), reach.nonce, "two")
 
 
 def test_without_ray_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

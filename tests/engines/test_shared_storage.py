@@ -67,9 +67,9 @@ def test_what_a_launcher_that_was_killed_has_asked_is_removed_and_hosts_answer_t
     Reach(str(tmp_path))
     reach = Reach(str(tmp_path))
     assert len(list(tmp_path.glob(".reach-*"))) == 1
-    assert not reach.is_answered_by("host")
+    assert reach.trouble_of("host", "") == "what it writes there is not seen here"
     assert why_out_of_reach(reach.place, reach.nonce, "host") == ""
-    assert reach.is_answered_by("host")
+    assert reach.trouble_of("host", "") == ""
     assert "no such folder" in why_out_of_reach(str(tmp_path / "other"), reach.nonce, "host")
     reach.close()
     assert list(tmp_path.iterdir()) == []
@@ -78,9 +78,9 @@ def test_what_a_launcher_that_was_killed_has_asked_is_removed_and_hosts_answer_t
 def test_hosts_answer_in_a_store_as_well_and_nothing_is_left(s3: SeaweedStore, tmp_path: Path) -> None:
     place = f"s3://{BUCKET}/{tmp_path.name}/run"
     reach = Reach(place)
-    assert not reach.is_answered_by("host")
+    assert reach.trouble_of("host", "") == "what it writes there is not seen here"
     assert why_out_of_reach(place, reach.nonce, "host") == ""
-    assert reach.is_answered_by("host")
+    assert reach.trouble_of("host", "") == ""
     assert "no such folder" in why_out_of_reach(f"{place}-of-another", reach.nonce, "host")
     reach.close()
     assert FsspecStore(place).list() == {}

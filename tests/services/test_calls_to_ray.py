@@ -141,7 +141,7 @@ def test_doctor_tells_of_certificates_that_are_missing(monkeypatch: pytest.Monke
     for name in ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY"):
         monkeypatch.delenv(name, raising=False)
     told = r"RAY_USE_TLS is set here, and RAY_TLS_CA_CERT.* cannot be read"
-    with socket.create_server(("127.0.0.1", 0)) as cluster, pytest.raises(RequestError, match=told):
+    with socket.create_server(("", 0)) as cluster, pytest.raises(RequestError, match=told):
         read_cluster(f"127.0.0.1:{cluster.getsockname()[1]}", None)
 
 

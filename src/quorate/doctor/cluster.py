@@ -16,12 +16,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
-from pathlib import Path
 from typing import Any
 
-from quorate.core.addresses import is_url
-from quorate.core.errors import LinkError, RequestError
+from quorate.core.errors import LinkError
 from quorate.doctor.report import Finding, Level
+from quorate.engines.ray.shared_storage import Reach
 from quorate.observe.quantities import plural, some_of
 
 CLOCK_S = 1.0
@@ -196,14 +195,13 @@ class NodeProbe:
         except OSError as error:
             return 0.0, error.strerror or str(error)
 
-    def read_and_answer(self, folder: str, question: str, answer: str) -> tuple[str, str]:
-        """What stands in a file of a folder, and what was wrong: the answer is written beside it."""
+    def why_out_of_reach(self, place: str, nonce: str, host: str) -> str:
+        """What is wrong with a storage that a job would keep its run in; by Quorate's own check, if that is there."""
         try:
-            read = (Path(folder) / question).read_text()
-            (Path(folder) / answer).write_text(read[::-1])
-            return read, ""
-        except OSError as error:
-            return "", error.strerror or str(error)
+            from quorate.engines.ray.shared_storage import why_out_of_reach
+        except ImportError:
+            return "Quorate is not installed there"
+        return why_out_of_reach(place, nonce, host)
 
     def _swallow(self, listener: socket.socket) -> None:
         while True:
@@ -228,8 +226,10 @@ def read_cluster(address: str, storage: str | None) -> ClusterReading:
     from quorate.engines.ray.node_code import NodeCode
 
     connect(address, "doctor", NodeCode(), "--address")
+    reach = None
     try:
         warn_without_token()
+        reach = None if storage is None else Reach(storage)
         nodes = [node for node in ray.nodes() if node["Alive"]]
         # By value: a node without Quorate can tell that it has none.
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -239,7 +239,7 @@ def read_cluster(address: str, storage: str | None) -> ClusterReading:
             probes = [make.options(num_cpus=0, scheduling_strategy=place).remote() for place in places]
         finally:
             ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-        readings = [_read(node, probe, storage) for node, probe in zip(nodes, probes, strict=True)]
+        readings = [_read(node, probe, reach) for node, probe in zip(nodes, probes, strict=True)]
         heard = [
             (reading, probe, str(node["NodeManagerAddress"]))
             for reading, probe, node in zip(readings, probes, nodes, strict=True)
@@ -247,6 +247,8 @@ def read_cluster(address: str, storage: str | None) -> ClusterReading:
         ]
         return ClusterReading(readings, _read_ways(heard), storage)
     finally:
+        if reach is not None:
+            reach.close()
         ray.shutdown()
 
 
@@ -262,16 +264,19 @@ def _ask(method: Any, *arguments: Any) -> Any:
         raise LinkError((str(error).strip().splitlines() or [type(error).__name__])[-1]) from None
 
 
-def _read(node: Mapping[str, Any], probe: Any, storage: str | None) -> NodeReading:
+def _read(node: Mapping[str, Any], probe: Any, reach: Reach | None) -> NodeReading:
     name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:8]})"
     reading = NodeReading(name, resources={key: float(value) for key, value in node["Resources"].items()})
     try:
         reading = replace(reading, versions=_ask(probe.versions))
         round_trip, offset = min(_offsets(probe))
+        reading = replace(reading, clock_offset_s=offset, round_trip_s=round_trip)
+        if reach is not None:
+            said = _ask(probe.why_out_of_reach, reach.place, reach.nonce, node["NodeID"])
+            reading = replace(reading, storage_trouble=reach.trouble_of(node["NodeID"], said))
     except LinkError as error:
         return replace(reading, trouble=str(error))
-    trouble = "" if storage is None else _storage_trouble(storage, probe)
-    return replace(reading, clock_offset_s=offset, round_trip_s=round_trip, storage_trouble=trouble)
+    return reading
 
 
 def _offsets(probe: Any) -> Iterator[tuple[float, float]]:
@@ -281,28 +286,6 @@ def _offsets(probe: Any) -> Iterator[tuple[float, float]]:
         there = _ask(probe.clock)
         ended = time.time()
         yield ended - began, there - (began + ended) / 2
-
-
-def _storage_trouble(storage: str, probe: Any) -> str:
-    """A question is written here and read there, and the answer the other way round."""
-    if is_url(storage):
-        raise RequestError("--storage: name a folder. A job whose engine.storage is a store checks that by itself.")
-    nonce = secrets.token_hex(8)
-    question = Path(storage) / f".quorate-doctor-{nonce}"
-    answer = question.with_name(f"{question.name}-answer")
-    try:
-        question.write_text(nonce)
-        read, trouble = _ask(probe.read_and_answer, storage, question.name, answer.name)
-        if not trouble and (read != nonce or not answer.exists() or answer.read_text() != nonce[::-1]):
-            return "another folder of that name"
-        return str(trouble)
-    except LinkError as error:
-        return str(error)
-    except OSError as error:
-        raise RequestError(f"{storage} cannot be written to here: {error.strerror or error}") from error
-    finally:
-        question.unlink(missing_ok=True)
-        answer.unlink(missing_ok=True)
 
 
 def _read_ways(heard: Sequence[tuple[NodeReading, Any, str]]) -> list[WayReading]:

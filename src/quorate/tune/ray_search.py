@@ -45,14 +45,19 @@ def on_ray(search: ResolvedSearch, folder: SearchFolder) -> Iterator[Callable[[D
 
 
 def _train(search: ResolvedSearch, sent: Path | None, driver: Driver, manner: dict[str, Any]) -> None:
-    from quorate.tune.ray_tune import RayDriver
+    from quorate.tune.ray_tune import Population, Pruned, RaySearcher
 
+    spec = search.spec
     try:
-        searcher, scheduler = _parts(search, driver)
+        searcher = RaySearcher(driver.source, spec.concurrent)
+        scheduler = (
+            Population(spec, _interval_of(search), driver.journal, searcher)
+            if isinstance(spec.scheduler, PbtSpec)
+            else Pruned(spec, driver.journal)
+        )
         actor = {"search": search, "manner": manner, "sent": sent}
-        demand, folder = demand_of(search, search.job.spec.device == "cuda"), driver.journal.folder
         with _uncounted_callbacks():
-            _tuner(demand, folder, actor, searcher, scheduler, RayDriver(driver, scheduler)).fit()
+            _tuner(search, driver, actor, searcher, scheduler).fit()
     except Exception as error:
         if (own := own_error(error)) is error:
             raise
@@ -67,17 +72,7 @@ def own_error(error: BaseException) -> BaseException:
     return behind or error
 
 
-def _parts(search: ResolvedSearch, driver: Driver) -> tuple[Any, Any]:
-    from quorate.tune.ray_tune import Population, Pruned, RaySearcher
-
-    spec = search.spec
-    searcher = RaySearcher(driver.source, spec.concurrent)
-    if isinstance(spec.scheduler, PbtSpec):
-        return searcher, Population(spec, interval_of(search), driver.journal, searcher)
-    return searcher, Pruned(spec, driver.journal)
-
-
-def interval_of(search: ResolvedSearch) -> int:
+def _interval_of(search: ResolvedSearch) -> int:
     """After how many steps a population looks at itself."""
     assert isinstance(search.spec.scheduler, PbtSpec)
     interval = search.spec.scheduler.interval or search.job.spec.evaluate.every
@@ -89,14 +84,14 @@ def interval_of(search: ResolvedSearch) -> int:
     return interval
 
 
-def _tuner(
-    demand: dict[str, float], folder: SearchFolder, given: dict[str, Any], searcher: Any, scheduler: Any, driver: Any
-) -> Any:
+def _tuner(search: ResolvedSearch, driver: Driver, given: dict[str, Any], searcher: Any, scheduler: Any) -> Any:
     """`given` is what each actor is told at its start."""
     from ray import tune
 
-    from quorate.tune.ray_tune import TrialActor
+    from quorate.tune.ray_tune import RayDriver, TrialActor
 
+    hearing = RayDriver(driver, scheduler)
+    demand = demand_of(search, search.job.spec.device == "cuda")
     actor = tune.with_parameters(TrialActor, **given)
     return tune.Tuner(
         tune.with_resources(actor, tune.PlacementGroupFactory([demand])),
@@ -110,9 +105,9 @@ def _tuner(
         ),
         run_config=tune.RunConfig(
             name="tune",
-            storage_path=str(folder.trials.resolve().parent),
-            stop=driver,
-            callbacks=[driver],
+            storage_path=str(driver.journal.folder.trials.resolve().parent),
+            stop=hearing,
+            callbacks=[hearing],
             # An actor that dies has lost its node: a job that fails says so itself.
             failure_config=tune.FailureConfig(max_failures=-1),
             verbose=0,

@@ -19,8 +19,7 @@ from quorate.api.warm import WarmRunner
 from quorate.coordinator.places import Outcome
 from quorate.core.errors import JobError
 from quorate.engines.engine import Prepared
-from quorate.engines.ray.node_code import moved
-from quorate.engines.ray.ray_cluster import working_folder
+from quorate.engines.ray.node_code import SentCode
 from quorate.observe.event import Event
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
@@ -232,11 +231,10 @@ class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
 
     def setup(self, config: dict[str, Any], search: ResolvedSearch, manner: dict[str, Any], sent: Path | None) -> None:
         """`manner` are the keys of a job that say where and how all trials run. Of the folder `sent` on the driver's
-        machine there is a copy here, in which this process stands."""
+        machine this process stands in a copy."""
         self._search = search
         self._manner = manner
-        self._sent = sent
-        self._copy = working_folder()
+        self._code = SentCode(sent)
         self._warm = WarmRunner()
         self._run = TrialRun(self._train_here)
         self._has_begun = False
@@ -277,10 +275,8 @@ class TrialActor(tune.Trainable):  # type: ignore[misc] # Ray has no types here
         accept: Callable[[Prepared], None],
         signals: Signals,
     ) -> Outcome:
-        if self._sent is not None and self._copy is not None:
-            there = moved(launch.preparation, self._sent, self._copy)
-            launch = replace(launch, task=there.task, search_path=there.search_path)
-        return self._warm(launch, show, accept, signals)
+        there = self._code.moved(launch.preparation)
+        return self._warm(replace(launch, task=there.task, search_path=there.search_path), show, accept, signals)
 
     def _plan(self) -> Plan:
         config, trial = self._config, self._config["trial"]

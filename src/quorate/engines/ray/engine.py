@@ -222,7 +222,7 @@ class ClusterEngine:
         self._notices.append(Unprepared(failure))
 
     def _connected(self, view: ClusterView) -> None:
-        self._nodes.view = view
+        self._nodes.see(view)
         settings = self._settings
         if settings.is_gang:
             self._notices.append(Remark(GANG_LOSS))
@@ -282,8 +282,7 @@ class ClusterEngine:
 
     def _check_reach(self, host: Host, reason: str) -> None:
         """A job whose first hosts cannot all save and load is not begun; later such a host is not used."""
-        if not reason and not self._reach.is_answered_by(node_of(host.node)):
-            reason = "what it writes there is not seen here"
+        reason = self._reach.trouble_of(node_of(host.node), reason)
         if not reason:
             return
         told = (

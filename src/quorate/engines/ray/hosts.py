@@ -203,26 +203,21 @@ class Nodes:
     """What is known of the nodes: what there was at the last look, and which of them are not to be used."""
 
     def __init__(self) -> None:
-        self._view: ClusterView | None = None
+        # What there was at the last look.
+        self.view: ClusterView | None = None
         # Also of those that are gone, of which there is most to tell.
         self._addresses: dict[str, str] = {}
         # Those that do not reach the run's storage, and never will.
         self.barred: set[str] = set()
         self._suspected: dict[str, float] = {}
 
-    @property
-    def view(self) -> ClusterView | None:
-        """What there was at the last look."""
-        return self._view
-
-    @view.setter
-    def view(self, view: ClusterView) -> None:
-        self._view = view
+    def see(self, view: ClusterView) -> None:
+        self.view = view
         self._addresses |= {node.id: node.address for node in view.nodes}
 
     @property
     def draining(self) -> list[Node]:
-        return [] if self._view is None else [node for node in self._view.nodes if node.is_draining]
+        return [] if self.view is None else [node for node in self.view.nodes if node.is_draining]
 
     @property
     def avoided(self) -> frozenset[str]:
@@ -288,8 +283,8 @@ class Hosts:
     def all(self) -> list[Host]:
         return list(self._hosts.values())
 
-    def find(self, node: str | None) -> Host | None:
-        return self._hosts.get(node) if node is not None else None
+    def find(self, node: str) -> Host | None:
+        return self._hosts.get(node)
 
     def on(self, node: str) -> Host:
         """The host on a node, opened if there is none."""

@@ -145,6 +145,26 @@ def moved(preparation: Preparation, here: Path, there: Path) -> Preparation:
     return replace(preparation, task=str(reference), search_path=[place(entry) for entry in preparation.search_path])
 
 
+class SentCode:
+    """The copy of a folder of the launcher's machine that the nodes were sent, in which this process stands."""
+
+    def __init__(self, sent: Path | None) -> None:
+        self._sent = sent
+        self._copy: Path | None = None
+        try:
+            self._copy = Path.cwd()
+        except FileNotFoundError:
+            # As Ray may leave it when several nodes share a machine, and so its folder of copies: they have the task
+            # where it was written, if anywhere. What this process starts could not begin in a folder that is gone.
+            os.chdir("/")
+
+    def moved(self, preparation: Preparation) -> Preparation:
+        """What is prepared, as it lies in the copy."""
+        if self._sent is None or self._copy is None:
+            return preparation
+        return moved(preparation, self._sent, self._copy)
+
+
 def with_remedy(failure: Failure, host: str) -> Failure:
     """A failed import with the line to add to the job, where a module is not on the nodes."""
     absent = _ABSENT.search(failure.message)

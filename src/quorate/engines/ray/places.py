@@ -170,7 +170,8 @@ class Places:
         self._complaint = ""
         now = time.monotonic()
         if seen.view is not None:
-            self._nodes.view, self._nodes_due = seen.view, now + LOOK_AT_NODES
+            self._nodes.see(seen.view)
+            self._nodes_due = now + LOOK_AT_NODES
         for place, room, node in seen.found:
             if node is None or place.room is not room or place.node is not None:
                 continue

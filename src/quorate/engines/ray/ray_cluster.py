@@ -28,7 +28,7 @@ from quorate.core.addresses import Network
 from quorate.engines.ray.connection import connect, first_line, warn_without_token
 from quorate.engines.ray.host import HostAgent, Report
 from quorate.engines.ray.hosts import ClusterView, HostLost, HostSilent, Node, NodeLost, Room, node_of
-from quorate.engines.ray.node_code import NodeCode, moved
+from quorate.engines.ray.node_code import NodeCode, SentCode
 
 log = logging.getLogger(__name__)
 
@@ -288,15 +288,13 @@ def host_class() -> Any:
 class RayHost:
     """Lives as long as the process that has started it, Ray sees to that.
 
-    Of the folder `sent` on the launcher's machine there is a copy here, in which this process stands. `environment` is
-    for its workers.
+    Of the folder `sent` on the launcher's machine this process stands in a copy. `environment` is for its workers.
     """
 
     def __init__(self, run_name: str, sent: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
         os.environ.update(environment or {})
         self._has_ended = threading.Event()
-        self._sent = sent
-        self._copy = working_folder()
+        self._code = SentCode(sent)
         network = Network(ray.util.get_node_ip_address(), host=ray.get_runtime_context().get_node_id())
         self._agent = HostAgent(run_name, network)
         self._lifeline = Lifeline(network.address)
@@ -312,8 +310,8 @@ class RayHost:
 
     @ray.method(concurrency_group=COMMANDS)  # type: ignore[untyped-decorator]
     def tell(self, command: str, *arguments: Any) -> None:
-        if command == "prepare" and self._sent is not None and self._copy is not None:
-            arguments = (moved(arguments[0], self._sent, self._copy),)
+        if command == "prepare":
+            arguments = (self._code.moved(*arguments),)
         self._agent.tell(command, *arguments)
 
     @ray.method(concurrency_group=COMMANDS)  # type: ignore[untyped-decorator]
@@ -351,13 +349,3 @@ class _Holding(socketserver.BaseRequestHandler):
             if hmac.compare_digest(self.request.recv(len(self.server.token)), self.server.token):
                 self.request.settimeout(None)
                 self.request.recv(1)  # to its end: it has nothing more to say
-
-
-def working_folder() -> Path | None:
-    """Where this process stands; None where that folder is gone, as Ray may leave it when several nodes share a
-    machine and so its folder of copies. Those have the task where it was written, if anywhere."""
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        os.chdir("/")  # what it starts could not begin in a folder that is not there
-        return None

@@ -100,12 +100,12 @@ class Reach:
         except OSError as error:
             raise RunError(f"{place} cannot be written ({error.strerror or error}).") from error
 
-    def is_answered_by(self, host: str) -> bool:
-        """Whether what a host says to have written is seen here."""
-        try:
-            return bool(self._files.read(_answer_of(self.nonce, host)))
-        except (OSError, StoreError):
-            return False
+    def trouble_of(self, host: str, said: str) -> str:
+        """Why a host that has said what is wrong there, or nothing, does not share the place."""
+        with contextlib.suppress(OSError, StoreError):
+            if not said and self._files.read(_answer_of(self.nonce, host)):
+                return ""
+        return said or "what it writes there is not seen here"
 
     def close(self) -> None:
         with contextlib.suppress(OSError, StoreError):

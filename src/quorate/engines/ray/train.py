@@ -161,16 +161,13 @@ class Metrics:
         self._tail = EventTail(events)
         self._tail.offset = end_of_events(events)
         self.newest: dict[str, Any] = {}
-        self._told: dict[str, Any] = {}
 
     def news(self) -> dict[str, Any]:
         """All of it, if there is anything new."""
+        before = dict(self.newest)
         for event in self._tail.read_new():
             self._take(event)
-        if self.newest == self._told:
-            return {}
-        self._told = dict(self.newest)
-        return dict(self.newest)
+        return {} if self.newest == before else dict(self.newest)
 
     def _take(self, event: Event) -> None:
         match event:
@@ -241,8 +238,7 @@ class RayTrainCluster(RayCluster):
                 return super().open_host(node)
             if group is None or node not in group.actors:
                 raise HostLost("its group is gone")
-            actor, address = group.actors[node], self.address_of(node)
-            return TrainHostLink(node, actor, address, lambda: self.break_up(group), lambda: group.is_broken)
+            return TrainHostLink(node, self, group)
 
     def take_place(self) -> tuple[_Group, str] | None:
         """A place in the group that there is, once all of its hosts are there."""
@@ -353,12 +349,10 @@ class TrainRoom:
 class TrainHostLink(RayHostLink):
     """Calls of the host that a worker of Ray Train has. Its loss is that of its group."""
 
-    def __init__(
-        self, place: str, actor: Any, address: str, break_up: Callable[[], None], is_broken: Callable[[], bool]
-    ) -> None:
-        super().__init__(place, actor, address)
-        self._break_up = break_up
-        self._is_broken = is_broken
+    def __init__(self, place: str, cluster: RayTrainCluster, group: _Group) -> None:
+        super().__init__(place, group.actors[place], cluster.address_of(place))
+        self._cluster = cluster
+        self._group = group
         self._is_ending = False
 
     def tell(self, command: str, *arguments: Any) -> None:
@@ -369,16 +363,16 @@ class TrainHostLink(RayHostLink):
         try:
             return super().next(arrived, seconds)
         except HostLost as error:
-            if self._is_broken():
+            if self._group.is_broken:
                 raise GroupLost(error.message) from None
             if not self._is_ending:
-                self._break_up()
+                self._cluster.break_up(self._group)
             raise
 
     def close(self) -> None:
         """Let it end by itself at the end of a job, as its worker of Ray Train expects; else end it with its group."""
         if not self._is_ending:
-            self._break_up()
+            self._cluster.break_up(self._group)
         super().close()
 
     def _end_process(self) -> None:
