@@ -107,7 +107,7 @@ def test_a_lifeline_that_does_not_take_its_token_is_not_left_open(monkeypatch: p
             raise ConnectionResetError
 
     link, opened = object.__new__(RayHostLink), Cut()
-    vars(link).update(_lifeline_asked="asked", _lifeline=None, _address="there")
+    vars(link).update(_lifeline_asked="asked", _lifeline=None, _node="there")
     monkeypatch.setattr(link, "_answer", lambda *_: (("there", 1), b"token"))
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: opened)
     link._hold_lifeline(1.0)

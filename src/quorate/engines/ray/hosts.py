@@ -27,7 +27,6 @@ Result = TypeVar("Result")
 CALLS_AT_ONCE = 4
 LISTEN = 5.0
 """Seconds for which a host's next report is waited for, before it is asked again."""
-AGAIN = 0.1
 SUSPECT = 10.0
 """Seconds for which nobody is placed on the node of a host that was lost: the cluster may not know of it yet."""
 
@@ -46,10 +45,6 @@ class NodeLost(HostLost):
 
 class GroupLost(HostLost):
     """The host was ended because another of its group is lost: all of them are started anew."""
-
-
-class HostSilent(JobError):  # noqa: N818 (a happening, not a mistake)
-    """A host does not answer; it may again."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,8 @@ class HostLink(Protocol):
         ...
 
     def next(self, arrived: int, seconds: float) -> list[tuple[int, Report]]:
-        """Its reports after that number; waits that long for one. Raises HostLost or HostSilent."""
+        """Its reports after that number; waits that long for one. There are none either where it does not answer, and
+        may again. Raises HostLost."""
         ...
 
     def close(self) -> None:
@@ -336,10 +332,6 @@ class Hosts:
         while not self._is_closed:
             try:
                 reports = link.next(arrived, LISTEN)
-            except HostSilent as error:
-                log.info("%s", error)
-                time.sleep(AGAIN)
-                continue
             except HostLost as error:
                 self._calls.put(partial(self._lost, host, error))
                 return

@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from quorate.core.addresses import Network
 from quorate.engines.ray.connection import connect, first_line, warn_without_token
 from quorate.engines.ray.host import HostAgent, Report
-from quorate.engines.ray.hosts import ClusterView, HostLost, HostSilent, Node, NodeLost, Room, node_of
+from quorate.engines.ray.hosts import ClusterView, HostLost, Node, NodeLost, Room, node_of
 from quorate.engines.ray.node_code import NodeCode, SentCode
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ GLANCE = 0.1
 """Seconds between two looks at a host's lifeline."""
 PROBE = 0.5
 """Seconds within which a node that lives takes a connection."""
+AGAIN = 0.1
+"""Seconds until a host that could not be reached is asked again."""
 GRACE = 5.0
 """Seconds more than asked for, that a report may take."""
 CLOSE_PATIENCE = 20.0
@@ -57,7 +59,6 @@ class RayCluster:
         self._rooms: list[RayRoom] = []
         # Nodes that are about to be taken away, as of the last look.
         self._draining: frozenset[str] = frozenset()
-        self._addresses: dict[str, str] = {}
 
     def connect(self) -> ClusterView:
         if not ray.is_initialized():
@@ -77,18 +78,14 @@ class RayCluster:
                 id, deadline = one["NodeID"], draining.get(one["NodeID"])
                 until = deadline / 1000 if deadline else None
                 nodes.append(Node(id, one["NodeManagerAddress"], dict(free.get(id, {})), deadline is not None, until))
-                self._addresses[id] = one["NodeManagerAddress"]
                 cores += one["Resources"].get("CPU", 0.0)
         home = ray.get_runtime_context().get_node_id()
-        return ClusterView(tuple(nodes), max(1, int(cores)), Network(self.address_of(home), host=home))
+        address = next((node.address for node in nodes if node.id == home), ray.util.get_node_ip_address())
+        return ClusterView(tuple(nodes), max(1, int(cores)), Network(address, host=home))
 
     def open_host(self, node: str) -> "RayHostLink":
         placed = host_class().options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-        return RayHostLink(node, placed.remote(self._run_name, self._sent), self.address_of(node))
-
-    def address_of(self, place: str) -> str:
-        """What people call the node of a place by."""
-        return self._addresses.get(node_of(place), place[:8])
+        return RayHostLink(node, placed.remote(self._run_name, self._sent))
 
     def ask_room(self, node: str | None, avoid: frozenset[str]) -> Room:
         options: dict[str, Any] = {"strategy": "STRICT_PACK"}
@@ -152,9 +149,8 @@ def gpus_given() -> str:
 class RayHostLink:
     """Calls of a host's actor."""
 
-    def __init__(self, node: str, actor: Any, address: str) -> None:
+    def __init__(self, node: str, actor: Any) -> None:
         self._node = node
-        self._address = address
         self._actor = actor
         self._lifeline: socket.socket | None = None
         self._lifeline_asked = actor.lifeline.remote()
@@ -171,10 +167,12 @@ class RayHostLink:
             self._hold_lifeline(seconds)
             reports: list[tuple[int, Report]] = self._answer(self._actor.next.remote(arrived, seconds), seconds)
             return reports
-        except ray.exceptions.ActorUnavailableError as error:
+        except (ray.exceptions.ActorUnavailableError, TimeoutError) as error:
             if self._is_cut():
                 raise self._lost("its process has ended") from None
-            raise HostSilent(f"the host on {self._address} cannot be reached: {first_line(error)}") from None
+            log.info("the host on node %s cannot be reached: %s", self._node[:8], first_line(error))
+            time.sleep(AGAIN)
+            return []
         except ray.exceptions.RuntimeEnvSetupError as error:
             raise HostLost(f"what engine.runtime_env asks for cannot be had there ({_why_not_had(error)})") from None
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
@@ -205,7 +203,7 @@ class RayHostLink:
                 raise self._lost("its process has ended")
             self._check_commands()
             if time.monotonic() > over:
-                raise HostSilent(f"the host on {self._address} has not answered for {seconds + GRACE:.0f} s")
+                raise TimeoutError(f"it has not answered for {seconds + GRACE:.0f} s")
         return ray.get(asked)
 
     def _check_commands(self) -> None:
@@ -231,7 +229,7 @@ class RayHostLink:
                 lifeline.sendall(token)
                 opened.pop_all()
         except OSError as error:  # from outside of the cluster's network, say: Ray tells it as well, later
-            log.info("the host on %s cannot be reached directly: %s", self._address, error)
+            log.info("the host on node %s cannot be reached directly: %s", self._node[:8], error)
             return
         with self._turn:
             self._lifeline = lifeline

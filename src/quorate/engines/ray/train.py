@@ -350,7 +350,7 @@ class TrainHostLink(RayHostLink):
     """Calls of the host that a worker of Ray Train has. Its loss is that of its group."""
 
     def __init__(self, place: str, cluster: RayTrainCluster, group: _Group) -> None:
-        super().__init__(place, group.actors[place], cluster.address_of(place))
+        super().__init__(place, group.actors[place])
         self._cluster = cluster
         self._group = group
         self._is_ending = False
