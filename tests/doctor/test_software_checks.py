@@ -10,7 +10,6 @@ from quorate.doctor.software import (
     TorchFacts,
     check_devices,
     check_packages,
-    check_python,
     check_system,
     check_torch,
     judge_extras,
@@ -64,14 +63,6 @@ def test_jobs_run_on_linux() -> None:
     assert check_system("Linux", "6.1", "x86_64").level is Level.OK
     elsewhere = check_system("Darwin", "24.0", "arm64")
     assert (elsewhere.level, elsewhere.remedy) == (Level.PROBLEM, "Run it in a Linux container.")
-
-
-def test_python() -> None:
-    (needed,) = read_requirements(["python>=3.11"])
-    assert check_python("3.11.7", needed) == Finding("python", Level.OK, "3.11.7")
-    old = check_python("3.9.2", needed)
-    assert old.level is Level.PROBLEM
-    assert "3.9.2 is too old: 3.11 or later" in old.text
 
 
 def test_packages_that_lack_are_told_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,12 +80,11 @@ def _release(version: str) -> tuple[int, ...]:
 
 def check_installation() -> Sequence[Finding]:
     """Quorate, the system, Python, and the packages that it cannot do without."""
-    (python,) = read_requirements([f"python{distribution(PACKAGE).metadata['Requires-Python']}"])
     needed = _needed(extra="")
     return [
         Finding(PACKAGE, Level.OK, version(PACKAGE)),
         check_system(platform.system(), platform.release(), platform.machine()),
-        check_python(platform.python_version(), python),
+        Finding("python", Level.OK, platform.python_version()),
         check_packages(needed),
     ]
 
@@ -106,15 +105,6 @@ def check_system(system: str, release: str, machine: str) -> Finding:
     if system == "Linux":
         return Finding("system", Level.OK, text)
     return Finding("system", Level.PROBLEM, f"{text}; jobs run on Linux only", "Run it in a Linux container.")
-
-
-def check_python(given: str, needed: Requirement) -> Finding:
-    """Python itself."""
-    if needed.accepts(given):
-        return Finding("python", Level.OK, given)
-    least = needed.bounds[0][1]
-    text = f"{given} is too old: {least} or later is needed"
-    return Finding("python", Level.PROBLEM, text, f"Make a new environment with Python {least} or later.")
 
 
 def check_packages(needed: Sequence[Requirement]) -> Finding:

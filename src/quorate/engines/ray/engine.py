@@ -106,7 +106,6 @@ class ClusterEngine:
         stopped: Callable[[], Failure | None] = lambda: None,
     ) -> None:
         self._run = run
-        self._preparation = preparation
         self._cluster = cluster
         self._settings = settings
         self._stopped = stopped
@@ -117,8 +116,8 @@ class ClusterEngine:
         self._notices: list[Notice] = []
         self._calls = Calls(self._fail)
         self._nodes = Nodes()
-        greeting = ("check_storage", self._reach.place, self._reach.nonce)
-        self._hosts = Hosts(cluster, self._calls, run, greeting, self._hear, self._lost)
+        greetings = [("check_storage", self._reach.place, self._reach.nonce), ("prepare", preparation)]
+        self._hosts = Hosts(cluster, self._calls, run, greetings, self._hear, self._lost)
         self._places = Places(cluster, self._calls, self._nodes, self._hosts, settings, self._notices, found=self._send)
         self._tick_due = 0.0
         # Nodes that are about to be taken away, whose workers have been asked to leave.
@@ -236,14 +235,7 @@ class ClusterEngine:
         if not likely:
             self._fail(Failure.of(JobError("the cluster has no node that lives.")))
         for node in likely:
-            self._prepare(node)
-
-    def _prepare(self, node: str) -> Host:
-        host = self._hosts.on(node)
-        if not host.is_asked_to_prepare:
-            host.is_asked_to_prepare = True
-            host.tell("prepare", self._preparation)
-        return host
+            self._hosts.on(node)
 
     def _hear(self, host: Host, report: Report) -> None:
         match report:
@@ -342,7 +334,7 @@ class ClusterEngine:
     def _send(self, place: Place, node: str) -> None:
         assert place.assignment is not None
         gpus = "" if place.room is None else place.room.gpus
-        self._prepare(node).tell("start", replace(place.assignment, gpus=gpus))
+        self._hosts.on(node).tell("start", replace(place.assignment, gpus=gpus))
 
     def _tell_worker(self, command: str, slot: int, pid: int) -> None:
         place = self._places.find(slot)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -237,7 +237,6 @@ class Host:
     node: str
     link: HostLink | None = None
     waiting: list[tuple[Any, ...]] = field(default_factory=list)
-    is_asked_to_prepare: bool = False
     is_prepared: bool = False
     has_ended: bool = False
 
@@ -251,8 +250,8 @@ class Host:
 class Hosts:
     """Opens hosts, listens to each in a thread of its own, and writes what they log to the run's logs.
 
-    `greeting` is what a new one is told first. `hear` is given the reports, and `lost` is told who is gone, and how:
-    both in the thread that turns.
+    `greetings` are the commands that a new one is told first. `hear` is given the reports, and `lost` is told who is
+    gone, and how: both in the thread that turns.
     """
 
     def __init__(
@@ -260,14 +259,14 @@ class Hosts:
         cluster: Cluster,
         calls: Calls,
         run: RunFolder,
-        greeting: tuple[Any, ...],
+        greetings: Sequence[tuple[Any, ...]],
         hear: Callable[[Host, Report], None],
         lost: Callable[[Host, HostLost], None],
     ) -> None:
         self._cluster = cluster
         self._calls = calls
         self._run = run
-        self._greeting = greeting
+        self._greetings = greetings
         self._hear = hear
         self._lost = lost
         self._hosts: dict[str, Host] = {}
@@ -285,7 +284,7 @@ class Hosts:
     def on(self, node: str) -> Host:
         """The host on a node, opened if there is none."""
         if node not in self._hosts:
-            host = self._hosts[node] = Host(node, waiting=[self._greeting])
+            host = self._hosts[node] = Host(node, waiting=list(self._greetings))
             self._calls.call(
                 lambda: self._cluster.open_host(node),
                 lambda link: self._opened(host, link),
