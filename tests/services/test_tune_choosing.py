@@ -12,7 +12,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from quorate.core.errors import RequestError, RunError
-from quorate.tune.driver import Journal, TrialSource
+from quorate.tune.driver import TrialSource
 from quorate.tune.loading import load_recorded_search
 from quorate.tune.ray_search import own_error
 from quorate.tune.ray_tune import Pruned, RaySearcher, result_of
@@ -20,6 +20,7 @@ from quorate.tune.result import SearchResult
 from quorate.tune.search import MlflowParent, run_search
 from quorate.tune.spec import SearchSpec
 from quorate.tune.trial_run import Report
+from quorate.tune.trials import Journal
 from tune.search_builder import search_folder
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from quorate.supervisor.signals import Signals
-from quorate.tune.driver import DEATHS, Driver, Journal, TrialSource
+from quorate.tune.driver import DEATHS, Driver, TrialSource
 from quorate.tune.loading import load_recorded_search
 from quorate.tune.trial_run import BUSY, IN_ORDER, NO_SPACE, STOPPING, Report
+from quorate.tune.trials import Journal
 from tune.search_builder import search_folder
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from quorate.tune.driver import Journal
 from quorate.tune.loading import load_recorded_search
 from quorate.tune.selection import Pruner
 from quorate.tune.trial_run import Report
+from quorate.tune.trials import Journal
 from tune.search_builder import Teller, search_folder
 
 

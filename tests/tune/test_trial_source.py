@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from quorate.tune.driver import Journal, TrialSource
+from quorate.tune.driver import TrialSource
 from quorate.tune.loading import load_recorded_search
 from quorate.tune.spec import SearchSpec
+from quorate.tune.trials import Journal
 from tune.search_builder import search_folder
 
 

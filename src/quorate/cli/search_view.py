@@ -67,7 +67,7 @@ class RunningView:
         self._job = search.job.spec.model_dump()
         self._folder = folder
         self._is_quiet = is_quiet
-        self._log = SearchLog.read(folder.log_file)
+        self._log = SearchLog().read(folder.log_file)
         self._screen = Screen(sys.stderr)
         self._next = 0.0
         self._live: Live | None = None

@@ -8,132 +8,18 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from quorate.checkpoint.retention import Watched, best_of, better_of, is_number
+from quorate.checkpoint.retention import Watched, best_of, better_of
 from quorate.checkpoint.store import CheckpointFolder
 from quorate.core.errors import JobError, JobFileError, QuorateError, RequestError
 from quorate.observe.quantities import count, plural
 from quorate.storage.atomic import explaining, write_atomically
 from quorate.supervisor.signals import Signals
-from quorate.tune.folder import SearchFolder
 from quorate.tune.loading import ResolvedSearch
 from quorate.tune.proposal import refuse_unreported
-from quorate.tune.spec import DimensionSpec, OptunaSpec, SearchSpec
+from quorate.tune.selection import ByOptuna
+from quorate.tune.spec import OptunaSpec, SearchSpec
 from quorate.tune.trial_run import AT_ONCE, BUSY, IN_ORDER, NO_SPACE, STOPPING, Report, run_name
-from quorate.tune.trials import ENDED, SearchLog, Trial, TrialStatus
-
-Listener = Callable[[dict[str, Any]], None]
-
-
-class Journal:
-    """Writes decisions to the log of a search, and has read it. What is known is not written again: a trial that is
-    resumed tells once more what it has told before."""
-
-    def __init__(self, folder: SearchFolder, listener: Listener | None = None) -> None:
-        self.folder = folder
-        self.log = SearchLog.read(folder.log_file)
-        self._listener = listener
-
-    @property
-    def trials(self) -> dict[int, Trial]:
-        return self.log.trials
-
-    @property
-    def steps(self) -> int:
-        """Steps of all trials together, as far as they were told."""
-        return sum(trial.now.step for trial in self.trials.values())
-
-    def tell(self, kind: str, trial: int | None = None, **fields: Any) -> None:
-        """Write a line, unless it is known."""
-        if trial is not None and trial in self.trials and _is_known(self.trials[trial], kind, fields.get("step")):
-            return
-        line = self.folder.tell(kind, trial, **fields)
-        self.log.take(line)
-        if self._listener is not None:
-            self._listener(line)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune writes down what it is given, with all that hangs on it, and this is never read back
-
-
-def _is_known(trial: Trial, kind: str, step: int | None) -> bool:
-    if kind == "proposed" or trial.status in ENDED:
-        return True
-    if kind == "exploited":
-        return any(part.donor is not None and part.from_step == step for part in trial.parts)
-    return kind == "reported" and step in trial.reports
-
-
-class ByOptuna:
-    """Optuna's TPE, for one metric or several. It learns also from trials of which another process has asked it."""
-
-    def __init__(self, spec: SearchSpec) -> None:
-        assert isinstance(spec.algorithm, OptunaSpec)
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna = optuna
-        self._spec = spec
-        self._space = {key: _distribution(optuna, dimension) for key, dimension in spec.dimensions.items()}
-        # Those under way count as bad ones: otherwise concurrent trials would be drawn close to each other.
-        sampler = optuna.samplers.TPESampler(
-            n_startup_trials=spec.algorithm.startup_trials, seed=spec.seed % 2**32, constant_liar=True
-        )
-        directions = ["minimize" if mode == "min" else "maximize" for mode in spec.modes]
-        self._study = optuna.create_study(directions=directions, sampler=sampler)
-        self._asked: dict[int, Any] = {}
-
-    def choose(self, trial: int) -> dict[str, Any]:
-        self._asked[trial] = asked = self._study.ask(self._space)
-        return {key: _value(self._spec.dimensions[key], given) for key, given in asked.params.items()}
-
-    def learn(self, trial: Trial) -> None:
-        values = objectives(self._spec, trial)
-        states = self._optuna.trial.TrialState
-        state = states.FAIL if values is None else states.COMPLETE
-        asked = self._asked.pop(trial.number, None)
-        if asked is not None:
-            self._study.tell(asked, values, state=state)
-            return
-        given = {key: _given(self._spec.dimensions[key], trial.parts[0].params[key]) for key in self._space}
-        self._study.add_trial(
-            self._optuna.trial.create_trial(state=state, values=values, params=given, distributions=self._space)
-        )
-
-
-def objectives(spec: SearchSpec, trial: Trial) -> list[float] | None:
-    """What a trial came to: its best evaluation or, of several metrics, the last of them; None if it has failed."""
-    reports = trial.reports
-    if trial.status is TrialStatus.FAILED or not reports:
-        return None
-    if len(spec.metrics) == 1:
-        best = best_of(reports, Watched(spec.metrics[0], spec.modes[0]))
-        return None if best is None else [best.value]
-    last = reports[max(reports)]
-    values = [last.get(metric) for metric in spec.metrics]
-    numbers = [float(value) for value in values if is_number(value) and value == value]
-    return numbers if len(numbers) == len(values) else None
-
-
-def _distribution(optuna: Any, dimension: DimensionSpec) -> Any:
-    """Values of a list by their places: they may be anything."""
-    distributions = optuna.distributions
-    if dimension.kind == "randint":
-        return distributions.IntDistribution(int(dimension.low), int(dimension.high), step=int(dimension.step or 1))
-    if dimension.values is not None:
-        return distributions.CategoricalDistribution(list(range(len(dimension.values))))
-    return distributions.FloatDistribution(dimension.low, dimension.high, log=dimension.is_log)
-
-
-def _value(dimension: DimensionSpec, given: Any) -> Any:
-    if dimension.kind == "randint" or dimension.values is None:
-        return given if isinstance(given, int) else dimension.within(given)
-    return dimension.values[given]
-
-
-def _given(dimension: DimensionSpec, value: Any) -> Any:
-    if dimension.kind == "randint" or dimension.values is None:
-        return value
-    return dimension.values.index(value)
+from quorate.tune.trials import ENDED, Journal, Trial
 
 
 class TrialSource:
@@ -215,7 +101,7 @@ class Driver:
         self.deaths: Counter[int] = Counter()
         self._tick = tick
         self._began = time.monotonic()
-        self._earlier = journal.log.active_seconds
+        self._earlier = journal.active_seconds
         self._watched = Watched(search.spec.metrics[0], search.spec.modes[0])
         self._best = better_of(best_of(trial.reports, self._watched) for trial in journal.trials.values())
         self._stopping = journal.folder.trials / STOPPING

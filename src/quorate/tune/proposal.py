@@ -6,10 +6,11 @@ The space is proposed from the names, types and values of the task's params.
 import multiprocessing
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -25,7 +26,6 @@ from quorate.tune.loading import ResolvedSearch, SearchReading, read_search
 from quorate.tune.rules import broken_search_rules
 from quorate.tune.spec import DimensionSpec, PbtSpec, SearchSpec
 
-FORK = multiprocessing.get_context("fork")
 PROPOSED = "proposed"
 _RATES = re.compile(r"lr|learning_rate|.*_lr|.*_learning_rate|step_size")
 _DECAYS = re.compile(r".*decay|l2|.*regulari[sz]ation")
@@ -127,28 +127,13 @@ def _asked_task(spec: SearchSpec, job: JobSpec, origin: Origin) -> Asked:
 
 def _asked_by_another(ask: Callable[[], Asked], meanwhile: Callable[[], None]) -> Asked:
     """By a fork, which takes torch and what the task imports with it when it ends."""
-    receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=_answer, args=(ask, sender), daemon=True)
-    process.start()
-    sender.close()
-    meanwhile()
-    try:
-        answer: Asked | QuorateError = receiver.recv()
-    except EOFError:  # the task has ended its process: see here how
-        answer = ask()
-    process.join()
-    if isinstance(answer, QuorateError):
-        raise answer
-    return answer
-
-
-def _answer(ask: Callable[[], Asked], sender: Connection) -> None:
-    try:
-        sender.send(ask())
-    except QuorateError as error:
-        sender.send(error)
-    except KeyboardInterrupt:
-        pass  # the terminal has sent it to both
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as another:
+        answer = another.submit(ask)
+        meanwhile()
+        try:
+            return answer.result()
+        except BrokenProcessPool:  # the task has ended its process: see here how
+            return ask()
 
 
 def _refused_values(spec: SearchSpec, job: JobSpec, origin: Origin, refused: Refused) -> Iterator[Problem]:

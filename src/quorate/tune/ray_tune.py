@@ -23,11 +23,12 @@ from quorate.engines.ray.node_code import SentCode
 from quorate.observe.event import Event
 from quorate.supervisor.signals import Signals
 from quorate.supervisor.supervisor import Launch
-from quorate.tune.driver import DEATHS, Driver, Journal, TrialSource
+from quorate.tune.driver import DEATHS, Driver, TrialSource
 from quorate.tune.loading import ResolvedSearch
 from quorate.tune.selection import Pruner, decide
 from quorate.tune.spec import PbtSpec, SearchSpec
 from quorate.tune.trial_run import BUSY, Plan, Report, RunBusyError, TrialRun, run_name
+from quorate.tune.trials import Journal
 
 
 class RaySearcher(Searcher):  # type: ignore[misc] # Ray has no types here

@@ -71,7 +71,7 @@ class SearchResult:
         """From a search's folder, whatever state that is in; `untrusted` says why it may be others'. Without its runs
         it is there at once: as the log says."""
         attempt, spec = Attempts(), None
-        log = attempt(lambda: SearchLog.read(folder.log_file), SearchLog())
+        log = attempt(lambda: SearchLog().read(folder.log_file), SearchLog())
         problems = attempt.problems
         if log.unreadable_lines:
             problems.append(f"{log.unreadable_lines:,} of the lines of {folder.log_file} cannot be read")

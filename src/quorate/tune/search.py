@@ -24,7 +24,7 @@ from quorate.storage.run_notes import place, tracking_uri
 from quorate.supervisor.signals import listening_to_signals
 from quorate.tracking import mlflow_client
 from quorate.tune import proposal
-from quorate.tune.driver import COMPLETE, Driver, Journal, Listener, TrialSource
+from quorate.tune.driver import COMPLETE, Driver, TrialSource
 from quorate.tune.folder import SearchFolder
 from quorate.tune.loading import (
     ResolvedSearch,
@@ -36,6 +36,7 @@ from quorate.tune.local_search import on_this_machine
 from quorate.tune.proposal import needs_optuna, refuse_missing_library
 from quorate.tune.result import SearchResult
 from quorate.tune.spec import PbtSpec, SearchSpec
+from quorate.tune.trials import Journal, Listener
 
 
 def conclude(folder: SearchFolder) -> SearchResult:
@@ -125,10 +126,7 @@ def tune(search: Search) -> SearchResult:
     """Run a search to its end and return its result."""
     if not isinstance(search, Search):
         raise RequestError(f"quorate.tune takes a quorate.Search and was given {given(search)}.")
-    return _concluded(run(search.resolved, begin(search.resolved)))
-
-
-def _concluded(result: SearchResult) -> SearchResult:
+    result = run(search.resolved, begin(search.resolved))
     pass_on_signal(result.exit_code, f"the search {result.search} was {result.status}")
     return result
 
@@ -216,7 +214,7 @@ def run_search(
         try:
             # Again within: Ray takes SIGTERM for itself when it is connected.
             with on_engine(search, folder) as train, listening_to_signals():
-                journal.tell("search-began" if journal.log.began is None else "search-resumed", reason=search.source)
+                journal.tell("search-began" if journal.began is None else "search-resumed", reason=search.source)
                 reason = "it failed"
                 try:
                     # In populations trials wait for each other: all are told anew, from what they have recorded.

@@ -2,7 +2,7 @@
 what its run adds to that."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +21,7 @@ from quorate.tune.folder import SearchFolder
 from quorate.tune.loading import trial_job
 
 Params = dict[str, Any]
+Listener = Callable[[dict[str, Any]], None]
 
 
 class TrialStatus(StrEnum):
@@ -163,18 +164,16 @@ class SearchLog:
         self._part_began: float | None = None
         self._earlier_seconds = 0.0
 
-    @classmethod
-    def read(cls, path: Path) -> "SearchLog":
-        """All that a file tells: one that is not there nothing, and a line that cannot be read is only counted."""
-        log = cls()
+    def read(self, path: Path) -> "SearchLog":
+        """Take in a file: one that is not there tells nothing, and a line that cannot be read is only counted."""
         try:
             with opened_regular(path) as file:
-                log.take_all(file)
+                self.take_all(file)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise RunError(f"cannot read {path}: {error.strerror or error}") from error
-        return log
+        return self
 
     @property
     def active_seconds(self) -> float:
@@ -249,6 +248,42 @@ class SearchLog:
                 trial.status, trial.reason, trial.ended = TrialStatus.FAILED, message, time
             case _:
                 raise ValueError(f"no line is of the kind {kind!r}")
+
+
+class Journal(SearchLog):
+    """The log as its driver has it, who writes decisions to it. What is known is not written again: a trial that is
+    resumed tells once more what it has told before."""
+
+    def __init__(self, folder: SearchFolder, listener: Listener | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+        self._listener = listener
+        self.read(folder.log_file)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all trials together, as far as they were told."""
+        return sum(trial.now.step for trial in self.trials.values())
+
+    def tell(self, kind: str, trial: int | None = None, **fields: Any) -> None:
+        """Write a line, unless it is known."""
+        if trial is not None and trial in self.trials and _is_known(self.trials[trial], kind, fields.get("step")):
+            return
+        line = self.folder.tell(kind, trial, **fields)
+        self.take(line)
+        if self._listener is not None:
+            self._listener(line)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune writes down what it is given, with all that hangs on it, and this is never read back
+
+
+def _is_known(trial: Trial, kind: str, step: int | None) -> bool:
+    if kind == "proposed" or trial.status in ENDED:
+        return True
+    if kind == "exploited":
+        return any(part.donor is not None and part.from_step == step for part in trial.parts)
+    return kind == "reported" and step in trial.reports
 
 
 def _up_to(step: int, lineage: Iterable[Ancestor]) -> Iterator[Ancestor]:
