@@ -12,7 +12,7 @@ import gang
 from plain_gradients import plain_gradients
 from quorate.training.captured_program import MOST_GRAPHS, LaneGraphs
 from quorate.training.gradients import LoneGradients
-from quorate.training.lane import LaneResult, LaneRunner
+from quorate.training.lane import Captures, LaneResult, LaneRunner
 from quorate.training.replica import Replica
 from quorate.training.state_watch import StateWatch
 from quorate.training.task import Task
@@ -57,7 +57,7 @@ class Worker:
         self.replica = Replica(self.task, gang.job(Plain))
         self.capture = RecordingCapture()
         self.watch = StateWatch(self.task, self.replica)
-        self.graphs = LaneGraphs(self.task, self.replica, self.capture) if captures else None
+        self.graphs = LaneGraphs(self.task, self.replica, self.capture) if captures else Captures()
         self._lanes = lanes
         self.begin_generation()
 
@@ -78,7 +78,7 @@ class Worker:
 
     @property
     def told(self) -> str:
-        return "; ".join(self.runner.take_notes())
+        return "; ".join(self.graphs.take_notes())
 
 
 def batch(number: int, samples: int = 4, **more: Any) -> tuple[int, Any]:

@@ -268,7 +268,7 @@ def test_a_lane_that_is_given_up_leaves_no_setting_behind() -> None:
     runner.run(1, 0, [(2, tasks.Points()[0:2])], 2)  # type: ignore[index]
     group(task)["lr"] = 0.5
     runner.abandon(0)
-    runner.begin_step()
+    runner.watch.begin()
     with pytest.raises(UserCodeError):
         runner.run(1, 0, [(2, None)], 2)
     with pytest.raises(UnsupportedModelError, match=r"from 0.5 to 7.0"):

@@ -1,10 +1,10 @@
 """The ring of workers: sums over lanes whose bits do not depend on who hosts them."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from queue import Queue
 
 import torch
 
@@ -35,7 +35,11 @@ class Ring:
     """One worker's place on the ring of a generation. It owns its links: any failure closes both.
 
     Closing both is what carries bad news round the ring, so that no worker waits for one that has given up.
+
+    It overlaps: most of its time is spent waiting for the network, while a backward pass can compute.
     """
+
+    overlaps = True
 
     def __init__(
         self,
@@ -83,11 +87,6 @@ class Ring:
                     )
         if spans is not None:
             spans.close(bucket)
-
-    @property
-    def overlaps(self) -> bool:
-        """Most of its time is spent waiting for the network, while a backward pass can compute."""
-        return True
 
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         workers = len(self._generation.members)
@@ -244,60 +243,45 @@ class _Sender:
         self._worker = worker
         self._deadline = deadline
         self._on_failure = on_failure
-        self._changed = threading.Condition()
-        self._queue: deque[tuple[Tag, Buffer, Hop | None]] = deque()
+        self._frames: Queue[tuple[Tag, Buffer, Hop | None] | None] = Queue()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="quorate-ring-sender", daemon=True)
         self._thread.start()
 
     def send(self, tag: Tag, payload: Buffer, hop: Hop | None = None) -> None:
         """Queue a frame and return; the payload must not change until `flush` has returned."""
-        with self._changed:
-            self._queue.append((tag, payload, hop))
-            self._changed.notify_all()
+        self._frames.put((tag, payload, hop))
 
     def flush(self) -> bool:
         """Wait until everything queued is sent; false if it never will be: a send failed or the sender stopped."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._queue or self._stopped)
-            return not self._stopped
+        if not self._stopped:  # otherwise there may be nobody who takes frames
+            self._frames.join()
+        return not self._stopped
 
     def stop(self) -> None:
         """End the thread, dropping what is not sent. The link must be closed already, so that no send keeps waiting."""
-        self._mark_stopped()
+        self._stopped = True
+        self._frames.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _run(self) -> None:
-        while (frame := self._next()) is not None:
-            tag, payload, hop = frame
-            began = 0.0 if hop is None else hop.spans.clock()
-            try:
-                self._link.send(tag, payload, self._deadline)
-            except BaseException as error:
-                # Told before the flush is released, so that whoever flushed finds the reason.
-                self._on_failure(error)
-                self._mark_stopped()
-                return
-            if hop is not None:
-                hop.add(SEND, began, peer=self._worker)
-            self._mark_sent()
-
-    def _next(self) -> tuple[Tag, Buffer, Hop | None] | None:
-        """The oldest frame; it stays in the queue until it is sent, so that `flush` waits for it."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._stopped)
-            return None if self._stopped else self._queue[0]
-
-    def _mark_sent(self) -> None:
-        with self._changed:
-            if self._queue:
-                self._queue.popleft()
-            self._changed.notify_all()
-
-    def _mark_stopped(self) -> None:
-        with self._changed:
-            self._stopped = True
+        while (frame := self._frames.get()) is not None:
+            if not self._stopped:
+                self._send(*frame)
             # A payload is a view into a gradient buffer: holding it would keep that memory alive.
-            self._queue.clear()
-            self._changed.notify_all()
+            del frame
+            self._frames.task_done()
+        self._frames.task_done()  # of the end, which is queued like a frame
+
+    def _send(self, tag: Tag, payload: Buffer, hop: Hop | None) -> None:
+        began = 0.0 if hop is None else hop.spans.clock()
+        try:
+            self._link.send(tag, payload, self._deadline)
+        except BaseException as error:
+            # Told before the flush is released, so that whoever flushed finds the reason.
+            self._on_failure(error)
+            self._stopped = True
+            return
+        if hop is not None:
+            hop.add(SEND, began, peer=self._worker)

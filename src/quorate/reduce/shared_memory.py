@@ -81,8 +81,11 @@ class SharedMemoryReduction:
     """One worker's place among all workers of a generation, which run on one host.
 
     Doorbells lead to all the others, by ring position. It owns them: any failure closes all, which is how bad news
-    spreads. `trusts_versions`: whoever writes to the total between exchanges does so through torch, which counts it.
+    spreads. `trusts_versions`: whoever writes to the total between exchanges does so through torch, which counts it. It
+    does not overlap: it is as much computing as the backward pass itself, and would take the core from it.
     """
+
+    overlaps = False
 
     def __init__(
         self,
@@ -116,11 +119,6 @@ class SharedMemoryReduction:
             self._sum_bucket(step, index)
         if spans is not None:
             spans.add(BUCKET, began, spans.exchange, bucket=index)
-
-    @property
-    def overlaps(self) -> bool:
-        """It is as much computing as the backward pass itself, and would take the core from it."""
-        return False
 
     def gather(self, step: int, index: int, payload: bytes) -> tuple[bytes, ...]:
         spans = self.spans

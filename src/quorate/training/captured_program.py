@@ -20,7 +20,7 @@ from quorate.core.spans import REPLAY, SpanRecorder
 from quorate.data.collate import StructureError, mapped, structure_of
 from quorate.training.device import Capture
 from quorate.training.gradients import Gradients, run_backward
-from quorate.training.lane import Captures, MicroBatch
+from quorate.training.lane import Captures, Eager, MicroBatch
 from quorate.training.losses import GivenLoss, checked_losses
 from quorate.training.optimizers import SOLE
 from quorate.training.replica import Replica
@@ -91,7 +91,7 @@ class LaneGraphs(Captures):
         batch: MicroBatch,
         gradients: Gradients,
         spans: SpanRecorder | None,
-        eager: Callable[[MicroBatch, SpanRecorder | None], list[GivenLoss]],
+        eager: Eager,
     ) -> list[GivenLoss]:
         began = 0.0 if spans is None else spans.clock()
         batch = batch._replace(content=self._replica.device.move(batch.content))

@@ -80,8 +80,6 @@ class FlatGradients(Gradients):
         self._in_backward = False
         self._in_last_backward = False
         self._is_aside = False
-        self.announces = True
-        """Whether the last lane tells of its buckets; not while another one is computed in its place."""
         self._hooks: dict[int, RemovableHandle] = {}
         self._hook(index for index, parameter in enumerate(self.parameters) if parameter.nbytes >= LARGE)
 

@@ -19,8 +19,11 @@ _GRADIENT = attrgetter("grad")
 class Gradients:
     """Collects each hosted lane's gradient, and hands the sum over all lanes to the optimizer. The strategy sums.
 
-    `parameters` are what has gradients.
+    `parameters` are what has gradients. It `announces` what it has collected of the last lane, where somebody waits for
+    that; not while another lane is computed in its place.
     """
+
+    announces = True
 
     def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         self.names = tuple(name for name, _ in parameters)

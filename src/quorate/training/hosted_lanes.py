@@ -163,7 +163,7 @@ class HostedLanes:
             from quorate.training.told_once import news_of_names
 
             result.put_back = news_of_names(progress.told, result.put_back)
-        self.notes += self.runner.take_notes()
+        self.notes += self.runner.graphs.take_notes()
         self._note(answers, result, progress)
         if self.audit is not None and lane in self.audit.owned(step):
             with suppress(torch.OutOfMemoryError):
@@ -243,7 +243,7 @@ class HostedLanes:
 
         def run() -> LaneResult:
             self.activity.enter(COMPUTE, lane)
-            runner.put_back()  # or what was assigned before the step would look like a fault of this worker
+            runner.watch.put_back()  # or what was assigned before the step would look like a fault of this worker
             result = runner.run(step, lane, batches, batch_samples, meanwhile=following)
             with suppress(torch.OutOfMemoryError):  # a digest takes as much again as the gradient
                 runner.digest(result, by_tensor=by_tensor)
@@ -252,9 +252,11 @@ class HostedLanes:
             return result
 
         with runner.aside(slot):
-            return self._tried(run, slot, catches=runner.can_abandon)
+            # A loop of one's own has ended with an error within a lane.
+            return self._tried(run, slot, catches=runner.ended is None)
 
     def _outcome(self, result: LaneResult) -> Outcome | None:
         if result.shortage or (result.samples and not result.digests):
             return None
-        return Outcome.of(result, digests(result.buffers.items(), self.device), self.runner.tensors)
+        tensors = [name for name, _ in self.runner.replica.trainable]
+        return Outcome.of(result, digests(result.buffers.items(), self.device), tensors)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,7 +14,6 @@ from quorate.core.user_code import RAISED, Hint, blame_user_code
 from quorate.data.indices import NO_INDICES, Indices
 from quorate.data.ledger import NOTHING, Tally
 from quorate.training.device import Device
-from quorate.training.flat_gradients import FlatGradients
 from quorate.training.gradients import Gradients
 from quorate.training.losses import GivenLoss, LossSum, Unread, checked_losses
 from quorate.training.optimizers import SOLE
@@ -94,30 +93,37 @@ class MicroBatch(NamedTuple):
     is_last: bool
 
 
-class Captures(Protocol):
-    """What a device has recorded of a worker's lanes, by the structure of a batch. Kept through all generations.
+Eager = Callable[[MicroBatch, SpanRecorder | None], list[GivenLoss]]
 
-    `run` replays what is recorded, so that a lane has collected the gradient of one micro-batch more; else the task's
-    own code runs, by `eager`. `lane_ended` is told what user code has assigned; `forget` begins again, where nothing is
-    where it was. So many graphs are there as the `number` says.
-    """
+
+class Captures:
+    """What a device has recorded of a worker's lanes. Kept through all generations. Here: nothing, as on a CPU."""
 
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """How many graphs there are."""
+        return 0
 
     def run(
         self,
         batch: MicroBatch,
-        gradients: Gradients,
+        gradients: Gradients,  # noqa: ARG002
         spans: SpanRecorder | None,
-        eager: Callable[[MicroBatch, SpanRecorder | None], list[GivenLoss]],
-    ) -> list[GivenLoss]: ...
+        eager: Eager,
+    ) -> list[GivenLoss]:
+        """Replay what is recorded, so that a lane has collected the gradient of one micro-batch more; else run the
+        task's own code, by `eager`."""
+        return eager(batch, spans)
 
-    def lane_ended(self, assigned: Sequence[str]) -> None: ...
+    def lane_ended(self, assigned: Sequence[str]) -> None:
+        """Told what user code has assigned."""
 
-    def take_notes(self) -> list[str]: ...
+    def take_notes(self) -> list[str]:
+        """What is to be told of how lanes are run, each thing once."""
+        return []
 
-    def forget(self) -> None: ...
+    def forget(self) -> None:
+        """Begin again: nothing is where it was."""
 
 
 @dataclass(eq=False)
@@ -130,7 +136,7 @@ class LaneRunner:
     gradients: Gradients
     watch: StateWatch
     seed: int
-    graphs: Captures | None = None
+    graphs: Captures = field(default_factory=Captures)
     ended: Callable[[int], None] | None = None
     on_lane: Callable[[Sequence[torch.Tensor]], None] | None = None
     _seeds: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -142,41 +148,15 @@ class LaneRunner:
         self._device, self._threads = self.replica.device, spec.threads
         self._metrics_every, self._record = spec.train_metrics_every, spec.record
 
-    def put_back(self) -> None:
-        """Have user code find what it found when it was built, whatever has run before."""
-        self.watch.put_back()
-
-    def begin_step(self) -> None:
-        """A step begins: until its update nobody changes the settings of the optimizers."""
-        self.watch.begin()
-
     @contextmanager
     def aside(self, slot: int) -> Iterator[None]:
         """Lanes that are run or abandoned within it take the place of this hosted lane, which has to be run afterwards;
         their gradients are not sent."""
-        self._slot = slot
-        if isinstance(self.gradients, FlatGradients):
-            self.gradients.announces = False
+        self._slot, self.gradients.announces = slot, False
         try:
             yield
         finally:
-            self._slot = None
-            if isinstance(self.gradients, FlatGradients):
-                self.gradients.announces = True
-
-    @property
-    def can_abandon(self) -> bool:
-        """Whether it can go on after an error within a lane: a loop of one's own has ended with it."""
-        return self.ended is None
-
-    @property
-    def tensors(self) -> list[str]:
-        """The names of the tensors whose digests `digest` makes, in their order."""
-        return [name for name, _ in self.replica.trainable]
-
-    def take_notes(self) -> list[str]:
-        """What is to be told of how lanes are run, each thing once."""
-        return [] if self.graphs is None else self.graphs.take_notes()
+            self._slot, self.gradients.announces = None, True
 
     def run(
         self,
@@ -207,7 +187,12 @@ class LaneRunner:
         result.present = self.gradients.finish()
         if self.ended is not None:
             self.ended(lane if slot is None else ASIDE)
-        self._tell_gradient(result)
+        if self.on_lane is not None:
+            from quorate.training.lane_digest import collected  # where somebody disturbs the worker on purpose
+
+            self.on_lane(collected(self.gradients, by_tensor=False)[0])
+        if self._record is not None:
+            self.digest(result)
         meanwhile()
         if device.is_host:
             read_losses([result], device)
@@ -218,8 +203,7 @@ class LaneRunner:
         if self._metrics_every is not None and step % self._metrics_every == 0 and slot is None:
             result.log = {**self._metrics(step, lane, batches), **result.log}
         assigned = self.watch.after_lane()
-        if self.graphs is not None:
-            self.graphs.lane_ended(assigned)
+        self.graphs.lane_ended(assigned)
         result.put_back = (*put_back, *assigned)
         # A loss() that sets another number sets it for the rest of its lane: the next may run in another process.
         self._pin_threads()
@@ -236,14 +220,6 @@ class LaneRunner:
     def _pin_threads(self) -> None:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-
-    def _tell_gradient(self, result: LaneResult) -> None:
-        if self.on_lane is not None:
-            from quorate.training.lane_digest import collected
-
-            self.on_lane(collected(self.gradients, by_tensor=False)[0])
-        if self._record is not None:
-            self.digest(result)
 
     def digest(self, result: LaneResult, *, by_tensor: bool = False) -> None:
         """Add the digest of the lane that has just ended to its result, and those of its tensors if asked for."""
@@ -269,10 +245,7 @@ class LaneRunner:
         for number, (samples, content) in enumerate(batches, 1):
             is_last = number == len(batches)
             batch = MicroBatch(content, samples, batch_samples, is_last)
-            if self.graphs is None:
-                losses = self._run_eagerly(batch, spans)
-            else:
-                losses = self.graphs.run(batch, self.gradients, spans, self._run_eagerly)
+            losses = self.graphs.run(batch, self.gradients, spans, self._run_eagerly)
             # What is read at once needs no copy.
             is_next = is_last and self._device.is_host
             unread.losses += losses if is_next else [loss.kept() for loss in losses]
@@ -343,8 +316,7 @@ class LaneRunner:
             self.gradients.abandon(lane)
         else:
             self.gradients.clear(lane)
-        if self.graphs is not None:
-            self.graphs.forget()  # they keep memory of their own
+        self.graphs.forget()  # they keep memory of their own
         take_log(self.task)
         self.watch.put_back()
         if had_begun:  # and not after it, in the update

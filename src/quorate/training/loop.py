@@ -148,7 +148,7 @@ class Loop:
         while self._reached < last and not self.progress.early_stopped:
             request = self._step()
             if self._pending:
-                if not self._ends_stretch(request) or self._copies_ahead(request):
+                if self._goes_on(request):
                     continue
                 self._pending.complete_all()
             if request.stop is not None:
@@ -242,21 +242,18 @@ class Loop:
             spans.add(PUBLISH, began, spans.root)
         return agreed.request
 
-    def _ends_stretch(self, request: StepRequest) -> bool:
-        """Whether something follows from the last step that was begun, so that it must be complete."""
+    def _goes_on(self, request: StepRequest) -> bool:
+        """Whether the next step may begin before the last one that was begun is complete. Nothing may follow from that
+        but a save, of which the device makes the copy: it is begun when that step is read."""
         step = self._reached
         is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
-        return request != NOTHING_ASKED or is_evaluated or self._saves_at(step) or step >= self._last
-
-    def _copies_ahead(self, request: StepRequest) -> bool:
-        """Whether all that follows from the last step that was begun is a save, of which the device makes the copy: it
-        is begun when that step is read, and training goes on meanwhile."""
-        step = self._reached
-        is_evaluated = self.evaluation.samples > 0 and self.evaluation.is_due(step, self.sampler)
-        if request not in _ONLY_A_SAVE or is_evaluated or step >= self._last or self._draft is not None:
+        if request not in _ONLY_A_SAVE or is_evaluated or step >= self._last:
             return False
-        if self.mode.replayed_step is not None:
-            return False  # it needs the state before its step, and of one that is left out no draft is saved
+        if request == NOTHING_ASKED and not self._saves_at(step):
+            return True
+        # A replay needs the state before its step, and of one that is left out no draft is saved.
+        if self._draft is not None or self.mode.replayed_step is not None:
+            return False
         with self.activity.during(CHECKPOINT):
             draft = self.checkpointer.draft(self.progress)
         self._draft = None if draft is None else (step, draft)

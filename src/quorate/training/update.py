@@ -172,10 +172,6 @@ class Update:
             optimizers.advance_schedules(step, self.sampler)
             self._take_changes("schedule().step()")
 
-    @property
-    def optimizer_names(self) -> Iterable[str]:
-        return self.replica.optimizers.by_name
-
     def parameters_of(self, name: str) -> list[torch.Tensor]:
         """What one optimizer updates."""
         if name == SOLE:

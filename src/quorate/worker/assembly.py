@@ -101,12 +101,12 @@ class SessionParts:
         return StateWatch(self.task, self.replica)
 
     @cached_property
-    def graphs(self) -> Captures | None:
+    def graphs(self) -> Captures:
         """A lane's work as its device has captured it: another generation replays what this one has recorded."""
         capture = self.replica.device.capture
         waits = self.spec.strategy.couples_passes  # for other workers, within a pass
         if capture is None or waits or isinstance(self.task, HostedLoop):
-            return None
+            return Captures()
         from quorate.training.captured_program import LaneGraphs
 
         return LaneGraphs(self.task, self.replica, capture)

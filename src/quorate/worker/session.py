@@ -281,10 +281,9 @@ class LoopTrainer:
         parts = self.parts
         if parts.replica.device.is_host:
             return {}
-        most, graphs = parts.memory.look(), parts.graphs
+        most = parts.memory.look()
         memory = {} if most is None else {"device_memory": asdict(most)}
-        is_captured = graphs is not None and graphs.number > 0
-        return {"computed_by": parts.replica.what_runs(is_captured), **memory}
+        return {"computed_by": parts.replica.what_runs(is_captured=parts.graphs.number > 0), **memory}
 
     def _is_called(self) -> bool:
         """Whether this generation is to end at the next boundary. Raises when it has ended."""

@@ -91,7 +91,7 @@ def total_norms(
         return {SOLE: total_norm(there.unbind(), device)}
     numbers = {id(parameter): block for block, parameter in enumerate(parameters)}
     totals = {}
-    for name in update.optimizer_names:
+    for name in update.replica.optimizers.by_name:
         present = [one for one in update.parameters_of(name) if numbers.get(id(one)) in norms]
         totals[name] = _total_norm(present, [norms[numbers[id(one)]] for one in present], device)
     return dict(zip(totals, device.numbers(list(totals.values()))(), strict=True))
