@@ -164,9 +164,9 @@ def with_a_graph_of_its_own(pair: Pair) -> None:
         return gradient * pair.weight
 
     pair.weight.register_hook(keep_graph)  # type: ignore[no-untyped-call]
-    pair.gradients._in_backward = True
+    pair.gradients.begin_pass(is_last=False)
     torch.autograd.backward(pair.weight.square().sum(), create_graph=True)
-    pair.gradients._collect()
+    pair.gradients.end_pass()
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")

@@ -16,7 +16,6 @@ from quorate.training.gradients import (
     cannot_be_summed,
     computed_inside,
     detached,
-    run_backward,
     sent_before,
 )
 
@@ -100,26 +99,25 @@ class FlatGradients(Gradients):
     def begin(self, lane: int) -> None:
         super().begin(lane)
         self._current = self.lanes[lane]
+        self._in_backward = self._in_last_backward = False  # of a pass that was broken off
         self._touched.clear()
         if self._readiness is not None:
             self._readiness.begin()
 
-    def backward(
-        self,
-        loss: torch.Tensor,
-        weight: float | torch.Tensor,
-        inputs: list[torch.Tensor] | None = None,
-        *,
-        retain: bool = False,
-        is_last: bool = False,
-    ) -> None:
-        self._check_left_alone()
+    def begin_pass(self, *, is_last: bool) -> None:
+        super().begin_pass(is_last=is_last)
         self._in_backward, self._in_last_backward = True, is_last
-        try:
-            run_backward(loss, weight, inputs, retain)
-        finally:
-            self._in_backward = self._in_last_backward = False
-        self._collect()
+
+    def end_pass(self) -> None:
+        self._in_backward = self._in_last_backward = False
+        gradients, views = [], []
+        for index in self._unhooked:
+            gradient = self._take(index)
+            if gradient is not None:
+                gradients.append(gradient)
+                views.append(self._current.views[index])
+        if views:
+            torch._foreach_copy_(views, gradients)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -131,7 +129,7 @@ class FlatGradients(Gradients):
             self._is_aside = False
 
     def take(self, gradients: Sequence[torch.Tensor | None], *, is_last: bool) -> None:  # noqa: ARG002
-        self._check_left_alone()
+        self.check_left_alone()
         views, copied, sums, added = [], [], [], []
         for index, gradient in enumerate(gradients):
             if gradient is None:
@@ -173,6 +171,7 @@ class FlatGradients(Gradients):
     def abandon(self, lane: int) -> None:
         """What was announced of it already is on its way, and is not announced a second time."""
         self.drop()
+        self._in_backward = self._in_last_backward = False
         self._touched.clear()
         for bucket in self.lanes[lane].buckets:
             bucket.zero_()
@@ -224,17 +223,6 @@ class FlatGradients(Gradients):
         if self._readiness is not None and is_complete and not self._readiness.complete(index):
             raise sent_before(self.names[index])
 
-    def _collect(self) -> None:
-        """Move what the backward pass has left into the buffer."""
-        gradients, views = [], []
-        for index in self._unhooked:
-            gradient = self._take(index)
-            if gradient is not None:
-                gradients.append(gradient)
-                views.append(self._current.views[index])
-        if views:
-            torch._foreach_copy_(views, gradients)
-
     def _take(self, index: int) -> torch.Tensor | None:
         """A gradient that is not in its buffer yet; from now on what is added to it is added there."""
         parameter, view = self.parameters[index], self._current.views[index]
@@ -265,8 +253,7 @@ class FlatGradients(Gradients):
     def _tells(self) -> bool:
         return self._current is self._last and self.announces
 
-    def _check_left_alone(self) -> None:
-        """Before a backward pass nothing has a gradient but what the lane's passes before it have given."""
+    def check_left_alone(self) -> None:
         for index, parameter in enumerate(self.parameters):
             if parameter.grad is not None and index not in self._touched:
                 raise computed_inside(self.names[index])

@@ -43,6 +43,20 @@ class Gradients:
         is_last: bool = False,
     ) -> None:
         """One weighted backward pass; with `inputs`, only they get gradients. `is_last`: the lane has no other."""
+        self.begin_pass(is_last=is_last)
+        run_backward(loss, weight, inputs, retain)
+        self.end_pass()
+
+    def begin_pass(self, *, is_last: bool) -> None:  # noqa: ARG002
+        """Before one: nothing has a gradient but what the lane's passes before it have left."""
+        self.check_left_alone()
+
+    def end_pass(self) -> None:
+        """Collect what it has left."""
+        raise NotImplementedError
+
+    def check_left_alone(self) -> None:
+        """Raise where user code has changed what the passes before have left."""
         raise NotImplementedError
 
     @contextmanager
@@ -118,21 +132,11 @@ class LoneGradients(Gradients):
         super().begin(lane)
         self._left = [None] * len(self.parameters)
 
-    def backward(
-        self,
-        loss: torch.Tensor,
-        weight: float | torch.Tensor,
-        inputs: list[torch.Tensor] | None = None,
-        *,
-        retain: bool = False,
-        is_last: bool = False,  # noqa: ARG002
-    ) -> None:
-        self._check_left_alone()
-        run_backward(loss, weight, inputs, retain)
+    def end_pass(self) -> None:
         self._left = list(map(_GRADIENT, self.parameters))
 
     def take(self, gradients: Sequence[torch.Tensor | None], *, is_last: bool) -> None:
-        self._check_left_alone()
+        self.check_left_alone()
         sums, added = [], []
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             if gradient is None:
@@ -147,7 +151,7 @@ class LoneGradients(Gradients):
         self._left = list(map(_GRADIENT, self.parameters))
 
     def finish(self) -> int:
-        self._check_left_alone()
+        self.check_left_alone()
         bits = 0
         for index, gradient in enumerate(self._left):
             if gradient is not None:
@@ -168,8 +172,7 @@ class LoneGradients(Gradients):
         """They stay for whoever looks at them after the last step."""
         self._left = []
 
-    def _check_left_alone(self) -> None:
-        """By user code: each gradient is what the last pass has left."""
+    def check_left_alone(self) -> None:
         if not all(map(is_, map(_GRADIENT, self.parameters), self._left)):
             named = zip(self.names, self.parameters, self._left, strict=True)
             name, _, left = next(one for one in named if one[1].grad is not one[2])

@@ -77,7 +77,6 @@ class Loop:
     publish: Callable[[Event], None]
     check_lease: Callable[[], None]
     requested: Callable[[], StepRequest]
-    settle_save: Callable[[], None]
     save_begun: Callable[[], None]
     keep_micro_batches: Callable[[MicroBatchChanges], None] = lambda _: None
     workers: int = 1
@@ -345,7 +344,7 @@ class Loop:
         self._publish_evaluation(evaluated, before)
 
     def _evaluate(self, step: int) -> Evaluated:
-        self.settle_save()  # averages are evaluated in the place of the parameters
+        self.checkpointer.settle_before()  # averages are evaluated in the place of the parameters
         with self.activity.during(EVALUATION):
             return self.evaluate(step, self.strategy)
 

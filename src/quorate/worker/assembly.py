@@ -306,7 +306,6 @@ class Assembly:
             publish=hooks.publish if kind.publishes(strategy, self.own.lanes) else hooks.keep,
             check_lease=hooks.check_lease,
             requested=hooks.requested,
-            settle_save=self.checkpointer.settle_before,
             save_begun=hooks.save_begun,
             keep_micro_batches=hooks.keep_micro_batches,
             workers=len(self.generation.members),

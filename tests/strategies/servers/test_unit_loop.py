@@ -24,7 +24,7 @@ def test_a_worker_pulls_nothing_while_what_it_holds_is_being_digested_for_a_save
     loop = object.__new__(UnitLoop)
     loop.strategy, loop.progress, loop.sampler, loop._settings = strategy, Mock(spec=Progress), Mock(), Mock()
     loop._server, loop._worker = None, Mock(run_segment=work)
-    loop.settle_save = lambda: order.append("settle")
+    loop.checkpointer = Mock(settle_before=lambda: order.append("settle"))
     with pytest.raises(Pulled):
         loop._step()
     assert order == ["settle", "pull"]

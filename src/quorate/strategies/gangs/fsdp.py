@@ -58,16 +58,8 @@ class ShardedGradients(GangGradients):
         if lane == self.hosted.start:
             self._passes.begin()
 
-    def backward(
-        self,
-        loss: torch.Tensor,
-        weight: float | torch.Tensor,
-        inputs: list[torch.Tensor] | None = None,
-        *,
-        retain: bool = False,
-        is_last: bool = False,
-    ) -> None:
-        super().backward(loss, weight, inputs, retain=retain, is_last=is_last)
+    def end_pass(self) -> None:
+        super().end_pass()
         self._passes.end_backward()
 
     def finish(self) -> int:

@@ -183,18 +183,10 @@ class GangGradients(LoneGradients):
         if lane == self.hosted.start:
             super().begin(lane)
 
-    def backward(
-        self,
-        loss: torch.Tensor,
-        weight: float | torch.Tensor,
-        inputs: list[torch.Tensor] | None = None,
-        *,
-        retain: bool = False,
-        is_last: bool = False,
-    ) -> None:
+    def begin_pass(self, *, is_last: bool) -> None:
         if self._reducer is not None and self._overlaps and is_last and self._is_last_lane:
             self._reducer.arm()
-        super().backward(loss, weight, inputs, retain=retain, is_last=is_last)
+        super().begin_pass(is_last=is_last)
 
     def take(self, gradients: Sequence[torch.Tensor | None], *, is_last: bool) -> None:
         super().take(gradients, is_last=is_last and self._is_last_lane)

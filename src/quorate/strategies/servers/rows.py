@@ -307,8 +307,8 @@ class RowGradients(FlatGradients):
             return super()._is_left(index)
         return self.parameters[index].grad is self._left.get(index)
 
-    def _check_left_alone(self) -> None:
-        super()._check_left_alone()
+    def check_left_alone(self) -> None:
+        super().check_left_alone()
         for index in self._left:
             if not self._is_left(index):
                 raise detached(self.names[index])

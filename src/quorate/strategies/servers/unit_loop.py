@@ -130,7 +130,7 @@ class UnitLoop(Loop):
             hub = self._hub() if units.leads else None
             # What is being saved must be copied before it changes; and a worker, which writes none of it, must have
             # told what it holds before it pulls what is newer.
-            self.settle_save()
+            self.checkpointer.settle_before()
             if self._server is not None:
                 self.activity.begin_step(stood.cursor.step + 1)
                 self.activity.enter(EXCHANGE)
