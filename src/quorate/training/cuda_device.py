@@ -45,12 +45,6 @@ log = logging.getLogger(__name__)
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _FUSED_IN_PARTS = (torch.optim.Adam, torch.optim.AdamW)
 """Those whose fused kernels DTensor knows, of parameters that are spread over workers."""
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-
-
-def prepare_environment() -> None:
-    """Before anything speaks to the driver: matrix products that repeat need workspaces of one size."""
-    os.environ.setdefault(_WORKSPACE, ":4096:8")
 
 
 def oldest_capability() -> tuple[int, int]:
@@ -68,7 +62,8 @@ class CudaDevice(Device):
     def __init__(
         self, precision: str = "auto", *, compiles: bool = False, captures: bool = True, cache: Path | None = None
     ) -> None:
-        prepare_environment()
+        # Before anything speaks to the driver: matrix products that repeat need workspaces of one size.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         self.compiles = self.compiles_loss = compiles
         self._compiled_loss: tuple[Loss, Loss] | None = None
         if torch.version.cuda is None:

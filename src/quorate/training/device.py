@@ -257,14 +257,6 @@ def assign(tensor: torch.Tensor, value: torch.Tensor | Piece) -> None:
             local(tensor).copy_(values)
 
 
-def spread_like(tensor: torch.Tensor, value: torch.Tensor | Piece) -> torch.Tensor:
-    """A new tensor that is spread as another is, with these values, of their own type."""
-    values = value.values if isinstance(value, Piece) else value
-    made = torch.empty_like(tensor.detach(), dtype=values.dtype)
-    assign(made, values)
-    return made
-
-
 # --- what is asked of any device
 
 

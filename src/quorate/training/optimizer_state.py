@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from quorate.checkpoint.pieces import Piece
 from quorate.core.errors import RunError
-from quorate.training.device import is_spread, spread_like
+from quorate.training.device import assign, is_spread
 from quorate.training.kept_values import generator_state
 from quorate.training.optimizers import SOLE, Optimizers, unfuse_if_torn
 from quorate.training.settings import Settings
@@ -107,11 +107,19 @@ def _load_exactly(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     for index, parameter in zip(indices, parameters, strict=True):
         for key, value in saved["state"].get(index, {}).items():
             if is_spread(parameter) and isinstance(value, torch.Tensor | Piece) and value.shape == parameter.shape:
-                optimizer.state[parameter][key] = spread_like(parameter, value)
+                optimizer.state[parameter][key] = _spread_like(parameter, value)
             elif isinstance(value, torch.Tensor):
                 # Where torch has put it: some values stay on the host, whatever device the parameter is on.
                 placed = value.to(optimizer.state[parameter][key].device)
                 optimizer.state[parameter][key] = _laid_like(placed, parameter)
+
+
+def _spread_like(tensor: torch.Tensor, value: torch.Tensor | Piece) -> torch.Tensor:
+    """A new tensor that is spread as another is, with these values, of their own type."""
+    values = value.values if isinstance(value, Piece) else value
+    made = torch.empty_like(tensor.detach(), dtype=values.dtype)
+    assign(made, values)
+    return made
 
 
 def _placed(value: Any, key: str, parameter: torch.Tensor, group: dict[str, Any]) -> Any:

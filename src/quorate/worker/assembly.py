@@ -282,7 +282,7 @@ class Assembly:
         ended: Callable[[int], None] | None = None
         if isinstance(task, HostedLoop) and strategy.hosted:
             from quorate.training.own_loop import OwnLoop  # with greenlets
-            from quorate.training.turns_loop import TurnsLoop
+            from quorate.training.own_rehearsal import TurnsLoop
 
             assert isinstance(task, OwnLoop)
             make, ended = partial(TurnsLoop, main=task), task.end_lane

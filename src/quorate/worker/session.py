@@ -256,7 +256,7 @@ class LoopTrainer:
         best, bad = progress.best, {"training": progress.bad, "validation": progress.bad_evaluated}
         validation = len(self.parts.samples.datasets.get(Source.VALIDATION, ()))
         read = {"training_read": progress.samples + progress.bad, "validation_read": validation}
-        scale = self.parts.replica.loss_scale
+        scale, audits = self.parts.replica.loss_scale, self.parts.audits
         return digest, {
             "ending": ending,
             "steps": progress.cursor.step,
@@ -264,17 +264,13 @@ class LoopTrainer:
             "samples_per_second": round(samples / seconds, 1) if seconds > 0 else 0.0,
             "final_metrics": progress.metrics,
             "ledger": str(progress.tally),
-            **self._of_audits(),
+            **({"audits": {"lanes": audits.done, "clean_until": audits.floor}} if audits.done else {}),
             **({} if scale is None else {"loss_scale": {"final": scale.value, "overflow_steps": progress.overflows}}),
             **({"micro_batches": progress.micro_batches} if progress.micro_batches else {}),
             **self._of_device(),
             "best": None if best is None else {"value": best.value, "step": best.step},
             **({"bad_samples": bad | read} if any(bad.values()) else {}),
         }
-
-    def _of_audits(self) -> dict[str, Any]:
-        record = self.parts.audits
-        return {"audits": {"lanes": record.done, "clean_until": record.floor}} if record.done else {}
 
     def _of_device(self) -> dict[str, Any]:
         """How it was used, where much was chosen that the job does not say."""
