@@ -239,11 +239,7 @@ def warn_of_stretched_schedule(recorded: JobSpec, asked: JobSpec) -> None:
 
 def newest_checkpoint(run: RunFolder, recorded: JobSpec, rules: CheckpointSpec) -> CheckpointInfo:
     """The newest whole checkpoint of the run, under the job's key if it has one; what was skipped is warned of."""
-    try:
-        folder = CheckpointFolder.of_job(run.checkpoints, rules)
-    except CheckpointError as error:
-        raise RunError(error.message) from None
-    search = search_own(folder.search, lambda info: why_foreign(info, recorded))
+    search = search_own(keyed_folder(run, rules).search, lambda info: why_foreign(info, recorded))
     newest = search.newest
     for left in search.skipped:
         if left.kind is Unusable.NEWER:

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
@@ -46,9 +46,6 @@ from quorate.spec.load import load_recorded
 from quorate.spec.resolved import ResolvedJob
 from quorate.spec.yaml_document import write_value
 from quorate.storage.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    pass
 
 LOOK_EVERY = 0.2
 STEP_LINE = '{"kind":"step",'

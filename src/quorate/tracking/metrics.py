@@ -35,42 +35,36 @@ MOST_SERVERS = 64
 MOST_GPUS = 64
 """At most so many GPUs of a host are shown."""
 
-Reading = tuple[str, str, Callable[[Any], float | None]]
-"""A metric from the last sample of a worker, a machine or a GPU: name, help text, and how to read its value."""
-
-
-def _percent(field: str) -> Callable[[Any], float | None]:
-    return lambda load: None if (value := getattr(load, field)) is None else value / 100
-
-
-def _plain(field: str) -> Callable[[Any], float | None]:
-    return lambda load: getattr(load, field)
-
+Reading = tuple[str, str, str, int]
+"""A metric from the last sample of a worker, a machine or a GPU: its name, its help text, and the field that it is of,
+divided by a number."""
 
 OF_WORKERS: tuple[Reading, ...] = (
-    ("worker_cpu_ratio", "CPU that a worker's process uses; 1 is one core.", _percent("cpu_percent")),
-    ("worker_memory_bytes", "Resident memory of a worker's process.", _plain("memory_bytes")),
-    ("worker_threads", "Threads of a worker's process.", _plain("threads")),
+    ("worker_cpu_ratio", "CPU that a worker's process uses; 1 is one core.", "cpu_percent", 100),
+    ("worker_memory_bytes", "Resident memory of a worker's process.", "memory_bytes", 1),
+    ("worker_threads", "Threads of a worker's process.", "threads", 1),
 )
 OF_DEVICES: tuple[Reading, ...] = (
     (
         "worker_gpu_memory_bytes",
         "Peak GPU memory allocated by a worker's tensors since the last sample.",
-        _plain("allocated_bytes"),
+        "allocated_bytes",
+        1,
     ),
     (
         "worker_gpu_memory_reserved_bytes",
         "Peak GPU memory reserved by a worker since the last sample, with PyTorch's cache.",
-        _plain("reserved_bytes"),
+        "reserved_bytes",
+        1,
     ),
-    ("worker_gpu_memory_total_bytes", "Memory of the GPU of a worker.", _plain("total_bytes")),
+    ("worker_gpu_memory_total_bytes", "Memory of the GPU of a worker.", "total_bytes", 1),
 )
 OF_MACHINES: tuple[Reading, ...] = (
-    ("machine_cpu_ratio", "CPU use of the machine; 1 is all cores.", _percent("cpu_percent")),
-    ("machine_memory_used_bytes", "Memory of the machine, or of its container, in use.", _plain("memory_used_bytes")),
-    ("machine_memory_total_bytes", "Memory of the machine, or of its container.", _plain("memory_total_bytes")),
-    ("machine_disk_free_bytes", "Free space of the disk with the run folder.", _plain("disk_free_bytes")),
-    ("machine_disk_total_bytes", "Size of the disk with the run folder.", _plain("disk_total_bytes")),
+    ("machine_cpu_ratio", "CPU use of the machine; 1 is all cores.", "cpu_percent", 100),
+    ("machine_memory_used_bytes", "Memory of the machine, or of its container, in use.", "memory_used_bytes", 1),
+    ("machine_memory_total_bytes", "Memory of the machine, or of its container.", "memory_total_bytes", 1),
+    ("machine_disk_free_bytes", "Free space of the disk with the run folder.", "disk_free_bytes", 1),
+    ("machine_disk_total_bytes", "Size of the disk with the run folder.", "disk_total_bytes", 1),
 )
 TRAFFIC = {
     "network_received": "Bytes received over the network (not loopback).",
@@ -80,11 +74,11 @@ TRAFFIC = {
 }
 """What is counted of a machine, from its first sample on."""
 OF_GPUS: tuple[Reading, ...] = (
-    ("gpu_use_ratio", "Utilization of the GPU; 1 is all of the time.", _percent("use_percent")),
-    ("gpu_memory_used_bytes", "Memory of the GPU in use.", _plain("memory_used_bytes")),
-    ("gpu_memory_total_bytes", "Memory of the GPU.", _plain("memory_total_bytes")),
-    ("gpu_temperature_celsius", "Temperature of the GPU.", _plain("temperature_celsius")),
-    ("gpu_power_watts", "Power that the GPU draws.", _plain("power_watts")),
+    ("gpu_use_ratio", "Utilization of the GPU; 1 is all of the time.", "use_percent", 100),
+    ("gpu_memory_used_bytes", "Memory of the GPU in use.", "memory_used_bytes", 1),
+    ("gpu_memory_total_bytes", "Memory of the GPU.", "memory_total_bytes", 1),
+    ("gpu_temperature_celsius", "Temperature of the GPU.", "temperature_celsius", 1),
+    ("gpu_power_watts", "Power that the GPU draws.", "power_watts", 1),
 )
 
 
@@ -426,9 +420,9 @@ class JobMetrics:
 def _families(
     readings: Sequence[Reading], said: Sequence[tuple[tuple[str, ...], Any]], *labels: str
 ) -> Iterator[Metric]:
-    for name, text, read in readings:
+    for name, text, field, divisor in readings:
         family = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=[*labels, "host"])
         for values, load in said:
-            if (number := read(load)) is not None:
-                family.add_metric(list(values), number)
+            if (number := getattr(load, field)) is not None:
+                family.add_metric(list(values), number / divisor)
         yield family

@@ -46,7 +46,7 @@ class WandbTracker(Tracker):
 
     def begin(self) -> bool:
         self._held, self._step = {}, 0
-        for name, step in read_back(self._run.path / FOLDER):
+        for name, step, _ in read_values(self._run.path / FOLDER):
             self._held.setdefault(name, StepSet()).add(step)
         return False
 
@@ -104,14 +104,8 @@ class WandbTracker(Tracker):
         return not point.corrects and (point.name not in self._held or step not in self._held[point.name])
 
 
-def read_back(folder: Path) -> Iterator[tuple[str, int]]:
-    """The names and steps of all that is in W&B's files: one for each process that has tracked the run."""
-    for name, step, _ in read_values(folder):
-        yield name, step
-
-
 def read_values(folder: Path) -> Iterator[tuple[str, int, Any]]:
-    """The same with the values."""
+    """Names, steps and values of all that is in W&B's files: one for each process that has tracked the run."""
     from wandb.proto import wandb_internal_pb2
 
     for file in sorted(folder.glob("*run-*/run-*.wandb")):
