@@ -48,14 +48,8 @@ from quorate.training.run_mode import PAUSED, RunMode
 
 log = logging.getLogger(__name__)
 
-ENDINGS = {
-    "complete": "complete",
-    EARLY_STOP: "complete",
-    PAUSED: "interrupted",
-    "interrupted": "interrupted",
-    "terminated": "terminated",
-}
-
+STATUSES = {EARLY_STOP: "complete", PAUSED: "interrupted"}
+"""The status of a run by how its part has ended, where that is not the same word."""
 
 Show = Callable[[Event], None]
 Accept = Callable[[Prepared], None]
@@ -292,7 +286,7 @@ class Part:
             raise self._failed(outcome.failure, about, recoveries)
         fields = {
             **about,
-            "status": ENDINGS[result["ending"]],
+            "status": STATUSES.get(result["ending"], result["ending"]),
             "from_step": 0 if self.checkpoint is None else self.checkpoint.cursor.step,
             **({} if "steps" in result else self._state_so_far()),
             **result,

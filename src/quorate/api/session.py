@@ -345,8 +345,7 @@ def _stopped_on_the_way(run: RunFolder, result: Result) -> Result:
 
 def _failed_part(run: RunFolder, failed: JobFailed) -> JobFailed:
     """The failure of a part is one of the run."""
-    status = {130: "interrupted", 143: "terminated"}.get(failed.exit_code, "failed")
-    about = {"run": run.name, "folder": str(run.path), "status": status, "recoveries": []}
+    about = {"run": run.name, "folder": str(run.path), "status": failed.failure.stopped or "failed", "recoveries": []}
     with contextlib.suppress(QuorateError):
         run.write_result({**about, "failure": failed.failure.to_dict()})
     command = f"quorate resume {run_argument(run)}"
