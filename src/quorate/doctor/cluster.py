@@ -222,13 +222,12 @@ def read_cluster(address: str, storage: str | None) -> ClusterReading:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from quorate.engines.ray.connection import connect, warn_without_token
+    from quorate.engines.ray.connection import connect
     from quorate.engines.ray.node_code import NodeCode
 
     connect(address, "doctor", NodeCode(), "--address")
     reach = None
     try:
-        warn_without_token()
         reach = None if storage is None else Reach(storage)
         nodes = [node for node in ray.nodes() if node["Alive"]]
         # By value: a node without Quorate can tell that it has none.

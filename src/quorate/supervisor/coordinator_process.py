@@ -74,7 +74,7 @@ class CoordinatorProcess:
         while not self.listens:
             if give_up():
                 return None
-            # Nobody waits for the first with a lease, and a cluster may have to start a host for it.
+            # Nobody waits for the first with a lease.
             self._await_answer(self._timing.coordinator_start(MOST_STARTS))
             if not self._process.is_alive and not self.replace({}):
                 raise self._error or JobError(f"{self.departure}, as those before it.")

@@ -14,7 +14,6 @@ from quorate.core.errors import QuorateError, RequestError
 from quorate.core.machine import usable_cores
 from quorate.engines.ray.node_code import NodeCode, code_of
 from quorate.engines.ray.option import RuntimeEnvSpec
-from quorate.spec.options import RAY_CLIENT
 from quorate.tune.driver import Driver
 from quorate.tune.folder import SearchFolder
 from quorate.tune.loading import ResolvedSearch
@@ -45,6 +44,9 @@ def on_ray(search: ResolvedSearch, folder: SearchFolder) -> Iterator[Callable[[D
 
 
 def _train(search: ResolvedSearch, sent: Path | None, driver: Driver, manner: dict[str, Any]) -> None:
+    from ray.air._internal import usage
+
+    from quorate.engines.ray.connection import replaced
     from quorate.tune.ray_tune import Population, Pruned, RaySearcher
 
     spec = search.spec
@@ -56,7 +58,8 @@ def _train(search: ResolvedSearch, sent: Path | None, driver: Driver, manner: di
             else Pruned(spec, driver.journal)
         )
         actor = {"search": search, "manner": manner, "sent": sent}
-        with _uncounted_callbacks():
+        # By kind: for that Tune imports MLflow and others, which takes it seconds.
+        with replaced(usage, "tag_callbacks", lambda _: False):
             _tuner(search, driver, actor, searcher, scheduler).fit()
     except Exception as error:
         if (own := own_error(error)) is error:
@@ -142,19 +145,6 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextlib.contextmanager
-def _uncounted_callbacks() -> Iterator[None]:
-    """Have Tune not count its callbacks by kind: for that it imports MLflow and others, which takes it seconds."""
-    from ray.air._internal import usage
-
-    count = usage.tag_callbacks
-    usage.tag_callbacks = lambda _: False
-    try:
-        yield
-    finally:
-        usage.tag_callbacks = count
-
-
 def _code_of(search: ResolvedSearch, folder: SearchFolder) -> NodeCode:
     """What the nodes of a cluster are given: as for a job on it. On this machine all is there."""
     if search.spec.address == "local":
@@ -180,11 +170,6 @@ def _connected(search: ResolvedSearch, code: NodeCode) -> Iterator[Path | None]:
     logging.getLogger("ray").setLevel(logging.ERROR)
     # What becomes of an actor that died is in the journal; it would print the traceback of each.
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    if search.spec.address.startswith(RAY_CLIENT):
-        raise RequestError(
-            f"address: {search.spec.address} is for programs outside of the cluster, and Ray Tune cannot be driven "
-            "from there. Type the command on a machine of the cluster, with address: auto."
-        )
     session = None
     if search.spec.address == "local":
         cpus = demand.get("CPU", 1.0)
@@ -196,7 +181,6 @@ def _connected(search: ResolvedSearch, code: NodeCode) -> Iterator[Path | None]:
     else:
         connect(search.spec.address, search.spec.name, code, KEY_OF_ADDRESS)
     try:
-        warn_without_token()
         _refuse_without_room(demand)
         yield code.root
     except BaseException:

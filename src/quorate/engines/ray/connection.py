@@ -60,7 +60,8 @@ def init(address: str, name: str, key: str = KEY_OF_JOBS, **options: Any) -> Non
     try:
         if address == "local":
             _take_own_token()
-        with _known_as(f"quorate ({name})"), _keeping_sigterm():
+        # Not the command line, which may have secrets: Ray shows that to all who may look at its jobs.
+        with replaced(ray_utils, "get_entrypoint_name", lambda: f"quorate ({name})"), _keeping_sigterm():
             ray.init(
                 address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False, **options
             )
@@ -68,6 +69,7 @@ def init(address: str, name: str, key: str = KEY_OF_JOBS, **options: Any) -> Non
         raise _not_connected(address, first_line(error), key=key) from None
     # Ray would print what happens to nodes on standard output, which is for the job's result.
     ray_worker.print_to_stdstream = _log_lines
+    warn_without_token()
 
 
 def _refuse_unreachable(address: str, key: str) -> None:
@@ -76,10 +78,11 @@ def _refuse_unreachable(address: str, key: str) -> None:
     it."""
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     if named.startswith(RAY_CLIENT):
+        otherwise = "; or submit the job to it with --detach" if key == KEY_OF_JOBS else ""
         raise RequestError(
             f"{key}: {named} is a server of Ray Client, which does not say what is free on which node: "
             "workers cannot be placed from there. Name the cluster by its host:port (6379 unless another was chosen), "
-            "on a machine that reaches all of its nodes; or submit the job to it with --detach."
+            f"on a machine that reaches all of its nodes{otherwise}."
         )
     try:
         place = None if address == "local" else ray_services.canonicalize_bootstrap_address(address)
@@ -196,15 +199,14 @@ def packed(code: NodeCode, scratch: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def _known_as(name: str) -> Iterator[None]:
-    """Have Ray keep a name in the place of the command line, which may have secrets: it shows that to all who may look
-    at its jobs."""
-    told = ray_utils.get_entrypoint_name
-    ray_utils.get_entrypoint_name = lambda: name
+def replaced(module: Any, name: str, other: Any) -> Iterator[None]:
+    """Have a module of Ray's call something else, where Ray has no setting for it."""
+    before = getattr(module, name)
+    setattr(module, name, other)
     try:
         yield
     finally:
-        ray_utils.get_entrypoint_name = told
+        setattr(module, name, before)
 
 
 @contextlib.contextmanager

@@ -61,11 +61,12 @@ class RayCluster:
         self._draining: frozenset[str] = frozenset()
 
     def connect(self) -> ClusterView:
-        if not ray.is_initialized():
+        if ray.is_initialized():
+            warn_without_token()
+        else:
             connect(self._address, self._run_name, self._code)
             self._sent = self._code.root
             self._is_ours = True
-        warn_without_token()
         return self.look()
 
     def look(self) -> ClusterView:
