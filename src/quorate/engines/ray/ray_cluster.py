@@ -25,6 +25,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from quorate.core.addresses import Network
+from quorate.core.gpus import VISIBLE
 from quorate.engines.ray.connection import connect, first_line, warn_without_token
 from quorate.engines.ray.host import HostAgent, Report
 from quorate.engines.ray.hosts import ClusterView, HostLost, Node, NodeLost, Room, node_of
@@ -287,11 +288,13 @@ def host_class() -> Any:
 class RayHost:
     """Lives as long as the process that has started it, Ray sees to that.
 
-    Of the folder `sent` on the launcher's machine this process stands in a copy. `environment` is for its workers.
+    Of the folder `sent` on the launcher's machine this process stands in a copy. `gpus` are those that its workers may
+    use, if not all.
     """
 
-    def __init__(self, run_name: str, sent: Path | None = None, environment: Mapping[str, str] | None = None) -> None:
-        os.environ.update(environment or {})
+    def __init__(self, run_name: str, sent: Path | None = None, gpus: str | None = None) -> None:
+        if gpus is not None:
+            os.environ[VISIBLE] = gpus
         self._has_ended = threading.Event()
         self._code = SentCode(sent)
         network = Network(ray.util.get_node_ip_address(), host=ray.get_runtime_context().get_node_id())

@@ -25,6 +25,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from quorate.core.gpus import VISIBLE
 from quorate.engines.ray.connection import first_line
 from quorate.engines.ray.host import Report
 from quorate.engines.ray.hosts import ClusterFailed, GroupLost, HostLost, node_of
@@ -46,8 +47,6 @@ END_PATIENCE = 10.0
 """Seconds that a host has to end its workers, when the job is over."""
 NAME = "ray_train"
 """What a run of Ray Train is called, and so its folder in that of the job's run."""
-INHERITED = ("CUDA_VISIBLE_DEVICES",)
-"""What Ray Train says to its workers by their environment, and their hosts have to know."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +126,12 @@ def hold_place(config: dict[str, Any]) -> dict[str, Any]:
     if group is None:
         return {}
     node = ray.get_runtime_context().get_node_id()
-    host = (
-        host_class()
-        .options(
-            name=f"{told.nonce}/{group}/{rank}/{node}",
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        .remote(
-            told.run.name,
-            told.sent and Path(told.sent),
-            {name: os.environ[name] for name in INHERITED if name in os.environ},
-        )
+    placed = host_class().options(
+        name=f"{told.nonce}/{group}/{rank}/{node}",
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     )
+    # Ray Train says to its workers by their environment which GPUs are theirs.
+    host = placed.remote(told.run.name, told.sent and Path(told.sent), os.environ.get(VISIBLE))
     end = host.await_end.remote()
     metrics = Metrics(told.run.events_file)
     while True:
